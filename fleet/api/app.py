@@ -18,13 +18,12 @@ from pydantic import TypeAdapter
 from starlette.requests import ClientDisconnect
 
 from fleet.api.access import Access, needs
-from fleet.api.bodies import CLOSE, read_body
-from fleet.api.connections import Connections
+from fleet.api.connections import CLOSE, Connections, read_body
 from fleet.api.metrics import metrics_text
 from fleet.api.score_service import ScoreBusyError, ScoreService, ScoreSettings
 from fleet.api.scores import MOST_TRACES
+from fleet.api.webhook import Webhook
 from fleet.dashboard.dashboard import Dashboard, View
-from fleet.dashboard.webhook import Webhook
 from fleet.models.registry_file import RegistryError
 from fleet.models.registry_reader import RegistryReader, as_json
 from fleet.models.views import champion_notes

@@ -8,16 +8,16 @@ token, which `Gate` looks at before anything else of a request.
 from __future__ import annotations
 
 import asyncio
+import json
 import resource
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, MutableMapping
 from dataclasses import dataclass
 from typing import Any
 
-from fastapi import FastAPI
+from fastapi import FastAPI, HTTPException, Request
 
 from fleet.api.access import Access, needed
-from fleet.api.bodies import too_large
 from fleet.api.sessions import Keyring
 
 #: As ASGI calls them.
@@ -37,6 +37,8 @@ _READER_ONLY = (
     b'{"detail":"this path needs the owner\'s token (api.token); the token that was sent is the read-only '
     b'one (api.read-token)"}'
 )
+#: What an answer says before which the body was not read to its end.
+CLOSE = {"Connection": "close"}
 _NO_BODY = b'{"detail":"this path takes requests without a body only"}'
 
 
@@ -259,3 +261,31 @@ def _closing(send: Send) -> Send:
         await send(message)
 
     return send_last
+
+
+def too_large(most: int, got: int) -> bytes:
+    """What whoever sends too long a body is told."""
+    detail = f"the body is too large: got {got} bytes at least, at most {most}; send less at a time"
+    return json.dumps({"detail": detail}).encode()
+
+
+async def read_body(request: Request, most: int, secs: float) -> bytes:
+    """The body of a request.
+
+    Raises:
+        HTTPException: It is longer than `most` bytes, or not there after so many seconds.
+        ClientDisconnect: Whoever sends it is gone.
+    """
+    parts, size = [], 0
+    try:
+        async with asyncio.timeout(secs):
+            async for part in request.stream():
+                size += len(part)
+                if size > most:
+                    detail = json.loads(too_large(most, size))["detail"]
+                    raise HTTPException(413, detail, headers=CLOSE)
+                parts.append(part)
+    except TimeoutError:
+        detail = f"the body was not there after {secs:.0f} s: got {size} bytes; send it at once"
+        raise HTTPException(408, detail, headers=CLOSE) from None
+    return b"".join(parts)

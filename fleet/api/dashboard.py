@@ -1,34 +1,27 @@
-"""The dashboard over HTTP: its views as JSON, its files, and the events that say that a view has changed.
+"""The dashboard over HTTP: its views as JSON, and its files.
 
-Called by `fleet.api.server`. The files hold no data. A page follows the server-sent events and asks again for
-what it shows.
+Called by `fleet.api.server`. The files hold no data. A page asks again every second for what it shows.
 """
 
 from __future__ import annotations
 
 import hashlib
-import json
-import time
 from collections.abc import Mapping
 from importlib import resources
 from typing import Annotated, Any
 
 from fastapi import Depends, FastAPI, Header, HTTPException, Query, Request, Response
-from fastapi.concurrency import run_in_threadpool
-from fastapi.responses import JSONResponse, StreamingResponse
+from fastapi.responses import JSONResponse
 
-from agents.records import CandidateId, DeviceId
 from fleet.api.access import Access, needs
-from fleet.api.requests import MOST_FOLLOWERS, Followers, Look
-from fleet.api.score_service import ScoreBusyError, ScoreService
+from fleet.api.predictions import add_predictions
+from fleet.api.score_service import ScoreService
+from fleet.api.webhook import Webhook
+from fleet.comparison.compared import CompareError
 from fleet.dashboard.candidate_view import CandidateError
-from fleet.dashboard.compared import CompareError
-from fleet.dashboard.dashboard import Dashboard, DashboardMissing, DashboardWaits
+from fleet.dashboard.dashboard import Dashboard, DashboardMissing
 from fleet.dashboard.pages import PAGE_ROWS, PageError, PageQuery
-from fleet.dashboard.webhook import Webhook
-from fleet.dashboard.workload_view import predicted, sample
-from fleet.errors import FleetError
-from fleet.store.trace_lookup import find_candidates
+from fleet.errors import FleetError, StoreError
 
 PREFIX = "/v1/dashboard"
 #: Length of a filter, and of a name.
@@ -39,7 +32,7 @@ _STATUSES: dict[type[FleetError], int] = {
     CompareError: 400,
     DashboardMissing: 404,
     CandidateError: 404,
-    DashboardWaits: 503,
+    StoreError: 503,
 }
 
 Name = Annotated[str, Query(max_length=_MOST_TEXT)]
@@ -114,7 +107,7 @@ def add_dashboard(
 
     _add_daemon_views(app, dashboard, webhook)
     if scores is not None:
-        _add_predictions(app, dashboard, scores)
+        add_predictions(app, dashboard, scores)
 
 
 def _add_daemon_views(app: FastAPI, dashboard: Dashboard, webhook: Webhook | None) -> None:
@@ -135,76 +128,6 @@ def _add_daemon_views(app: FastAPI, dashboard: Dashboard, webhook: Webhook | Non
     def storage() -> dict[str, Any]:
         """Records on their way, room, logs, budgets."""
         return dashboard.storage()
-
-
-def _add_predictions(app: FastAPI, dashboard: Dashboard, scores: ScoreService) -> None:
-    @app.get(PREFIX + "/workloads/{workload_id}/predictions")
-    @needs(Access.OWNER)
-    async def predictions(request: Request, workload_id: str, device: Name) -> dict[str, Any]:
-        """Scores of a device's champion for candidates that it has measured, beside their speeds."""
-        latencies, chosen, body = await run_in_threadpool(_score_question, dashboard, workload_id, device)
-
-        async def whole() -> bytes:
-            return body
-
-        try:
-            status, score_body = await scores.answer(whole, request.is_disconnected)
-        except ScoreBusyError:
-            raise HTTPException(503, "the scorer is busy; try again in a moment") from None
-        answer = json.loads(score_body)
-        if status != 200:
-            raise HTTPException(status, str(answer.get("detail", "no scores")))
-        return {"version": answer["version"], **predicted(chosen, latencies, answer["scores"])}
-
-
-def _score_question(
-    dashboard: Dashboard, workload_id: str, device: str
-) -> tuple[dict[str, float], list[str], bytes]:
-    """Latencies of a device, the candidates to be scored, and the question for the scorer."""
-    reader = dashboard.reader()
-    latencies = dashboard.matrix(reader, workload_id, [device]).latencies(device)
-    if not latencies:
-        raise DashboardMissing(f"{device!r:.80} has no latency of workload {workload_id!r:.80}")
-    chosen = sample(latencies)
-    candidates = find_candidates(reader, {DeviceId(device)}, set(map(CandidateId, chosen)))
-    traces = {str(candidate.candidate_id): candidate for candidate in candidates}
-    chosen = [candidate_id for candidate_id in chosen if candidate_id in traces]
-    question = {
-        "device": device,
-        "workload": workload_id,
-        "traces": [traces[candidate_id].trace for candidate_id in chosen],
-        "dialect": candidates[0].dialect if candidates else "meta_schedule",
-    }
-    return latencies, chosen, json.dumps(question).encode()
-
-
-#: How often changes are looked for.
-_LOOK_SECS = 0.1
-
-
-def add_live(app: FastAPI, dashboard: Dashboard, followers: Followers) -> None:
-    """Add the path of the events to an application."""
-
-    @app.get(PREFIX + "/live")
-    @needs(Access.OWNER)
-    async def live() -> StreamingResponse:
-        """Server-sent events `change`, whenever a view of the dashboard may have changed."""
-        refusal = f"{MOST_FOLLOWERS} pages are followed already; ask now and then instead"
-        return followers.answer(_changes(dashboard), _LOOK_SECS, refusal)
-
-
-def _changes(dashboard: Dashboard) -> Look:
-    last_marks: tuple[object, ...] = ()
-
-    def look() -> tuple[str, bool]:
-        nonlocal last_marks
-        marks = dashboard.marks()
-        if marks == last_marks:
-            return "", False
-        begin, last_marks = "" if last_marks else "retry: 2000\n\n", marks
-        return f"{begin}event: change\ndata: {time.monotonic():.3f}\n\n", False
-
-    return look
 
 
 #: Where the files are, beside the page itself.

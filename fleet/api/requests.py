@@ -18,7 +18,7 @@ from fastapi import FastAPI, HTTPException, Request
 from fastapi.responses import JSONResponse, StreamingResponse
 
 from fleet.api.access import Access, needs
-from fleet.api.bodies import read_body
+from fleet.api.connections import read_body
 from fleet.core.request_words import RequestState
 from fleet.requests.desk import DeskFull, RequestDesk, Shown
 from fleet.requests.kinds import KINDS, MOST_BYTES, MOST_MINUTES, REQUEST_ID, parse_request

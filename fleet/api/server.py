@@ -32,7 +32,7 @@ from fleet.api.connections import (
     GuardedConnection,
     fitting_limits,
 )
-from fleet.api.dashboard import add_dashboard, add_live, add_pages, static_files
+from fleet.api.dashboard import add_dashboard, add_pages, static_files
 from fleet.api.requests import ANSWER_SECS, Followers, add_requests
 from fleet.api.requests import PATH as REQUESTS_PATH
 from fleet.api.score_service import ScoreService
@@ -139,7 +139,6 @@ class ApiServer:
             add_sessions(app, self._keyring)
             add_pages(app, static_files())
             add_dashboard(app, sources.dashboard, self._scores, sources.webhook)
-            add_live(app, sources.dashboard, Followers(most_secs, self._is_closing))
         return Gate(app, self._keyring, connections, bodies), connections
 
     def _is_closing(self) -> bool:

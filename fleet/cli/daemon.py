@@ -72,8 +72,8 @@ def up(
         from fleet.api.app import ApiSources
         from fleet.api.score_service import ScoreSettings
         from fleet.api.server import ApiServer
+        from fleet.api.webhook import Webhook
         from fleet.dashboard.dashboard import Dashboard
-        from fleet.dashboard.webhook import Webhook
         from fleet.models.registry_reader import RegistryReader
 
         registry, store_path = RegistryReader(models), Path(settings.store.path)

@@ -75,8 +75,8 @@ def compare_sides(
 
     Example: fleet compare x86-64-v3@2026-11-23 x86-64-v3@2026-11-24
     """
-    from fleet.dashboard.compared import compare
-    from fleet.dashboard.pages import MOST_ROWS, PageQuery
+    from fleet.comparison.compared import compare
+    from fleet.dashboard.pages import MOST_ROWS, PageQuery, page_of_comparison
     from fleet.models.registry_reader import RegistryReader
     from fleet.store.store import Store
 
@@ -85,9 +85,9 @@ def compare_sides(
         lambda: Store.read(settings.store.path),
         RegistryReader(models),
         (before, after),
-        PageQuery(size=MOST_ROWS),
         shows_all=shows_all,
     )
+    comparison = page_of_comparison(comparison, PageQuery(size=MOST_ROWS))
     if as_json:
         print_json(comparison)
     else:

@@ -48,7 +48,9 @@ _Names = Annotated[tuple[str, ...], BeforeValidator(_as_tuple)]
 class Section(BaseModel):
     """One subject; unknown keys and wrong types are faults."""
 
-    model_config = ConfigDict(strict=True, extra="forbid", frozen=True, allow_inf_nan=False)
+    model_config = ConfigDict(
+        strict=True, extra="forbid", frozen=True, allow_inf_nan=False, use_attribute_docstrings=True
+    )
 
 
 def window_secs(text: str) -> tuple[float, float]:
@@ -72,10 +74,10 @@ class PolicySection(Section):
 
     secs_per_hour: float = Field(default=0.0, ge=0, le=3600)
     secs_per_day: float = Field(default=0.0, ge=0, le=86_400)
-    #: Only while nobody else uses the host.
     idle_only: bool = False
-    #: Parts of the day in the host's local time, as `22:00-06:30`; empty means at any time.
+    """Only while nobody else uses the host."""
     windows: _Names = ()
+    """Parts of the day in the host's local time, as `22:00-06:30`; empty means at any time."""
 
     @field_validator("windows")
     @classmethod
@@ -88,47 +90,52 @@ class PolicySection(Section):
 class DaemonSection(Section):
     """How `fleet up` runs."""
 
-    #: Folder of its own: chosen workloads, logs of drivers, token of the API. Beside the store,
-    #: unless another one is named.
     root: str = Field(default="runs/fleet", min_length=1)
-    #: The policy of every device, and other ones by device id.
+    """Folder of its own: chosen workloads, logs of drivers, token of the API. It is beside the store, unless
+    another one is named."""
     policy: PolicySection = PolicySection()
+    """The policy of every device."""
     policies: dict[str, PolicySection] = Field(default_factory=dict)
-    #: A lease that no sign of life renews ends after this; work without a finished candidate after that.
+    """Other policies by device id."""
     lease_secs: float = Field(default=60.0, ge=5, le=3600)
+    """A lease that no sign of life renews ends after this."""
     stall_secs: float = Field(default=300.0, ge=10, le=86_400)
-    #: A device whose agent failed five times in a row is left alone for this long.
+    """Work without a finished candidate ends after this."""
     quarantine_secs: float = Field(default=600.0, ge=1, le=86_400)
-    #: Whether models are trained and published.
+    """A device whose agent failed five times in a row is left alone for this long."""
     refresh: bool = True
-    #: Whether all strategies are tried on the known devices in idle time, for those that arrive later.
+    """Whether models are trained and published."""
     score_strategies: bool = True
-    #: Candidates that a new device measures for its first head, and a known one in another environment; 0: it
-    #: waits for a training.
+    """Whether all strategies are tried on the known devices in idle time, for those that arrive later."""
     arrival_samples: int = Field(default=64, ge=0, le=1_000_000)
+    """Candidates that a new device measures for its first head; 0: it waits for a training."""
     return_samples: int = Field(default=32, ge=0, le=1_000_000)
-    #: New records of a family that ask for a training: so many, and at least this share of all of them.
+    """Candidates that a known device measures for its head in another environment; 0: it waits for a
+    training."""
     training_records: int = Field(default=512, ge=1, le=10_000_000)
+    """New records of a family that ask for a training, at least."""
     training_share: float = Field(default=0.2, ge=0, le=10)
-    #: New records of a device before its drift, its environment or the lack of a head ask for one.
+    """Share of new records among all of a family that asks for a training, at least."""
     reason_records: int = Field(default=64, ge=1, le=10_000_000)
-    #: Least time between two trainings.
+    """New records of a device before its drift, its environment or the lack of a head ask for a training."""
     training_pause_secs: float = Field(default=300.0, ge=0, le=7 * 86_400)
-    #: A training that takes longer is ended and told as failed; the next waits for new records. So are looks
-    #: at fresh records, and scores of strategies.
+    """Least time between two trainings."""
     training_deadline_secs: float = Field(default=6 * 3600.0, ge=60, le=7 * 86_400)
-    #: Seconds between two rounds of upkeep of the store.
+    """A training that takes longer is ended and told as failed; the next waits for new records. So are looks
+    at fresh records, and scores of strategies."""
     upkeep_secs: float = Field(default=3600.0, ge=60, le=7 * 86_400)
-    #: Seconds that running batches are waited for when the daemon is stopped.
+    """Seconds between two rounds of upkeep of the store."""
     stop_secs: float = Field(default=60.0, ge=0, le=3600)
-    #: Where the API listens; port 0 takes any free one, and no host switches it off.
+    """Seconds that running batches are waited for when the daemon is stopped."""
     api_host: str = "127.0.0.1"
+    """Where the API listens; no host switches it off."""
     api_port: int = Field(default=8640, ge=0, le=65_535)
-    #: Folders in which requests that come over the API may read and write, besides the folder that the daemon
-    #: runs in, and the one with its store: logs to import, files of networks, results of tunings.
+    """Port of the API; 0 takes any free one."""
     folders: _Names = ()
-    #: Address that alerts are posted to as JSON; empty posts none.
+    """Folders in which requests that come over the API may read and write, besides the folder that the daemon
+    runs in, and the one with its store: logs to import, files of networks, results of tunings."""
     webhook_url: str = ""
+    """Address that alerts are posted to as JSON; empty posts none."""
 
     @field_validator("webhook_url")
     @classmethod
@@ -142,33 +149,34 @@ class DaemonSection(Section):
 class DevicesSection(Section):
     """Which devices measure."""
 
-    #: Folder of the device files.
     folder: str = Field(default=str(DEFAULT_HARDWARE), min_length=1)
-    #: Device ids; empty means every device of the folder that its host can be.
+    """Folder of the device files."""
     ids: _Names = ()
+    """Device ids; empty means every device of the folder that its host can be."""
 
 
 class WorkloadsSection(Section):
     """What is measured."""
 
-    #: Networks whose programs are measured: ours by name, `.pt2` and `.onnx` files, `transformers:NAME`,
-    #: `torchvision:NAME` (`agents.networks.network_name`).
     networks: _Names = Field(default=("resnet-50", "mobilenet-v2", "bert-tiny"), min_length=1)
-    #: Distinct workloads chosen from the networks.
+    """Networks whose programs are measured: ours by name, `.pt2` and `.onnx` files, `transformers:NAME`,
+    `torchvision:NAME` (`agents.networks.network_name`)."""
     count: int = Field(default=12, ge=1, le=10_000)
-    #: Bounds on the FLOPs of a workload that is collected: tiny ones are timed by their call, huge ones take
-    #: seconds a run. `fleet tune` takes all of a network.
+    """Distinct workloads chosen from the networks."""
     min_flops: float = Field(default=1e5, ge=0)
+    """Least FLOPs of a workload that is collected: tiny ones are timed by their call. `fleet tune` takes all
+    of a network."""
     max_flops: float = Field(default=1e9, gt=0)
-    #: Candidates measured of each workload on each device.
+    """Most FLOPs of a workload that is collected: huge ones take seconds a run."""
     samples: int = Field(default=64, ge=1, le=1_000_000)
-    #: Candidates that every workload gets, all random; the others go where the most network time can be won.
-    #: None is half of `samples`.
+    """Candidates measured of each workload on each device."""
     minimum: int | None = Field(default=None, ge=1, le=1_000_000)
-    #: Share of each workload's later candidates that is random; the rest is evolved from its best ones.
+    """Candidates that every workload gets, all random; the others go where the most network time can be won.
+    None is half of `samples`."""
     exploration: float = Field(default=0.5, ge=0, le=1)
-    #: Candidates that the daily A/A run measures twice on each device; 0 switches it off.
+    """Share of each workload's later candidates that is random; the rest is evolved from its best ones."""
     noise_samples: int = Field(default=20, ge=0, le=10_000)
+    """Candidates that the daily A/A run measures twice on each device; 0 switches it off."""
 
     @field_validator("networks")
     @classmethod
@@ -188,25 +196,25 @@ class StoreSection(Section):
 class TrainingSection(Section):
     """How the cost model is trained."""
 
-    #: Which is trained: ours, the published MTL-TLP, or both, of which the better one serves each device.
     model: ModelKind = "fleet_tlp"
-    #: Of FleetTLP; an MTL-TLP gets the 50 published ones for each 24.
+    """Which is trained: ours, the published MTL-TLP, or both, of which the better one serves each device."""
     epochs: int = Field(default=24, ge=1, le=100_000)
+    """Passes over the data of FleetTLP; an MTL-TLP gets the 50 published ones for each 24."""
     seed: int = Field(default=0, ge=0, lt=2**31)
-    #: Parts into which the workloads are split; each is held out once by `fleet eval`.
     folds: int = Field(default=5, ge=2, le=100)
+    """Parts into which the workloads are split; each is held out once by `fleet eval`."""
 
 
 class OnboardingSection(Section):
     """How a new device gets its head."""
 
-    #: Candidates measured on the new device.
     samples: int = Field(default=128, ge=0, le=1_000_000)
+    """Candidates measured on the new device."""
     strategy: Strategy = "auto"
     selector: Selector = "paired"
-    #: Whether the model that comes with the program serves a device that no other model serves, and is what a
-    #: device without source devices starts from.
     shipped: bool = True
+    """Whether the model that comes with the program serves a device that no other model serves, and is what a
+    device without source devices starts from."""
 
 
 def _protocol_fields() -> dict[str, Any]:

@@ -1,1 +1,1 @@
-"""What people look at: the fleet, a device, comparisons, candidates and alerts, as plain values."""
+"""What people look at: the fleet, a device, workloads, candidates and alerts, as plain values."""

@@ -36,20 +36,14 @@ class Fault(StrEnum):
     DATA = "data"
 
 
-#: The fault of an alert by its kind, before anything else is known.
-_FAULTS = {
-    "drift": Fault.DEVICE,
-    "environment": Fault.DEVICE,
-    "quarantine": Fault.DEVICE,
-    "device_file": Fault.DEVICE,
-    "disk": Fault.HOST,
-    "storage": Fault.HOST,
-    "refused": Fault.DATA,
-    "import": Fault.DATA,
-    "training": Fault.MODEL,
-    "rollback": Fault.MODEL,
-    "regression": Fault.MODEL,
+_KINDS = {
+    Fault.DEVICE: ("drift", "environment", "quarantine", "device_file"),
+    Fault.HOST: ("disk", "storage"),
+    Fault.DATA: ("refused", "import"),
+    Fault.MODEL: ("training", "rollback", "regression"),
 }
+#: The fault of an alert by its kind, before anything else is known.
+_FAULTS = {kind: fault for fault, kinds in _KINDS.items() for kind in kinds}
 
 
 def alert_list(
@@ -66,16 +60,10 @@ def alert_list(
     """
     alert_by_id = {}
     for source in (*alarms, *changes):
-        alert = {
-            "at": source["at"],
-            "kind": source.get("kind") or "note",
-            "device_id": in_utf8(source["device_id"]),
-            "text": in_utf8(source["text"]),
-        }
-        alert["id"] = content_hash(alert["kind"], alert["device_id"], alert["text"], f"{alert['at']:.0f}")[
-            :16
-        ]
-        alert_by_id[alert["id"]] = alert
+        kind, at = source.get("kind") or "note", source["at"]
+        device_id, text = in_utf8(source["device_id"]), in_utf8(source["text"])
+        name = content_hash(kind, device_id, text, f"{at:.0f}")[:16]
+        alert_by_id[name] = {"id": name, "at": at, "kind": kind, "device_id": device_id, "text": text}
     ordered = sorted(alert_by_id.values(), key=lambda alert: (-float(alert["at"]), str(alert["id"])))
     return [alert | _blame(alert, ordered) for alert in ordered[:MOST_ALERTS]]
 

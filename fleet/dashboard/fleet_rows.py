@@ -11,9 +11,9 @@ from enum import IntEnum
 from typing import Any
 
 from agents.records import DeviceId
-from fleet.dashboard.device_digest import spark
 from fleet.dashboard.pages import Key, Row
-from fleet.dashboard.table_follower import TableState
+from fleet.dashboard.recent_records import spark
+from fleet.dashboard.store_view import StoreSummary
 from fleet.models.registry_file import Champion
 
 #: Share of a device's last records that failed, and that drifted, from which that is worth a look.
@@ -41,12 +41,7 @@ class AttentionLevel(IntEnum):
 
 
 def attention(device: Mapping[str, Any], now: float) -> tuple[AttentionLevel, str]:
-    """Say how urgent a device is, and why in one line; without a reason it needs nobody.
-
-    Args:
-        device: A row without its judgement.
-        now: Unix seconds of the view.
-    """
+    """Say how urgent a device is, by its row, and why in one line; without a reason it needs nobody."""
     state, reason = str(device["state"]), str(device["reason"])
     if state == "retired":
         return AttentionLevel.GONE, reason
@@ -107,21 +102,15 @@ _VIEW_FIELDS = (
 
 
 def fleet_rows(
-    view: Mapping[str, Any], table: TableState, champions: Mapping[str, Mapping[str, Any]]
+    view: Mapping[str, Any], summary: StoreSummary, champions: Mapping[str, Mapping[str, Any]]
 ) -> list[dict[str, Any]]:
-    """A row for each device.
+    """A row for each device of the coordinator's view, JSON-ready, in the order of attention.
 
-    Args:
-        view: Of the coordinator (`fleet.engine.fleet_view`).
-        table: What is read of the store.
-        champions: Who serves each device (`champion_rows`).
-
-    Returns:
-        JSON-ready rows in the order of attention. `digest` says whether the store's part is there: `loading`,
-        `ready`, or `empty` where the store has no record of the device.
+    `digest` says whether the store's part is there: `loading`, `ready`, or `empty` where the store has no
+    record of the device.
     """
     rows = [
-        _row(device_id, device, view["now"], table, champions.get(device_id, {}))
+        _row(device_id, device, view["now"], summary, champions.get(device_id, {}))
         for device_id, device in view["devices"].items()
     ]
     return sorted(rows, key=by_attention)
@@ -149,11 +138,7 @@ def champion_rows(champions: Mapping[DeviceId, Champion], notes: Row) -> dict[st
 
 
 def score_of(judged: Mapping[str, Any] | None) -> dict[str, Any] | None:
-    """The figure of a verdict that is shown first.
-
-    Returns:
-        `name`, `value`, `low`, `high`; None where nothing was judged.
-    """
+    """The figure of a verdict that is shown first, with its interval; None where nothing was judged."""
     for name in ("top1", "top5"):
         if judged and name in judged:
             value, low, high = judged[name]
@@ -162,23 +147,18 @@ def score_of(judged: Mapping[str, Any] | None) -> dict[str, Any] | None:
 
 
 def _row(
-    device_id: str, device: Mapping[str, Any], now: float, table: TableState, champion: Mapping[str, Any]
+    device_id: str, device: Mapping[str, Any], now: float, summary: StoreSummary, champion: Mapping[str, Any]
 ) -> dict[str, Any]:
-    device_digest = table.devices.get(device_id)
-    digest = "ready" if device_digest is not None else table.state
-    if device_digest is None and table.state == "ready":
-        # Its records are durable and on their way to the table.
+    known = summary.devices.get(device_id, {})
+    digest = "ready" if known else summary.state
+    if digest == "ready" and not known:
         digest = "loading" if device["records"] else "empty"
-    device_digest = device_digest or {}
     row: dict[str, Any] = {
         "device_id": device_id,
         **{name: device.get(name) for name in _VIEW_FIELDS},
         "digest": digest,
-        "noise": device_digest.get("noise"),
-        "failed_share": device_digest.get("failed_share"),
-        "suspect_share": device_digest.get("suspect_share"),
-        "last_error": device_digest.get("last_error"),
-        "spark": spark(device_digest.get("periods", {}), now) if digest == "ready" else None,
+        **{name: known.get(name) for name in ("noise", "failed_share", "suspect_share", "last_error")},
+        "spark": spark(known.get("periods", {}), now) if digest == "ready" else None,
         # The registry knows of a rollback by hand before the coordinator does.
         "champion": champion.get("version") or device.get("champion", ""),
         "model_kind": champion.get("model_kind", ""),

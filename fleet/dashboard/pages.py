@@ -6,8 +6,8 @@ of these it shows (`offset`, `size`). So "none", "none match" and "cut off" diff
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from fleet.errors import FleetError
@@ -17,6 +17,14 @@ PAGE_ROWS, MOST_ROWS = 50, 500
 
 Row = Mapping[str, Any]
 Key = Callable[[Row], Any]
+
+
+_COMPARISON_KEYS: Mapping[str, Key] = {
+    "severity": lambda row: row["severity"],
+    "name": lambda row: row["name"],
+    "change": lambda row: abs(row["change"]),
+    "pairs": lambda row: row["pairs"],
+}
 
 
 class PageError(FleetError):
@@ -38,7 +46,7 @@ class PageQuery:
 def cut(
     rows: Sequence[Row], query: PageQuery, keys: Mapping[str, Key], texts: Sequence[str]
 ) -> dict[str, Any]:
-    """One page of a list.
+    """One page of a list: `rows`, `total`, `matched`, `offset`, `size`, `sort`, `is_descending`, `is_last`.
 
     Args:
         rows: All of it.
@@ -46,9 +54,6 @@ def cut(
         keys: Sorting keys by name; the first is taken where the query names none. Rows whose key is None come
             last in both directions.
         texts: Fields that the filter looks into.
-
-    Returns:
-        `rows`, `total`, `matched`, `offset`, `size`, `sort`, `is_descending`, `is_last`.
 
     Raises:
         PageError: There is no such order, or the page has no or too many rows.
@@ -60,30 +65,33 @@ def cut(
         raise PageError(
             f"a page has 1 to {MOST_ROWS} rows, from row 0 on; got {query.size} from row {query.offset} on"
         )
-    matched = list(_matching(rows, query.text, texts))
-    ordered = _ordered(matched, keys[sort], query.is_descending)
-    page = ordered[query.offset : query.offset + query.size]
+    needle = query.text.casefold()
+    matched = [row for row in rows if any(needle in str(row.get(name) or "").casefold() for name in texts)]
+    ordered = _ordered(matched if needle else list(rows), keys[sort], query.is_descending)
     return {
-        "rows": page,
+        "rows": ordered[query.offset : query.offset + query.size],
         "total": len(rows),
-        "matched": len(matched),
+        "matched": len(ordered),
         "offset": query.offset,
         "size": query.size,
         "sort": sort,
         "is_descending": query.is_descending,
-        "is_last": query.offset + query.size >= len(matched),
+        "is_last": query.offset + query.size >= len(ordered),
     }
 
 
-def _matching(rows: Iterable[Row], text: str, texts: Sequence[str]) -> Iterable[Row]:
-    needle = text.casefold()
-    for row in rows:
-        if not needle or any(needle in str(row.get(name) or "").casefold() for name in texts):
-            yield row
-
-
 def _ordered(rows: list[Row], key: Key, is_descending: bool) -> list[Row]:
-    keyed = [(sort_value, row) for row in rows if (sort_value := key(row)) is not None]
-    unknown = [row for row in rows if key(row) is None]
-    keyed.sort(key=lambda pair: pair[0], reverse=is_descending)
-    return [row for _, row in keyed] + unknown
+    keyed = [(key(row), row) for row in rows]
+    with_key = [pair for pair in keyed if pair[0] is not None]
+    with_key.sort(key=lambda pair: pair[0], reverse=is_descending)
+    return [row for _, row in with_key] + [row for sort_value, row in keyed if sort_value is None]
+
+
+def page_of_comparison(comparison: Row, query: PageQuery) -> dict[str, Any]:
+    """A comparison (`fleet.comparison.compared`) with one page of its rows.
+
+    Changes that cannot be judged stay in sight, behind those that can.
+    """
+    if not query.sort:
+        query = replace(query, sort="severity", is_descending=True)
+    return {**comparison, **cut(comparison["rows"], query, _COMPARISON_KEYS, ("name", "kind"))}

@@ -48,19 +48,6 @@ class LockState(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class InterruptRate:
-    """How often one device interrupts one logical CPU."""
-
-    #: Number of the interrupt, as in `/proc/irq`.
-    irq: int
-    #: What the kernel calls its source, such as `eth0-rx-0`.
-    source: str
-    core: int
-    #: The larger of the rate while the doctor looked and the average since boot.
-    per_s: float
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class HostState:
     """What the doctor looks at beside the descriptor."""
 
@@ -68,11 +55,6 @@ class HostState:
     load: float = 0.0
     #: Memory this process may still take, in bytes; 0 if unknown.
     memory_available_bytes: int = 0
-    #: Per cent of the last ten seconds in which something waited for memory.
-    memory_pressure: float = 0.0
-    #: Pages moved to or from swap space while the doctor looked, and the bytes that lie there.
-    swapped_pages: int = 0
-    swap_used_bytes: int = 0
     #: CPUs' worth of time that the control groups allow; infinity if unlimited.
     cpu_quota: float = math.inf
     #: Logical CPUs by physical core; empty if unknown.
@@ -81,14 +63,6 @@ class HostState:
     governors: tuple[tuple[int, str], ...] = ()
     #: File that switches turbo off; empty where it is off already or hidden.
     turbo_file: str = ""
-    #: Degrees Celsius up to the point at which the CPU slows down; infinity if unknown.
-    temperature_margin_c: float = math.inf
-    #: Times that the CPU slowed down because of heat: since boot, and while the doctor looked.
-    throttled: int = 0
-    throttled_now: int = 0
-    #: Share of the time of one busy core that the hypervisor gave to others while the doctor looked.
-    stolen_share: float = 0.0
-    interrupts: tuple[InterruptRate, ...] = ()
     timing_lock: LockState = LockState.FREE
     timing_lock_path: str = ""
     #: Why it cannot be used, if so.

@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from agents.records import NOISE, DeviceId, Outcome
-from fleet.dashboard.device_digest import last_run
+from fleet.dashboard.recent_records import last_run
 from fleet.models.registry_file import versions
 from fleet.models.registry_reader import RegistryReader
 from fleet.models.views import champion_notes

@@ -153,6 +153,17 @@ class CoverageQuestions(Contents):
                 )
             ]
 
+    def best_latencies(self) -> dict[tuple[WorkloadId, DeviceId], float]:
+        """Seconds of the fastest candidate of each workload on each device, in any environment."""
+        text = self._labels.text
+        with state_errors("reading the state file", self.path):
+            return {
+                (WorkloadId(text(workload)), DeviceId(text(device))): secs
+                for workload, device, secs in self._connection.execute(
+                    "SELECT workload, device, min(latency_secs) FROM fastest GROUP BY workload, device"
+                )
+            }
+
     def measured_from(
         self,
         workload_id: WorkloadId,

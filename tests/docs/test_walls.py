@@ -36,7 +36,7 @@ FOLDERS = {
         ),
         *("interchange", "transport", "drivers", "models", "collection", "planner", "results"),
         *("onboarding", "tuning", "requests", "engine"),
-        *("refresh", "dashboard", "api", "daemon", "report", "datasets", "doctor"),
+        *("refresh", "comparison", "dashboard", "api", "daemon", "report", "datasets", "doctor"),
         *("public", "public_model", "cli"),
     ),
 }

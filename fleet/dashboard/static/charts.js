@@ -2,11 +2,16 @@
 
 import { h } from "./dom.js";
 
+const WIDTH = 720;
+const [LEFT, RIGHT, TOP, BOTTOM] = [58, 8, 12, 26];
+
 /** Bars of equal width, the last one for the period that is not over. */
 export function sparkline(values, label) {
   const most = Math.max(1, ...values);
-  const bars = values.map((value, place) =>
-    value ? h("rect", { x: 4 * place, y: 18 - (16 * value) / most, width: 3, height: (16 * value) / most, class: "bar" }) : null);
+  const bars = values.map((value, place) => {
+    const height = (16 * value) / most;
+    return value ? h("rect", { x: 4 * place, y: 18 - height, width: 3, height, class: "bar" }) : null;
+  });
   return h("svg", { class: "spark", viewBox: `0 0 ${4 * values.length} 19`, role: "img", "aria-label": label },
     h("line", { x1: 0, y1: 18.5, x2: 4 * values.length, y2: 18.5, class: "axis" }), bars);
 }
@@ -17,59 +22,52 @@ function scale(low, high, from, to) {
   return (value) => from + ((value - low) / span) * (to - from);
 }
 
-/** Some round values between two; at most `most` of them. */
+/** Some round values between two; about `most` of them. */
 function ticks(low, high, most) {
-  const span = high - low;
-  if (!(span > 0)) return [low];
-  const rough = span / most;
+  if (!(high > low)) return [low];
+  const rough = (high - low) / most;
   const power = 10 ** Math.floor(Math.log10(rough));
-  const step = [1, 2, 5, 10].map((one) => one * power).find((one) => one >= rough);
-  const found = [];
-  for (let value = Math.ceil(low / step) * step; value <= high + step * 1e-9; value += step) found.push(value);
-  return found;
+  const step = [1, 2, 5, 10].map((factor) => factor * power).find((size) => size >= rough);
+  const values = [];
+  for (let value = Math.ceil(low / step) * step; value <= high + step * 1e-9; value += step) values.push(value);
+  return values;
 }
 
 /**
  * Points and lines over two axes.
  *
- * series: {points: [[x, y, low, high, text]], kind: "line" or "dots", place: 0 to 3}; lines: {y, place, text} across all of it.
+ * series: {points: [[x, y, low, high, text]], kind: "line" or "dots", place: 0 to 3}; level: {y, text} across all of it.
  */
-export function plot({ label, series, xText, yText, height, lines = [] }) {
-  const width = 720;
-  const points = series.flatMap((one) => one.points);
+export function plot({ label, series, xText, yText, height, level = null }) {
+  const points = series.flatMap((each) => each.points);
   if (!points.length) return null;
-  const xs = points.map((one) => one[0]);
-  const ys = points.flatMap((one) => [one[1], one[2] ?? one[1], one[3] ?? one[1]]).concat(lines.map((one) => one.y));
-  const [low, high] = padded(Math.min(...ys), Math.max(...ys));
-  const [left, right, top, bottom] = [58, 8, 12, 26];
-  const x = scale(Math.min(...xs), Math.max(...xs), left + 6, width - right - 6);
-  const y = scale(low, high, height - bottom, top);
+  const xs = points.map((point) => point[0]);
+  const ys = points.flatMap(([, y, low, high]) => [y, low ?? y, high ?? y]).concat(level ? [level.y] : []);
+  const room = (Math.max(...ys) - Math.min(...ys) || Math.abs(ys[0]) || 1) * 0.08;
+  const [low, high] = [Math.min(...ys) - room, Math.max(...ys) + room];
+  const x = scale(Math.min(...xs), Math.max(...xs), LEFT + 6, WIDTH - RIGHT - 6);
+  const y = scale(low, high, height - BOTTOM, TOP);
+  const across = { x1: LEFT, x2: WIDTH - RIGHT };
   const grid = ticks(low, high, 4).map((value) => [
-    h("line", { x1: left, x2: width - right, y1: y(value), y2: y(value), class: "grid" }),
-    h("text", { x: left - 6, y: y(value) + 4, class: "tick end" }, yText(value)),
+    h("line", { ...across, y1: y(value), y2: y(value), class: "grid" }),
+    h("text", { x: LEFT - 6, y: y(value) + 4, class: "tick end" }, yText(value)),
   ]);
   const feet = ticks(Math.min(...xs), Math.max(...xs), 5).map((value) =>
     h("text", { x: x(value), y: height - 8, class: "tick middle" }, xText(value)));
-  const drawn = series.map((one) => drawSeries(one, x, y));
-  const level = lines.map((one) => h("g", {},
-    h("line", { x1: left, x2: width - right, y1: y(one.y), y2: y(one.y), class: `level series-${one.place}` }), h("title", {}, one.text)));
-  return h("svg", { class: "plot", viewBox: `0 0 ${width} ${height}`, role: "img", "aria-label": label }, grid, feet, level, drawn);
+  const line = level && h("g", {}, h("line", { ...across, y1: y(level.y), y2: y(level.y), class: "level series-3" }), h("title", {}, level.text));
+  return h("svg", { class: "plot", viewBox: `0 0 ${WIDTH} ${height}`, role: "img", "aria-label": label },
+    grid, feet, line, series.map((each) => drawSeries(each, x, y)));
 }
 
-function drawSeries(one, x, y) {
-  const tone = `series-${one.place}`;
-  const path = one.points.map((point) => `${x(point[0]).toFixed(1)},${y(point[1]).toFixed(1)}`).join(" ");
-  const bars = one.points.filter((point) => point[2] !== undefined && point[2] !== null).map((point) =>
+function drawSeries({ points, kind, place }, x, y) {
+  const tone = `series-${place}`;
+  const path = points.map((point) => `${x(point[0]).toFixed(1)},${y(point[1]).toFixed(1)}`).join(" ");
+  const intervals = points.filter((point) => (point[2] ?? null) !== null).map((point) =>
     h("line", { x1: x(point[0]), x2: x(point[0]), y1: y(point[2]), y2: y(point[3]), class: `interval ${tone}` }));
-  const dots = one.points.map((point) =>
-    h("circle", { cx: x(point[0]).toFixed(1), cy: y(point[1]).toFixed(1), r: one.points.length > 60 ? 2 : 3.2, class: `dot ${tone}` },
+  const dots = points.map((point) =>
+    h("circle", { cx: x(point[0]).toFixed(1), cy: y(point[1]).toFixed(1), r: points.length > 60 ? 2 : 3.2, class: `dot ${tone}` },
       point[4] ? h("title", {}, point[4]) : null));
-  return h("g", {}, bars, one.kind === "line" ? h("polyline", { points: path, class: `line ${tone}` }) : null, dots);
-}
-
-function padded(low, high) {
-  const room = (high - low || Math.abs(high) || 1) * 0.08;
-  return [low - room, high + room];
+  return h("g", {}, intervals, kind === "line" ? h("polyline", { points: path, class: `line ${tone}` }) : null, dots);
 }
 
 /** A bar between quantiles with its median, on a logarithmic scale from `low` to `high`. */
@@ -82,7 +80,7 @@ export function spreadBar({ quantiles, low, high, label }) {
     h("line", { x1: middle, x2: middle, y1: 1, y2: 15, class: "middle-line" }));
 }
 
-export function legend(entries) {
-  return h("ul", { class: "legend" }, entries.map(([name, place]) =>
-    h("li", { key: name }, h("span", { class: `swatch series-${place}`, "aria-hidden": "true" }), name)));
+export function legend(names) {
+  return h("ul", { class: "legend" }, names.map((name, place) =>
+    h("li", {}, h("span", { class: `swatch series-${place}`, "aria-hidden": "true" }), name)));
 }

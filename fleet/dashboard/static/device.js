@@ -2,23 +2,21 @@
 
 import { h } from "./dom.js";
 import { legend, plot } from "./charts.js";
-import { ago, count, duration, moment, percent, rate, score, short, signedPercent } from "./format.js";
-import { cutOff, empty, loading, plainTable, tiles } from "./lists.js";
-import { digestNote, figure, state } from "./fleet.js";
+import { ago, count, duration, moment, percent, rate, score, short, signedPercent, words } from "./format.js";
+import { cutOff, empty, note, plainTable, state, sub, tiles } from "./lists.js";
+import { digestNote, figure } from "./fleet.js";
 
 export const title = (place) => `Device ${place.id}`;
+export const path = (query, id) => [`/v1/dashboard/devices/${encodeURIComponent(id)}`, {}];
 
-export function path(query, id) {
-  return [`/v1/dashboard/devices/${encodeURIComponent(id)}`, {}];
-}
-
-export function draw(data) {
-  const { device, now } = data;
+export function draw({ device, now, digest, onboarding, timeline, ladder, alerts }) {
+  const reason = device.attention.reason ? ` · ${device.attention.reason}` : "";
+  const error = device.last_error;
   return [
     h("h1", {}, device.device_id),
-    h("p", {}, state(device), ` · ${device.kind}, ${device.family}${device.attention.reason ? ` · ${device.attention.reason}` : ""} · `,
+    h("p", {}, state(device.state), ` · ${device.kind}, ${device.family}${reason} · `,
       h("a", { href: `#/compare?before=${encodeURIComponent(device.device_id)}` }, "Compare it")),
-    digestNote(data.digest),
+    digestNote(digest),
     tiles([
       ["records", count(device.records)],
       ["failed", count(device.failed)],
@@ -28,130 +26,127 @@ export function draw(data) {
       ["last record", ago(device.last_record_at, now)],
     ]),
     leases(device),
-    device.last_error ? [h("h2", {}, "Last error"), h("p", { class: "note" }, `${device.last_error.outcome.replaceAll("_", " ")}, ${ago(device.last_error.at, now)}`), h("pre", {}, device.last_error.text || "no message")] : null,
-    onboarding(data.onboarding, now),
-    timeline(data.timeline),
-    ladder(data.ladder, device),
-    alertList(data.alerts, now),
+    error ? [h("h2", {}, "Last error"), note(`${words(error.outcome)}, ${ago(error.at, now)}`), h("pre", {}, error.text || "no message")] : null,
+    onboardingPart(onboarding, now),
+    timelinePart(timeline),
+    ladderPart(ladder, device),
+    alertPart(alerts, now),
   ];
 }
 
 function leases(device) {
-  const rows = device.leases.map((lease) => [lease.job_id, h("progress", { max: lease.of, value: lease.done, "aria-label": `${lease.done} of ${lease.of}` }), `${lease.done} of ${lease.of}`, moment(lease.deadline)]);
+  const rows = device.leases.map((lease) => {
+    const text = `${lease.done} of ${lease.of}`;
+    return [lease.job_id, h("progress", { max: lease.of, value: lease.done, "aria-label": text }), text, moment(lease.deadline)];
+  });
   return rows.length ? [h("h2", {}, "At work"), plainTable("Leases", ["Job", "Progress", "Candidates", "Until"], rows)] : null;
 }
 
-// ---- onboarding ----
-
-function onboarding(found, now) {
-  if (!found) return null;
-  const { request, points, scratch, more } = found;
-  const parts = [h("h2", {}, "Onboarding")];
-  if (request) parts.push(requestLine(request, now));
-  const measured = points.filter((point) => point.top1 !== undefined);
-  if (measured.length) {
-    const most = Math.max(...measured.map((point) => point.samples));
-    const [low, high] = [Math.min(...measured.map((point) => point.samples)), most];
-    const line = scratch.filter(([samples]) => samples >= low / 4 && samples <= high * 4 + 1);
-    const log = (samples) => Math.log2(1 + samples);
-    parts.push(h("figure", {},
-      h("figcaption", {}, "Expected top-1 of the device's head by number of samples, with its 90 % interval.",
-        line.length ? " The scratch line is the mean over the known devices, each left out in turn." : " No scratch line: leave-one-device-out scores are not there yet."),
-      legend([["this device", 0], ...(line.length ? [["from scratch", 1]] : [])]),
+function onboardingPart(onboarding, now) {
+  if (!onboarding) return null;
+  const { request } = onboarding;
+  const measured = onboarding.points.filter((point) => point.top1 !== undefined);
+  const text = (point) => `${point.samples} samples: ${score(point.top1)}`;
+  const points = measured.map((point) => [Math.log2(1 + point.samples), point.top1, ...(point.top1_interval || [null, null]), text(point)]);
+  return [
+    h("h2", {}, "Onboarding"),
+    request ? requestLine(request, now) : null,
+    measured.length ? h("figure", {},
+      h("figcaption", {}, "Expected top-1 of the device's head by number of samples, with its 90 % interval."),
       plot({
-        label: `Top-1 by samples: ${measured.map((point) => `${point.samples}: ${score(point.top1)}`).join(", ")}`,
-        series: [
-          { place: 0, kind: "line", points: measured.map((point) => [log(point.samples), point.top1, ...(point.top1_interval || [null, null]), `${point.samples} samples: ${score(point.top1)}`]) },
-          ...(line.length ? [{ place: 1, kind: "line", points: line.map(([samples, top1]) => [log(samples), top1, null, null, `scratch, ${samples} samples: ${score(top1)}`]) }] : []),
-        ],
+        label: `Top-1 by samples: ${measured.map(text).join(", ")}`,
+        series: [{ place: 0, kind: "line", points }],
         xText: (value) => count(Math.round(2 ** value - 1)), yText: (value) => value.toFixed(2), height: 200,
-      })));
-  } else parts.push(empty("No point of a curve yet: one comes with the end of each onboarding."));
-  parts.push(h("p", {}, more
-    ? `32 more samples would change top-1 by about ${more.gain >= 0 ? "+" : "−"}${Math.abs(more.gain).toFixed(3)}, to ${score(more.top1)} with ${count(more.samples)} samples, by what they did on the ${count(found.known_devices)} known devices.`
-    : "What 32 more samples would buy is not known: it needs leave-one-device-out scores of the known devices."));
-  return parts;
+      })) : empty("No point of a curve yet: one comes with the end of each onboarding."),
+  ];
 }
 
 export function requestLine(request, now) {
   const isOver = request.ended_at !== null;
-  const progress = request.of ? `${count(request.done)} of ${count(request.of)}` : "";
-  const left = request.left_secs !== null && !isOver ? `, ${duration(request.left_secs)} left` : "";
+  const since = isOver ? `, ended ${ago(request.ended_at, now)}` : request.started_at ? `, for ${duration(now - request.started_at)}` : "";
   const result = request.result || {};
-  const expected = result.expected ? ` Expected top-1 ${score(result.expected.top1)}${result.expected.top1_interval ? ` (${score(result.expected.top1_interval[0])} to ${score(result.expected.top1_interval[1])})` : ""}.` : "";
   return h("div", { class: "lede" },
-    h("p", {}, h("span", { class: `state state-${request.state}` }, request.state), ` ${request.id}`, isOver ? `, ended ${ago(request.ended_at, now)}` : request.started_at ? `, for ${duration(now - request.started_at)}` : ""),
-    isOver ? null : h("p", {}, h("progress", request.of ? { max: request.of, value: request.done, "aria-label": progress } : { "aria-label": "unknown" }), ` ${progress}${left}`),
+    h("p", {}, state(request.state), ` ${request.id}${since}`),
+    isOver ? null : h("p", {}, progress(request)),
     request.finding ? h("p", {}, request.finding) : null,
     request.reason ? h("p", {}, request.reason) : null,
-    request.state === "succeeded" && result.strategy ? h("p", {}, `${count(result.samples)} samples, strategy ${result.taken || result.strategy}; served by ${result.served_by || "none"}.${expected}${result.why_not_served ? ` The new head does not serve: ${result.why_not_served}` : ""}`) : null);
+    request.state === "succeeded" && result.strategy ? h("p", {}, outcome(result)) : null);
 }
 
-// ---- timeline ----
-
-function timeline(environments) {
-  const parts = [h("h2", {}, "Timeline")];
-  if (environments === null) return [...parts, loading("Reading the device's records …")];
-  if (!environments.length) return [...parts, empty("No record of this device is in the table yet.")];
-  parts.push(h("p", { class: "note" }, "Only numbers of one environment may be compared, so each environment is a series of its own. The newest comes first."));
-  for (const [place, one] of [...environments.entries()].reverse()) parts.push(environment(one, place, environments.length));
-  return parts;
+/** How far a request is: a bar and words. */
+export function progress(request) {
+  const text = request.of ? `${count(request.done)} of ${count(request.of)}` : "";
+  const bar = h("progress", request.of ? { max: request.of, value: request.done, "aria-label": text } : { "aria-label": "unknown" });
+  return [bar, ` ${text}${request.left_secs === null ? "" : `, ${duration(request.left_secs)} left`}`];
 }
 
-function environment(one, place, of) {
-  const names = Object.keys(one.canaries).sort();
-  const parts = [
-    h("h3", {}, `Environment ${place + 1} of ${of}: ${one.environment_id.slice(0, 8)}`),
-    h("p", { class: "note" }, `${moment(one.first_at)} to ${moment(one.last_at)}: ${count(one.records)} records, ${count(one.ok)} of them ok.`),
+function outcome({ samples, taken, strategy, served_by: server, expected, why_not_served: why }) {
+  const interval = expected?.top1_interval ? ` (${expected.top1_interval.map((value) => score(value)).join(" to ")})` : "";
+  const hope = expected ? ` Expected top-1 ${score(expected.top1)}${interval}.` : "";
+  return `${count(samples)} samples, strategy ${taken || strategy}; served by ${server || "none"}.${hope}${why ? ` The new head does not serve: ${why}` : ""}`;
+}
+
+function timelinePart(environments) {
+  const title = h("h2", {}, "Timeline");
+  if (!environments.length) return [title, empty("No record of this device is there yet.")];
+  const parts = environments.map((each, place) => environmentPart(each, place, environments.length)).reverse();
+  return [title, note("Only numbers of one environment may be compared, so each environment is a series of its own. The newest comes first."), parts];
+}
+
+function environmentPart(environment, place, of) {
+  const { canaries, changed, noise } = environment;
+  const differences = changed.slice(0, 6).map(([name, before, after]) => `${name} ${before || "none"} → ${after || "none"}`);
+  const runs = noise.slice(-10).reverse().map((run) => [moment(run.measured_at), count(run.pairs), percent(run.median_change, 2), percent(run.p90_change, 2), percent(run.false_win_share, 0)]);
+  return h("section", { "aria-label": `Environment ${place + 1}` },
+    h("h3", {}, `Environment ${place + 1} of ${of}: ${environment.environment_id.slice(0, 8)}`),
+    note(`${moment(environment.first_at)} to ${moment(environment.last_at)}: ${count(environment.records)} records, ${count(environment.ok)} of them ok.`),
+    changed.length ? [note(`Changed since the one before: ${short(differences.join("; "), 600)}`), cutOff(6, changed.length, "changes")] : null,
+    place > 0 && !changed.length ? note("The host looks the same as before: the device's file or the protocol changed.") : null,
+    Object.keys(canaries).length ? canaryFigure(canaries, environment.canaries_of) : empty("No canary was read in this environment (replay devices have none)."),
+    runs.length ? [plainTable("A/A runs", ["A/A run", "Pairs", "Median change", "90th percentile", "False wins"], runs, [1, 2, 3, 4]), cutOff(10, noise.length, "A/A runs")]
+      : empty("No A/A run was made in this environment yet, so its noise floor is not known."));
+}
+
+function canaryFigure(canaries, of) {
+  const names = Object.keys(canaries).sort();
+  const most = Math.max(...names.map((name) => canaries[name].length));
+  return h("figure", {},
+    h("figcaption", {}, "Canaries: time of three fixed programs over their usual time. Above 1 the device is slower.", most < of ? ` ${count(of)} readings, joined to ${count(most)} points.` : ""),
+    legend(names),
+    plot({
+      label: `Canaries ${names.join(", ")} over time`,
+      series: names.map((name, place) => ({ place, kind: "line", points: canaries[name] })),
+      level: { y: 1, text: "usual speed" },
+      xText: moment, yText: (value) => value.toFixed(2), height: 180,
+    }));
+}
+
+const KINDS = { published: "promoted", rolled_back: "rolled back", kept: "not promoted" };
+
+function ladderPart({ champion, steps, of, damaged }, device) {
+  const title = h("h2", {}, "Champion and challengers");
+  if (damaged) return [title, h("p", { class: "warning" }, damaged)];
+  const rows = steps.map((step) => [moment(step.at), KINDS[step.kind] || step.kind, step.version, against(step), short(step.reason, 400)]);
+  return [
+    title,
+    champion ? [
+      h("p", { class: "lede" }, `${champion.version} serves since ${moment(champion.since)}: ${champion.reason || "no reason was given"}`),
+      tiles([["champion", champion.version], ["top-1", figure({ ...device, champion: champion.version })]]),
+      champion.retained ? note(`The last challenger did not take the place: ${champion.retained}`) : null,
+    ] : empty("No model serves this device yet."),
+    rows.length ? plainTable("Champions and challengers", ["When", "What", "Version", "Pairs right, against the champion", "Why"], rows) : null,
+    cutOff(rows.length, of, "steps"),
   ];
-  if (one.changed.length) {
-    parts.push(h("p", { class: "note" }, `Changed since the one before: ${short(one.changed.slice(0, 6).map(([name, before, now]) => `${name} ${before || "none"} → ${now || "none"}`).join("; "), 600)}`), cutOff(6, one.changed.length, "changes"));
-  } else if (place > 0) parts.push(h("p", { class: "note" }, "The host looks the same as before: the device's file or the protocol changed."));
-  if (names.length) {
-    const shown = Math.max(...names.map((name) => one.canaries[name].length));
-    parts.push(h("figure", {},
-      h("figcaption", {}, "Canaries: time of three fixed programs over their usual time. Above 1 the device is slower.", shown < one.canaries_of ? ` ${count(one.canaries_of)} readings, joined to ${count(shown)} points.` : ""),
-      legend(names.map((name, index) => [name, index])),
-      plot({
-        label: `Canaries ${names.join(", ")} over time`,
-        series: names.map((name, index) => ({ place: index, kind: "line", points: one.canaries[name].map(([at, ratio]) => [at, ratio]) })),
-        lines: [{ y: 1, place: 3, text: "usual speed" }],
-        xText: moment, yText: (value) => value.toFixed(2), height: 180,
-      })));
-  } else parts.push(empty("No canary was read in this environment (replay devices have none)."));
-  if (one.noise.length) {
-    parts.push(plainTable("A/A runs", ["A/A run", "Pairs", "Median change", "90th percentile", "False wins"],
-      one.noise.slice(-10).reverse().map((run) => [moment(run.measured_at), count(run.pairs), percent(run.median_change, 2), percent(run.p90_change, 2), percent(run.false_win_share, 0)]), [1, 2, 3, 4]),
-      cutOff(10, one.noise.length, "A/A runs"));
-  } else parts.push(empty("No A/A run was made in this environment yet, so its noise floor is not known."));
-  return h("section", { key: one.environment_id, "aria-label": `Environment ${place + 1}` }, parts);
 }
 
-// ---- champions ----
-
-const KINDS = { published: "promoted", rolled_back: "rolled back", pinned: "pinned", unpinned: "unpinned", kept: "not promoted" };
-
-function ladder(found, device) {
-  const parts = [h("h2", {}, "Champion and challengers")];
-  if (found.damaged) return [...parts, h("p", { class: "warning" }, found.damaged)];
-  if (found.champion) {
-    parts.push(h("p", { class: "lede" }, `${found.champion.version} serves since ${moment(found.champion.since)}: ${found.champion.reason || "no reason was given"}`),
-      tiles([["champion", found.champion.version], ["top-1", figure({ ...device, champion: found.champion.version })]]));
-    if (found.champion.retained) parts.push(h("p", { class: "note" }, `The last challenger did not take the place: ${found.champion.retained}`));
-  } else parts.push(empty("No model serves this device yet."));
-  if (!found.steps.length) return parts;
-  const rows = found.steps.map((step) => [moment(step.at), KINDS[step.kind] || step.kind, step.version, against(step), short(step.reason, 400)]);
-  return [...parts, plainTable("Champions and challengers", ["When", "What", "Version", "Pairs right, against the champion", "Why"], rows), cutOff(found.steps.length, found.of, "steps")];
+function against({ challenger, champion, difference }) {
+  if (!challenger) return "not judged";
+  const [middle, low, high] = (difference || []).map(signedPercent);
+  return [percent(challenger[0]), champion ? ` against ${percent(champion[0])}` : "", difference ? sub(`${middle} (${low} to ${high})`) : null];
 }
 
-function against(step) {
-  if (!step.challenger) return "not judged";
-  const difference = step.difference ? h("span", { class: "sub" }, `${signedPercent(step.difference[0])} (${signedPercent(step.difference[1])} to ${signedPercent(step.difference[2])})`) : null;
-  return [percent(step.challenger[0]), step.champion ? ` against ${percent(step.champion[0])}` : "", difference];
-}
-
-function alertList(alerts, now) {
+function alertPart(alerts, now) {
   if (!alerts.length) return null;
-  return [h("h2", {}, "Alerts"), plainTable("Alerts", ["When", "Kind", "Fault of", "Text"], alerts.map((one) => [ago(one.at, now), one.kind, one.fault || "–", short(one.text, 400)])),
-    h("p", {}, h("a", { href: "#/alerts" }, "All alerts"))];
+  const rows = alerts.map((alert) => [ago(alert.at, now), alert.kind, alert.fault || "–", short(alert.text, 400)]);
+  return [h("h2", {}, "Alerts"), plainTable("Alerts", ["When", "Kind", "Fault of", "Text"], rows), h("p", {}, h("a", { href: "#/alerts" }, "All alerts"))];
 }

@@ -1,15 +1,12 @@
 // The fleet: a row a device, those that need somebody first.
 
-import { h, say } from "./dom.js";
+import { h, link, say } from "./dom.js";
 import { sparkline } from "./charts.js";
-import { ago, count, moment, percent, rate, score, short } from "./format.js";
-import { loading, table, tiles } from "./lists.js";
+import { ago, count, moment, percent, rate, score, short, words } from "./format.js";
+import { loading, state, sub, table, tiles } from "./lists.js";
 
 export const title = () => "Fleet";
-
-export function path(query) {
-  return ["/v1/dashboard/fleet", query];
-}
+export const path = (query) => ["/v1/dashboard/fleet", query];
 
 export function draw(data, context) {
   const { counts, coordinator, store, digest } = data;
@@ -27,40 +24,33 @@ export function draw(data, context) {
       ["jobs at work, waiting", `${count(data.jobs.leased)}, ${count(data.jobs.queued)}`],
     ]),
     digestNote(digest),
-    table({
-      list: data,
+    table(data, context, {
       columns: columns(data.now, digest),
-      query: context.query,
-      go: context.go,
       label: "Devices",
       empty: "No device is in this fleet yet. Write one with: fleet init, or put a file into configs/hardware.",
-      rowKey: (row) => row.device_id,
       rowClass: (row) => `attention-${row.attention.name}`,
     }),
   ];
 }
 
-function stateText(state) {
-  return state === "disk_full"
-    ? "The disk is full: no lease is granted until there is room."
-    : `The coordinator is ${state}.`;
+function stateText(name) {
+  return name === "disk_full" ? "The disk is full: no lease is granted until there is room." : `The coordinator is ${name}.`;
 }
 
-/** What is read of the store so far: noise, drift and errors come from there. */
+/** Whether the store is read: noise, drift and errors come from there. */
 export function digestNote(digest) {
   if (digest.state === "ready") return null;
   if (digest.state === "failed") return h("p", { class: "warning" }, `The store cannot be read: ${digest.reason}`);
-  const part = digest.of ? `${count(digest.done)} of ${count(digest.of)} records` : "beginning";
-  return loading(`Reading the store for noise, drift and errors: ${part} …`);
+  return loading("Reading the store for noise, drift and errors …");
 }
 
 function columns(now, digest) {
   const waiting = digest.state === "failed" ? "not read" : "…";
   const of = (row, text) => (row.digest === "ready" ? text() : row.digest === "empty" ? "–" : h("span", { class: "soft", title: "being read" }, waiting));
   return [
-    { name: "Device", key: "device", cell: (row) => [h("a", { href: `#/device/${encodeURIComponent(row.device_id)}` }, row.device_id), h("span", { class: "sub" }, `${row.kind} ${row.family}`)] },
-    { name: "State", key: "attention", help: "Sorts by what needs attention first", cell: (row) => [state(row), row.attention.reason ? h("span", { class: "sub why" }, short(row.attention.reason, 160)) : null] },
-    { name: "Records", key: "records", number: true, level: 2, cell: (row) => [count(row.records), row.failed ? h("span", { class: "sub" }, `${count(row.failed)} failed`) : null] },
+    { name: "Device", key: "device", cell: (row) => [link("device", row.device_id, row.device_id), sub(`${row.kind} ${row.family}`)] },
+    { name: "State", key: "attention", help: "Sorts by what needs attention first", cell: (row) => [state(row.state), row.attention.reason ? h("span", { class: "sub why" }, short(row.attention.reason, 160)) : null] },
+    { name: "Records", key: "records", number: true, level: 2, cell: (row) => [count(row.records), row.failed ? sub(`${count(row.failed)} failed`) : null] },
     { name: "Per s", key: "rate", number: true, cell: (row) => rate(row.records_per_s) },
     { name: "Last 2 h", level: 2, cell: (row) => of(row, () => sparkline(row.spark, sparkText(row.spark))) },
     { name: "Noise floor", key: "noise", number: true, level: 2, help: "Median change when the same programs are measured twice (A/A runs)", cell: (row) => of(row, () => noise(row.noise)) },
@@ -72,33 +62,30 @@ function columns(now, digest) {
   ];
 }
 
-export function state(row) {
-  return h("span", { class: `state state-${row.state}` }, row.state.replaceAll("_", " "));
-}
-
 function sparkText(values) {
-  const sum = values.reduce((all, one) => all + one, 0);
+  const sum = values.reduce((all, value) => all + value, 0);
   return `${count(sum)} records in the last two hours, ${count(values[values.length - 1])} in the last five minutes`;
 }
 
-function noise(found) {
-  return found ? [percent(found.median_change, 2), h("span", { class: "sub" }, `${count(found.pairs)} pairs`)] : "–";
+function noise(floor) {
+  return floor ? [percent(floor.median_change, 2), sub(`${count(floor.pairs)} pairs`)] : "–";
 }
 
 function champion(row) {
   if (!row.champion) return "–";
-  const notes = [row.model_kind && row.model_kind !== "fleet_tlp" ? row.model_kind : "", row.pinned ? "pinned" : ""].filter(Boolean);
-  return [row.champion, notes.length ? h("span", { class: "sub" }, notes.join(", ")) : null];
+  const kind = row.model_kind === "fleet_tlp" ? "" : row.model_kind;
+  const notes = [kind, row.pinned ? "pinned" : ""].filter(Boolean);
+  return [row.champion, notes.length ? sub(notes.join(", ")) : null];
 }
 
-export function figure(row) {
-  const found = row.score;
-  if (!found) return row.champion ? h("span", { class: "soft" }, "not judged") : "–";
-  const name = { top1: "", top5: "top-5", pairs: "pairs right" }[found.name];
-  return [score(found.value), h("span", { class: "sub" }, `${name ? `${name}, ` : ""}${score(found.low)} to ${score(found.high)}`)];
+export function figure({ score: judged, champion: version }) {
+  if (!judged) return version ? h("span", { class: "soft" }, "not judged") : "–";
+  const name = judged.name === "top1" ? "" : `${judged.name.replace("top", "top-")}, `;
+  return [score(judged.value), sub(`${name}${score(judged.low)} to ${score(judged.high)}`)];
 }
 
-function error(found, now) {
-  if (!found) return "–";
-  return [found.outcome.replaceAll("_", " "), h("span", { class: "sub why", title: found.text }, `${ago(found.at, now)}: ${short(found.text.split("\n").pop(), 80) || "no message"}`)];
+function error(last, now) {
+  if (!last) return "–";
+  const text = short(last.text.split("\n").pop(), 80) || "no message";
+  return [words(last.outcome), h("span", { class: "sub why", title: last.text }, `${ago(last.at, now)}: ${text}`)];
 }

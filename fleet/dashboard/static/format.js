@@ -2,51 +2,28 @@
 
 const NONE = "–";
 
-export function count(value) {
-  return value === null || value === undefined ? NONE : Number(value).toLocaleString("en-US");
+/** The same function for what is there; a dash for what is not. */
+const orNone = (format) => (value, ...more) => (value === null || value === undefined ? NONE : format(value, ...more));
+
+export const count = orNone((value) => Number(value).toLocaleString("en-US"));
+export const percent = orNone((value, digits = 1) => `${(100 * value).toFixed(digits)} %`);
+export const signedPercent = orNone((value) => `${value < 0 ? "−" : "+"}${(100 * Math.abs(value)).toFixed(1)} %`);
+export const score = orNone((value) => Number(value).toFixed(3));
+export const rate = orNone((value) => (value === 0 ? "0" : value.toFixed(value < 10 ? 2 : value < 100 ? 1 : 0)));
+export const latency = orNone((secs) => inUnits(secs, [["s", 1], ["ms", 1e-3], ["µs", 1e-6], ["ns", 1e-9]]));
+export const bytes = orNone((value) => inUnits(value, [["TB", 1e12], ["GB", 1e9], ["MB", 1e6], ["kB", 1e3], ["bytes", 1]]));
+
+/** A value in the largest unit that it fills, the last one at least. */
+function inUnits(value, units) {
+  const [unit, size] = units.find((each) => value >= each[1]) || units[units.length - 1];
+  return `${(value / size).toPrecision(3)} ${unit}`;
 }
 
-export function percent(value, digits = 1) {
-  return value === null || value === undefined ? NONE : `${(100 * value).toFixed(digits)} %`;
-}
-
-export function signedPercent(value) {
-  if (value === null || value === undefined) return NONE;
-  return `${value < 0 ? "−" : "+"}${(100 * Math.abs(value)).toFixed(1)} %`;
-}
-
-export function score(value) {
-  return value === null || value === undefined ? NONE : Number(value).toFixed(3);
-}
-
-export function rate(value) {
-  if (value === null || value === undefined) return NONE;
-  return value === 0 ? "0" : value < 10 ? value.toFixed(2) : value.toFixed(value < 100 ? 1 : 0);
-}
-
-export function latency(secs) {
-  if (secs === null || secs === undefined) return NONE;
-  for (const [unit, size] of [["s", 1], ["ms", 1e-3], ["µs", 1e-6], ["ns", 1e-9]]) {
-    if (secs >= size) return `${(secs / size).toPrecision(3)} ${unit}`;
-  }
-  return `${(secs * 1e9).toPrecision(3)} ns`;
-}
-
-export function duration(secs) {
-  if (secs === null || secs === undefined) return NONE;
+export const duration = orNone((secs) => {
   if (secs < 60) return `${secs < 10 ? secs.toFixed(1) : Math.round(secs)} s`;
   if (secs < 5400) return `${Math.round(secs / 60)} min`;
-  if (secs < 172800) return `${(secs / 3600).toFixed(1)} h`;
-  return `${(secs / 86400).toFixed(1)} days`;
-}
-
-export function bytes(value) {
-  if (value === null || value === undefined) return NONE;
-  for (const [unit, size] of [["TB", 1e12], ["GB", 1e9], ["MB", 1e6], ["kB", 1e3]]) {
-    if (value >= size) return `${(value / size).toPrecision(3)} ${unit}`;
-  }
-  return `${value} bytes`;
-}
+  return secs < 172800 ? `${(secs / 3600).toFixed(1)} h` : `${(secs / 86400).toFixed(1)} days`;
+});
 
 /** A moment by the clock of this browser; its date where that is not today's. */
 export function moment(secs) {
@@ -64,3 +41,6 @@ export function short(text, most) {
   const whole = String(text ?? "");
   return whole.length > most ? `${whole.slice(0, most - 1)}…` : whole;
 }
+
+/** A word of the API, such as `run_failed`, for people. */
+export const words = (name) => name.replaceAll("_", " ");

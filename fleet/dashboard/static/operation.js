@@ -1,11 +1,9 @@
 // Requests, storage and alerts: the work of the fleet as a whole.
 
-import { h, say } from "./dom.js";
-import { ago, bytes, count, duration, moment, percent, short } from "./format.js";
-import { cutOff, empty, plainTable, table, tiles } from "./lists.js";
-import { requestLine } from "./device.js";
-
-// ---- requests ----
+import { h, link, say } from "./dom.js";
+import { ago, bytes, count, duration, moment, percent, short, words } from "./format.js";
+import { cutOff, empty, note, plainTable, state, sub, table, tiles } from "./lists.js";
+import { progress, requestLine } from "./device.js";
 
 export const requests = {
   title: (place) => (place.id ? `Request ${place.id}` : "Requests"),
@@ -16,72 +14,61 @@ export const requests = {
 function drawRequests(data, context) {
   return [
     h("h1", {}, "Requests"),
-    table({
-      list: data,
+    table(data, context, {
       columns: [
-        { name: "Request", key: "id", cell: (row) => [h("a", { href: `#/requests/${encodeURIComponent(row.id)}` }, row.id), h("span", { class: "sub" }, row.kind)] },
-        { name: "State", key: "state", cell: (row) => [h("span", { class: `state state-${row.state}` }, row.state), row.reason ? h("span", { class: "sub why" }, short(row.reason, 160)) : null] },
-        { name: "Progress", level: 2, cell: (row) => progress(row) },
+        { name: "Request", key: "id", cell: (row) => [link("requests", row.id, row.id), sub(row.kind)] },
+        { name: "State", key: "state", cell: (row) => [state(row.state), row.reason ? h("span", { class: "sub why" }, short(row.reason, 160)) : null] },
+        { name: "Progress", level: 2, cell: soFar },
         { name: "Last finding", level: 3, cell: (row) => short(row.finding, 120) || "–" },
         { name: "Submitted", key: "submitted", number: true, cell: (row) => ago(row.submitted_at, data.now) },
         { name: "", level: 2, cell: (row) => cancel(row, context) },
       ],
-      query: context.query,
-      go: context.go,
       label: "Requests",
       empty: "Nobody has asked for anything yet. Verbs such as fleet onboard or fleet tune beside this daemon are requests.",
-      rowKey: (row) => row.id,
     }),
   ];
 }
 
-function progress(row) {
+function soFar(row) {
   if (row.ended_at !== null) return row.of ? `${count(row.done)} of ${count(row.of)}` : "–";
-  if (!row.of) return row.state === "queued" ? "waits for its turn" : "at work";
-  return [h("progress", { max: row.of, value: row.done, "aria-label": `${row.done} of ${row.of}` }), h("span", { class: "sub" }, `${count(row.done)} of ${count(row.of)}${row.left_secs !== null ? `, ${duration(row.left_secs)} left` : ""}`)];
+  return row.of ? progress(row) : row.state === "queued" ? "waits for its turn" : "at work";
 }
 
 function cancel(row, context) {
   if (row.ended_at !== null) return "";
-  const ask = async (event) => {
+  const order = async (event) => {
     const button = event.currentTarget;
     if (!confirm(`Cancel request ${row.id}? What it has measured is kept.`)) return;
     button.disabled = true;
     try {
-      await context.post("DELETE", `/v1/requests/${encodeURIComponent(row.id)}`);
+      await context.send("DELETE", `/v1/requests/${encodeURIComponent(row.id)}`);
       say(`Request ${row.id} is cancelled`);
     } catch (error) {
       button.textContent = error.message;
     }
     context.refresh();
   };
-  return h("button", { type: "button", onclick: ask }, "Cancel");
+  return h("button", { type: "button", onclick: order }, "Cancel");
 }
 
 function drawRequest(request, context) {
-  const now = Date.now() / 1000;
-  const pairs = Object.entries(request.arguments);
-  const device = request.arguments.device;
+  const { device } = request.arguments;
+  const rows = Object.entries(request.arguments).map(([name, value]) => [name, typeof value === "string" ? value : JSON.stringify(value)]);
+  const nothing = request.ended_at === null ? "It has not ended yet." : "It has no result.";
   return [
     h("h1", {}, `Request ${request.id}`),
-    h("p", {}, request.kind, device ? [" of ", h("a", { href: `#/device/${encodeURIComponent(device)}` }, device)] : "", `, submitted ${moment(request.submitted_at)}. `, cancel(request, context)),
-    requestLine(request, now),
+    h("p", {}, request.kind, device ? [" of ", link("device", device, device)] : "", `, submitted ${moment(request.submitted_at)}. `, cancel(request, context)),
+    requestLine(request, Date.now() / 1000),
     h("h2", {}, "Arguments"),
-    pairs.length ? plainTable("Arguments", ["Name", "Value"], pairs.map(([name, value]) => [name, typeof value === "string" ? value : JSON.stringify(value)])) : empty("It has no arguments."),
+    rows.length ? plainTable("Arguments", ["Name", "Value"], rows) : empty("It has no arguments."),
     h("h2", {}, "Result"),
-    Object.keys(request.result).length ? h("pre", { tabindex: "0" }, JSON.stringify(request.result, null, 2)) : empty(request.ended_at === null ? "It has not ended yet." : "It has no result."),
+    Object.keys(request.result).length ? h("pre", { tabindex: "0" }, JSON.stringify(request.result, null, 2)) : empty(nothing),
   ];
 }
 
-// ---- storage ----
+export const storage = { title: () => "Storage and budgets", path: () => ["/v1/dashboard/storage", {}], draw: drawStorage };
 
-export const storage = {
-  title: () => "Storage and budgets",
-  path: () => ["/v1/dashboard/storage", {}],
-  draw: drawStorage,
-};
-
-function drawStorage({ store, health, budgets, budgets_of: of, devices, training, clock, now }) {
+function drawStorage({ store, health, budgets, budgets_of: of, devices, training, clock }) {
   return [
     h("h1", {}, "Storage and budgets"),
     tiles([
@@ -92,7 +79,7 @@ function drawStorage({ store, health, budgets, budgets_of: of, devices, training
       ["table version", count(store.table_version)],
       ...Object.entries(health.free_bytes).map(([name, free]) => [`free where ${name} is`, bytes(free), free < 2e9 ? "bad" : null]),
     ]),
-    h("p", { class: "note" }, `Store: ${store.path}`),
+    note(`Store: ${store.path}`),
     h("h2", {}, "Logs and waits"),
     plainTable("Logs and waits", ["What", "Value"], [
       ["events", bytes(health.event_bytes)],
@@ -104,49 +91,48 @@ function drawStorage({ store, health, budgets, budgets_of: of, devices, training
       ["training", `${training.state}${training.last ? `; last: ${training.last}` : ""}`],
     ]),
     h("h2", {}, "Budgets"),
-    budgets.length ? [plainTable("Budgets", ["Device", "This hour", "Today", "Closed because"], budgets.map((one) => [h("a", { href: `#/device/${encodeURIComponent(one.device_id)}` }, one.device_id), spent(one.hour_secs, one.hour_limit_secs), spent(one.day_secs, one.day_limit_secs), one.closed || "open"])), cutOff(budgets.length, of, "devices with a budget")] : empty(`No budget or window limits any of the ${count(devices)} devices.`),
+    budgets.length ? plainTable("Budgets", ["Device", "This hour", "Today", "Closed because"], budgets.map(budgetRow)) : empty(`No budget or window limits any of the ${count(devices)} devices.`),
+    cutOff(budgets.length, of, "devices with a budget"),
   ];
 }
 
-function spent(secs, limit) {
-  return limit ? `${duration(secs)} of ${duration(limit)} (${percent(secs / limit, 0)})` : `${duration(secs)}, no limit`;
+function budgetRow(budget) {
+  const spent = (secs, limit) => (limit ? `${duration(secs)} of ${duration(limit)} (${percent(secs / limit, 0)})` : `${duration(secs)}, no limit`);
+  const { hour_secs: hour, hour_limit_secs: hourLimit, day_secs: day, day_limit_secs: dayLimit } = budget;
+  return [link("device", budget.device_id, budget.device_id), spent(hour, hourLimit), spent(day, dayLimit), budget.closed || "open"];
 }
 
-function mean(found) {
-  const all = found.counts.reduce((sum, one) => sum + one, 0);
-  return all ? `${count(all)}, ${((1000 * found.sum_secs) / all).toFixed(1)} ms on average` : "none yet";
+function mean(histogram) {
+  const all = histogram.counts.reduce((sum, number) => sum + number, 0);
+  return all ? `${count(all)}, ${((1000 * histogram.sum_secs) / all).toFixed(1)} ms on average` : "none yet";
 }
 
-// ---- alerts ----
+export const alerts = { title: () => "Alerts", path: (query) => ["/v1/dashboard/alerts", query], draw: drawAlerts };
 
-export const alerts = {
-  title: () => "Alerts",
-  path: (query) => ["/v1/dashboard/alerts", query],
-  draw: (data, context) => [
+function drawAlerts(data, context) {
+  return [
     h("h1", {}, "Alerts"),
-    webhook(data.webhook),
-    h("p", { class: "note" }, "A model that gets worse on a device whose numbers have just changed is a fault of the device."),
-    table({
-      list: data,
+    webhookLine(data.webhook),
+    note("A model that gets worse on a device whose numbers have just changed is a fault of the device."),
+    table(data, context, {
       columns: [
         { name: "When", key: "at", number: true, cell: (row) => h("span", { title: moment(row.at) }, ago(row.at, data.now)) },
-        { name: "Kind", key: "kind", cell: (row) => row.kind.replaceAll("_", " ") },
-        { name: "Fault of", key: "fault", cell: (row) => (row.fault ? [`the ${row.fault}`, row.because ? h("span", { class: "sub" }, short(row.because, 140)) : null] : "–") },
-        { name: "Device", key: "device", level: 2, cell: (row) => (row.device_id ? h("a", { href: `#/device/${encodeURIComponent(row.device_id)}` }, row.device_id) : "–") },
+        { name: "Kind", key: "kind", cell: (row) => words(row.kind) },
+        { name: "Fault of", key: "fault", cell: (row) => (row.fault ? [`the ${row.fault}`, row.because ? sub(short(row.because, 140)) : null] : "–") },
+        { name: "Device", key: "device", level: 2, cell: (row) => (row.device_id ? link("device", row.device_id, row.device_id) : "–") },
         { name: "What", cell: (row) => h("span", { class: "why", title: row.text }, short(row.text, 400)) },
       ],
-      query: context.query,
-      go: context.go,
       label: "Alerts",
       empty: "There is no alert.",
-      rowKey: (row) => row.id,
     }),
     data.is_cut_off ? h("p", { class: "cut" }, `Cut off: only the newest ${count(data.total)} alerts are kept.`) : null,
-  ],
-};
+  ];
+}
 
-function webhook(found) {
-  if (!found) return h("p", { class: "note" }, "No webhook is set: daemon.webhook_url posts alerts to a chat or a pager.");
-  const text = `Webhook at ${found.host}: ${count(found.sent)} sent, ${count(found.waiting)} wait${found.dropped ? `, ${count(found.dropped)} were dropped` : ""}`;
-  return h("p", { class: found.last_error ? "warning" : "note" }, `${text}${found.last_error ? `; ${found.last_error}` : ""}.`);
+function webhookLine(webhook) {
+  if (!webhook) return note("No webhook is set: daemon.webhook_url posts alerts to a chat or a pager.");
+  const { host, sent, waiting, dropped, last_error: fault } = webhook;
+  const lost = dropped ? `, ${count(dropped)} were dropped` : "";
+  const text = `Webhook at ${host}: ${count(sent)} sent, ${count(waiting)} wait${lost}${fault ? `; ${fault}` : ""}.`;
+  return h("p", { class: fault ? "warning" : "note" }, text);
 }

@@ -25,7 +25,7 @@ from fleet.cli.app import run
 from fleet.cli.options import load_settings
 from fleet.cli.output import Interrupted
 from fleet.cli.requests import follow_request
-from fleet.cli.training_request import request_trainings
+from fleet.cli.training import request_trainings
 from fleet.core import events as ev
 from fleet.core.request_words import RequestId, RequestKind
 from fleet.core.state import FleetState

@@ -14,7 +14,7 @@ from agents.records import DeviceId, DeviceSpec
 from fleet.collection.device_choice import DeviceChoice
 from fleet.config.settings import FleetConfig, load_fleet, select_devices
 from fleet.errors import FleetError
-from tests.cli_fixtures import json_of, refusal, run, said
+from tests.cli_fixtures import json_of, refusal, run
 from tests.host_fixtures import x86_host
 
 FOLDER = Path("configs/hardware")
@@ -41,62 +41,6 @@ def _box(elsewhere: None, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def listed() -> dict[str, dict[str, Any]]:
     return {one["device"]: one for one in json_of("devices", "list")}
-
-
-def test_a_device_is_added_listed_retired_and_brought_back() -> None:
-    Path("new.txt").write_text(yaml.safe_dump(device("board-3", note="as it came")))
-    assert "no daemon runs; the next start follows" in said("devices", "add", "new.txt")
-    assert (FOLDER / "board-3.yaml").read_bytes() == Path("new.txt").read_bytes()
-    found = listed()
-    assert set(found) == {"board-3", "box"}
-    assert found["board-3"] == {
-        "device": "board-3",
-        "kind": "local",
-        "target": device("")["target"],
-        "file": "configs/hardware/board-3.yaml",
-        "faults": [],
-        "daemon": None,
-    }
-    assert "is there already: --replace replaces it" in refusal("devices", "add", "new.txt")
-    Path("new.txt").write_text(yaml.safe_dump(device("board-3", note="in other words")))
-    assert run("devices", "add", "new.txt", "--replace").exit_code == 0
-    assert "in other words" in (FOLDER / "board-3.yaml").read_text()
-    assert "its records and its model stay" in said("devices", "retire", "board-3")
-    assert set(listed()) == {"box"}
-    back = FOLDER / "retired" / "board-3.yaml"
-    assert run("devices", "add", str(back)).exit_code == 0
-    assert set(listed()) == {"board-3", "box"}
-
-
-@pytest.mark.parametrize(
-    ("value", "why"),
-    [
-        (device("board-3", threds=1), "line 9: threds: unknown key; did you mean 'threads'"),
-        (device("Board 3"), "device_id: the text 'Board 3' is not allowed"),
-        (device("board-3", cores=[99]), "cannot be measured on this host"),
-        (REPLAY, "nowhere.parquet does not exist"),
-    ],
-)
-def test_what_cannot_be_measured_is_not_added(value: dict[str, Any], why: str) -> None:
-    Path("new.yaml").write_text(yaml.safe_dump(value, sort_keys=False))
-    assert why in refusal("devices", "add", "new.yaml")
-    assert set(listed()) == {"box"}
-
-
-def test_a_device_of_another_host_is_added_where_that_is_said() -> None:
-    Path("new.yaml").write_text(yaml.safe_dump(device("shelf", target=ARM)))
-    assert "--other-host" in refusal("devices", "add", "new.yaml")
-    assert run("devices", "add", "new.yaml", "--other-host").exit_code == 0
-    assert set(listed()) == {"box", "shelf"}
-
-
-def test_an_unknown_device_is_not_retired_and_a_broken_one_is() -> None:
-    assert "no device 'bux' in configs/hardware; did you mean 'box'" in refusal("devices", "retire", "bux")
-    (FOLDER / "broken.yaml").write_text("schema: [")
-    assert "left out: configs/hardware/broken.yaml: line 1: bad YAML" in said("devices", "list")
-    assert "broken" in listed()
-    assert run("devices", "retire", "broken").exit_code == 0
-    assert set(listed()) == {"box"}
 
 
 def test_the_daemon_says_which_devices_it_has(monkeypatch: pytest.MonkeyPatch) -> None:

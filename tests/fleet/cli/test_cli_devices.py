@@ -1,3 +1,5 @@
+"""`fleet probe` of this host and of boards, `doctor`, `config` and the schemas of YAML files."""
+
 from __future__ import annotations
 
 import json
@@ -49,30 +51,6 @@ def test_the_schema_that_yaml_files_name_is_the_one_that_is_checked(kind: str, s
         jsonschema.validate(yaml.safe_load(text), json.loads(written.read_text()))
 
 
-@pytest.mark.usefixtures("v4_box")
-def test_init_writes_keeps_and_forces() -> None:
-    assert "configs/hardware/x86-64-v4.yaml" in said("init")
-    mine = Path("configs/hardware/x86-64-v4.yaml")
-    mine.write_text("# mine\n")
-    assert "kept: the file differs" in said("init")
-    assert mine.read_text() == "# mine\n"
-    actions = {each["device"]: each["action"] for each in json_of("init", "--force")}
-    assert actions == {
-        "x86-64": "unchanged",
-        "x86-64-v2": "unchanged",
-        "sandybridge": "unchanged",
-        "x86-64-v3": "unchanged",
-        "x86-64-v4": "replaced",
-    }
-
-
-@pytest.mark.usefixtures("v4_box")
-def test_init_takes_folder_and_threads() -> None:
-    assert run("init", "--folder", "other", "--threads", "3").exit_code == 0
-    assert "cores: [0, 1, 2]" in Path("other/x86-64.yaml").read_text()
-    refusal("init", "--threads", "4")
-
-
 def test_probe_shows_this_host() -> None:
     shown = said("probe")
     assert "apache-tvm 0.27" in shown
@@ -92,13 +70,6 @@ def test_probe_compares_with_a_device_and_fails_where_the_host_differs(
     assert isinstance(result.exception, FleetError)
     assert "avx512f" in str(result.exception)
     assert json.loads(result.stdout)["differences"]
-
-
-@pytest.mark.usefixtures("v4_box")
-def test_probe_finds_the_folder_that_the_settings_name() -> None:
-    run("init", "--folder", "lab")
-    assert run("probe", "--device", "x86-64", env={"FLEET_DEVICES__FOLDER": "lab"}).exit_code == 0
-    refusal("probe", "--device", "x86-64", env={"FLEET_DEVICES__FOLDER": "nowhere"})
 
 
 @contextmanager
@@ -204,18 +175,3 @@ def test_config_show_tells_value_and_origin() -> None:
     table = run("config", "show", env=env).output
     assert "resnet-50, mobilenet-v2, bert-tiny" in table
     assert "(empty)" in table
-
-
-@pytest.mark.parametrize("text", ["", "null"])
-def test_an_empty_change_takes_effect_or_is_refused(text: str) -> None:
-    Path("configs").mkdir()
-    Path("configs/fleet.yaml").write_text("schema: 1\nworkloads: {minimum: 9}\n")
-    settings = {each["key"]: each for each in json_of("config", "show", "--set", f"workloads.minimum={text}")}
-    assert (settings["workloads.minimum"]["value"], settings["workloads.minimum"]["origin"]) == (None, "flag")
-    refused = refusal("config", "show", "--set", f"protocol.repeat={text}")
-    assert "flag: protocol.repeat: must be a valid integer, got nothing" in refused
-
-
-@pytest.mark.parametrize("change", ["repeat=5", "protocol.repeat", "protocol.repeat=[", "protocol.repeat=x"])
-def test_a_change_that_cannot_be_read_is_one_clear_error(change: str) -> None:
-    assert "repeat" in refusal("config", "show", "--set", change)

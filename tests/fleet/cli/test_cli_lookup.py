@@ -16,9 +16,8 @@ from agents.networks.corpus import CORPUS
 from agents.records import Candidate, DeviceKind, Family, Record, Workload
 from benchmarks.hostile_corpus import attack_steps
 from fleet.api.client import DaemonClient
-from fleet.cli.app import run
 from fleet.cli.collected import collected, fleet_processes, print_collected
-from fleet.cli.training_request import each_family, request_trainings
+from fleet.cli.training import each_family, request_trainings
 from fleet.config.settings import load_fleet
 from fleet.errors import FleetError
 from fleet.store.store import Store
@@ -61,21 +60,11 @@ def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return path
 
 
-def test_show_finds_a_record_a_candidate_and_a_workload() -> None:
-    record = make_record(1, measured_at=100.0)
-    found = json_of("show", record.record_id[:8])
-    assert (found["kind"], [one["record_id"] for one in found["records"]]) == ("record", [record.record_id])
-    found = json_of("show", record.candidate_id)
-    assert found["kind"] == "candidate"
-    assert sorted(one["device_id"] for one in found["records"]) == ["dev-a", "dev-a", "dev-b", "gpu-a"]
-    assert found["trace"] == record.trace
-    workload = make_workload(1)
-    assert workload.workload_id in said("show", workload.name)
-    assert "nothing is named 'no-such-id'" in refusal("show", "no-such-id")
-
-
-def test_a_script_holds_the_whole_candidate() -> None:
+def test_show_finds_a_candidate_and_its_script_holds_all_of_it() -> None:
     record = make_record(1)
+    found = json_of("show", record.candidate_id)
+    assert (found["kind"], found["trace"]) == ("candidate", record.trace)
+    assert sorted(one["device_id"] for one in found["records"]) == ["dev-a", "dev-a", "dev-b", "gpu-a"]
     text = invoke("show", record.candidate_id, "--script").stdout
     values: dict[str, object] = {}
     # What stands above the imports of TVM is data.
@@ -111,24 +100,6 @@ def test_nothing_of_strangers_becomes_a_script(store: Path) -> None:
     with Store.open(store) as made:
         made.append([make_record(1, device="lab.dev-a", attempt=7)])
     assert "TRACE = " in said("show", make_record(1).candidate_id, "--script")
-
-
-def test_workloads_and_datasets_are_counted(store: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    [found] = json_of("workloads")
-    assert (found["workload"], found["records"]) == (make_workload(1).name, 8)
-    assert "0 workloads" in said("workloads", "no-such-operator")
-    [found] = json_of("datasets")
-    assert (found["store"], found["records"]) == (str(store), 8)
-    assert found["devices"] == ["dev-a", "dev-b", "gpu-a"]
-    broken = store.parent / "broken/records/_delta_log"
-    broken.mkdir(parents=True)
-    (broken / "00000000000000000000.json").write_text("{")
-    assert run(["datasets", "--json"]) == 0
-    told = capsys.readouterr()
-    assert json.loads(told.out) == [found], "a damaged store hides no other"
-    assert "left out: " in told.err
-    assert "broken" in told.err
-    assert "no store below" in said("datasets", "no-such-folder")
 
 
 def test_workloads_of_networks_are_filtered_and_counted_without_a_store(

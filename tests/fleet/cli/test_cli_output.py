@@ -31,7 +31,7 @@ def fleet(*arguments: str, streams: str = "") -> tuple[int, str, str]:
     return done.returncode, done.stdout, done.stderr
 
 
-@pytest.mark.parametrize("streams", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
+@pytest.mark.parametrize("streams", [">&-", "<&- >&- 2>&-"])
 def test_a_closed_stream_is_an_empty_one(streams: str) -> None:
     write_log(Path("log.json"), [ansor(0)])
     code, shown, said = fleet(*IMPORT, streams=streams)
@@ -55,7 +55,7 @@ def test_a_closed_stream_is_the_null_device_also_for_a_child_process() -> None:
     assert links[0] == links[2] == os.devnull
 
 
-@pytest.mark.parametrize("arguments", [("config", "schema", "fleet"), ("config", "show"), IMPORT])
+@pytest.mark.parametrize("arguments", [("config", "show"), IMPORT])
 def test_a_full_disk_behind_standard_output_is_one_line(arguments: tuple[str, ...]) -> None:
     write_log(Path("log.json"), [ansor(0)])
     code, _, said = fleet(*arguments, streams=">/dev/full")
@@ -66,12 +66,11 @@ def test_a_full_disk_behind_standard_output_is_one_line(arguments: tuple[str, ..
     )
 
 
-@pytest.mark.parametrize("arguments", [("config", "schema", "fleet"), ("config", "show")])
-def test_a_reader_that_is_gone_is_one_line(arguments: tuple[str, ...]) -> None:
+def test_a_reader_that_is_gone_is_one_line() -> None:
     reader, writer = os.pipe()
     os.close(reader)
     done = subprocess.run(
-        [sys.executable, "-P", "-m", "fleet.cli", *arguments],
+        [sys.executable, "-P", "-m", "fleet.cli", "config", "schema", "fleet"],
         stdout=writer,
         stderr=subprocess.PIPE,
         text=True,
@@ -84,5 +83,4 @@ def test_a_reader_that_is_gone_is_one_line(arguments: tuple[str, ...]) -> None:
 
 
 def test_a_standard_error_that_cannot_be_written_changes_no_exit_code() -> None:
-    assert fleet("nonsense", streams="2>/dev/full")[0] == 2
     assert fleet("config", "show", streams="2>/dev/full")[0] == 0

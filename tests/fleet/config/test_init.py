@@ -115,23 +115,3 @@ def test_shipped_files_are_what_init_writes() -> None:
     for profile in reference:
         text = (ROOT / f"configs/hardware/{profile.spec.device_id}.yaml").read_text()
         assert text == render(profile), "run `fleet init --force`, or write what changed into that file"
-
-
-def test_a_file_that_differs_is_kept_without_force(tmp_path: Path) -> None:
-    profiles = cpu_profiles(x86_host(), (0,))
-    write_profiles(tmp_path, profiles)
-    mine = tmp_path / "x86-64-v2.yaml"
-    mine.write_text("# mine\n")
-    again = write_profiles(tmp_path, profiles)
-    assert again.pop(mine) is Action.KEPT
-    assert set(again.values()) == {Action.UNCHANGED}
-    assert mine.read_text() == "# mine\n"
-    assert write_profiles(tmp_path, profiles, force=True)[mine] is Action.REPLACED
-    assert mine.read_text() == render(profiles[1])
-    assert not [path for path in tmp_path.iterdir() if path.name.startswith(".")]
-
-
-def test_a_folder_that_cannot_be_made_is_one_clear_error(tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("")
-    with pytest.raises(FleetError, match="cannot be written"):
-        write_profiles(tmp_path / "file/hardware", cpu_profiles(x86_host(), (0,)))

@@ -1,18 +1,11 @@
-"""The dashboard's rules (order, pages, digests) and its API: sessions, policy, live events, equal numbers."""
+"""The dashboard's rules (order, pages, what it reads of a store) and its API over a fleet at work."""
 
 from __future__ import annotations
 
-import errno
-import json
-import os
 import re
-import stat
-import threading
 from collections.abc import Iterator
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
-from unittest.mock import Mock
 
 import httpx
 import pytest
@@ -22,16 +15,12 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from agents.records import NOISE, Outcome
-from fleet.api.access import Access
 from fleet.api.client import DaemonClient
-from fleet.api.sessions import LOGIN_SECS, MOST_CODES, SESSION_SECS, SESSIONS, Keyring
-from fleet.dashboard import table_follower
-from fleet.dashboard.device_digest import DIGEST_COLUMNS, SPARK_POINTS, SPARK_SECS, DeviceDigest, spark
 from fleet.dashboard.fleet_rows import AttentionLevel, attention, by_attention
 from fleet.dashboard.pages import PageError, PageQuery, cut
-from fleet.dashboard.table_follower import TableFollower
-from fleet.report.status import trust
-from fleet.store.noise_columns import READING_COLUMNS
+from fleet.dashboard.recent_records import SPARK_POINTS, SPARK_SECS, spark
+from fleet.dashboard.store_view import StoreView
+from fleet.report.status import read_status
 from fleet.store.store import Store
 from tests.conftest import until
 from tests.dashboard_fixtures import EVIL, LiveFleet, live_fleet, publish
@@ -126,16 +115,12 @@ def fill(path: Path, count: int) -> None:
             store.append(make_batch(0, count, device=device))
 
 
-def digest_of(path: Path, device: str) -> dict[str, Any]:
-    digest = DeviceDigest(make_spec(device).device_id)
-    for _, batch in Store.read(path).columns(DIGEST_COLUMNS, device_ids=[device]):
-        digest.add(batch)
-    return digest.to_json()
-
-
-def test_a_digest_says_what_status_says(tmp_path: Path) -> None:
-    fill(tmp_path / "store", 40)
-    with Store.open(tmp_path / "store") as store:
+def test_a_summary_says_what_status_says_of_rows_that_wait_and_rows_of_the_table(tmp_path: Path) -> None:
+    path = tmp_path / "store"
+    fill(path, 40)
+    view = StoreView(path)
+    view.refresh()
+    with Store.open(path) as store:
         pairs = [
             replace(make_record(number, origin=NOISE), attempt=attempt, measured_at=NOW + number)
             for number in range(1, 30, 2)
@@ -143,13 +128,48 @@ def test_a_digest_says_what_status_says(tmp_path: Path) -> None:
         ]
         slow = [replace(one, run_secs=tuple(1.02 * secs for secs in one.run_secs)) for one in pairs[1::2]]
         store.append([*pairs[::2], *slow])
-    found = digest_of(tmp_path / "store", "dev-a")
-    columns = Store.read(tmp_path / "store").columns(READING_COLUMNS, device_ids=["dev-a"])
-    expected = trust(make_spec().device_id, (batch for _, batch in columns))
-    assert found["noise"] == expected["noise"]
-    assert (found["noise"]["pairs"], found["records"]) == (15, 70)
-    error = found["last_error"]
+        view.forget()
+        view.refresh()
+    summary, status = view.summary(), read_status(path, tmp_path / "models")["devices"]
+    view.close()
+    assert summary.state == "ready"
+    for name in ("dev-a", "dev-b"):
+        assert {key: summary.devices[name][key] for key in ("records", "noise")} == {
+            key: status[name][key] for key in ("records", "noise")
+        }
+        assert sum(cells[name].records for cells in summary.cells.values()) == status[name]["records"]
+        assert sum(cells[name].ok for cells in summary.cells.values()) == status[name]["ok"]
+    assert summary.devices["dev-a"]["noise"]["pairs"] == 15
+    error = summary.devices["dev-b"]["last_error"]
     assert (error["outcome"], error["text"]) == (Outcome.RUN_TIMEOUT, "no answer in 5 s")
+    secs = [min(one.run_secs) for one in Store.read(path).records("dev-b") if one.run_secs]
+    assert min(cells["dev-b"].best_secs or 9 for cells in summary.cells.values()) == min(secs)
+
+
+def test_only_devices_with_new_records_are_read_again(tmp_path: Path) -> None:
+    path = tmp_path / "store"
+    fill(path, 12)
+    view = StoreView(path)
+    view.refresh()
+    first = view.summary()
+    with Store.open(path) as store:
+        store.append(make_batch(100, 8, device="dev-b"))
+    view._reader_due_at = 0.0
+    view.refresh()
+    again = view.summary()
+    assert again.devices["dev-a"] is first.devices["dev-a"]
+    assert again.devices["dev-b"]["records"] == 20
+    view.forget()
+    assert view.summary().devices == {}, "nobody looked for long"
+    view.close()
+
+
+def test_a_store_that_is_not_there_is_said(tmp_path: Path) -> None:
+    view = StoreView(tmp_path / "none")
+    assert view.summary().state == "loading"
+    until(lambda: view.summary().state == "failed")
+    assert "none" in view.summary().reason
+    view.close()
 
 
 def test_a_spark_counts_the_last_periods() -> None:
@@ -158,149 +178,13 @@ def test_a_spark_counts_the_last_periods() -> None:
     assert (len(found), found[0], found[-1], sum(found)) == (SPARK_POINTS, 7, 3, 10)
 
 
-def test_the_follower_reads_only_what_came_since(tmp_path: Path) -> None:
-    path = tmp_path / "store"
-    fill(path, 12)
-    follower = TableFollower(path, pause=lambda _: False)
-    follower.follow()
-    whole = follower.state
-    assert (whole.state, whole.done, whole.of) == ("ready", 24, 24)
-    with Store.open(path) as store:
-        store.append(make_batch(100, 8, device="dev-b"))
-    follower.follow()
-    assert follower.state.devices["dev-a"] is whole.devices["dev-a"], "its rows were read once"
-    assert follower.state.devices == {one: digest_of(path, one) for one in ("dev-a", "dev-b")}
-    assert follower.state.devices["dev-b"]["records"] == 20
-    with Store.open(path) as store:
-        store.upkeep()
-    follower.follow()
-    assert follower.state.devices["dev-b"]["records"] == 20, "a merge brings no new rows"
-
-
-def test_the_follower_lets_go_of_what_it_read_once_nobody_looks(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    path = tmp_path / "store"
-    fill(path, 12)
-    now = [1000.0]
-    monkeypatch.setattr(table_follower, "time", SimpleNamespace(monotonic=lambda: now[0]))
-    follower = TableFollower(path, pause=lambda _: threading.Event().wait(0.01))
-    follower.look()
-    until(lambda: follower.state.state == "ready")
-    thread = follower._thread
-    assert thread is not None
-    now[0] += 600.0
-    assert follower.look().devices, "who comes back soon need not wait"
-    now[0] += 3601.0
-    thread.join(30)
-    assert not thread.is_alive()
-    assert (follower.cells(), follower.state.devices, follower.reader()) == ({}, {}, None)
-    follower.look()
-    until(lambda: follower.state.state == "ready")
-    assert follower.cells()
-    now[0] += 3601.0
-    follower.close()
-
-
-def test_a_store_that_is_not_there_is_said(tmp_path: Path) -> None:
-    follower = TableFollower(tmp_path / "none")
-    try:
-        follower.look()
-        until(lambda: follower.state.state == "failed")
-        assert "none" in follower.state.reason
-    finally:
-        follower.close()
-
-
-# ---- sessions ----
-
-
-def asked(keyring: Keyring, headers: dict[str, str], method: str = "GET", path: str = "/v1/status") -> bool:
-    scope = {"method": method, "path": path, "server": ("127.0.0.1", 8640)}
-    given = {key.encode(): value.encode() for key, value in headers.items()}
-    return keyring.access(scope, given) is Access.OWNER
-
-
-def test_a_code_opens_one_session_in_time() -> None:
-    now = NOW
-    keyring = Keyring("t" * 20, wall=lambda: now)
-    code = keyring.new_code()
-    login = {"authorization": f"Login {code}"}
-    assert not asked(keyring, login), "a code is for the path of sessions only"
-    assert not asked(keyring, login, "GET", "/v1/session")
-    assert not asked(keyring, {"authorization": "Login x"}, "POST", "/v1/session")
-    assert asked(keyring, login, "POST", "/v1/session")
-    assert not asked(keyring, login, "POST", "/v1/session"), "it was redeemed"
-    late = {"authorization": f"Login {keyring.new_code()}"}
-    now += LOGIN_SECS
-    assert not asked(keyring, late, "POST", "/v1/session")
-    first = keyring.new_code()
-    for _ in range(MOST_CODES):
-        keyring.new_code()
-    assert not asked(keyring, {"authorization": f"Login {first}"}, "POST", "/v1/session")
-
-
-def test_a_cookie_is_good_for_its_server_its_page_and_its_time() -> None:
-    now = NOW
-    keyring = Keyring("t" * 20, wall=lambda: now)
-    header = keyring.cookie(8640)
-    assert "HttpOnly; SameSite=Strict" in header
-    cookie = header.split(";")[0]
-    assert asked(keyring, {"cookie": f"other=1; {cookie}"})
-    for other in ('prefs={"dark": true}', "alone", "path=/", "a=b c"):
-        assert asked(keyring, {"cookie": f"{other}; {cookie}; {other}"}), "it is of another server"
-    assert asked(keyring, {"cookie": cookie, "sec-fetch-site": "same-origin"})
-    for site in ("cross-site", "same-site"):
-        assert not asked(keyring, {"cookie": cookie, "sec-fetch-site": site})
-    for changed in (cookie[:-1], cookie.replace("=", "=9"), cookie.replace("8640", "8641"), "a=\x01", ""):
-        assert not asked(keyring, {"cookie": changed})
-    writes = {"cookie": cookie, "host": "127.0.0.1:8640"}
-    assert not asked(keyring, writes, "DELETE")
-    assert not asked(keyring, {**writes, "origin": "http://127.0.0.1:9999"}, "DELETE")
-    assert not asked(keyring, {**writes, "origin": "null"}, "DELETE")
-    assert asked(keyring, {**writes, "origin": "http://127.0.0.1:8640"}, "DELETE")
-    now += SESSION_SECS
-    assert not asked(keyring, {"cookie": cookie})
-
-
-def test_a_session_outlives_the_daemon_but_neither_its_end_nor_its_token(tmp_path: Path) -> None:
-    path = tmp_path / SESSIONS
-    keyring = Keyring("t" * 20, sessions=path)
-    first, second = ({"cookie": keyring.cookie(8640).split(";")[0]} for _ in range(2))
-    assert stat.S_IMODE(path.stat().st_mode) == 0o600
-    assert first["cookie"].partition("=")[2] not in path.read_text()
-    again = Keyring("t" * 20, sessions=path)
-    assert asked(again, first)
-    again.end_session({b"cookie": first["cookie"].encode()}, 8640)
-    assert not asked(again, first), "a copy of the cookie opens nothing"
-    restarted = Keyring("t" * 20, sessions=path)
-    assert (asked(restarted, first), asked(restarted, second)) == (False, True)
-    assert not asked(Keyring("u" * 20, sessions=path), second), "another token ends all sessions"
-    for damaged in ("{", "[]", "null", '{"a": null}', "[" * 100_000):
-        path.write_text(damaged)
-        assert not asked(Keyring("t" * 20, sessions=path), second)
-
-
-def test_a_full_disk_keeps_nobody_out_and_no_ended_session_alive(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    path = tmp_path / SESSIONS
-    keyring = Keyring("t" * 20, sessions=path)
-    stolen = {"cookie": keyring.cookie(8640).split(";")[0]}
-    full = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-    monkeypatch.setattr("fleet.api.sessions.write_private", Mock(side_effect=full))
-    assert asked(keyring, {"cookie": keyring.cookie(8640).split(";")[0]})
-    keyring.end_session({b"cookie": stolen["cookie"].encode()}, 8640)
-    assert not asked(keyring, stolen)
-    assert not asked(Keyring("t" * 20, sessions=path), stolen)
-
-
 # ---- the API of a fleet at work ----
 
 
 def settled(fleet: dict[str, Any]) -> bool:
-    """Whether all records that there are have been read from the table."""
-    return bool(fleet["digest"]["done"] == fleet["store"]["records"] and not fleet["jobs"]["leased"])
+    """Whether all records that there are have been read from the store."""
+    sparks = [sum(row["spark"] or ()) == row["records"] for row in fleet["rows"]]
+    return all(sparks) and not fleet["jobs"]["leased"]
 
 
 @pytest.fixture(scope="module")
@@ -327,8 +211,7 @@ def test_the_page_and_its_files_need_no_session_and_hold_no_data(live: LiveFleet
             assert stranger.get(name, headers=known).status_code == 304
             markup = r"innerHTML|outerHTML|document\.write|eval\(|https?://(?!www\.w3\.org)"
             assert not re.search(markup, file.text)
-        for path in ("/v1/dashboard/fleet", "/v1/dashboard/live"):
-            assert stranger.get(path).status_code == 401
+        assert stranger.get("/v1/dashboard/fleet").status_code == 401
         assert stranger.post("/").status_code == 405
     with live.client() as client:
         assert client.get("/static/nothing.js").status_code == 404
@@ -370,15 +253,3 @@ def test_the_fleet_view_has_the_numbers_of_the_api(live: LiveFleet) -> None:
     with live.client() as client:
         refused = client.get("/v1/dashboard/fleet", params={"sort": "x"})
         assert (refused.status_code, "no order 'x'" in refused.json()["detail"]) == (400, True)
-
-
-def test_live_events_say_when_something_changed(live: LiveFleet) -> None:
-    with live.client() as client, client.stream("GET", "/v1/dashboard/live") as answer:
-        lines = answer.iter_lines()
-        events = []
-        for line in lines:
-            events += [line] if line.startswith("event:") else []
-            if len(events) == 3:
-                break
-    assert set(events) == {"event: change"}
-    assert json.dumps(live.get("/v1/status")).count(live.token) == 0

@@ -124,7 +124,6 @@ def test_every_view_has_the_numbers_of_the_api_and_no_markup_of_others(page: Any
         assert f"{api[name]['records']:,}" in rows[name]
         assert "0.710" in rows[name]
     assert EVIL_DEVICE in next(iter(rows)), "what is broken comes first"
-    # The rows are read from the store in a thread that the first visitor starts.
     until(lambda: any(row["name"] == EVIL for row in live.get("/v1/dashboard/workloads")["rows"]), 90)
     workloads = live.get("/v1/dashboard/workloads")["rows"]
     evil = next(row for row in workloads if row["name"] == EVIL)

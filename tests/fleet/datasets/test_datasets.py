@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 import yaml
@@ -58,7 +57,6 @@ from fleet.datasets.publication import publish
 from fleet.errors import FleetError
 from fleet.interchange.export_source import json_object
 from fleet.store.store import Store
-from tests.cli_fixtures import json_of
 from tests.record_fixtures import make_batch, make_descriptor, make_record, make_spec, make_workload
 from transfer.language.budget import MAX_TEXT
 
@@ -300,31 +298,28 @@ def flipped(name: str) -> Change:
     return change
 
 
-def written(name: str, text: str) -> Change:
-    return lambda folder: (folder / name).write_text(text)
+def written(name: str, text: str, times: int = 1) -> Change:
+    return lambda folder: (folder / name).write_text(text * times)
 
 
-def resummed(name: str, text: str) -> Change:
+def resummed(name: str, text: str, times: int = 1) -> Change:
     """A publisher who writes another text, with right sums."""
 
     def change(folder: Path) -> None:
-        (folder / name).write_text(text)
+        (folder / name).write_text(text * times)
         write_sums(folder)
 
     return change
 
 
-def in_place(name: str, make: Callable[[Path], object]) -> Change:
-    """Something that is no regular file, or has no size."""
+def in_place(name: str, make: Callable[[Path], object] = lambda _: None) -> Change:
+    """Nothing, something that is no regular file, or what has no size."""
 
     def change(folder: Path) -> None:
         (folder / name).unlink()
         make(folder / name)
 
     return change
-
-
-CARD_KEYS = ("license", "records", "candidates", "workloads", "devices", "operators", "networks", "faults")
 
 
 def told(**changes: Any) -> Change:
@@ -407,8 +402,8 @@ def no_text(name: str) -> Rows:
     return edit
 
 
-#: What a stranger may say in each row, in the card, of a device or of a workload, and words of the refusal.
-#: The first ones would end whoever reads the store later.
+#: What a stranger may say in each row, in the card, of a device or of a workload, or make of the files; words
+#: of the refusal. The first ones would end whoever reads the store later.
 SAID = r"""
 rows       | quality: suspect                           | column quality holds 'suspect'
 rows       | quality: '["suspect"]'                     | column quality holds
@@ -435,12 +430,38 @@ card       | name: ../x                                 | dataset.json: name: St
 card       | devices: {dev-a: {records: 1}}             | devices\.dev-a\.outcomes: Field required
 card       | records: true                              | dataset\.json: records: Input should be a valid
 card       | records: 24                                | has 23 records, its card says 24
+card       | license: null                              | dataset\.json: license: Input should be
+card       | records: null                              | dataset\.json: records: Input should be
+card       | candidates: null                           | dataset\.json: candidates: Input should be
+card       | workloads: null                            | dataset\.json: workloads: Input should be
+card       | devices: null                              | dataset\.json: devices: Input should be
+card       | operators: null                            | dataset\.json: operators: Input should be
+card       | networks: null                             | dataset\.json: networks: Input should be
+card       | faults: null                               | dataset\.json: faults: Input should be
+flipped    | name: records.parquet                      | records.parquet has SHA-256 \w{64}, SHA256SUMS says
+flipped    | name: dataset.json                         | dataset.json has SHA-256
+flipped    | name: README.md                            | README.md has SHA-256
+removed    | name: SHA256SUMS                           | holds no published dataset
+removed    | name: records.parquet                      | records.parquet: No such file
+written    | name: SHA256SUMS, text: x                  | expected one line `SHA-256  NAME` for each
+written    | name: SHA256SUMS, text: "0  ../../etc/passwd" | expected one line
+written    | name: SHA256SUMS, text: x, times: 100000   | has 100,000 bytes, at most 65,536 are read
+written    | name: dataset.json, text: "[", times: 100000   | dataset.json has SHA-256
+resummed   | name: dataset.json, text: "[", times: 100000   | dataset.json: is no JSON
+resummed   | name: dataset.json, text: "null"           | does not say its version
+fifo       | name: dataset.json                         | dataset.json: is no regular file
+fifo       | name: SHA256SUMS                           | SHA256SUMS: is no regular file
+link       | name: README.md, target: /dev/zero         | README.md: is no regular file
+link       | name: records.parquet, target: /dev/zero   | records.parquet: is no regular file
 """
 SAYS: dict[str, Callable[..., Change]] = {
     "rows": lambda **values: rows(replaced(**values)),
     "card": told,
     "descriptor": lambda **values: device("dev-b", "descriptor", **values),
     "workload": workload,
+    **{"flipped": flipped, "written": written, "resummed": resummed, "removed": in_place},
+    "fifo": lambda name: in_place(name, os.mkfifo),
+    "link": lambda name, target: in_place(name, lambda path: path.symlink_to(target)),
 }
 
 
@@ -461,24 +482,8 @@ def changes() -> Iterator[tuple[Change, str]]:
         (rows(no_text("error")), "Invalid UTF8"),
         (device("dev-a", "spec", threads=10**400), "device dev-a: a number of its description is out of"),
         (rewritten(long_named), r"device 'lab-one\.d{121}' cannot be stored"),
-        (flipped(RECORDS), r"records.parquet has SHA-256 \w{64}, SHA256SUMS says \w{64}: damaged"),
-        (flipped(CARD), "dataset.json has SHA-256"),
-        (flipped(README), "README.md has SHA-256"),
-        (lambda folder: (folder / SUMS).unlink(), "holds no published dataset"),
-        (lambda folder: (folder / RECORDS).unlink(), "records.parquet: No such file"),
-        (written(SUMS, "x"), "expected one line `SHA-256  NAME` for each"),
-        (written(SUMS, f"{'0' * 64}  ../../etc/passwd\n" * 3), "expected one line"),
-        (written(SUMS, "x" * 100_000), "has 100,000 bytes, at most 65,536 are read"),
-        *((told(**{name: None}), rf"dataset\.json: {name}: Input should be") for name in CARD_KEYS),
-        (written(CARD, "[" * 100_000), "dataset.json has SHA-256"),
-        (resummed(CARD, "[" * 100_000), "dataset.json: is no JSON"),
         (resummed(CARD, "[" + "[]," * 1_100_000 + "[]]"), "more than 1,000,000 values"),
-        (resummed(CARD, "null"), "does not say its version"),
-        (in_place(CARD, os.mkfifo), "dataset.json: is no regular file"),
-        (in_place(README, lambda path: path.symlink_to("/dev/zero")), "README.md: is no regular file"),
-        (in_place(RECORDS, lambda path: path.symlink_to("/dev/zero")), "records.parquet: is no regular file"),
         (in_place(SUMS, lambda path: path.symlink_to("/proc/kmsg")), "expected one line|holds no published"),
-        (in_place(SUMS, os.mkfifo), "SHA256SUMS: is no regular file"),
         (rows(lambda table: table.slice(1)), "has 22 records, its card says 23"),
         (rows(lambda table: pa.concat_tables([table, table])), "23 records are there more than once"),
         (rows(lambda table: table.drop_columns(["trace"])), "column trace is not there"),
@@ -580,26 +585,6 @@ def test_a_dataset_is_known_by_one_sum(folder: Path) -> None:
         DatasetRefusedError, match=f"has SHA-256 {digest}, expected {'0' * 64}: it is another one"
     ):
         read_published(folder, "0" * 64)
-
-
-def test_the_command_line_publishes_verifies_opens_and_lists(
-    store: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-
-    made = json_of("datasets", "publish", str(store), "lab-two", "--fault", "Loud.", "--device", "dev-b")
-    assert (made["card"]["name"], list(made["card"]["devices"])) == ("lab-two", ["dev-b"])
-    assert made["card"]["faults"] == ["Loud."]
-    checked = json_of("datasets", "verify", "lab-two", "--sha256", made["sha256"])
-    assert (checked["records"], checked["sha256"]) == (11, made["sha256"])
-    opened = json_of("datasets", "open", "lab-two", "--store", "runs/store")
-    assert (opened["appended"], opened["devices"]) == (11, ["lab-two.dev-b"])
-    for words in ((), ("list",), ("runs",), ("list", "runs")):
-        [listed] = json_of("datasets", *words)
-        assert (listed["store"], listed["records"]) == ("runs/store", 11)
-    assert run(["datasets", "verify", "lab-two"]) == 0
-    assert "lab-two: whole, 11 records" in capsys.readouterr().out
-    assert pc.count_distinct(pq.read_table("lab-two/records.parquet").column("record_id")).as_py() == 11
 
 
 @pytest.mark.parametrize("name", ["open-cpu-1", "open-cpu-2"])

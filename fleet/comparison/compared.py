@@ -12,19 +12,19 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from agents.records import DeviceId
-from fleet.dashboard.comparison import (
+import pyarrow.compute as pc
+
+from agents.records import DeviceId, WorkloadId
+from fleet.comparison.device_rows import device_rows
+from fleet.comparison.series import (
     COMPARED_COLUMNS,
-    KEYS,
-    TEXTS,
     ComparedSide,
     compare_measurements,
     compare_versions,
+    compared_side,
     shared_candidates,
     summary,
 )
-from fleet.dashboard.pages import PageQuery, cut
-from fleet.dashboard.store_reads import device_rows
 from fleet.errors import FleetError
 from fleet.models.registry_reader import RegistryReader
 from fleet.store.reader import StoreReader
@@ -76,7 +76,6 @@ def compare(
     read: Callable[[], StoreReader],
     registry: RegistryReader,
     texts: tuple[str, str],
-    query: PageQuery,
     *,
     shows_all: bool = False,
 ) -> dict[str, Any]:
@@ -84,7 +83,7 @@ def compare(
 
     Returns:
         `sides`, `kind` (`versions` or `measurements`), `summary`, `hidden` (rows left out for being
-        insignificant), `notes`, and a page of rows (`fleet.dashboard.comparison`).
+        insignificant), `notes`, and `rows` (`fleet.comparison.series`).
 
     Raises:
         CompareError: The sides cannot be compared.
@@ -96,38 +95,32 @@ def compare(
         raise CompareError(
             f"{texts[0]!r:.80} and {texts[1]!r:.80} are unlike: compare two devices or two versions"
         )
-    notes: list[str] = []
     if before.version:
         rows = compare_versions(registry.manifest(before.version), registry.manifest(after.version))
-        notes.append(
-            "Figures of two versions come from the candidates of their days; intervals are their noise."
-        )
+        notes = ["Figures of two versions come from the candidates of their days; intervals are their noise."]
     else:
         rows, notes = _measurements(read(), before, after)
-    visible = rows if shows_all else [row for row in rows if row["is_significant"] is not False]
-    if not query.sort:
-        # Changes that cannot be judged stay in sight, behind those that can.
-        query = PageQuery(
-            sort="severity", is_descending=True, text=query.text, offset=query.offset, size=query.size
-        )
+    visible = [row for row in rows if shows_all or row["is_significant"] is not False]
     return {
         "sides": list(texts),
         "kind": "versions" if before.version else "measurements",
         "summary": summary(rows),
         "hidden": len(rows) - len(visible),
         "notes": notes,
-        **cut(visible, query, KEYS, TEXTS),
+        "rows": visible,
     }
 
 
 def _measurements(reader: StoreReader, before: Side, after: Side) -> tuple[list[dict[str, Any]], list[str]]:
     sides = [_side(reader, side) for side in (before, after)]
-    if before.device_id == after.device_id and sides[1].environment != sides[0].environment:
+    is_same = before.device_id == after.device_id
+    if is_same and sides[1].environment != sides[0].environment:
         # Days of one device are one series only within one environment; the later day's counts.
         again = _side(reader, before, sides[1].environment)
-        if again.states():
-            sides[0] = again
-    names = {str(workload_id): workload.name for workload_id, workload in _workloads(reader, sides).items()}
+        sides[0] = again if again.states else sides[0]
+    common = sides[0].latencies.keys() & sides[1].latencies.keys()
+    workloads = reader.workloads([WorkloadId(name) for name in common])
+    names = {str(workload_id): workload.name for workload_id, workload in workloads.items()}
     rows = compare_measurements(sides[0], sides[1], names)
     notes = []
     for side, measured in zip((before, after), sides, strict=True):
@@ -136,11 +129,9 @@ def _measurements(reader: StoreReader, before: Side, after: Side) -> tuple[list[
         elif measured.environments > 1:
             several = f"{side.device_id} has measured in {measured.environments} environments"
             notes.append(f"{several}; the one with most records counts.")
-    has_both = all(measured.records for measured in sides)
-    is_same = before.device_id == after.device_id
-    if has_both and is_same and sides[0].environment != sides[1].environment:
-        notes.append("The two days are of different environments: these are two series, not one.")
-    if has_both:
+    if all(measured.records for measured in sides):
+        if is_same and sides[0].environment != sides[1].environment:
+            notes.append("The two days are of different environments: these are two series, not one.")
         notes += _why_left_out(shared_candidates(*sides))
     if any(row["kind"] == "latency" and row["noise"] is None for row in rows):
         notes.append(
@@ -173,12 +164,7 @@ def _why_left_out(candidates: Mapping[str, int]) -> list[str]:
 
 
 def _side(reader: StoreReader, side: Side, environment_id: str = "") -> ComparedSide:
-    compared = ComparedSide(DeviceId(side.device_id), environment_id, side.first_at, side.last_at)
-    for _, batch in device_rows(reader, COMPARED_COLUMNS, [side.device_id]):
-        compared.add(batch)
-    return compared
-
-
-def _workloads(reader: StoreReader, sides: list[ComparedSide]) -> Mapping[Any, Any]:
-    common = set(sides[0].latencies()) & set(sides[1].latencies())
-    return reader.workloads(common)  # type: ignore[arg-type]
+    device_id, at = DeviceId(side.device_id), pc.field("measured_at")
+    where = (at >= side.first_at) & (at < side.last_at)
+    rows = device_rows(reader, COMPARED_COLUMNS, [device_id], where=where)
+    return compared_side(device_id, rows.get(device_id), environment_id)

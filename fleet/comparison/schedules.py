@@ -41,7 +41,7 @@ def side_by_side(mine: list[str], other: list[str]) -> dict[str, Any]:
     for kind, first, last, begin, end in matcher.get_opcodes():
         mine_lines, other_lines = mine[first:last], other[begin:end]
         for place in range(max(len(mine_lines), len(other_lines))):
-            pair = [some[place] if place < len(some) else None for some in (mine_lines, other_lines)]
+            pair = [lines[place] if place < len(lines) else None for lines in (mine_lines, other_lines)]
             rows.append([*pair, kind != "equal"])
     return {
         "rows": rows,
@@ -66,7 +66,7 @@ def _is_decision(value: Any) -> bool:
 def _step(place: int, step: list[Any], decisions: Mapping[Any, Any]) -> str:
     name, inputs, attributes, outputs = step
     assigned = f"{_names(outputs)} = " if outputs else ""
-    arguments = ", ".join(_names(some) for some in (inputs, attributes) if some != [])
+    arguments = ", ".join(_names(values) for values in (inputs, attributes) if values != [])
     decided = f"  # decision: {json.dumps(decisions[place])}" if place in decisions else ""
     return f"{assigned}{_text(name)}({arguments}){decided}"
 

@@ -1,0 +1,241 @@
+"""What the dashboard reads of a store: the store itself, and a summary of all devices and workloads.
+
+The summary comes from the sums of the state file and from each device's last records. It is made again while
+somebody looks, in a thread that starts with a request and ends with the summary. Nothing else is kept.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from agents.records import NOISE, DeviceId, Workload, WorkloadId
+from fleet.comparison.device_rows import device_rows
+from fleet.dashboard.recent_records import NOISE_RUN_SECS, RECENT_COLUMNS, RECENT_SECS, last_noise, recent
+from fleet.errors import FleetError
+from fleet.state.questions import StateReader
+from fleet.state.schema import STATE
+from fleet.store.noise_columns import READING_COLUMNS
+from fleet.store.reader import StoreReader
+from fleet.store.store import Store
+
+_LOG = logging.getLogger(__name__)
+
+#: Least age of a reader and of a summary before the next one, over the time that the last one took as well:
+#: a busy fleet comes first.
+_READER_SECS, _SUMMARY_SECS, _LEAST_WAIT = 2.0, 5.0, 4.0
+#: Without a visitor for so long the summary is let go of.
+_FORGET_SECS = 600.0
+
+
+class Cell(NamedTuple):
+    """What one device has of one workload."""
+
+    records: int
+    ok: int
+    #: Latency of the fastest candidate; None where none ran.
+    best_secs: float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoreSummary:
+    """What is known of all devices and workloads; changed by nobody."""
+
+    #: `loading` until there is a first one; `failed` with a reason.
+    state: str = "loading"
+    reason: str = ""
+    #: The last records of each device (`fleet.dashboard.recent_records.recent`), and its last A/A run.
+    devices: Mapping[str, Mapping[str, Any]]
+    #: By workload and device.
+    cells: Mapping[str, Mapping[str, Cell]]
+    #: What a page says of each workload (`facts_of`).
+    workloads: Mapping[str, Mapping[str, Any]]
+
+    def progress(self) -> dict[str, str]:
+        """Whether it is there, JSON-ready."""
+        return {"state": self.state, "reason": self.reason}
+
+
+_NOTHING = StoreSummary(devices={}, cells={}, workloads={})
+
+
+def facts_of(workload: Workload) -> dict[str, Any]:
+    """What a page says of a workload, JSON-ready; its module is left out."""
+    return {
+        "name": workload.name,
+        "operator": workload.operator,
+        "shapes": [list(shape) for shape in workload.arg_shapes],
+        "dtypes": list(workload.arg_dtypes),
+        "flops": workload.flops,
+        "networks": ", ".join(f"{name} ({weight}x)" for name, weight in workload.networks),
+    }
+
+
+class StoreView:
+    """A store as the dashboard sees it. Threads may share it.
+
+    Args:
+        path: Folder of the store.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._lock = threading.Lock()
+        self._reader: StoreReader | None = None
+        self._reader_due_at = self._due_at = 0.0
+        self._summary = _NOTHING
+        self._thread: threading.Thread | None = None
+        self._forgetting: threading.Timer | None = None
+        self._is_closed = False
+
+    def reader(self) -> StoreReader:
+        """The store as it was some seconds ago at most.
+
+        Raises:
+            StoreError: It cannot be read.
+        """
+        with self._lock:
+            if self._reader is None or time.monotonic() >= self._reader_due_at:
+                began = time.monotonic()
+                self._reader = Store.read(self._path)
+                self._reader_due_at = _next_at(began, _READER_SECS)
+                self._forget_later()
+            return self._reader
+
+    def summary(self) -> StoreSummary:
+        """The last summary; a thread makes the next one if it is due."""
+        with self._lock:
+            is_due = self._thread is None and time.monotonic() >= self._due_at
+            if is_due and not self._is_closed:
+                self._thread = threading.Thread(target=self._refresh, name="dashboard", daemon=True)
+                self._thread.start()
+        return self._summary
+
+    def close(self) -> None:
+        """Wait for what is read just now."""
+        self._is_closed = True
+        with self._lock:
+            thread, timer = self._thread, self._forgetting
+        if timer is not None:
+            timer.cancel()
+        if thread is not None:
+            thread.join(5.0)
+
+    def refresh(self) -> None:
+        """Make the next summary now, of devices that have new records.
+
+        Raises:
+            FleetError: The store cannot be read.
+        """
+        before = self._summary
+        with StateReader(self._path / STATE) as state:
+            sums, times, best = state.record_sums(), state.times(), state.best_latencies()
+        reader = self.reader()
+        cells: dict[str, dict[str, Cell]] = {}
+        for device_id, workload_id, records, ok, _ in sums:
+            cell = Cell(records, ok, best.get((workload_id, device_id)))
+            cells.setdefault(workload_id, {})[device_id] = cell
+        names = [WorkloadId(name) for name in cells if name not in before.workloads]
+        made = reader.workloads(names) if names else {}
+        workloads: dict[str, Mapping[str, Any]] = dict(before.workloads)
+        workloads |= {name: facts_of(made[name]) if name in made else {"name": name} for name in names}
+        self._summary = StoreSummary(
+            state="ready",
+            devices=_devices(reader, sums, times, before.devices),
+            cells=cells,
+            workloads=workloads,
+        )
+
+    def _refresh(self) -> None:
+        began, reason = time.monotonic(), ""
+        try:
+            self.refresh()
+        except FleetError as error:
+            reason = str(error)
+        except Exception as error:  # the page must not end the daemon
+            _LOG.exception("the dashboard cannot read the store")
+            reason = repr(error)
+        with self._lock:
+            if reason:
+                self._summary = replace(self._summary, state="failed", reason=reason)
+            self._due_at, self._thread = _next_at(began, _SUMMARY_SECS), None
+
+    def _forget_later(self) -> None:
+        if self._forgetting is not None:
+            self._forgetting.cancel()
+        self._forgetting = threading.Timer(_FORGET_SECS, self.forget)
+        self._forgetting.daemon = True
+        self._forgetting.start()
+
+    def forget(self) -> None:
+        """Let go of what was read."""
+        with self._lock:
+            self._reader, self._summary, self._due_at = None, _NOTHING, 0.0
+
+
+def _next_at(began: float, least_secs: float) -> float:
+    now = time.monotonic()
+    return now + max(least_secs, _LEAST_WAIT * (now - began))
+
+
+def _devices(
+    reader: StoreReader,
+    sums: Sequence[tuple[DeviceId, WorkloadId, int, int, float]],
+    times: Mapping[tuple[str, str, str], tuple[float, float]],
+    before: Mapping[str, Mapping[str, Any]],
+) -> dict[str, Mapping[str, Any]]:
+    """What is shown of each device; only of those with new records, or a new A/A run, is anything read."""
+    records: dict[str, int] = {}
+    last_at: dict[str, float] = {}
+    noise_at: dict[str, float] = {}
+    for device_id, _, count, _, at in sums:
+        records[device_id] = records.get(device_id, 0) + count
+        last_at[device_id] = max(last_at.get(device_id, 0.0), at)
+    for (_, name, _), (_, at) in times.items():
+        noise_at[name] = max(noise_at.get(name, 0.0), at)
+
+    def changed(key: str, now: Mapping[str, float]) -> dict[str, float]:
+        return {
+            name: value for name, value in now.items() if value and before.get(name, {}).get(key) != value
+        }
+
+    fresh, measured = changed("records", records), changed("noise_at", noise_at)
+    rows = _rows_since(reader, RECENT_COLUMNS, {name: last_at[name] - RECENT_SECS for name in fresh})
+    is_noise = pc.field("origin") == NOISE
+    starts = {name: at - NOISE_RUN_SECS for name, at in measured.items()}
+    noise = _rows_since(reader, READING_COLUMNS, starts, is_noise)
+    devices = dict(before)
+    for name in {*fresh, *measured}:
+        device = {"noise": None, **devices.get(name, {})}
+        if name in fresh:
+            device |= {"records": records[name], **recent(rows.get(DeviceId(name)))}
+        if name in measured:
+            floor = last_noise(DeviceId(name), noise.get(DeviceId(name)))
+            device |= {"noise_at": noise_at[name], "noise": floor}
+        devices[name] = device
+    return devices
+
+
+def _rows_since(
+    reader: StoreReader,
+    names: Sequence[str],
+    since: Mapping[str, float],
+    where: pc.Expression | None = None,
+) -> dict[DeviceId, pa.RecordBatch]:
+    """Rows of devices, each from a moment of its own on."""
+    if not since:
+        return {}
+    is_recent = pc.field("measured_at") >= min(since.values())
+    batches = device_rows(reader, names, since, where=is_recent if where is None else is_recent & where)
+    return {
+        device_id: batch.filter(pc.greater_equal(batch.column("measured_at"), since[device_id]))
+        for device_id, batch in batches.items()
+    }
