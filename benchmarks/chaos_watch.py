@@ -12,13 +12,14 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from agents.codec import record_from_json
 from agents.records import Record
 from agents.spool.disk_spool import Spool
 from benchmarks.chaos_history import Event, HistoryLog, read_history
 from benchmarks.chaos_life import stored_in
 from benchmarks.chaos_models import look_at_models
-from fleet.core.event_json import event_to_json
 from fleet.core.events import Event as FleetEvent
 from fleet.core.events import JobCancelled, JobFinished, JobId, JobSubmitted, RequestEnded
 from fleet.core.limits import Limits
@@ -92,7 +93,7 @@ class Watched:
     def _commit(self, real: Real, event_log: EventLog) -> Any:
         done = real(event_log)
         events = done[0] if done is not None else []
-        self._log.note([event_to_json(one) for one in events])
+        self._log.note(msgspec.to_builtins(events))
         for event in events:
             if isinstance(event, JobSubmitted):
                 self._log.add(Event(kind="submitted", by=event.job.request_id, jobs=(event.job.job_id,)))
@@ -101,7 +102,6 @@ class Watched:
             elif (what := _TRAININGS.get(type(event).__name__)) is not None:
                 self._log.add(Event(kind="training", by=what))
         return done
-
 
 def _wrap(owner: type, name: str, around: Callable[..., Any]) -> None:
     """Put a function around a method: it gets the method first, then its arguments."""

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
+
+from msgspec import convert
+from msgspec.json import decode, encode
 
 from agents.records import CandidateId, DeviceId, WorkloadId
 from fleet.core import events as ev
-from fleet.core.event_json import event_from_json, event_to_json, value_from_json
 from fleet.core.events import DeviceState, Event, Instruction, Job, JobId, JobState, Verdict
 from fleet.core.job_state import PATIENCE
 from fleet.core.limits import Limits
@@ -48,12 +49,12 @@ def finished(at_secs: float, device: str, job_id: str, fencing_token: int, **cha
 
 def request_of(entry: dict[str, Any]) -> Request:
     """The request of an entry of a written state."""
-    return value_from_json(Request, entry["request"])
+    return convert(entry["request"], Request)
 
 
 def reopened(state: FleetState) -> FleetState:
     """The state as a snapshot gives it back."""
-    return FleetState.from_json(json.loads(json.dumps(state.to_json())))
+    return FleetState.from_json(decode(encode(state.to_json())))
 
 
 def shown(state: FleetState, request_id: str) -> dict[str, Any]:
@@ -70,8 +71,8 @@ class World:
         self.limits = limits
         self.state = FleetState(limits)
         self.now = 1_000_000.0
-        #: What the journal would hold, as text.
-        self.journal: list[str] = []
+        #: What the journal would hold.
+        self.journal: list[bytes] = []
         self.refused = 0
         self.submitted: set[JobId] = set()
         #: How many grants there were when the job of an id was submitted; ids may be used again.
@@ -103,7 +104,7 @@ class World:
             assert self.state.to_json() == before
             self.refused += 1
             return []
-        self.journal.append(json.dumps(event_to_json(event)))
+        self.journal.append(ev.encode_events([event]))
         self._note(event, made, overdue, before)
         if isinstance(event, ev.JobFinished):
             self._check_count(event, before, verdict)
@@ -115,7 +116,7 @@ class World:
         """The state that a coordinator gets from the journal."""
         state = FleetState(limits or self.limits)
         for line in self.journal:
-            state.apply(event_from_json(json.loads(line)))
+            state.apply(*ev.decode_events(line))
         return state
 
     def device(self, name: str) -> dict[str, Any]:
@@ -134,7 +135,7 @@ class World:
         now = max(event.at_secs, leasing["now"])
         return {
             (DeviceId(device["device_id"]), lease["fencing_token"])
-            for device in leasing["devices"]
+            for device in leasing["devices"].values()
             for lease in device["leases"]
             if lease["deadline_secs"] <= now
         }
@@ -204,7 +205,7 @@ class World:
     def _check_no_job(self, request_id: RequestId) -> None:
         """None waits; what was at work when its request ended may come back, and is cancelled then."""
         entries = self.state.to_json()["leasing"]["jobs"]["entries"]
-        states = {one["state"] for one in entries if one["job"]["request_id"] == request_id}
+        states = {one["state"] for one in entries.values() if one["job"]["request_id"] == request_id}
         assert JobState.QUEUED not in states
 
     def _kind(self, request_id: RequestId) -> RequestKind:
@@ -215,7 +216,7 @@ class World:
 
     def reserved(self) -> set[DeviceId]:
         """Devices that the driver of a running request measures on."""
-        values = self.state.to_json()["requests"]
+        values = self.state.to_json()["requests"]["entries"].values()
         return {
             device_id
             for one in values
@@ -226,15 +227,15 @@ class World:
 
     @staticmethod
     def _is_there(values: dict[str, Any], job_id: JobId) -> bool:
-        return any(entry["job"]["job_id"] == job_id for entry in values["leasing"]["jobs"]["entries"])
+        return job_id in values["leasing"]["jobs"]["entries"]
 
     def _check_silence(self, before: dict[str, Any]) -> None:
         """Time alone counts nothing against whoever was not heard lately, nor against the job there."""
         now = self.state.to_json()["leasing"]
-        crashes = {one["job"]["job_id"]: one["crashes"] for one in now["jobs"]["entries"]}
-        failures = {one["device_id"]: one["failures"] for one in now["devices"]}
-        was = {one["job"]["job_id"]: one["crashes"] for one in before["leasing"]["jobs"]["entries"]}
-        for device in before["leasing"]["devices"]:
+        crashes = {job_id: entry["crashes"] for job_id, entry in now["jobs"]["entries"].items()}
+        failures = {device_id: device["failures"] for device_id, device in now["devices"].items()}
+        was = {job_id: entry["crashes"] for job_id, entry in before["leasing"]["jobs"]["entries"].items()}
+        for device in before["leasing"]["devices"].values():
             is_silent = device["heard_secs"] < now["now"] - self.limits.lease_secs / 2
             if device["leases"] and is_silent:
                 assert failures[device["device_id"]] == device["failures"]
@@ -246,9 +247,10 @@ class World:
     @staticmethod
     def _blame(values: dict[str, Any]) -> list[Any]:
         """What was counted against devices and jobs, and what devices were charged."""
-        leasing = values["leasing"]
-        devices = [(one["crashes"], one["failures"], one["device_secs"]) for one in leasing["devices"]]
-        return [devices, [(one["job"]["job_id"], one["crashes"]) for one in leasing["jobs"]["entries"]]]
+        devices = values["leasing"]["devices"].values()
+        jobs = values["leasing"]["jobs"]["entries"].items()
+        counted = [(device["crashes"], device["failures"], device["device_secs"]) for device in devices]
+        return [counted, [(job_id, entry["crashes"]) for job_id, entry in jobs]]
 
     def _check_count(self, event: ev.JobFinished, before: dict[str, Any], verdict: Verdict | None) -> None:
         """Results count if their lease is the last of a job that has not ended, and did not expire."""
@@ -288,13 +290,13 @@ class World:
         """What must hold at any time."""
         leasing = self.state.to_json()["leasing"]
         jobs = leasing["jobs"]
-        entries = {entry["job"]["job_id"]: entry for entry in jobs["entries"]}
+        entries = jobs["entries"]
         self._check_accounts(jobs, entries)
-        leased = [lease["job_id"] for device in leasing["devices"] for lease in device["leases"]]
+        leased = [lease["job_id"] for device in leasing["devices"].values() for lease in device["leases"]]
         assert sorted(leased) == sorted(key for key, entry in entries.items() if entry["state"] == "leased")
         queued = [job_id for queue in jobs["queues"].values() for job_id in queue]
         assert sorted(queued) == sorted(key for key, entry in entries.items() if entry["state"] == "queued")
-        for device in leasing["devices"]:
+        for device in leasing["devices"].values():
             assert bool(device["leases"]) == (device["state"] == "leased")
             assert len(device["leases"]) <= self.limits.leases
             for lease in device["leases"]:

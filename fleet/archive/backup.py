@@ -41,11 +41,11 @@ from fleet.state.questions import StateReader
 from fleet.state.schema import STATE
 from fleet.state.state_file import back_up as back_up_state
 from fleet.state.table_log import TableLog
-from fleet.store.delta.files import file_sum
 from fleet.store.delta.log import (
     RECORDS,
     TableSnapshot,
     delta_errors,
+    file_sum,
     load_snapshot,
 )
 from fleet.store.lock import check_folder

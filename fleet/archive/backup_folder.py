@@ -12,12 +12,11 @@ import os
 import uuid
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import Annotated, Any
 
 import filelock
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from msgspec import Meta, Struct, ValidationError, convert, field, to_builtins
 
 from agents.codec import bounded_json
 from agents.files import make_folder
@@ -26,8 +25,7 @@ from agents.regular_files import read_regular, regular_chunks
 from fleet.durable import write_durably
 from fleet.errors import StoreError
 from fleet.state.schema import STATE
-from fleet.store.delta.files import file_sum
-from fleet.store.delta.log import RECORDS
+from fleet.store.delta.log import RECORDS, file_sum
 from fleet.store.reader import DEVICES, WORKLOADS
 from fleet.terminal_text import visible
 
@@ -43,16 +41,14 @@ _PARTS = frozenset({RECORDS, WORKLOADS, DEVICES, IMPORTS})
 _MOST_LIST_BYTES, _MOST_FILE_BYTES = 64 << 20, 1 << 40
 
 
-@dataclass(frozen=True, slots=True)
-class BackedUpFile:
+class BackedUpFile(Struct, frozen=True, array_like=True):
     """One file of the store in the backup."""
 
-    sha256: str
-    bytes: int
+    sha256: Annotated[str, Meta(pattern="^[0-9a-f]{64}$")]
+    bytes: Annotated[int, Meta(ge=0)]
 
 
-@dataclass(slots=True, kw_only=True)
-class BackedUp:
+class BackedUp(Struct, kw_only=True, forbid_unknown_fields=True):
     """What is in a backup, or was restored from one."""
 
     version: int
@@ -69,26 +65,15 @@ class BackedUp:
     secs: float = 0.0
 
 
-@dataclass(slots=True, kw_only=True)
-class Manifest:
-    """Which file of the store is which object."""
+#: A path below a store, in which no control character is.
+_Path = Annotated[str, Meta(pattern=r"^[^\x00-\x1f\x7f]{1,1024}$")]
+
+
+class Manifest(Struct, kw_only=True, forbid_unknown_fields=True):
+    """Which file of the store is which object: the list as it stands on the disk."""
 
     about: BackedUp
-    files: dict[str, BackedUpFile] = field(default_factory=dict)
-
-
-class _List(BaseModel):
-    """The list of a backup as it stands on the disk."""
-
-    model_config = ConfigDict(strict=True)
-
-    layout: Annotated[int, Field(alias="schema")]
-    about: BackedUp
-    #: By path below the store, which no control character is in: SHA-256 and bytes.
-    files: dict[
-        Annotated[str, Field(pattern=r"^[^\x00-\x1f\x7f]{1,1024}$")],
-        tuple[Annotated[str, Field(pattern="^[0-9a-f]{64}$")], Annotated[int, Field(ge=0)]],
-    ]
+    files: dict[_Path, BackedUpFile] = field(default_factory=dict)
 
 
 def is_backup(folder: Path) -> bool:
@@ -210,8 +195,7 @@ def object_path(folder: Path, sha256: str) -> Path:
 
 def write_manifest(folder: Path, manifest: Manifest) -> None:
     """Make a backup the one that the folder holds; all of its objects are on the disk."""
-    files = {path: [file.sha256, file.bytes] for path, file in sorted(manifest.files.items())}
-    value = {"schema": BACKUP_SCHEMA, "about": asdict(manifest.about), "files": files}
+    value = {"schema": BACKUP_SCHEMA, **to_builtins(manifest, order="sorted")}
     write_durably(folder / MANIFEST, json.dumps({**value, "sum": _sum_of(value)}).encode())
 
 
@@ -231,31 +215,27 @@ def read_manifest(folder: Path) -> Manifest:
             )
         if value.pop("sum") != _sum_of(value):
             raise ValueError("its sum is another one")
-        listed = _List.model_validate_json(json.dumps(value))
-        for name in listed.files:
+        manifest = convert({key: value[key] for key in value.keys() - {"schema"}}, Manifest)
+        for name in manifest.files:
             parts = PurePosixPath(name).parts
             is_inside = len(parts) >= 2 and parts[0] in _PARTS and ".." not in parts
             if name != STATE and not is_inside:
                 raise ValueError(f"{name!r} is no file of a store")
-        if STATE not in listed.files:
+        if STATE not in manifest.files:
             raise ValueError(f"it lacks {STATE}")
-        files = {name: BackedUpFile(*entry) for name, entry in listed.files.items()}
-        return Manifest(about=listed.about, files=files)
+        return manifest
     except FileNotFoundError as error:
         raise StoreError(
             f"there is no whole backup in {folder}; `fleet store backup {folder}` makes one"
         ) from error
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise StoreError(
-            f"{path} is damaged: {_why(error)}; use another backup, or delete it and make the backup again"
-        ) from error
+    except OSError as error:
+        raise _damaged(path, str(error.strerror)) from error
+    except (ValidationError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise _damaged(path, visible(f"{error!s:.200}")) from error
 
 
-def _why(error: Exception) -> str:
-    if isinstance(error, ValidationError):
-        first = error.errors(include_url=False, include_input=False)[0]
-        return visible(f"{'.'.join(map(str, first['loc'])):.80}: {first['msg']:.120}")
-    return str(error.strerror if isinstance(error, OSError) else error)
+def _damaged(path: Path, why: str) -> StoreError:
+    return StoreError(f"{path} is damaged: {why}; use another backup, or delete it and make the backup again")
 
 
 def _sum_of(value: Mapping[str, Any]) -> str:

@@ -18,9 +18,16 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from agents.trust import is_live
-from fleet.archive.catalog_checks import catalog_faults
-from fleet.archive.record_checks import Seen, file_faults, first_halves
-from fleet.archive.state_checks import Outcomes, StateSeen, comparison_faults, state_faults
+from fleet.archive.checks import (
+    Outcomes,
+    Seen,
+    StateSeen,
+    catalog_faults,
+    comparison_faults,
+    file_faults,
+    first_halves,
+    state_faults,
+)
 from fleet.durable import disk_errors
 from fleet.errors import StoreError
 from fleet.state.packed_rows import results_of_rows

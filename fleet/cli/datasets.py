@@ -163,8 +163,7 @@ def open_(
     from dataclasses import asdict
 
     from fleet.datasets.admission import open_dataset
-    from fleet.store.new_store import records_or_nothing
-    from fleet.store.store import Store
+    from fleet.store.store import Store, records_or_nothing
 
     settings = load_settings(config, {"store.path": store}, changes)
     say_places(settings, config, store)

@@ -5,11 +5,11 @@ Registered by `fleet.cli.app`. They take no lock on the store that they read, so
 
 from __future__ import annotations
 
-from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from msgspec.structs import asdict
 
 from fleet.cli.options import StoreOption, load_settings
 from fleet.cli.output import ConfigOption, JsonOption, SetOption, print_json

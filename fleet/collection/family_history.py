@@ -14,7 +14,7 @@ from agents.records import Candidate, CandidateId, DeviceId, Family, WorkloadId
 from agents.trust import IMPORTED, is_imported, is_live
 from fleet.collection.selection import KnownCandidates
 from fleet.collection.trust import LIVE_DIALECT
-from fleet.coverage.family_names import REPLAY_SUFFIX
+from fleet.coverage.family_candidates import REPLAY_SUFFIX
 from fleet.state.questions import StateReader
 from fleet.state.rows import CandidateTraits
 from fleet.state.schema import STATE

@@ -1,7 +1,7 @@
 """What happened in the fleet, and what is to be done about it: the words between `state.py` and the shell.
 
 An event is a fact that the coordinator saw; it carries its own time, so the state needs no clock, and it can
-be written to the event log (`event_json.py`). That time, `at_secs`, is Unix time at the start of a
+be written to the event log. That time, `at_secs`, is Unix time at the start of a
 coordinator and goes on while it runs. It neither jumps nor goes back with the wall clock, which `ClockSet`
 tells.
 
@@ -12,11 +12,13 @@ paths.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import json
+from collections.abc import Mapping, Sequence
 
-from msgspec import field
+from msgspec import convert, field, to_builtins
 
 from agents.records import CandidateId, DeviceId
+from agents.values import Value
 from fleet.core.event_words import (
     AgentFact,
     Busy,
@@ -319,6 +321,28 @@ Event = (
     | RequestSubmitted | RequestProgressed | RequestEnded | RequestCancelled
 )
 
+class _Group(Value, frozen=True):
+    """What is planned once: a conversion to a bare list of events would be planned anew at each call."""
+
+    events: tuple[Event, ...]
+
+
+def encode_events(events: Sequence[Event]) -> bytes:
+    """Events as they stand in the event log: `[{"event": "AgentDied", "at_secs": ...}]`."""
+    # Texts may quote names of files that are no Unicode, which msgspec does not write.
+    return json.dumps(to_builtins(events), separators=(",", ":")).encode()
+
+
+def decode_events(body: bytes) -> tuple[Event, ...]:
+    """Read what `encode_events` wrote.
+
+    Raises:
+        ValueError: It is no JSON.
+        msgspec.ValidationError: An event is unknown, or a field is missing, unknown or of the wrong kind.
+    """
+    return convert({"events": json.loads(body)}, _Group).events
+
+
 __all__ = [
     "RULES", "AgentDied", "AgentFact", "AgentHeartbeat", "AgentStarted", "Busy", "ClockSet",
     "CoordinatorStarted", "CoordinatorStopping",
@@ -331,5 +355,6 @@ __all__ = [
     "RequestSubmitted", "ResultArrivedLate", "RetireDevice", "ShowRequest", "StartAgent", "StartDriver",
     "StartTraining", "StopAgent", "StopDriver", "StopTraining", "Tick", "TimeWindow",
     "TrainingFailed", "TrainingFinished", "TrainingReason", "TrainingStarted", "Verdict", "WantJobs",
+    "decode_events", "encode_events",
 ]
 # fmt: on

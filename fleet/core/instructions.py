@@ -5,23 +5,20 @@ They are never logged: the same events give the same instructions again.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from agents.records import DeviceId
+from agents.values import Value
 from fleet.core.event_words import JobId, TrainingReason
 from fleet.core.request_words import RequestId
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StartAgent:
+class StartAgent(Value, frozen=True, kw_only=True):
     """Start an agent; `AgentStarted`, `ProbeRefused` or `AgentDied` of this incarnation follows."""
 
     device_id: DeviceId
     incarnation: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StopAgent:
+class StopAgent(Value, frozen=True, kw_only=True):
     """Stop an agent, with `kill` at once. Nothing needs to follow: the state counts it as gone already."""
 
     device_id: DeviceId
@@ -29,8 +26,7 @@ class StopAgent:
     kill: bool
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GrantLease:
+class GrantLease(Value, frozen=True, kw_only=True):
     """Send a job to its agent."""
 
     device_id: DeviceId
@@ -41,52 +37,45 @@ class GrantLease:
     deadline_secs: float
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StartTraining:
+class StartTraining(Value, frozen=True, kw_only=True):
     """Train the model of a family; `TrainingStarted` and then `TrainingFinished` or `-Failed` follow."""
 
     family: str
     reasons: tuple[TrainingReason, ...]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StopTraining:
+class StopTraining(Value, frozen=True, kw_only=True):
     """End the training of a family: nobody waits for it any more, and nothing of it is told from here on."""
 
     family: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StartDriver:
+class StartDriver(Value, frozen=True, kw_only=True):
     """Start the driver of a request, which may have been begun before; `RequestEnded` follows."""
 
     request_id: RequestId
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StopDriver:
+class StopDriver(Value, frozen=True, kw_only=True):
     """End the driver of a request: nothing of it is told from here on."""
 
     request_id: RequestId
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RetireDevice:
+class RetireDevice(Value, frozen=True, kw_only=True):
     """Take the file of a device away; `DeviceRetired` follows, or `RequestEnded` with the reason why not."""
 
     request_id: RequestId
     device_id: DeviceId
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ShowRequest:
+class ShowRequest(Value, frozen=True, kw_only=True):
     """A request is another than it was: tell those who follow it or wait for an answer."""
 
     request_id: RequestId
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Quarantine:
+class Quarantine(Value, frozen=True, kw_only=True):
     """A device (`job_id` None) or a job was quarantined: show it."""
 
     device_id: DeviceId
@@ -94,8 +83,7 @@ class Quarantine:
     reason: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WantJobs:
+class WantJobs(Value, frozen=True, kw_only=True):
     """The queue of a device runs low: plan about `room` candidates for it (`scheduling.plan`)."""
 
     device_id: DeviceId

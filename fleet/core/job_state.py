@@ -6,14 +6,9 @@ over any number of them.
 
 from __future__ import annotations
 
-from collections import OrderedDict
-from collections.abc import Mapping
-from typing import Any
-
-from msgspec import Struct
+from msgspec import Struct, field
 
 from agents.records import DeviceId
-from fleet.core.event_json import value_from_json, value_to_json
 from fleet.core.events import Job, JobId, JobState
 
 #: Turns in a row of higher priorities after which a lower one has its turn: nothing starves.
@@ -41,28 +36,27 @@ class Entry(Struct, forbid_unknown_fields=True):
     reason: str = ""
 
 
-class Jobs:
+class Jobs(Struct, forbid_unknown_fields=True):
     """All jobs that have not ended, and how many have."""
 
-    def __init__(self) -> None:
-        self._entries: dict[JobId, Entry] = {}
-        self._queues: dict[DeviceId, OrderedDict[JobId, None]] = {}
-        #: Quarantined ones, oldest first.
-        self._quarantined: OrderedDict[JobId, None] = OrderedDict()
-        #: By device: the requests that had the last turns, the latest last; and turns in a row in which jobs
-        #: of a lower priority waited.
-        self._served: dict[DeviceId, list[str]] = {}
-        self._overtaken: dict[DeviceId, int] = {}
-        self.submitted = 0
-        self.counts = dict.fromkeys(JobState, 0)
+    entries: dict[JobId, Entry] = field(default_factory=dict)
+    queues: dict[DeviceId, list[JobId]] = field(default_factory=dict)
+    #: Jobs under quarantine, oldest first.
+    quarantined: list[JobId] = field(default_factory=list)
+    #: By device: the requests that had the last turns, the latest last; and turns in a row in which jobs of a
+    #: lower priority waited.
+    served: dict[DeviceId, list[str]] = field(default_factory=dict)
+    overtaken: dict[DeviceId, int] = field(default_factory=dict)
+    submitted: int = 0
+    counts: dict[JobState, int] = field(default_factory=lambda: dict.fromkeys(JobState, 0))
 
     def get(self, job_id: JobId) -> Entry | None:
         """A job that is queued, leased or quarantined."""
-        return self._entries.get(job_id)
+        return self.entries.get(job_id)
 
     def queued(self, device_id: DeviceId) -> int:
         """Jobs that wait for a device."""
-        return len(self._queues.get(device_id, ()))
+        return len(self.queues.get(device_id, ()))
 
     def next(self, device_id: DeviceId, least_priority: int = 0) -> Entry | None:
         """The job that a device gets next; None where there is none. Jobs below `least_priority` wait.
@@ -70,36 +64,36 @@ class Jobs:
         Requests of one priority take turns, and after `PATIENCE` turns of higher ones a lower one has its
         turn.
         """
-        waiting = [self._entries[job_id] for job_id in self._queues.get(device_id, ())]
+        waiting = [self.entries[job_id] for job_id in self.queues.get(device_id, ())]
         waiting = [entry for entry in waiting if entry.job.priority >= least_priority]
         highest = max((entry.job.priority for entry in waiting), default=0)
-        if self._overtaken.get(device_id, 0) >= PATIENCE:
+        if self.overtaken.get(device_id, 0) >= PATIENCE:
             lower = [entry.job.priority for entry in waiting if entry.job.priority < highest]
             highest = max(lower, default=highest)
         equals = [entry for entry in waiting if entry.job.priority == highest]
         if not equals:
             return None
-        turns = {request_id: place for place, request_id in enumerate(self._served.get(device_id, ()))}
+        turns = {request_id: place for place, request_id in enumerate(self.served.get(device_id, ()))}
         return min(equals, key=lambda entry: turns.get(entry.job.request_id, -1))
 
     def of_request(self, request_id: str) -> list[Entry]:
         """Jobs of a request that wait for their device."""
-        waiting = (entry for entry in self._entries.values() if entry.state is JobState.QUEUED)
+        waiting = (entry for entry in self.entries.values() if entry.state is JobState.QUEUED)
         return [entry for entry in waiting if entry.job.request_id == request_id]
 
     def of_device(self, device_id: DeviceId) -> list[JobId]:
         """Queued and quarantined jobs of a device."""
-        waiting = list(self._queues.get(device_id, ()))
+        waiting = list(self.queues.get(device_id, ()))
         return waiting + [
-            job_id for job_id in self._quarantined if self._entries[job_id].job.device_id == device_id
+            job_id for job_id in self.quarantined if self.entries[job_id].job.device_id == device_id
         ]
 
     def submit(self, job: Job) -> None:
         """Queue a new job."""
-        self._entries[job.job_id] = Entry(job)
+        self.entries[job.job_id] = Entry(job)
         self.submitted += 1
         self.counts[JobState.QUEUED] += 1
-        self._queue(job.device_id)[job.job_id] = None
+        self._queue(job.device_id).append(job.job_id)
 
     def lease(self, entry: Entry, fencing_token: int) -> None:
         """Note that a queued job is leased; results of its leases before no longer count."""
@@ -113,8 +107,7 @@ class Jobs:
         self._leave(entry)
         self._enter(entry, JobState.QUEUED)
         queue = self._queue(entry.job.device_id)
-        queue[entry.job.job_id] = None
-        queue.move_to_end(entry.job.job_id, last=not first)
+        queue.insert(0 if first else len(queue), entry.job.job_id)
 
     def crash(self, entry: Entry, fencing_token: int, reason: str, limit: int) -> bool:
         """Count a crash, and queue the job again after all others; true if it is quarantined instead."""
@@ -126,59 +119,32 @@ class Jobs:
         self._leave(entry)
         self._enter(entry, JobState.QUARANTINED)
         entry.reason = reason
-        self._quarantined[entry.job.job_id] = None
-        if len(self._quarantined) > _QUARANTINED_KEPT:
-            oldest, _ = self._quarantined.popitem(last=False)
-            del self._entries[oldest]  # its number stays among the quarantined
+        self.quarantined.append(entry.job.job_id)
+        if len(self.quarantined) > _QUARANTINED_KEPT:
+            del self.entries[self.quarantined.pop(0)]  # its number stays among the quarantined
         return True
 
     def end(self, entry: Entry, state: JobState) -> None:
         """Count a job as `done` or `cancelled` and forget it."""
         self._leave(entry)
         self.counts[state] += 1
-        del self._entries[entry.job.job_id]
-
-    def to_json(self) -> dict[str, Any]:
-        """All jobs; JSON-ready."""
-        return {
-            "entries": [value_to_json(entry) for entry in self._entries.values()],
-            "queues": {device_id: list(queue) for device_id, queue in self._queues.items() if queue},
-            "quarantined": list(self._quarantined),
-            "served": {device_id: list(served) for device_id, served in self._served.items()},
-            "overtaken": dict(self._overtaken),
-            "submitted": self.submitted,
-            "counts": {state.value: count for state, count in self.counts.items()},
-        }
-
-    @classmethod
-    def from_json(cls, value: Mapping[str, Any]) -> Jobs:
-        """Make what `to_json` wrote."""
-        jobs = cls()
-        entries = [value_from_json(Entry, entry) for entry in value["entries"]]
-        jobs._entries = {entry.job.job_id: entry for entry in entries}
-        jobs._queues = {DeviceId(key): OrderedDict.fromkeys(ids) for key, ids in value["queues"].items()}
-        jobs._quarantined = OrderedDict.fromkeys(value["quarantined"])
-        jobs._served = {DeviceId(key): list(ids) for key, ids in value["served"].items()}
-        jobs._overtaken = {DeviceId(key): count for key, count in value["overtaken"].items()}
-        jobs.submitted = value["submitted"]
-        jobs.counts = {state: value["counts"][state.value] for state in JobState}
-        return jobs
+        del self.entries[entry.job.job_id]
 
     def _note_turn(self, job: Job) -> None:
         """Note whose turn it is on a device, while its job still waits."""
-        waiting = (self._entries[job_id].job.priority for job_id in self._queues.get(job.device_id, ()))
+        waiting = (self.entries[job_id].job.priority for job_id in self.queues.get(job.device_id, ()))
         priorities = set(waiting)
-        if priorities == {0} and not self._served.get(job.device_id):
+        if priorities == {0} and not self.served.get(job.device_id):
             return  # the background alone: nobody shares the device
         served = [
-            request_id for request_id in self._served.get(job.device_id, []) if request_id != job.request_id
+            request_id for request_id in self.served.get(job.device_id, []) if request_id != job.request_id
         ]
-        self._served[job.device_id] = [*served, job.request_id][-_SERVED_KEPT:]
+        self.served[job.device_id] = [*served, job.request_id][-_SERVED_KEPT:]
         is_overtaking = min(priorities) < job.priority == max(priorities)
-        self._overtaken[job.device_id] = self._overtaken.get(job.device_id, 0) + 1 if is_overtaking else 0
+        self.overtaken[job.device_id] = self.overtaken.get(job.device_id, 0) + 1 if is_overtaking else 0
 
-    def _queue(self, device_id: DeviceId) -> OrderedDict[JobId, None]:
-        return self._queues.setdefault(device_id, OrderedDict())
+    def _queue(self, device_id: DeviceId) -> list[JobId]:
+        return self.queues.setdefault(device_id, [])
 
     def _enter(self, entry: Entry, state: JobState) -> None:
         entry.state = state
@@ -187,6 +153,6 @@ class Jobs:
     def _leave(self, entry: Entry) -> None:
         self.counts[entry.state] -= 1
         if entry.state is JobState.QUEUED:
-            del self._queue(entry.job.device_id)[entry.job.job_id]
+            self._queue(entry.job.device_id).remove(entry.job.job_id)
         elif entry.state is JobState.QUARANTINED:
-            del self._quarantined[entry.job.job_id]
+            self.quarantined.remove(entry.job.job_id)

@@ -8,12 +8,11 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import Mapping
-from typing import Any
+
+from msgspec import Struct, field
 
 from agents.records import DeviceId
 from fleet.core.device_state import USABLE, Device
-from fleet.core.event_json import value_from_json, value_to_json
 from fleet.core.events import (
     DeviceState,
     GrantLease,
@@ -27,23 +26,30 @@ from fleet.core.job_state import Entry, Jobs
 from fleet.core.limits import Limits
 
 
-class Leasing:
-    """Devices, their jobs and leases, and one next time for each device."""
+class Leasing(Struct, dict=True, forbid_unknown_fields=True):
+    """Devices, their jobs and leases, and one next time for each device.
 
-    def __init__(self, limits: Limits) -> None:
-        self.limits = limits
-        self.now = 0.0
-        #: How far the wall clock is ahead of `now`.
-        self.wall_ahead_secs = 0.0
-        self.is_stopping = False
-        self.is_full = False
-        self.devices: dict[DeviceId, Device] = {}
-        #: Devices that requests measure on (`requests.reserve_devices`): they do nothing else.
+    Attributes:
+        reserved: Devices that requests measure on (`requests.reserve_devices`): they do nothing else.
+    """
+
+    limits: Limits
+    now: float = 0.0
+    #: How far the wall clock is ahead of `now`.
+    wall_ahead_secs: float = 0.0
+    is_stopping: bool = False
+    is_full: bool = False
+    devices: dict[DeviceId, Device] = field(default_factory=dict)
+    jobs: Jobs = field(default_factory=Jobs)
+    #: When each device is looked at next.
+    wakes: dict[DeviceId, float] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        # What follows from the fields, and from the requests, is written nowhere.
         self.reserved: frozenset[DeviceId] = frozenset()
-        self.jobs = Jobs()
-        #: When each device is looked at next; the heap holds outdated entries too.
-        self._wakes: dict[DeviceId, float] = {}
-        self._heap: list[tuple[float, DeviceId]] = []
+        #: The next times in order; outdated ones too.
+        self._heap = [(at_secs, device_id) for device_id, at_secs in self.wakes.items()]
+        heapq.heapify(self._heap)
 
     @property
     def wall(self) -> float:
@@ -184,8 +190,8 @@ class Leasing:
         due: list[Device] = []
         while self._heap and self._heap[0][0] <= self.now:
             at_secs, device_id = heapq.heappop(self._heap)
-            if self._wakes.get(device_id) == at_secs:
-                del self._wakes[device_id]
+            if self.wakes.get(device_id) == at_secs:
+                del self.wakes[device_id]
                 due.append(self.devices[device_id])
         done = [(device, self._look(device) + self.settle(device)) for device in due]
         return [(device, instructions) for device, instructions in done if instructions]
@@ -193,36 +199,9 @@ class Leasing:
     def schedule(self, device: Device) -> None:
         """Note when time alone changes something for a device."""
         at_secs = self._next_time(device)
-        if at_secs < self._wakes.get(device.device_id, math.inf):
-            self._wakes[device.device_id] = at_secs
+        if at_secs < self.wakes.get(device.device_id, math.inf):
+            self.wakes[device.device_id] = at_secs
             heapq.heappush(self._heap, (at_secs, device.device_id))
-
-    def to_json(self) -> dict[str, Any]:
-        """All of it; JSON-ready."""
-        return {
-            "limits": value_to_json(self.limits),
-            "now": self.now,
-            "wall_ahead_secs": self.wall_ahead_secs,
-            "is_stopping": self.is_stopping,
-            "is_full": self.is_full,
-            "devices": [value_to_json(device) for device in self.devices.values()],
-            "jobs": self.jobs.to_json(),
-            "wakes": dict(self._wakes),
-        }
-
-    @classmethod
-    def from_json(cls, value: Mapping[str, Any]) -> Leasing:
-        """Make what `to_json` wrote."""
-        leasing = cls(value_from_json(Limits, value["limits"]))
-        leasing.now, leasing.wall_ahead_secs = value["now"], value["wall_ahead_secs"]
-        leasing.is_stopping, leasing.is_full = value["is_stopping"], value["is_full"]
-        devices = [value_from_json(Device, device) for device in value["devices"]]
-        leasing.devices = {device.device_id: device for device in devices}
-        leasing.jobs = Jobs.from_json(value["jobs"])
-        leasing._wakes = {DeviceId(key): at_secs for key, at_secs in value["wakes"].items()}
-        leasing._heap = [(at_secs, device_id) for device_id, at_secs in leasing._wakes.items()]
-        heapq.heapify(leasing._heap)
-        return leasing
 
     def _grant(self, device: Device, entry: Entry) -> GrantLease:
         job = entry.job

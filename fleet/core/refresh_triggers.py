@@ -11,16 +11,11 @@ from collections.abc import Mapping
 from enum import StrEnum
 from typing import Any
 
-from msgspec import Struct, field
-from msgspec.structs import replace
+from msgspec import Struct, field, to_builtins
 
 from agents.records import DeviceId
-from fleet.core.event_json import value_from_json, value_to_json
 from fleet.core.events import ReasonKind, StartTraining, StopTraining, TrainingReason
 from fleet.core.limits import Limits
-
-#: Device or request, and kind, of a reason.
-_Key = tuple[str, ReasonKind]
 
 
 class Phase(StrEnum):
@@ -46,9 +41,9 @@ class FamilyTriggers(Struct, forbid_unknown_fields=True):
     #: Records when the last training began, and when the one before it did (for a training that fails).
     base: int = 0
     base_before: int = 0
-    #: By device and kind: with a thousand new devices nothing may look through all of them.
-    pending: dict[_Key, Pending] = field(default_factory=dict)
-    due: dict[_Key, TrainingReason] = field(default_factory=dict)
+    #: By kind and device: with a thousand new devices nothing may look through all of them.
+    pending: dict[str, Pending] = field(default_factory=dict)
+    due: dict[str, TrainingReason] = field(default_factory=dict)
     #: Those of requests, by request: whoever asks for a training waits for no pause.
     requested: dict[str, TrainingReason] = field(default_factory=dict)
     #: Failed trainings in a row, and the time before which none is asked for.
@@ -62,7 +57,7 @@ class FamilyTriggers(Struct, forbid_unknown_fields=True):
     def ripen(self, pending: Pending) -> None:
         """Let a reason ask for a training, if its device has enough records now."""
         if pending.missing <= 0:
-            del self.pending[_key(pending.reason)]
+            del self.pending[_key_of(pending.reason)]
             self.add_due(pending.reason)
 
     def add_due(self, reason: TrainingReason) -> None:
@@ -70,7 +65,7 @@ class FamilyTriggers(Struct, forbid_unknown_fields=True):
         if reason.kind is ReasonKind.REQUEST:
             self.requested[reason.request_id] = reason
         else:
-            self.due[_key(reason)] = reason
+            self.due[_key_of(reason)] = reason
 
     def wants(self, limits: Limits) -> bool:
         """Whether anything asks for a training."""
@@ -81,24 +76,23 @@ class FamilyTriggers(Struct, forbid_unknown_fields=True):
         return bool(self.requested) or (self.wants(limits) and self.not_before <= now)
 
 
-class Triggers:
+class Triggers(Struct, forbid_unknown_fields=True):
     """The triggers of all families and the one training."""
 
-    def __init__(self) -> None:
-        self._families: dict[str, FamilyTriggers] = {}
-        self.phase = Phase.IDLE
-        self.family = ""
-        self.reasons: tuple[TrainingReason, ...] = ()
-        self.since = 0.0
-        #: How the last training ended, for people.
-        self.last = ""
+    families: dict[str, FamilyTriggers] = field(default_factory=dict)
+    phase: Phase = Phase.IDLE
+    family: str = ""
+    reasons: tuple[TrainingReason, ...] = ()
+    since: float = 0.0
+    #: How the last training ended, for people.
+    last: str = ""
 
     def stored(self, family: str, device_id: DeviceId, count: int) -> None:
         """Count new records of a device."""
         triggers = self._of(family)
         triggers.records += count
         for kind in ReasonKind:
-            if (pending := triggers.pending.get((device_id, kind))) is not None:
+            if (pending := triggers.pending.get(_key(kind, device_id))) is not None:
                 pending.missing -= count
                 triggers.ripen(pending)
 
@@ -113,17 +107,17 @@ class Triggers:
     def expect(self, family: str, reason: TrainingReason, missing: int) -> None:
         """Train for a reason as soon as its device has so many more records; a repeat changes nothing."""
         triggers = self._of(family)
-        key = _key(reason)
+        key = _key_of(reason)
         if not (key in triggers.pending or key in triggers.due or reason.request_id in triggers.requested):
             triggers.pending[key] = Pending(reason, missing)
             triggers.ripen(triggers.pending[key])
 
     def drop(self, device_id: DeviceId, kinds: frozenset[ReasonKind] = frozenset(ReasonKind)) -> None:
         """Forget reasons of a device."""
-        for triggers in self._families.values():
+        for triggers in self.families.values():
             for kind in kinds:
-                triggers.pending.pop((device_id, kind), None)
-                triggers.due.pop((device_id, kind), None)
+                triggers.pending.pop(_key(kind, device_id), None)
+                triggers.due.pop(_key(kind, device_id), None)
 
     def drop_request(self, family: str, request_id: str, now: float) -> list[StopTraining]:
         """Forget a request; a training that nothing else asked for is stopped."""
@@ -167,7 +161,7 @@ class Triggers:
     def set_back(self, ahead_secs: float, now: float) -> None:
         """The clock was ahead: what waits, waits no longer for that."""
         self.since = min(self.since, now)
-        for triggers in self._families.values():
+        for triggers in self.families.values():
             triggers.not_before -= ahead_secs
 
     def started(self, now: float) -> None:
@@ -199,7 +193,7 @@ class Triggers:
         triggers.failures += 1
         triggers.not_before = now + min(limits.training_retry_most_secs, wait)
         once = (ReasonKind.NEW_RECORDS, ReasonKind.REQUEST)
-        back = {_key(reason): reason for reason in self.reasons if reason.kind not in once}
+        back = {_key_of(reason): reason for reason in self.reasons if reason.kind not in once}
         triggers.due = {key: reason for key, reason in back.items() if key not in triggers.due} | triggers.due
         self._end(now, text)
 
@@ -210,7 +204,7 @@ class Triggers:
     def _ready(self, now: float, limits: Limits) -> list[FamilyTriggers]:
         if self.phase is not Phase.IDLE:
             return []
-        return [family for family in self._families.values() if family.is_ready(now, limits)]
+        return [family for family in self.families.values() if family.is_ready(now, limits)]
 
     def describe(self, wall_ahead_secs: float) -> dict[str, Any]:
         """What status and API show; JSON-ready. Times in Unix seconds."""
@@ -218,56 +212,22 @@ class Triggers:
             "state": self.phase.value,
             "since": self.since and self.since + wall_ahead_secs,
             "family": self.family,
-            "reasons": [value_to_json(reason) for reason in self.reasons],
+            "reasons": to_builtins(self.reasons),
             "last": self.last,
-            "failures": {triggers.family: triggers.failures for triggers in self._families.values()},
+            "failures": {triggers.family: triggers.failures for triggers in self.families.values()},
         }
-
-    def to_json(self) -> dict[str, Any]:
-        """All of it; JSON-ready."""
-        return {
-            "families": [_family_to_json(triggers) for triggers in self._families.values()],
-            "phase": self.phase.value,
-            "family": self.family,
-            "reasons": [value_to_json(reason) for reason in self.reasons],
-            "since": self.since,
-            "last": self.last,
-        }
-
-    @classmethod
-    def from_json(cls, value: Mapping[str, Any]) -> Triggers:
-        """Make what `to_json` wrote."""
-        state = cls()
-        families = [_family_from_json(family) for family in value["families"]]
-        state._families = {triggers.family: triggers for triggers in families}
-        state.phase, state.family = Phase(value["phase"]), value["family"]
-        state.reasons = tuple(value_from_json(TrainingReason, reason) for reason in value["reasons"])
-        state.since, state.last = value["since"], value["last"]
-        return state
 
     def _of(self, family: str) -> FamilyTriggers:
-        return self._families.setdefault(family, FamilyTriggers(family))
+        return self.families.setdefault(family, FamilyTriggers(family))
 
     def _end(self, now: float, text: str) -> None:
         self.phase, self.family, self.reasons, self.since, self.last = Phase.IDLE, "", (), now, text
 
 
-def _key(reason: TrainingReason) -> _Key:
-    return reason.request_id or reason.device_id, reason.kind
+def _key(kind: ReasonKind, name: str) -> str:
+    """Names a reason; the name is that of a device or a request."""
+    return f"{kind}/{name}"
 
 
-def _family_to_json(triggers: FamilyTriggers) -> dict[str, Any]:
-    values: dict[str, Any] = value_to_json(replace(triggers, pending={}, due={}, requested={}))
-    values["pending"] = [value_to_json(pending) for pending in triggers.pending.values()]
-    reasons = *triggers.requested.values(), *triggers.due.values()
-    values["due"] = [value_to_json(reason) for reason in reasons]
-    return values
-
-
-def _family_from_json(value: Mapping[str, Any]) -> FamilyTriggers:
-    pending = [value_from_json(Pending, entry) for entry in value["pending"]]
-    triggers = value_from_json(FamilyTriggers, {**value, "pending": {}, "due": {}})
-    triggers.pending = {_key(entry.reason): entry for entry in pending}
-    for reason in value["due"]:
-        triggers.add_due(value_from_json(TrainingReason, reason))
-    return triggers
+def _key_of(reason: TrainingReason) -> str:
+    return _key(reason.kind, reason.request_id or reason.device_id)

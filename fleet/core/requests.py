@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any
 from msgspec import Struct, field
 
 from agents.records import DeviceId
-from fleet.core.event_json import value_from_json, value_to_json
 from fleet.core.events import Instruction, JobState, ShowRequest, StartDriver
 from fleet.core.request_words import Request, RequestId, RequestKind, RequestState
 
@@ -91,21 +90,22 @@ class RequestEntry(Struct, forbid_unknown_fields=True):
         }
 
 
-class Requests:
+class Requests(Struct, dict=True, forbid_unknown_fields=True):
     """All requests that are open, and the last of those that have ended."""
 
-    def __init__(self) -> None:
-        self._entries: dict[RequestId, RequestEntry] = {}
+    entries: dict[RequestId, RequestEntry] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
         #: Requests that have not ended: looked at in every turn, while many that ended may be kept.
-        self._open: dict[RequestId, RequestEntry] = {}
+        self._open = {key: entry for key, entry in self.entries.items() if not entry.state.is_end}
 
     def get(self, request_id: RequestId) -> RequestEntry | None:
         """A request; None for one that never was, or ended too long ago."""
-        return self._entries.get(request_id)
+        return self.entries.get(request_id)
 
     def ids(self) -> list[RequestId]:
         """Of all that are kept, in the order in which they were submitted."""
-        return list(self._entries)
+        return list(self.entries)
 
     def open(self) -> list[RequestEntry]:
         """Those that have not ended, in that order."""
@@ -114,12 +114,12 @@ class Requests:
     def submit(self, request: Request, now: float) -> None:
         """Take a request in, and drop what ended too long ago or is too much."""
         entry = RequestEntry(request, now)
-        self._entries[request.request_id] = self._open[request.request_id] = entry
-        ended = [entry for entry in self._entries.values() if entry.state.is_end]
+        self.entries[request.request_id] = self._open[request.request_id] = entry
+        ended = [entry for entry in self.entries.values() if entry.state.is_end]
         old = [entry for entry in ended if (entry.ended_at or 0.0) < now - KEPT_SECS]
         too_many = heapq.nsmallest(len(ended) - KEPT_REQUESTS, ended, key=lambda entry: entry.ended_at or 0.0)
         for dropped in (*old, *too_many):
-            self._entries.pop(dropped.request.request_id, None)
+            self.entries.pop(dropped.request.request_id, None)
 
     def end(self, entry: RequestEntry, state: RequestState, now: float) -> None:
         """Note the end of a request."""
@@ -133,25 +133,12 @@ class Requests:
 
     def set_back(self, ahead_secs: float, now: float) -> None:
         """The clock was ahead: nothing that happened is yet to come, and no deadline is further away."""
-        for entry in self._entries.values():
+        for entry in self.entries.values():
             if entry.deadline_secs < math.inf and entry.started_at is not None:
                 entry.started_at -= ahead_secs
             entry.submitted_at = min(entry.submitted_at, now)
             entry.started_at = None if entry.started_at is None else min(entry.started_at, now)
             entry.ended_at = None if entry.ended_at is None else min(entry.ended_at, now)
-
-    def to_json(self) -> list[Any]:
-        """All of it; JSON-ready."""
-        return [value_to_json(entry) for entry in self._entries.values()]
-
-    @classmethod
-    def from_json(cls, value: list[Any]) -> Requests:
-        """Make what `to_json` wrote."""
-        requests = cls()
-        entries = (value_from_json(RequestEntry, entry) for entry in value)
-        requests._entries = {entry.request.request_id: entry for entry in entries}
-        requests._open = {key: entry for key, entry in requests._entries.items() if not entry.state.is_end}
-        return requests
 
 
 def reserve_devices(core: Core) -> list[Instruction]:

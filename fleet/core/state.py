@@ -15,24 +15,23 @@ heartbeat renewed it; its results are late for ever, because its agent may be a 
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Mapping
 from typing import Any
+
+from msgspec import convert, to_builtins
 
 from agents.records import DeviceId
 from fleet.core import device_events, job_events, model_events, request_events
 from fleet.core import events as ev
-from fleet.core.event_json import event_from_json, event_to_json
 from fleet.core.events import Event, Instruction, Job, JobId, JobState, Verdict
 from fleet.core.leases import Leasing
 from fleet.core.limits import Limits
-from fleet.core.refresh_triggers import Triggers
 from fleet.core.request_words import Request, RequestId
-from fleet.core.requests import Requests, reserve_devices
-from fleet.core.state_core import RECENT, Core, StateError, device_of
+from fleet.core.requests import reserve_devices
+from fleet.core.state_core import Core, StateError, device_of
 
 #: Version of `FleetState.to_json`.
-_SCHEMA = 1
+_SCHEMA = 2
 
 
 class FleetState:
@@ -43,7 +42,7 @@ class FleetState:
     """
 
     def __init__(self, limits: Limits | None = None) -> None:
-        self._core = Core(Leasing(limits or Limits()), Triggers(), Requests())
+        self._core = Core(Leasing(limits or Limits()))
 
     # ---- what the shell calls ----
 
@@ -174,16 +173,7 @@ class FleetState:
 
     def to_json(self) -> dict[str, Any]:
         """The whole state, JSON-ready, for a snapshot of the event log."""
-        return {
-            "schema": _SCHEMA,
-            "rules": ev.RULES,
-            "leasing": self._core.leasing.to_json(),
-            "triggers": self._core.triggers.to_json(),
-            "requests": self._core.requests.to_json(),
-            "recent": {
-                key: [event_to_json(event) for event in recent] for key, recent in self._core.recent.items()
-            },
-        }
+        return {"schema": _SCHEMA, "rules": ev.RULES, **to_builtins(self._core)}
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> FleetState:
@@ -191,21 +181,15 @@ class FleetState:
 
         Raises:
             StateError: It was written by another version.
+            msgspec.ValidationError: It is no state.
         """
-        for key, version in (("schema", _SCHEMA), ("rules", ev.RULES)):
+        versions = {"schema": _SCHEMA, "rules": ev.RULES}
+        for key, version in versions.items():
             if value.get(key) != version:
                 raise StateError(f"its snapshot has {key} {value.get(key)!r}, this version reads {version}")
         state = cls()
-        state._core = Core(
-            Leasing.from_json(value["leasing"]),
-            Triggers.from_json(value["triggers"]),
-            Requests.from_json(value["requests"]),
-        )
+        state._core = convert({key: value[key] for key in value.keys() - versions.keys()}, Core)
         reserve_devices(state._core)
-        state._core.recent = {
-            DeviceId(key): deque(map(event_from_json, recent), maxlen=RECENT)
-            for key, recent in value["recent"].items()
-        }
         return state
 
 

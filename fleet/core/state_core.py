@@ -5,7 +5,7 @@ Made by `state.py`. It looks things up and refuses what cannot have happened; it
 
 from __future__ import annotations
 
-from collections import deque
+from msgspec import Struct, field
 
 from agents.records import DeviceId
 from fleet.core import events as ev
@@ -25,14 +25,13 @@ class StateError(FleetError):
     """An event that cannot have happened; the message holds the last events of the device."""
 
 
-class Core:
-    """Everything that events change."""
+class Core(Struct, forbid_unknown_fields=True):
+    """Everything that events change; a snapshot of the event log holds its fields."""
 
-    def __init__(self, leasing: Leasing, triggers: Triggers, requests: Requests) -> None:
-        self.leasing = leasing
-        self.triggers = triggers
-        self.requests = requests
-        self.recent: dict[DeviceId, deque[Event]] = {}
+    leasing: Leasing
+    triggers: Triggers = field(default_factory=Triggers)
+    requests: Requests = field(default_factory=Requests)
+    recent: dict[DeviceId, list[Event]] = field(default_factory=dict)
 
     def verdict(self, device_id: DeviceId, job_id: JobId, fencing_token: int) -> Verdict:
         """Say what results of a lease are worth now; to be asked before they are stored."""
@@ -87,10 +86,11 @@ class Core:
 
     def remember(self, device_id: DeviceId, event: Event) -> None:
         """Keep an event among the last ones of a device."""
-        recent = self.recent.setdefault(device_id, deque(maxlen=RECENT))
+        recent = self.recent.setdefault(device_id, [])
         if recent and isinstance(event, ev.AgentHeartbeat) and isinstance(recent[-1], ev.AgentHeartbeat):
             recent.pop()  # a row of heartbeats would drive out what says more
         recent.append(event)
+        del recent[:-RECENT]
 
     def impossible(self, event: Fact, why: str) -> StateError:
         """The error for an event that cannot have happened."""

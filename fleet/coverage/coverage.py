@@ -55,7 +55,7 @@ class Coverage:
         state: The state file.
         families: Name under which each device shares candidates; devices may come.
         workload_ids: What the fleet measures, not to be changed by others; other records are passed over.
-        live: As `fleet.coverage.family_names.FamilyNames` has it.
+        live: As `fleet.coverage.family_candidates.FamilyNames` has it.
 
     Attributes:
         is_loaded: Whether it has read the state file.

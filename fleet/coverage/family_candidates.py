@@ -1,5 +1,8 @@
 """Candidates that families know: those in the state file, and those that come to it with this turn.
 
+Devices that share candidates have a common name (`fleet.planner.request_coalescer.sharing_names`), which
+depends on the devices that a fleet has now. The file outlives them: what replay devices have drawn must not
+become a program that runs on a live one that comes later. So the file has names of its own.
 `fleet.coverage.coverage` asks it, and tells it of news.
 """
 
@@ -9,12 +12,39 @@ from collections import defaultdict
 from collections.abc import Collection, Iterable, Sequence
 
 from agents.records import Candidate, CandidateId, Record, WorkloadId
-from fleet.coverage.family_names import FamilyNames
 from fleet.state.state_file import StateFile
 from fleet.state.turn import Turn
 
+#: Ends the name under which replay devices share candidates where others of their family are live.
+REPLAY_SUFFIX = "-replay"
 #: A family, by the name under which devices share candidates, and a workload.
 Space = tuple[str, WorkloadId]
+
+
+class FamilyNames:
+    """Names in the file of the names under which devices share.
+
+    Args:
+        live: Families with live devices; more may come. What was drawn where a family had none is of its
+            replay devices, also in a later life: live ones must not measure it. None: all are.
+    """
+
+    def __init__(self, live: Collection[str] | None) -> None:
+        self._live = live
+
+    def of(self, family: str) -> tuple[str, ...]:
+        """Names in the file whose candidates those who share a name know; new ones go under the last.
+
+        Without live devices the family's own candidates, of an earlier life, are for its replay devices too.
+        """
+        if self._live is None or family in self._live or family.endswith(REPLAY_SUFFIX):
+            return (family,)
+        return family, f"{family}{REPLAY_SUFFIX}"
+
+    def reader(self, name: str) -> str:
+        """The name under which those share who know the candidates of a name in the file."""
+        family = name.removesuffix(REPLAY_SUFFIX)
+        return name if self._live is None or family in self._live else family
 
 
 class FamilyCandidates:

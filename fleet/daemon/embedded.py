@@ -118,7 +118,7 @@ def _run_here(request: RequestArguments, settings: FleetConfig, options: EngineO
     from fleet.collection.progress import TerminalDisplay
     from fleet.collection.replay_files import REPLAY
     from fleet.daemon.daemon import SPOOL, UpOptions
-    from fleet.store.new_store import records_or_nothing
+    from fleet.store.store import records_or_nothing
 
     work = _work(request, settings, options)
     request.check_work(work)

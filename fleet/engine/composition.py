@@ -19,7 +19,9 @@ from fleet.engine.context import EngineContext
 from fleet.engine.disk_watch import DiskWatch
 from fleet.engine.event_log import EventLog
 from fleet.engine.notices import Steadiness
+from fleet.engine.record_sink import RecordSink, record_counts
 from fleet.engine.roster import Roster
+from fleet.engine.set_aside import DeadLetters
 from fleet.planner.candidate_pools import CandidatePools
 from fleet.planner.context import JobSink, PlannerContext
 from fleet.planner.imported_candidates import ImportedCandidates
@@ -27,9 +29,6 @@ from fleet.planner.job_planner import JobPlanner
 from fleet.planner.noise_runs import NoiseRuns
 from fleet.planner.workload_discovery import WorkloadDiscovery, WorkloadModules
 from fleet.requests.desk import RequestDesk
-from fleet.results.dead_letters import DeadLetters
-from fleet.results.record_counts import record_counts
-from fleet.results.record_sink import RecordSink
 from fleet.store.trace_lookup import StoreThread
 
 

@@ -13,14 +13,10 @@ from __future__ import annotations
 
 import os
 import time
-from collections import deque
-from collections.abc import Sequence
 from importlib.metadata import version
 from typing import Any
 
-from agents.device.messages import Message
 from fleet.core import events as ev
-from fleet.core.arrivals import take_records
 from fleet.core.events import DeviceState
 from fleet.engine.chores import Chores
 from fleet.engine.composition import assemble
@@ -41,8 +37,6 @@ from fleet.requests.request_kind import KnownFleet
 _VIEW_SECS = 0.5
 #: Pause after a picture, over the time that it took.
 _VIEW_LEAST_WAIT = 10.0
-#: Records of one turn, or a few more: the rest waits for the next turn, so that views stay fresh.
-_RECORDS_PER_TURN = 1024
 #: States in which a device has not shown yet whether it works.
 _BEGUN = frozenset({DeviceState.UNKNOWN, DeviceState.PROBING})
 
@@ -69,8 +63,6 @@ class Coordinator:
         self._rates, self._turns = Rates(), Histogram()
         self._started_at = self._parts.clock.wall()
         self._view_at = 0.0
-        #: What has come and is not worked on yet.
-        self._waiting: deque[Message] = deque()
         self._is_stopping = False
         self._view: dict[str, Any] = {}
         try:
@@ -95,17 +87,16 @@ class Coordinator:
             time.sleep(min(timeout_secs, RETRY_SECS))
             self._flush()
         else:
-            if not self._waiting:
-                self._waiting += parts.transport.poll(timeout_secs)
+            self._ingest.listen(timeout_secs)
             with self._turns.timed():
-                self._work(take_records(self._waiting, _RECORDS_PER_TURN))
+                self._work()
         if parts.clock() >= self._view_at:
             self._look()
 
-    def _work(self, messages: Sequence[Message]) -> None:
+    def _work(self) -> None:
         """All of a turn but the wait for messages."""
         parts = self._parts
-        self._ingest.hear(messages)
+        self._ingest.hear()
         for answer in parts.thread.poll():
             self._effects.go_on(answer)
         for event in parts.trainer.poll() if parts.trainer is not None else ():
@@ -133,8 +124,7 @@ class Coordinator:
     def is_quiet(self) -> bool:
         """Whether no lease is out and nothing waits to be stored."""
         leased = self._parts.state.job_counts()[ev.JobState.LEASED]
-        is_heard = not self._waiting and not self._ingest.held
-        return is_heard and not self._parts.event_log.has_news and not leased
+        return self._ingest.is_idle and not self._parts.event_log.has_news and not leased
 
     @property
     def serves_requests(self) -> bool:

@@ -11,8 +11,17 @@ import json
 from collections.abc import Iterable
 from typing import Protocol
 
-from fleet.core.event_json import event_from_json, event_to_json
-from fleet.core.events import Event, Instruction, Job, JobId, JobSubmitted
+from msgspec import ValidationError
+
+from fleet.core.events import (
+    Event,
+    Instruction,
+    Job,
+    JobId,
+    JobSubmitted,
+    decode_events,
+    encode_events,
+)
 from fleet.core.limits import Limits
 from fleet.core.state import FleetState
 from fleet.errors import FleetError
@@ -60,7 +69,7 @@ class EventLog:
         self.size_bytes = self._begun_bytes + sum(map(len, groups))
         try:
             self.state, self.jobs = _replayed(snapshot, groups, limits)
-        except (FleetError, KeyError, TypeError, ValueError) as error:
+        except (FleetError, ValidationError, KeyError, TypeError, ValueError) as error:
             raise FleetError(
                 f"the events in {file.path} cannot be replayed: {error}. Start the version that wrote them,"
                 " or move the file away: the table and the spools keep every measurement, only queues,"
@@ -115,7 +124,8 @@ class EventLog:
         """
         is_long = self.size_bytes - self._begun_bytes > max(self._compact_bytes, self._begun_bytes)
         if (now or is_long) and not self.has_news:
-            body = _packed({"state": self.state.to_json(), "jobs": [job.job_id for job in jobs]})
+            value = {"state": self.state.to_json(), "jobs": [job.job_id for job in jobs]}
+            body = json.dumps(value, separators=(",", ":")).encode()
             with self._file.turn() as turn:
                 self._write_parts(turn)
                 turn.put_snapshot(body)
@@ -125,7 +135,7 @@ class EventLog:
     def _keep(self, events: list[Event]) -> None:
         if not events:
             return
-        body = _packed([event_to_json(event) for event in events])
+        body = encode_events(events)
         with self._file.turn() as turn:
             self._write_parts(turn)
             turn.add_events(body)
@@ -141,10 +151,6 @@ class EventLog:
             part.confirm()
 
 
-def _packed(value: object) -> bytes:
-    return json.dumps(value, separators=(",", ":")).encode()
-
-
 def _replayed(
     snapshot: bytes | None, groups: Iterable[bytes], limits: Limits
 ) -> tuple[FleetState, list[Job]]:
@@ -153,8 +159,7 @@ def _replayed(
     state = FleetState.from_json(value["state"]) if value else FleetState(limits)
     names = dict.fromkeys(map(JobId, value.get("jobs", ())))
     for group in groups:
-        for item in json.loads(group):
-            event = event_from_json(item)
+        for event in decode_events(group):
             state.apply(event)
             if isinstance(event, JobSubmitted):
                 names[event.job.job_id] = None

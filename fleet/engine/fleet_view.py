@@ -18,8 +18,8 @@ from fleet.core.events import JobState
 from fleet.core.state import FleetState
 from fleet.engine.composition import Composition
 from fleet.engine.ingest import Ingest
+from fleet.engine.record_sink import RecordCounts
 from fleet.histogram import Histogram
-from fleet.results.record_counts import RecordCounts
 
 #: Seconds over which the rate of records is told.
 RATE_SECS = 60.0

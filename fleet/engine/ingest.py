@@ -7,7 +7,8 @@ an agent that is up may get a lease at once, and that would make what its spool 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Mapping
 
 from agents.device.messages import (
     AgentGone,
@@ -25,16 +26,18 @@ from agents.device.messages import (
 from agents.records import DeviceId
 from agents.trust import is_live
 from fleet.core import events as ev
-from fleet.core.arrivals import Arrival, arrivals_of
+from fleet.core.arrivals import Arrival, arrivals_of, take_records
 from fleet.engine.agent_events import events_of, passed
 from fleet.engine.composition import Composition
 from fleet.engine.notices import announce_message
+from fleet.engine.record_sink import Intake
 from fleet.engine.request_drivers import RequestDrivers
 from fleet.errors import StoreFull
-from fleet.results.record_sink import Intake
 
 #: Three heartbeats of a replay device, the slowest of all.
 _LEAST_SILENCE_SECS = 30.0
+#: Records of one turn, or a few more: the rest waits for the next turn, so that views stay fresh.
+_RECORDS_PER_TURN = 1024
 
 
 class LivenessMonitor:
@@ -77,18 +80,30 @@ class Ingest:
         #: Agents that are up while their spool still comes.
         self._coming: dict[tuple[DeviceId, int], AgentUp] = {}
         self._silence = LivenessMonitor(parts.settings.limits.lease_secs, parts.clock)
+        #: What has come and is not worked on yet.
+        self._waiting: deque[Message] = deque()
         self.held: list[Arrival] = []
         #: When the oldest of what nobody has acknowledged yet came, on the monotonic clock.
         self._since = time.monotonic()
         self.acknowledge: list[tuple[DeviceId, int, tuple[str, ...]]] = []
 
-    def hear(self, messages: Sequence[Message]) -> None:
-        """Take in messages, in their order.
+    def listen(self, timeout_secs: float) -> None:
+        """Wait for messages, unless some are left of the turn before."""
+        if not self._waiting:
+            self._waiting += self._parts.transport.poll(timeout_secs)
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether nothing that came is still to be worked on, or to be stored."""
+        return not self._waiting and not self.held
+
+    def hear(self) -> None:
+        """Take in the messages of a turn, in their order.
 
         Raises:
             FleetError: The disk failed, or no workload fits the settings.
         """
-        parts = self._parts
+        parts, messages = self._parts, take_records(self._waiting, _RECORDS_PER_TURN)
         for message in messages:
             if isinstance(message, AgentUp):
                 self._enter_environment(message)

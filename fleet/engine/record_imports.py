@@ -18,7 +18,7 @@ import pyarrow as pa
 from agents.codec import device_from_json, workload_from_json
 from agents.records import DeviceId
 from fleet.core import events as ev
-from fleet.results.record_counts import RecordCounts
+from fleet.engine.record_sink import RecordCounts
 
 if TYPE_CHECKING:
     from fleet.engine.composition import Composition

@@ -18,7 +18,7 @@ from msgspec.structs import replace
 
 from agents.records import Candidate, CandidateId, WorkloadId, canonical_json
 from fleet.core.events import Origin
-from fleet.coverage.family_names import REPLAY_SUFFIX, FamilyNames
+from fleet.coverage.family_candidates import REPLAY_SUFFIX, FamilyNames
 from fleet.state.state_file import StateFile
 from fleet.state.turn import Turn
 from fleet.transport.host_versions import own_versions

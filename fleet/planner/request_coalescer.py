@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from agents.device.messages import ProposeRequest
 from agents.records import DeviceId, DeviceSpec, Family, Workload, WorkloadId, canonical_json
 from agents.trust import is_live
-from fleet.coverage.family_names import REPLAY_SUFFIX
+from fleet.coverage.family_candidates import REPLAY_SUFFIX
 from fleet.planner.dedup_filter import Excluded
 
 _Key = tuple[str, WorkloadId, int, tuple[str, ...], str]

@@ -94,8 +94,7 @@ class ImportLogs(RequestArguments, frozen=True, kw_only=True):
         """See `RequestArguments.perform_alone`."""
         from fleet.collection.progress import kilobytes
         from fleet.interchange.import_logs import import_logs
-        from fleet.store.new_store import records_or_nothing
-        from fleet.store.store import Store
+        from fleet.store.store import Store, records_or_nothing
 
         path = Path(work.settings.store.path)
         with records_or_nothing(path), Store.open(path) as store, display.live():

@@ -9,12 +9,13 @@ import sqlite3
 from collections import deque
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
-from agents.records import DeviceId
+from agents.records import CandidateId, DeviceId
 from fleet.errors import StateDamaged
-from fleet.state.labels import Labels
+from fleet.state.keys import Labels
 from fleet.state.rows import DeadLetter, TableFile, WaitingRows, checksum
-from fleet.state.schema import one_line, state_errors
+from fleet.state.schema import damaged, one_line, reading
 
 #: Files up to this size are read as a whole when they are looked through quickly: half a second.
 QUICK_BYTES = 256 << 20
@@ -40,98 +41,78 @@ class Contents:
 
     def snapshot(self) -> bytes | None:
         """The state that the events come on top of; None before the first one."""
-        with state_errors("reading the state file", self.path):
-            row = self._connection.execute("SELECT number, body, sum FROM snapshot").fetchone()
+        row = self._row("SELECT number, body, sum FROM snapshot")
         if row is None:
             return None
         number, body, total = row
         self._demand(checksum(str(number), body) == total, "the snapshot of the events")
-        assert isinstance(body, bytes)
-        return body
+        return bytes(body)
 
     def events(self) -> Iterator[bytes]:
         """Yield the groups of events since the snapshot, oldest first."""
-        with state_errors("reading the state file", self.path):
-            for number, body, total in self._connection.execute(
-                "SELECT number, body, sum FROM event ORDER BY number"
-            ):
-                self._demand(checksum(body) == total, f"events {number}")
-                yield body
+        for number, body, total in self._rows("SELECT number, body, sum FROM event ORDER BY number"):
+            self._demand(checksum(body) == total, f"events {number}")
+            yield body
 
     def waiting(self, lane: int | None = None) -> Iterator[WaitingRows]:
         """Yield rows that wait for the table, oldest first: all, or those of a lane."""
-        where, values = ("", ()) if lane is None else (" WHERE lane = ?", (lane,))
-        with state_errors("reading the state file", self.path):
-            for number, of, names, rows, since, body, total in self._connection.execute(
-                f"SELECT number, lane, devices, rows, since, body, sum FROM waiting{where} ORDER BY number",
-                values,
-            ):
-                self._demand(checksum(names, str(rows), body) == total, f"waiting rows {number}")
-                device_ids = tuple(map(DeviceId, names.split()))
-                yield WaitingRows(
-                    number=number, lane=of, device_ids=device_ids, rows=rows, since=since, body=body
-                )
+        for number, of, names, rows, since, body, total in self._rows(
+            "SELECT number, lane, devices, rows, since, body, sum FROM waiting"
+            f"{'' if lane is None else ' WHERE lane = ?'} ORDER BY number",
+            *(() if lane is None else (lane,)),
+        ):
+            self._demand(checksum(names, str(rows), body) == total, f"waiting rows {number}")
+            device_ids = tuple(map(DeviceId, names.split()))
+            yield WaitingRows(
+                number=number, lane=of, device_ids=device_ids, rows=rows, since=since, body=body
+            )
 
     def waiting_sizes(self) -> list[tuple[int, tuple[DeviceId, ...], int, int]]:
         """Of all rows that wait: lane, devices, rows and packed bytes of each piece; none is decoded."""
-        with state_errors("reading the state file", self.path):
-            return [
-                (lane, tuple(map(DeviceId, names.split())), rows, size)
-                for lane, names, rows, size in self._connection.execute(
-                    "SELECT lane, devices, rows, length(body) FROM waiting"
-                )
-            ]
+        rows = self._rows("SELECT lane, devices, rows, length(body) FROM waiting")
+        return [(lane, tuple(map(DeviceId, names.split())), count, size) for lane, names, count, size in rows]
 
     def letters(self, kind: str | None = None) -> Iterator[DeadLetter]:
         """Yield what was set aside, oldest first: all, or what is of a kind."""
-        with state_errors("reading the state file", self.path):
-            for its_kind, name, rows, body, total in self._connection.execute(
-                "SELECT kind, name, rows, body, sum FROM dead_letter WHERE ?1 IS NULL OR kind = ?1"
-                " ORDER BY number",
-                (kind,),
-            ):
-                self._demand(checksum(its_kind, name, body) == total, f"the letter {its_kind}/{name}")
-                yield DeadLetter(kind=its_kind, name=name, rows=rows, body=body)
+        for its_kind, name, rows, body, total in self._rows(
+            "SELECT kind, name, rows, body, sum FROM dead_letter WHERE ?1 IS NULL OR kind = ?1"
+            " ORDER BY number",
+            kind,
+        ):
+            self._demand(checksum(its_kind, name, body) == total, f"the letter {its_kind}/{name}")
+            yield DeadLetter(kind=its_kind, name=name, rows=rows, body=body)
 
     def letter_rows(self, kind: str) -> int:
         """Records in what was set aside."""
-        with state_errors("reading the state file", self.path):
-            [rows] = self._connection.execute(
-                "SELECT coalesce(sum(rows), 0) FROM dead_letter WHERE kind = ?", (kind,)
-            ).fetchone()
-        return int(rows)
+        return self._number("SELECT coalesce(sum(rows), 0) FROM dead_letter WHERE kind = ?", kind)
 
     def files(self) -> list[TableFile]:
         """What the data files of the table must be."""
-        with state_errors("reading the state file", self.path):
-            files: list[TableFile] = []
-            for path, device, rows, sha256, total in self._connection.execute(
-                "SELECT path, device, rows, sha256, sum FROM data_file ORDER BY path"
-            ):
-                name = DeviceId(self._labels.text(device))
-                file = TableFile(path=path, device_id=name, rows=rows, sha256=sha256)
-                self._demand(file.sum == total, f"what it says of {path!a}")
-                files.append(file)
-            return files
+        files: list[TableFile] = []
+        for path, device, rows, sha256, total in self._rows(
+            "SELECT path, device, rows, sha256, sum FROM data_file ORDER BY path"
+        ):
+            device_id = DeviceId(self._labels.text(device))
+            file = TableFile(path=path, device_id=device_id, rows=rows, sha256=sha256)
+            self._demand(file.sum == total, f"what it says of {path!a}")
+            files.append(file)
+        return files
 
     def table_version(self) -> int | None:
         """Version of the table that holds all rows which wait no more; None before the first one."""
-        with state_errors("reading the state file", self.path):
-            row = self._connection.execute("SELECT version FROM table_version").fetchone()
-            self._demand(row is None or isinstance(row[0], int), "the version of the table")
+        row = self._row("SELECT version FROM table_version")
+        self._demand(row is None or isinstance(row[0], int), "the version of the table")
         return None if row is None else int(row[0])
 
     def table_rows(self) -> int:
         """Rows of that version."""
-        with state_errors("reading the state file", self.path):
-            row = self._connection.execute("SELECT rows FROM table_version").fetchone()
-        return 0 if row is None else int(row[0])
+        return self._number("SELECT coalesce(max(rows), 0) FROM table_version")
 
     def note(self, name: str) -> bytes | None:
         """A small text by its name; None where there is none."""
-        with state_errors("reading the state file", self.path):
-            row = self._connection.execute("SELECT body FROM note WHERE name = ?", (name,)).fetchone()
-        return None if row is None else bytes(row[0])
+        return next(
+            (bytes(body) for (body,) in self._rows("SELECT body FROM note WHERE name = ?", name)), None
+        )
 
     def faults(self, *, is_thorough: bool = False) -> Iterator[str]:
         """Yield what is not as it was written: rows that are nowhere else, and the pages of a small file.
@@ -159,29 +140,44 @@ class Contents:
                 yield str(self._damage("rows of it hold other types of values than were written"))
 
     def _check_pages(self, is_thorough: bool) -> None:
-        with state_errors("reading the state file", self.path):
-            if is_thorough or self.path.stat().st_size <= QUICK_BYTES:
-                how = "integrity_check" if is_thorough else "quick_check"
-                faults = [text for (text,) in self._connection.execute(f"PRAGMA {how}({_NAMED})")]
-                self._demand(faults == ["ok"], one_line(" ".join(map(str, faults))))
+        with reading(self.path):
+            if not is_thorough and self.path.stat().st_size > QUICK_BYTES:
+                return
+        how = "integrity_check" if is_thorough else "quick_check"
+        faults = [text for (text,) in self._rows(f"PRAGMA {how}({_NAMED})")]
+        self._demand(faults == ["ok"], one_line(" ".join(map(str, faults))))
 
     def _check_order(self) -> None:
         """Whether no number is missing between the snapshot and the last event."""
-        with state_errors("reading the state file", self.path):
-            [begun] = self._connection.execute(
-                "SELECT coalesce((SELECT number FROM snapshot), (SELECT min(number) - 1 FROM event), 0)"
-            ).fetchone()
-            [count, last] = self._connection.execute(
-                "SELECT count(*), coalesce(max(number), ?) FROM event", (begun,)
-            ).fetchone()
-            self._demand(last - begun == count, "the order of its events")
+        begun = self._number(
+            "SELECT coalesce((SELECT number FROM snapshot), (SELECT min(number) - 1 FROM event), 0)"
+        )
+        [[count, last]] = self._rows("SELECT count(*), coalesce(max(number), ?) FROM event", begun)
+        self._demand(last - begun == count, "the order of its events")
+
+    def _rows(self, query: str, *values: Any) -> Iterator[tuple[Any, ...]]:
+        """Yield the rows of an answer."""
+        with reading(self.path):
+            yield from self._connection.execute(query, values)
+
+    def _row(self, query: str, *values: Any) -> tuple[Any, ...] | None:
+        """The one row of an answer; None where it has none."""
+        with reading(self.path):
+            row: tuple[Any, ...] | None = self._connection.execute(query, values).fetchone()
+        return row
+
+    def _number(self, query: str, *values: Any) -> int:
+        """The answer of a question that has one whole number."""
+        [[number]] = self._rows(query, *values)
+        return int(number)
+
+    def _ids(self, query: str, *values: Any) -> list[CandidateId]:
+        """The answer of a question for ids of candidates."""
+        return [CandidateId(value.hex()) for (value,) in self._rows(query, *values)]
 
     def _demand(self, is_whole: bool, what: str) -> None:
         if not is_whole:
             raise self._damage(what)
 
     def _damage(self, what: str) -> StateDamaged:
-        return StateDamaged(
-            f"{self.path} is damaged: {what}; `fleet store verify --rebuild` makes it again from what can be"
-            " read"
-        )
+        return damaged(self.path, what)

@@ -1,4 +1,4 @@
-"""What a planner asks a state file: which candidates there are, and which a device has not measured.
+"""What is asked of a state file about candidates: which there are, and which a device has not measured.
 
 `fleet.state.state_file` answers while it writes; `StateReader` beside it, from another process.
 """
@@ -6,112 +6,65 @@
 from __future__ import annotations
 
 import sqlite3
-from collections import defaultdict
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
 
 from agents.records import Candidate, CandidateId, DeviceId, WorkloadId
-from fleet.state.attempts import Group, attempts_of, marks, packed_ids, parts
-from fleet.state.collection_questions import CollectionQuestions
-from fleet.state.labels import Labels
-from fleet.state.rows import LOST, OK, OUTCOMES, KeptResult, Result, Tally, packed_id, unpack_trace
-from fleet.state.schema import IN_GROUP, open_reader, state_errors
+from fleet.state.keys import Labels, marks, packed_ids
+from fleet.state.result_questions import ResultQuestions
+from fleet.state.rows import LOST, CandidateTraits, unpack_trace
+from fleet.state.schema import IN_GROUP, open_reader, reading
 
-#: Sums that are made of the results, and those that are kept: how many stand on one side alone.
-_WRONG_TALLIES = f"""
-WITH made AS (
-    SELECT workload, device, environment, count(*),
-        count(DISTINCT CASE WHEN outcome != {LOST} THEN candidate END), sum(outcome = {OK})
-    FROM result GROUP BY workload, device, environment
-), kept AS (SELECT workload, device, environment, records, measured, ok FROM tally)
-SELECT (SELECT count(*) FROM (SELECT * FROM made EXCEPT SELECT * FROM kept))
-    + (SELECT count(*) FROM (SELECT * FROM kept EXCEPT SELECT * FROM made))
-"""
+#: What a family knows of a workload.
+_IN_SPACE = "family = ? AND workload = ?"
 
 
-class Questions(CollectionQuestions):
+class Questions(ResultQuestions):
     """Questions about results and candidates."""
 
-    def are_stored(self, results: Sequence[Result]) -> list[bool]:
-        """Say of each result whether there is one of the same five fields."""
-        find = self._labels.find
-        places: list[tuple[Group, bytes, int]] = []
-        groups: dict[Group, list[bytes]] = defaultdict(list)
-        for result in results:
-            group = find(result.workload_id), find(result.device_id), find(result.environment_id)
-            places.append((group, packed_id(result.candidate_id), result.attempt))
-            groups[group].append(places[-1][1])
-        with state_errors("reading the state file", self.path):
-            attempts = {
-                group: attempts_of(self._connection, group, candidates)
-                for group, candidates in groups.items()
-            }
-        return [attempt in attempts[group].get(candidate, ()) for group, candidate, attempt in places]
-
-    def results(self) -> Iterator[KeptResult]:
-        """Yield what stands in the file of every result, in no order that means anything."""
-        text = self._labels.text
-        with state_errors("reading the state file", self.path):
-            for workload, device, environment, candidate, attempt, outcome, secs in self._connection.execute(
-                "SELECT workload, device, environment, candidate, attempt, outcome, latency_secs FROM result"
-            ):
-                if outcome not in OUTCOMES or not isinstance(candidate, bytes):
-                    raise self._damage("its results")
-                yield (
-                    *(text(workload), text(device), text(environment)),
-                    *(candidate.hex(), attempt, OUTCOMES[outcome], secs),
+    def known_among(
+        self,
+        family: str,
+        workload_id: WorkloadId,
+        candidate_ids: Iterable[CandidateId],
+        *,
+        is_settled: bool = False,
+    ) -> set[CandidateId]:
+        """Those of some candidates that a family knows; `is_settled` for those that wait no more."""
+        condition = " AND NOT is_waiting" if is_settled else ""
+        known: set[CandidateId] = set()
+        for values in packed_ids(candidate_ids):
+            known.update(
+                self._ids(
+                    f"SELECT id FROM candidate WHERE {_IN_SPACE} AND id IN ({marks(values)}){condition}",
+                    *(*self._space(family, workload_id), *values),
                 )
+            )
+        return known
 
-    def times(self) -> dict[tuple[str, str, str], tuple[float, float]]:
-        """When the last result and the last A/A pair were, by workload, device and environment."""
-        text = self._labels.text
-        with state_errors("reading the state file", self.path):
-            return {
-                (text(workload), text(device), text(environment)): (measured_at, noise_at)
-                for workload, device, environment, measured_at, noise_at in self._connection.execute(
-                    "SELECT workload, device, environment, measured_at, noise_at FROM tally"
-                )
-            }
+    def candidate_count(self, families: Sequence[str], workload_id: WorkloadId) -> int:
+        """How many candidates of a workload some families know; those that several know count once."""
+        names = [self._labels.find(family) for family in families]
+        return self._number(
+            f"SELECT count(DISTINCT id) FROM candidate WHERE family IN ({marks(names)}) AND workload = ?",
+            *(*names, self._labels.find(workload_id)),
+        )
 
-    def wrong_tallies(self) -> int:
-        """How many sums over results are not what the results make."""
-        with state_errors("reading the state file", self.path):
-            [count] = self._connection.execute(_WRONG_TALLIES).fetchone()
-        return int(count)
+    def blocked(self, family: str, workload_id: WorkloadId) -> set[CandidateId]:
+        """Candidates of a workload that a family is not to plan."""
+        query = f"SELECT id FROM candidate WHERE {_IN_SPACE} AND is_blocked"
+        return set(self._ids(query, *self._space(family, workload_id)))
 
-    def tallies(self, device_id: DeviceId) -> list[Tally]:
-        """Sums over the results of a device, by workload and environment."""
-        text = self._labels.text
-        with state_errors("reading the state file", self.path):
-            return [
-                Tally(
-                    workload_id=WorkloadId(text(workload)),
-                    environment_id=text(environment),
-                    records=records,
-                    measured=measured,
-                    ok=ok,
-                    measured_at=measured_at,
-                    noise_at=noise_at,
-                )
-                for workload, _, environment, records, measured, ok, measured_at, noise_at in (
-                    self._connection.execute(
-                        "SELECT * FROM tally WHERE device = ?", (self._labels.find(device_id),)
-                    )
-                )
-            ]
+    def latest(self, family: str, workload_id: WorkloadId, most: int) -> list[CandidateId]:
+        """The candidates of a workload that became known last, up to so many, in that order."""
+        query = f"SELECT id FROM candidate WHERE {_IN_SPACE} ORDER BY number DESC LIMIT ?"
+        return self._ids(query, *self._space(family, workload_id), most)[::-1]
 
-    def record_sums(self) -> list[tuple[DeviceId, WorkloadId, int, int, float]]:
-        """Of each device and workload: results, those with outcome `ok`, Unix seconds of the last one."""
-        text = self._labels.text
-        with state_errors("reading the state file", self.path):
-            return [
-                (DeviceId(text(device)), WorkloadId(text(workload)), records, ok, measured_at)
-                for device, workload, records, ok, measured_at in self._connection.execute(
-                    "SELECT device, workload, sum(records), sum(ok), max(measured_at) FROM tally"
-                    " GROUP BY device, workload"
-                )
-            ]
+    def last_number(self, family: str, workload_id: WorkloadId) -> int:
+        """Number of the candidate of a workload that became known last; 0 where there is none."""
+        query = f"SELECT coalesce(max(number), 0) FROM candidate WHERE {_IN_SPACE}"
+        return self._number(query, *self._space(family, workload_id))
 
     def gaps(
         self,
@@ -139,19 +92,40 @@ class Questions(CollectionQuestions):
         Returns:
             Number and id of each.
         """
-        find = self._labels.find
-        with state_errors("reading the state file", self.path):
-            rows = self._connection.execute(
-                "SELECT number, id FROM candidate"
-                " WHERE family = ? AND workload = ? AND number > ? AND NOT is_blocked AND NOT EXISTS"
-                f" (SELECT 1 FROM result WHERE {IN_GROUP} AND candidate = candidate.id AND outcome != ?)"
-                " ORDER BY number LIMIT ?",
-                (
-                    *(find(family), find(workload_id), after),
-                    *(find(workload_id), find(device_id), find(environment_id), LOST, limit),
-                ),
+        rows = self._rows(
+            f"SELECT number, id FROM candidate WHERE {_IN_SPACE} AND number > ? AND NOT is_blocked"
+            f" AND NOT EXISTS (SELECT 1 FROM result WHERE {IN_GROUP} AND candidate = candidate.id"
+            f" AND outcome != {LOST}) ORDER BY number LIMIT ?",
+            *(*self._space(family, workload_id), after),
+            *(*self._group(workload_id, device_id, environment_id), limit),
+        )
+        return [(number, CandidateId(value.hex())) for number, value in rows]
+
+    def waiting_candidates(self) -> list[tuple[str, WorkloadId, CandidateId, int]]:
+        """Candidates that nobody has measured, oldest first: family, workload, id and number of each."""
+        text = self._labels.text
+        return [
+            (text(family), WorkloadId(text(workload)), CandidateId(value.hex()), number)
+            for family, workload, value, number in self._rows(
+                "SELECT family, workload, id, number FROM candidate WHERE is_waiting ORDER BY number"
             )
-            return [(number, CandidateId(value.hex())) for number, value in rows]
+        ]
+
+    def traits(self, families: Sequence[str], workload_id: WorkloadId) -> dict[CandidateId, CandidateTraits]:
+        """What is known of the candidates of a workload, in the order in which they became known.
+
+        One that several families know has the origin that it has in the first of them, and is blocked where
+        it is in any.
+        """
+        traits: dict[CandidateId, CandidateTraits] = {}
+        query = f"SELECT id, dialect, origin, is_blocked FROM candidate WHERE {_IN_SPACE} ORDER BY number"
+        for family in families:
+            for value, *others in self._rows(query, *self._space(family, workload_id)):
+                candidate_id, trait = CandidateId(value.hex()), CandidateTraits(*others)
+                earlier = traits.setdefault(candidate_id, trait)
+                if trait.is_blocked and not earlier.is_blocked:
+                    traits[candidate_id] = earlier._replace(is_blocked=True)
+        return traits
 
     def candidates(
         self, families: Sequence[str], workload_id: WorkloadId, candidate_ids: Collection[CandidateId]
@@ -161,49 +135,38 @@ class Questions(CollectionQuestions):
         Raises:
             StateDamaged: A trace cannot be read, or is that of another candidate.
         """
-        find = self._labels.find
+        rows = [
+            row
+            for family in families
+            for values in packed_ids(candidate_ids)
+            for row in self._rows(
+                "SELECT id, dialect, origin, trace, base FROM candidate"
+                f" WHERE {_IN_SPACE} AND id IN ({marks(values)})",
+                *(*self._space(family, workload_id), *values),
+            )
+        ]
         candidates: dict[CandidateId, Candidate] = {}
         bases: dict[int, str] = {}
-        with state_errors("reading the state file", self.path):
-            for family in families:
-                for values in parts(packed_ids(candidate_ids)):
-                    for value, dialect, origin, trace, base in self._connection.execute(
-                        "SELECT id, dialect, origin, trace, base FROM candidate"
-                        f" WHERE family = ? AND workload = ? AND id IN ({marks(values)})",
-                        (find(family), find(workload_id), *values),
-                    ).fetchall():
-                        candidate = Candidate(
-                            workload_id=workload_id,
-                            dialect=dialect,
-                            origin=origin,
-                            trace=self._trace(value, trace, base, bases),
-                        )
-                        if candidate.candidate_id != value.hex():
-                            raise self._damage(f"the trace of candidate {value.hex()}")
-                        candidates[candidate.candidate_id] = candidate
+        for value, dialect, origin, packed, base in rows:
+            trace = self._trace(value, packed, base, bases)
+            candidate = Candidate(workload_id=workload_id, dialect=dialect, origin=origin, trace=trace)
+            self._demand(candidate.candidate_id == value.hex(), f"the trace of candidate {value.hex()}")
+            candidates[candidate.candidate_id] = candidate
         return candidates
-
-    def waiting_candidates(self) -> list[tuple[str, WorkloadId, CandidateId, int]]:
-        """Candidates that nobody has measured, oldest first: family, workload, id and number of each."""
-        text = self._labels.text
-        with state_errors("reading the state file", self.path):
-            return [
-                (text(family), WorkloadId(text(workload)), CandidateId(value.hex()), number)
-                for family, workload, value, number in self._connection.execute(
-                    "SELECT family, workload, id, number FROM candidate WHERE is_waiting ORDER BY number"
-                )
-            ]
 
     def _trace(self, value: bytes, packed: bytes, base: int | None, bases: dict[int, str]) -> str:
         try:
-            if base is not None and base not in bases:
-                [first] = self._connection.execute(
-                    "SELECT trace FROM candidate WHERE number = ?", (base,)
-                ).fetchone()
+            if base is None:
+                return unpack_trace(packed, None)
+            if base not in bases:
+                [[first]] = self._rows("SELECT trace FROM candidate WHERE number = ?", base)
                 bases[base] = unpack_trace(first, None)
-            return unpack_trace(packed, None if base is None else bases[base])
+            return unpack_trace(packed, bases[base])
         except (ValueError, TypeError) as error:
             raise self._damage(f"the trace of candidate {value.hex()}") from error
+
+    def _space(self, family: str, workload_id: WorkloadId) -> tuple[int, int]:
+        return self._labels.find(family), self._labels.find(workload_id)
 
 
 class StateReader(Questions):
@@ -219,9 +182,9 @@ class StateReader(Questions):
     def __init__(self, path: Path) -> None:
         connection = open_reader(path)
         try:
-            with state_errors("reading the state file", path):
+            with reading(path):
                 connection.execute("BEGIN")
-                super().__init__(connection, Labels(connection), path)
+                super().__init__(connection, Labels(connection, path), path)
         except BaseException:
             connection.close()
             raise

@@ -35,8 +35,7 @@ from fleet.state.state_file import StateFile
 from fleet.state.table import is_left_over, is_ours
 from fleet.state.table_log import TableLog, removed
 from fleet.store.delta.columns import check_columns
-from fleet.store.delta.files import file_sum
-from fleet.store.delta.log import TableSnapshot, is_table, load_snapshot
+from fleet.store.delta.log import TableSnapshot, file_sum, is_table, load_snapshot
 from fleet.store.delta.schema import FILE_SCHEMA, read_batches
 
 #: Results of one turn: some MB.

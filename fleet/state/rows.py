@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 from agents.records import NOISE, CandidateId, DeviceId, Outcome, Record, WorkloadId
-from fleet.errors import StoreError
 
 #: Numbers of the outcomes in the file; they never change their meaning.
 OUTCOME_NUMBERS: Final = {
@@ -76,22 +75,6 @@ def result_of(record: Record) -> Result:
         record.measured_at,
         record.origin == NOISE and record.attempt % 2 == 0,
     )
-
-
-def packed_id(candidate_id: CandidateId) -> bytes:
-    """The id of a candidate in half the bytes.
-
-    Raises:
-        StoreError: It is no even number of the digits 0-9 and a-f.
-    """
-    try:
-        packed = bytes.fromhex(candidate_id)
-    except (ValueError, TypeError):
-        packed = b""
-    # `fromhex` takes blanks and capitals, and two ids must not become one.
-    if packed.hex() != candidate_id:
-        raise StoreError(f"the candidate {candidate_id!r} cannot be stored: its id is no hexadecimal number")
-    return packed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

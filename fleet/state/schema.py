@@ -13,7 +13,7 @@ import errno
 import os
 import sqlite3
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
 import psutil
@@ -212,10 +212,8 @@ def _check_layout(connection: sqlite3.Connection, path: Path) -> None:
     [application] = connection.execute("PRAGMA application_id").fetchone()
     [layout] = connection.execute("PRAGMA user_version").fetchone()
     if application != APPLICATION_ID:
-        raise StateDamaged(
-            f"{path} is no state file of a fleet: its application id is {application:#x}, expected"
-            f" {APPLICATION_ID:#x}; `fleet store verify --rebuild` makes it again from what can be read"
-        )
+        what = f"its application id is {application:#x}, expected {APPLICATION_ID:#x}"
+        raise damaged(path, f"it is no state file of a fleet: {what}")
     if layout != STATE_SCHEMA:
         raise StoreError(
             f"{path} has layout {layout}, this version reads {STATE_SCHEMA}; use the version that wrote it"
@@ -238,6 +236,13 @@ def refuse_network(path: Path) -> None:
         )
 
 
+def damaged(path: Path, what: str) -> StateDamaged:
+    """The error of a state file that does not hold what was written."""
+    return StateDamaged(
+        f"{path} is damaged: {what}; `fleet store verify --rebuild` makes it again from what can be read"
+    )
+
+
 def one_line(text: str) -> str:
     """What SQLite says of damage, which may quote damaged names, as a line for people."""
     return " ".join("".join(character if character.isprintable() else " " for character in text).split())
@@ -256,19 +261,18 @@ def state_errors(doing: str, path: Path) -> Iterator[None]:
     try:
         yield
     except UnicodeDecodeError as error:
-        raise StateDamaged(
-            f"{path} is damaged (a name in it is no text); `fleet store verify --rebuild` makes it again from"
-            " what can be read"
-        ) from error
+        raise damaged(path, "a name in it is no text") from error
     except sqlite3.Error as error:
         if is_damage(error):
-            raise StateDamaged(
-                f"{path} is damaged ({one_line(str(error))}); `fleet store verify --rebuild` makes it again"
-                " from what can be read"
-            ) from error
+            raise damaged(path, one_line(str(error))) from error
         system_error = os_error(error, path)
         if system_error.errno == errno.EAGAIN:
             raise StoreLocked(f"{path} is being written by another process; stop that process") from error
         raise store_error(system_error, doing, path) from error
     except OSError as error:
         raise store_error(error, doing, path) from error
+
+
+def reading(path: Path) -> AbstractContextManager[None]:
+    """`state_errors` of somebody who reads."""
+    return state_errors("reading the state file", path)

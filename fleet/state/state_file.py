@@ -15,7 +15,7 @@ from agents.files import fsync, make_folder
 from agents.sqlite_files import copy_aside, ends_in_log, finish_rebuild, has_lost_turns, log_of
 from fleet.errors import StateDamaged
 from fleet.histogram import Histogram
-from fleet.state.labels import Labels
+from fleet.state.keys import Labels
 from fleet.state.questions import Questions
 from fleet.state.schema import open_reader, open_writer, state_errors
 from fleet.state.turn import Turn
@@ -56,7 +56,7 @@ class StateFile(Questions):
                     self.notes.append(
                         f"{path} is damaged in its log: kept as {copy.name}; turns behind the damage are lost"
                     )
-                super().__init__(connection, Labels(connection), path)
+                super().__init__(connection, Labels(connection, path), path)
                 if fault := next(self.faults(), None):
                     raise StateDamaged(fault)
         except BaseException:

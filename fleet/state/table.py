@@ -35,12 +35,12 @@ from fleet.state.packed_rows import unpack
 from fleet.state.rows import WaitingRows
 from fleet.state.state_file import StateFile
 from fleet.state.table_log import Action, TableLog, added, removed
-from fleet.store.delta.files import file_sum
 from fleet.store.delta.log import (
     TableSnapshot,
     check_layout,
     damaged_log,
     delta_errors,
+    file_sum,
     load_snapshot,
     log_errors,
     snapshot_of,

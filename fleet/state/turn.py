@@ -10,8 +10,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 
 from agents.records import Candidate, CandidateId, DeviceId, WorkloadId
-from fleet.state.attempts import Group, attempts_of
-from fleet.state.labels import Labels
+from fleet.state.keys import Group, Labels, attempts_of, packed_id
 from fleet.state.rows import (
     FASTEST,
     LOST,
@@ -21,7 +20,6 @@ from fleet.state.rows import (
     TableFile,
     checksum,
     pack_trace,
-    packed_id,
     unpack_trace,
 )
 from fleet.state.schema import IN_GROUP

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import queue
 import threading
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,13 +18,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from agents.records import Candidate, CandidateId, DeviceId, Record, WorkloadId
-from fleet.store.delta.log import RECORDS
-from fleet.store.delta.schema import RECORD_COLUMNS, batch_to_records, read_batches
+from agents.records import Candidate, CandidateId, DeviceId, Record
+from fleet.store.delta.schema import RECORD_COLUMNS, batch_to_records
 from fleet.store.reader import StoreReader
 from fleet.store.store import Store
 
-_TRACE_COLUMNS = ("workload_id", "candidate_id", "dialect", "trace")
+_ID = "candidate_id"
+_TRACE_COLUMNS = ("workload_id", _ID, "dialect", "trace")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,8 +101,7 @@ def find_candidates(
 ) -> list[Candidate]:
     """Read some candidates back from the records of some devices.
 
-    Only the ids are read of every record; traces are read of the row groups that hold one. A file that cannot
-    be read keeps nobody from what the others hold.
+    A file that cannot be read keeps nobody from what the others hold.
 
     Args:
         reader: The store.
@@ -117,23 +116,12 @@ def find_candidates(
     """
     unread = set(candidate_ids)
     candidates: list[Candidate] = []
-    for device_id in device_ids if reader.waiting() else ():
-        for rows in reader.waiting_rows(_TRACE_COLUMNS, device_id):
-            for candidate in _of_rows(rows, unread):
-                unread.discard(candidate.candidate_id)
-                candidates.append(candidate)
-    # Newest first: what is asked for was mostly measured lately.
-    for data_file in reversed(reader.snapshot.files):
-        if not unread:
-            break
-        if data_file.device_id not in device_ids:
-            continue
-        path = reader.path / RECORDS / data_file.path
-        with suppress(OSError, pa.ArrowException), pq.ParquetFile(path) as file:
-            for candidate in _in_file(file, unread):
-                if candidate.candidate_id in unread:
-                    unread.discard(candidate.candidate_id)
-                    candidates.append(candidate)
+    for device_id in device_ids:
+        for rows in _matching(reader, device_id, _TRACE_COLUMNS, unread, is_search=True):
+            for row in rows.to_pylist():
+                if row["candidate_id"] in unread:
+                    unread.discard(row.pop("candidate_id"))
+                    candidates.append(Candidate(**row, origin="paired"))
     return candidates
 
 
@@ -142,49 +130,43 @@ def find_records(
 ) -> Iterator[Record]:
     """Yield all records of some candidates on one device.
 
-    Only files with one of them are decoded, a piece at a time.
-
     Raises:
         FleetError: The store cannot be read.
     """
-    names = pa.array(sorted(candidate_ids), pa.string())
-    for rows in reader.waiting_rows(RECORD_COLUMNS, device_id):
-        for batch in rows.filter(pc.is_in(rows.column("candidate_id"), names)).to_batches():
+    for rows in _matching(reader, device_id, RECORD_COLUMNS, candidate_ids):
+        for batch in rows.to_batches():
             yield from batch_to_records(device_id, batch)
-    for path in reader.data_files(device_id):
-        ids = pq.read_table(path, columns=["candidate_id"], partitioning=None, use_threads=False).column(0)
-        if not pc.any(pc.is_in(ids, names)).as_py():
-            continue
-        for batch in read_batches(path, RECORD_COLUMNS):
-            yield from batch_to_records(
-                device_id, batch.filter(pc.is_in(batch.column("candidate_id"), names))
-            )
 
 
-def _in_file(file: pq.ParquetFile, candidate_ids: Collection[str]) -> Iterator[Candidate]:
-    names = pa.array(sorted(candidate_ids), pa.string())
-    for group in range(file.metadata.num_row_groups):
-        ids = file.read_row_group(group, columns=["candidate_id"], use_threads=False).column(0)
-        rows = pc.indices_nonzero(pc.is_in(ids, names))
-        if not len(rows):
-            continue
-        yield from _candidates(
-            file.read_row_group(group, columns=list(_TRACE_COLUMNS), use_threads=False).take(rows)
-        )
+def _matching(
+    reader: StoreReader,
+    device_id: DeviceId,
+    columns: Sequence[str],
+    candidate_ids: Collection[CandidateId],
+    *,
+    is_search: bool = False,
+) -> Iterator[pa.Table]:
+    """Yield the rows that a device has of some candidates, a row group at a time.
+
+    Only ids are read of every row, and all else of the row groups that hold one. A search goes through the
+    newest files first, passes over those that cannot be read, and ends when no candidate is left: the caller
+    takes away what it has.
+    """
+    for rows in reader.waiting_rows(columns, device_id):
+        yield rows.take(_places(rows.column(_ID), candidate_ids))
+    paths = reader.data_files(device_id)
+    passed_over = (OSError, pa.ArrowException) if is_search else ()
+    for path in reversed(paths) if is_search else paths:
+        if not candidate_ids:
+            return
+        with suppress(*passed_over), pq.ParquetFile(path) as file:
+            for group in range(file.metadata.num_row_groups):
+                ids = file.read_row_group(group, columns=[_ID], use_threads=False).column(0)
+                places = _places(ids, candidate_ids)
+                if len(places):
+                    table = file.read_row_group(group, columns=list(columns), use_threads=False)
+                    yield table.take(places)
 
 
-def _of_rows(rows: pa.Table, candidate_ids: Collection[str]) -> Iterator[Candidate]:
-    """Yield each candidate once that rows have of some."""
-    ids = dict(zip(rows.column("candidate_id").to_pylist(), range(rows.num_rows), strict=True))
-    places = pa.array([place for name, place in ids.items() if name in candidate_ids], pa.int64())
-    return _candidates(rows.take(places))
-
-
-def _candidates(rows: pa.Table) -> Iterator[Candidate]:
-    for row in rows.select(["workload_id", "dialect", "trace"]).to_pylist():
-        yield Candidate(
-            workload_id=WorkloadId(row["workload_id"]),
-            dialect=row["dialect"],
-            trace=row["trace"],
-            origin="paired",
-        )
+def _places(ids: pa.ChunkedArray, candidate_ids: Collection[CandidateId]) -> pa.Array:
+    return pc.indices_nonzero(pc.is_in(ids, pa.array(sorted(candidate_ids), pa.string())))

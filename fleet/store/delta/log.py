@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -16,6 +17,7 @@ import pyarrow as pa
 from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError
 
+from agents.regular_files import regular_chunks
 from fleet.durable import store_error
 from fleet.errors import StateDamaged, StoreError
 from fleet.store.delta.schema import SCHEMA_KEY, STORE_SCHEMA
@@ -26,6 +28,8 @@ RETENTION_HOURS = 7 * 24
 
 #: Folder of the table in a store.
 RECORDS: Final = "records"
+#: Bytes of a file at most whose sum is taken: what a pipe or a device gives has no end.
+_MOST_SUMMED_BYTES = 1 << 40
 #: Column of the library's list of files: when the first of a file's rows was measured.
 _FIRST_AT = "min.measured_at"
 
@@ -160,3 +164,15 @@ def check_layout(folder: Path, table: DeltaTable) -> None:
 def is_table(folder: Path) -> bool:
     """Whether at least one commit or checkpoint is there."""
     return any((folder / "_delta_log").glob("*.json")) or any((folder / "_delta_log").glob("*.parquet"))
+
+
+def file_sum(path: Path) -> str:
+    """SHA-256 of a regular file, in hexadecimal digits.
+
+    Raises:
+        OSError: It cannot be read, or is no regular file.
+    """
+    digest = hashlib.sha256()
+    for chunk in regular_chunks(path, _MOST_SUMMED_BYTES):
+        digest.update(chunk)
+    return digest.hexdigest()

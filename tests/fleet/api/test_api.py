@@ -27,12 +27,12 @@ from fleet.api.server import ApiServer, read_or_make_token
 from fleet.core.events import CoordinatorStarted, DeviceAdded
 from fleet.core.state import FleetState
 from fleet.engine.fleet_view import Around, make_view
+from fleet.engine.record_sink import RecordCounts
 from fleet.errors import FleetError
 from fleet.histogram import Histogram
 from fleet.models.registry import Registry
 from fleet.models.registry_reader import RegistryReader
 from fleet.private_files import write_private
-from fleet.results.record_counts import RecordCounts
 from tests.cli_fixtures import said
 from tests.model_fixtures import SIZES, SPEC
 from tests.record_fixtures import make_spec

@@ -220,12 +220,15 @@ def test_a_damaged_backup_is_found_and_not_restored(store: Path, tmp_path: Path)
             (lambda value, name=name: value["files"].update({name: ["0" * 64, 1]}), "is no file of a store")
             for name in ("../outside/file", "/etc/motd", "records/../../outside", "somewhere/else")
         ),
-        (lambda value: value["files"].update({"records/a\0b": ["0" * 64, 1]}), "String should match pattern"),
-        (lambda value: value["files"].update({"records/a": ["../../etc/passwd", 1]}), "match pattern"),
-        (lambda value: value["files"].update({"records/a": None}), r"files\.records/a: Input should be"),
-        (lambda value: value.update(files=None), "files: Input should be"),
-        (lambda value: value.update(about=[]), "about: Input should be"),
-        (lambda value: value["about"].update(records="many"), r"about\.records: Input should be"),
+        (lambda value: value["files"].update({"records/a\0b": ["0" * 64, 1]}), "matching regex"),
+        (lambda value: value["files"].update({"records/a": ["../../etc/passwd", 1]}), "matching regex"),
+        (
+            lambda value: value["files"].update({"records/a": None}),
+            "Expected `array`, got `null`",
+        ),
+        (lambda value: value.update(files=None), r"got `null` - at `\$\.files`"),
+        (lambda value: value.update(about=[]), r"got `array` - at `\$\.about`"),
+        (lambda value: value["about"].update(records="many"), r"got `str` - at `\$\.about\.records`"),
         (lambda value: value.update(schema=None), "has layout None, this version reads 2"),
     ],
 )

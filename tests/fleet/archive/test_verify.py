@@ -22,15 +22,14 @@ from deltalake import DeltaTable, write_deltalake
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fleet.archive.catalog_checks import catalog_faults
+from fleet.archive.checks import catalog_faults
 from fleet.archive.verify import Verified, rebuild_state, verify
 from fleet.cli.app import run
 from fleet.state.schema import STATE
 from fleet.state.state_file import StateFile
 from fleet.state.table import RecordsTable
 from fleet.state.table_log import TableLog
-from fleet.store.delta.files import file_sum
-from fleet.store.delta.log import load_snapshot
+from fleet.store.delta.log import file_sum, load_snapshot
 from fleet.store.delta.schema import FILE_SCHEMA
 from tests.archive_fixtures import (
     OURS,

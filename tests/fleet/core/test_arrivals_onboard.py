@@ -274,7 +274,7 @@ def test_devices_with_a_head_get_a_fingerprint_once_in_an_environment() -> None:
 def test_a_fingerprint_waits_for_all_else() -> None:
     state = fleet(fingerprints=True)
     [asked] = state.open_requests()
-    assert state.to_json()["leasing"]["devices"][0]["fingerprinted_in"] == "e1"
+    assert state.to_json()["leasing"]["devices"][OLD]["fingerprinted_in"] == "e1"
     assert (asked.priority, asked.is_background) == (0, True)
     comes(state, NEW)  # on the same host: the neighbours wait
     told = {"origin": "fingerprint", "request_id": asked.request_id, "priority": asked.priority}

@@ -6,6 +6,7 @@ import json
 from typing import Any
 
 import pytest
+from msgspec import ValidationError, to_builtins
 
 from agents.records import DeviceId
 from fleet.core import events as ev
@@ -352,10 +353,31 @@ def test_events_and_snapshots_of_other_rules_are_refused(rules: int) -> None:
     fleet = Fleet()
     with pytest.raises(StateError, match=f"events of rules {rules}, this version reads {ev.RULES}"):
         fleet.state.apply(ev.CoordinatorStarted(at_secs=START, rules=rules))
-    for key, version in (("rules", rules), ("schema", 2)):
+    for key, version in (("rules", rules), ("schema", 1)):
         snapshot = fleet.state.to_json() | {key: version}
         with pytest.raises(StateError, match=f"snapshot has {key} {version}, this version reads"):
             FleetState.from_json(snapshot)
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        ({"event": "DeviceExploded"}, "DeviceExploded"),
+        ({"at_secs": "soon"}, "Expected `float`, got `str` - at `$.events[0].at_secs`"),
+        ({"extra": 1}, "unknown field `extra`"),
+        ({"job": {"job_id": "j"}}, "missing required field `device_id` - at `$.events[0].job`"),
+    ],
+)
+def test_what_is_no_event_is_refused(change: dict[str, Any], why: str) -> None:
+    value = to_builtins(ev.JobSubmitted(at_secs=1.0, job=job("j", "a"))) | change
+    with pytest.raises(ValidationError) as caught:
+        ev.decode_events(json.dumps([value]).encode())
+    assert why in str(caught.value)
+
+
+def test_an_event_may_quote_what_is_no_text_and_no_number() -> None:
+    event = ev.DeviceLeftOut(at_secs=float("inf"), device_id=A, reason="its file \udce2.yaml")
+    assert ev.decode_events(ev.encode_events([event])) == (event,)
 
 
 def test_results_of_a_released_lease_are_not_late_because_its_job_is_cancelled() -> None:

@@ -13,7 +13,6 @@ from msgspec.structs import replace
 
 from agents.records import DeviceId
 from fleet.core import events as ev
-from fleet.core.event_json import event_from_json
 from fleet.core.events import Busy, DevicePolicy, DeviceState, GrantLease, JobId, TimeWindow
 from fleet.core.request_words import Request, RequestId, RequestKind, RequestState
 from fleet.core.state import FleetState
@@ -355,14 +354,14 @@ class Fleet(RuleBasedStateMachine):
         """Also where the clock was ahead and a coordinator starts at the right time."""
         state = self.world.state.to_json()
         limits, now = self.world.state.limits, state["leasing"]["now"]
-        for device in state["leasing"]["devices"]:
+        for device in state["leasing"]["devices"].values():
             waits = [device["start_at"], device["probe_by"]]
             longest = max(limits.quarantine_secs, limits.start_secs, limits.restart_wait_secs)
             assert all(at_secs <= now + longest for at_secs in waits if at_secs is not None)
             wall = now + self.world.state.wall_ahead_secs
             assert device["budget"]["hour"] <= wall // 3600
             assert device["budget"]["day"] <= wall // 86400
-        for family in state["triggers"]["families"]:
+        for family in state["triggers"]["families"].values():
             assert family["not_before"] <= now + limits.training_retry_most_secs
 
     @invariant()
@@ -394,7 +393,7 @@ class Fleet(RuleBasedStateMachine):
             text, done = self.snapshot
             state = FleetState.from_json(json.loads(text))
             for line in self.world.journal[done:]:
-                state.apply(event_from_json(json.loads(line)))
+                state.apply(*ev.decode_events(line))
             assert state.to_json() == now
         self.all_requests_come_to_an_end()
 

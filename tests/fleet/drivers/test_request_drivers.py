@@ -24,11 +24,11 @@ from fleet.daemon.driver_process import say_end
 from fleet.drivers.session import DriverChannel, EngineSession
 from fleet.engine.coordinator import Coordinator
 from fleet.engine.disk_watch import RETRY_SECS
+from fleet.engine.record_sink import record_counts
 from fleet.errors import FleetError
 from fleet.interchange.import_logs import ImportRequest, import_logs
 from fleet.requests.kinds import perform
 from fleet.requests.work import Work
-from fleet.results.record_counts import record_counts
 from fleet.store.store import Store
 from tests.coordinator_fixtures import WORKLOADS, Fleet, make_fleet, without_room
 from tests.log_fixtures import autotvm, write_log

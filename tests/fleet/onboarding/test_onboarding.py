@@ -429,7 +429,7 @@ def test_the_walk_of_an_onboarding_is_the_one_on_the_architecture_page(
         sys.setprofile(None)
         threading.setprofile(None)
     assert code == 0
-    page = (ROOT / "docs/architecture.md").read_text().split("## Two walks")[1].split("\n## ")[0]
+    page = (ROOT / "docs/architecture.md").read_text().split("## Two walks")[1].split("\nA record")[0]
     walk = re.findall(r"^\| \d \| `([\w/]+\.py)` \|", page, re.M)
     assert len(walk) == 8
     # A thread hears what another one says: there the later file calls the earlier one.

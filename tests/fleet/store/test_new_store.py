@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 
 from agents.spool.disk_spool import Spool
-from fleet.store.new_store import records_or_nothing
-from fleet.store.store import Store
+from fleet.store.store import Store, records_or_nothing
 from tests.record_fixtures import make_record
 
 

@@ -157,17 +157,6 @@ def test_one_record_of_a_candidate_counts_in_whatever_order_they_come(
     assert settled(records) == settled(reversed(records)) == [records[place]]
 
 
-def test_each_device_candidate_and_environment_has_its_record_in_order_of_appearance() -> None:
-    records = [
-        timed(1, 0, 1.0, quality=SUSPECT),
-        timed(2, 0, 1.0),
-        timed(1, 0, 1.0, device="dev-b"),
-        timed(1, 0, 1.0, environment_id="f" * 32),
-        timed(1, 1, 1.0, origin=REMEASURE),
-    ]
-    assert settled(iter(records)) == [records[4], *records[1:4]]
-
-
 @given(measured_records(), st.randoms())
 def test_the_choice_is_one_of_each_and_independent_of_order(
     records: list[Record], draws: random.Random

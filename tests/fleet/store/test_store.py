@@ -3,7 +3,6 @@ from __future__ import annotations
 import errno
 import json
 import os
-import pickle
 import shutil
 import subprocess
 import sys
@@ -15,7 +14,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.dataset as ds
 import pytest
-from deltalake import DeltaTable, write_deltalake
+from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -29,7 +28,6 @@ from fleet.store.catalog import read_device
 from fleet.store.delta.schema import FILE_SCHEMA, SCHEMA_KEY, TABLE_SCHEMA, batch_to_records, records_to_table
 from fleet.store.reader import DeviceCounts
 from fleet.store.store import AppendResult, Store
-from tests.conftest import run_code
 from tests.disk_fixtures import failing, filled, killed
 from tests.record_fixtures import (
     make_batch,
@@ -54,18 +52,6 @@ def store(tmp_path: Path) -> Iterator[Store]:
     """An empty one."""
     with Store.open(tmp_path / "s") as opened:
         yield opened
-
-
-def test_records_come_back_as_they_were(tmp_path: Path) -> None:
-    records = [*make_batch(0, 30), *make_batch(0, 20, device="dev-b")]
-    with Store.open(tmp_path / "s") as store:
-        assert store.append(records) == AppendResult(appended=50, duplicates=0, table_version=0)
-        for _ in range(2):
-            assert list(store.records()) == list(Store.read(tmp_path / "s").records()) == records
-            assert list(store.records("dev-b")) == records[30:]
-            store.flush()
-        assert (store.version, store.rows, store.waiting_count) == (1, 50, 0)
-    assert list(Store.read(tmp_path / "s").records()) == records
 
 
 @settings(max_examples=20, deadline=None)
@@ -116,20 +102,6 @@ def test_counts_add_up(store: Store) -> None:
         records=10, ok=7, failed={Outcome.RUN_TIMEOUT: 3}, first_at=1.7e9, last_at=1.7e9 + 9
     )
     assert counts["dev-b"].failed == {Outcome.RUN_TIMEOUT: 1, Outcome.LOST: 1}
-
-
-def test_a_reader_keeps_its_version_while_others_append(store: Store) -> None:
-    store.append(make_batch(0, 5))
-    before = Store.read(store.path)
-    store.flush()
-    reader = Store.read(store.path)
-    store.append(make_batch(5, 5))
-    store.flush()
-    for one in (before, reader, Store.read(store.path, version=1)):
-        assert list(one.records()) == make_batch(0, 5)
-    assert len(list(Store.read(store.path).records())) == 10
-    with pytest.raises(StoreError, match="has no version 99 of its table; the newest one is 2"):
-        Store.read(store.path, version=99)
 
 
 def test_people_can_query_plain_columns(store: Store) -> None:
@@ -224,11 +196,6 @@ def test_the_error_of_a_disk_that_became_read_only_is_the_one_to_be_seen(
     monkeypatch.undo()
     with Store.open(tmp_path / "s"):  # the lock was let go of
         pass
-
-
-def test_the_errors_survive_a_process_boundary() -> None:
-    for kind in (StoreError, StoreFull, StoreLocked):
-        assert str(pickle.loads(pickle.dumps(kind("what, where")))) == "what, where"
 
 
 def test_a_store_is_made_only_where_asked_and_nothing_else_is_there(tmp_path: Path) -> None:
@@ -327,19 +294,6 @@ def test_a_damaged_data_file_is_one_clear_error_and_spares_other_devices(tmp_pat
     assert list(reader.records("dev-b")) == make_batch(0, 5, device="dev-b")
 
 
-def test_a_writer_that_ignores_the_lock_is_noticed(store: Store) -> None:
-    store.append(make_batch(0, 5))
-    store.flush()
-    foreign = DeltaTable(store.path / "records").to_pyarrow_dataset().to_table().slice(0, 1)
-    write_deltalake(store.path / "records", foreign, mode="append")
-    store.append(make_batch(5, 5))
-    for words in ("written by somebody else", "--rebuild"):
-        with pytest.raises(StoreError, match=words):
-            store.flush()
-        assert (store.version, store.rows, store.waiting_count) == (1, 10, 5)
-        assert list(store.records()) == list(Store.read(store.path).records()) == make_batch(0, 10)
-
-
 def test_a_full_disk_that_the_library_tells_of_in_words_is_no_failed_disk(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -384,30 +338,6 @@ def test_a_full_file_system_refuses_the_batch_and_goes_on_once_there_is_room(tmp
             assert data_files(folder / "s") == set(store.data_files())
     finally:
         subprocess.run(["umount", str(folder)], check=True)
-
-
-FILE_SIZE_LIMIT = """
-import resource, sys
-from fleet.errors import StoreFull
-from fleet.store.store import Store
-from tests.record_fixtures import make_batch
-store = Store.open(sys.argv[1])
-store.append(make_batch(0, 5))
-resource.setrlimit(resource.RLIMIT_FSIZE, (4000, resource.RLIM_INFINITY))  # less than the log has
-try:
-    store.append(make_batch(5, 200))
-except StoreFull as error:
-    print("refused", error)
-resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
-print(store.append(make_batch(5, 5)).appended)
-"""
-
-
-def test_a_file_size_limit_counts_as_full(tmp_path: Path) -> None:
-    printed = run_code(FILE_SIZE_LIMIT, tmp_path / "s")
-    assert "refused no room while writing the state file" in printed
-    assert printed.splitlines()[-1] == "5"
-    assert list(Store.read(tmp_path / "s").records()) == make_batch(0, 10)
 
 
 READ_ONLY = """

@@ -19,22 +19,6 @@ def changed(name: str, values: list[Any]) -> pa.Table:
     return table.set_column(place, FILE_SCHEMA.field(name), pa.array(values, FILE_SCHEMA.field(name).type))
 
 
-def test_columns_are_kept_as_records_are_each_id_once(tmp_path: Path) -> None:
-    records = make_batch(0, 20)
-    device = records[0].device_id
-    table = records_to_table(records)
-    with Store.open(tmp_path) as store:
-        store.append(records[:5])
-        done = store.append_table(device, pa.concat_tables([table, table.slice(10)]))
-        assert (done.appended, done.duplicates, done.table_version) == (15, 15, 0)
-        assert done.rows[device].column("record_id").to_pylist() == [one.record_id for one in records[5:]]
-        assert store.append_table(device, table).appended == 0
-        assert store.waiting_count == 20
-    with Store.open(tmp_path) as store:
-        assert store.append_table(device, table).duplicates == 20
-        assert list(store.records()) == records
-
-
 #: A column, its values as JSON, and words of the refusal.
 REFUSED = """
 trace        | ["[]", null]                      | column trace holds nulls

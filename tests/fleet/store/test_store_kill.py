@@ -20,7 +20,6 @@ from typing import IO, Any
 import pytest
 
 from agents.records import Record
-from agents.spool.disk_spool import Spool
 from fleet.store import writer as writer_module
 from fleet.store.lanes import LaneSettings
 from fleet.store.store import Store
@@ -32,9 +31,7 @@ pytestmark = pytest.mark.timeout(600)
 
 #: Forked from one process that has imported what they need: starting each takes milliseconds, not seconds.
 FORKS = multiprocessing.get_context("forkserver")
-FORKS.set_forkserver_preload(
-    ["pytest", "agents.spool.disk_spool", "fleet.store.store", "tests.record_fixtures"]
-)
+FORKS.set_forkserver_preload(["pytest", "fleet.store.store", "tests.record_fixtures"])
 Body = Callable[[Path, int, int, Callable[[str], None]], None]
 
 
@@ -69,19 +66,6 @@ def write_turns(path: Path, first: int, size: int, say: Callable[[str], None]) -
 
 def of_devices(names: str, batch: int, size: int) -> list[Record]:
     return [one for name in names for one in make_batch(batch * size, size, device=f"dev-{name}")]
-
-
-def write_spool(path: Path, first: int, size: int, say: Callable[[str], None]) -> None:
-    """Put batch after batch, and let go of some; say both."""
-    spool = Spool(path)
-    say("ready")
-    for batch in range(first, first + 100_000):
-        records = make_batch(batch * size, size)
-        spool.put(records)
-        say(str(batch))
-        if batch % 3 == 2:
-            say(str(-batch))
-            spool.acknowledge(record.record_id for record in records)
 
 
 def _live(body: Body, path: Path, first: int, size: int, pipe: Connection) -> None:
@@ -168,23 +152,6 @@ def test_acknowledged_records_survive_kills_exactly_once(
         acknowledged.append(first)
         first += 1
     assert acknowledged
-
-
-@pytest.mark.parametrize("seed", range(3))
-def test_spooled_records_survive_kills(folder: Path, seed: int) -> None:
-    rng = random.Random(seed)
-    put: set[int] = set()
-    forgotten: set[int] = set()
-    for _ in range(4):
-        lines = run_and_kill(write_spool, folder / "s", max(put, default=-1) + 2, rng.uniform(0.0, 0.2))
-        put |= {batch for batch in lines if batch >= 0}
-        forgotten |= {-batch for batch in lines if batch < 0}
-        with Spool(folder / "s") as spool:
-            pending = Counter(record.record_id for record in spool.pending())
-        assert set(pending.values()) <= {1}
-        for batch in put - forgotten:
-            assert all(record.record_id in pending for record in make_batch(batch * SIZE, SIZE))
-    assert put
 
 
 def test_a_kill_before_any_step_on_the_disk_loses_nothing(

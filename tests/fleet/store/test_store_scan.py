@@ -5,12 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
 from fleet.errors import StoreError
-from fleet.store.delta.schema import BATCH_ROWS, FILE_SCHEMA, STORE_SCHEMA
+from fleet.store.delta.schema import BATCH_ROWS, FILE_SCHEMA
 from fleet.store.reader import StoreReader
 from fleet.store.store import Store
 from tests.record_fixtures import make_batch
@@ -112,14 +111,3 @@ def test_a_file_that_lacks_a_column_is_refused(table_reader: StoreReader) -> Non
         pq.write_table(table.drop_columns(["quality"]), path)
     with pytest.raises(StoreError, match="lacks the columns quality"):
         list(reader.columns(["quality", "candidate_id"]))
-
-
-def test_rows_of_another_version_are_refused(table_reader: StoreReader) -> None:
-    reader = table_reader
-    path = reader.data_files()[-1]
-    table = pq.read_table(path, partitioning=None)
-    place = table.schema.get_field_index("schema")
-    newer = pa.repeat(pa.scalar(STORE_SCHEMA + 1, pa.int32()), table.num_rows)
-    pq.write_table(table.set_column(place, table.schema.field(place), newer), path)
-    with pytest.raises(StoreError, match="has layout 3, this version reads 2 only"):
-        list(reader.columns(["outcome"]))

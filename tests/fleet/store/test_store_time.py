@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import time
 from collections import Counter
@@ -10,11 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from fleet.state.table_log import TableLog
 from fleet.store import store_time
 from fleet.store.reader import StoreReader
 from fleet.store.store import Store
-from fleet.store.store_time import StoreTime
 from tests.disk_fixtures import filled
 from tests.record_fixtures import make_batch
 
@@ -118,18 +115,6 @@ def test_without_its_note_everything_is_kept_for_another_week(
     assert upkeep(tmp_path) == 2
 
 
-def test_files_with_dates_of_the_future_are_deleted_in_the_end(tmp_path: Path, host: Host) -> None:
-    merged(tmp_path)
-    (tmp_path / store_time.UPKEEP).unlink()
-    age_files(tmp_path, -5000 * DAY)
-    deleted = []
-    for _ in range(16):
-        deleted.append(upkeep(tmp_path))
-        host.run(DAY)
-    assert sum(deleted[:7]) == 0
-    assert sum(deleted) == 2
-
-
 def commits(folder: Path) -> list[int]:
     return sorted(int(path.stem) for path in (folder / "records" / "_delta_log").glob("*.json"))
 
@@ -165,37 +150,3 @@ def test_versions_can_be_read_for_a_week_whatever_the_dates_of_their_commits(
     with Store.open(tmp_path) as store:
         assert store.repairs == ()
         assert Counter(store.records()) == Counter(make_batch(0, 6))
-
-
-def test_a_damaged_checkpoint_costs_no_commit(tmp_path: Path) -> None:
-    with Store.open(tmp_path) as store:
-        store.append(make_batch(0, 1))
-        store.flush()
-        store.upkeep()
-        store.append(make_batch(1, 1))
-    (checkpoint,) = (tmp_path / "records" / "_delta_log").glob("*.checkpoint.parquet")
-    checkpoint.write_bytes(b"PAR1")
-    TableLog(tmp_path / "records").forget_before(commits(tmp_path)[-1])
-    assert commits(tmp_path)[0] == 0
-    with Store.open(tmp_path) as store:
-        assert list(store.records()) == make_batch(0, 2)
-
-
-def test_few_versions_are_noted(tmp_path: Path, host: Host) -> None:
-    clock = StoreTime(tmp_path)
-    for version in range(60):
-        clock.note(version, WEEK)
-        clock.note(version, WEEK)
-        host.run(6 * HOUR)
-    noted = json.loads((tmp_path / store_time.UPKEEP).read_text())["noted"]
-    assert len(noted) <= 7 * 4 + 2
-    assert clock.version_before(WEEK, 60) == 60 - 7 * 4
-    assert StoreTime(tmp_path).version_before(WEEK, 60) == 60 - 7 * 4
-    assert clock.version_before(0.0, 60) == 60
-    assert clock.version_before(400 * DAY, 3000) is None
-
-
-def test_this_host_says_which_start_it_is() -> None:
-    assert len(store_time.boot_id()) == 36
-    before = store_time.running_secs()
-    assert 0 < before <= store_time.running_secs()

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 from hypothesis import settings as hypothesis_settings
@@ -108,25 +109,6 @@ def test_a_lane_goes_on_alone_when_it_is_due(tmp_path: Path) -> None:
         assert Counter(store.records()) == Counter(of_devices("a", 0, 10) + of_devices("b", 0, 6))
 
 
-def test_a_turn_that_fails_is_tried_again_with_what_came_meanwhile(
-    store: Store, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    store.append(make_batch(0, 2))
-    store.take(make_batch(2, 2))
-    with monkeypatch.context() as patch:
-        patch.setattr(Store, "write", failing())
-        with pytest.raises(StoreFull):
-            store.settle()
-    assert (store.rows, Store.read(store.path).rows) == (2, 2)
-    assert store.take(make_batch(0, 6)) == make_batch(4, 2)
-    # What somebody else writes in the same turn may fail it, too.
-    fail_a_turn(store)
-    assert store.rows == 2
-    store.settle()
-    store.flush()
-    assert list(store.records()) == list(Store.read(store.path).records()) == make_batch(0, 6)
-
-
 def test_an_append_that_fails_keeps_nothing_for_later(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     table = records_to_table(make_batch(0, 3))
     with monkeypatch.context() as patch:
@@ -139,30 +121,6 @@ def test_an_append_that_fails_keeps_nothing_for_later(store: Store, monkeypatch:
                 append()
     assert (store.are_stored(make_batch(0, 3)), store.rows, list(store.records())) == ([False] * 3, 0, [])
     assert store.append(make_batch(0, 3)).appended == 3
-
-
-@pytest.mark.parametrize("step", ["write_deltalake", "file_sum", "fsync_all"])
-@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EIO])
-def test_rows_wait_on_while_the_table_has_no_room(
-    store: Store, monkeypatch: pytest.MonkeyPatch, step: str, number: int
-) -> None:
-    store.append(make_batch(0, 5))
-    store.flush()
-    store.append(make_batch(5, 5))
-    with monkeypatch.context() as patch:
-        patch.setattr(table_module, step, failing(number))
-        for _ in range(2):
-            with pytest.raises(StoreFull if number == errno.ENOSPC else StoreError):
-                store.flush()
-            assert (store.rows, store.waiting_count, store.version) == (10, 5, 1)
-            assert list(store.records()) == list(Store.read(store.path).records()) == make_batch(0, 10)
-            assert (store.no_room is not None) == (number == errno.ENOSPC)
-        store.append(make_batch(10, 1))
-    store.upkeep()
-    assert (store.rows, store.waiting_count, store.version) == (11, 6, 1)
-    store.flush()
-    assert (store.rows, store.waiting_count, store.version, store.no_room) == (11, 0, 2, None)
-    assert list(store.records()) == list(Store.read(store.path).records()) == make_batch(0, 11)
 
 
 def test_rows_that_went_on_in_part_are_counted_once(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -209,20 +167,6 @@ def test_nobody_may_bring_more_when_too_much_waits_and_the_table_has_no_room(
         assert store.append(make_batch(9, 1)).appended == 1
         assert (store.waiting_count, store.no_room) == (1, None)
         assert list(store.records()) == make_batch(0, 10)
-
-
-def test_what_could_not_go_on_when_the_store_is_closed_goes_on_later(
-    store: Store, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    store.append(make_batch(0, 5))
-    with monkeypatch.context() as patch:
-        patch.setattr(table_module, "write_deltalake", failing())
-        store.close()
-    assert list(Store.read(store.path).records()) == make_batch(0, 5)
-    with Store.open(store.path) as again:
-        assert again.waiting_count == 5
-    reader = Store.read(store.path)
-    assert (reader.waiting(), list(reader.records())) == ((), make_batch(0, 5))
 
 
 def test_waiting_rows_that_are_damaged_are_one_clear_error(store: Store) -> None:
@@ -315,6 +259,28 @@ class Stores(RuleBasedStateMachine):
         if not is_kept:  # its turn fails, and is tried again
             fail_a_turn(self.store)
         self.store.settle()
+
+    @rule(
+        step=st.sampled_from(["write_deltalake", "file_sum", "fsync_all"]),
+        number=st.sampled_from([errno.ENOSPC, errno.EIO]),
+        is_closed=st.booleans(),
+    )
+    def fails_to_go_on(self, step: str, number: int, is_closed: bool) -> None:
+        """The table has no room, or its disk fails: the rows wait on."""
+        if not self.store.waiting_count:
+            return
+        before = self.store.version, self.store.waiting_count
+        error = StoreFull if number == errno.ENOSPC else StoreError
+        with mock.patch.object(table_module, step, failing(number)):
+            with pytest.raises(error):
+                self.store.flush()
+            assert (self.store.version, self.store.waiting_count) == before
+            assert (self.store.no_room is not None) == (error is StoreFull)
+            if is_closed:
+                self.store.close()
+        if is_closed:
+            self.open()
+            assert self.store.waiting_count == before[1]
 
     @rule(secs=st.sampled_from([0.0, 30.0, 60.0]))
     def move_on(self, secs: float) -> None:

@@ -17,9 +17,8 @@ from msgspec.structs import replace
 from agents.lease import LeaseTag
 from agents.records import DeviceId, Record
 from fleet.core.arrivals import Arrival
+from fleet.engine.set_aside import DeadLetters, find_faults, record_ids, sift
 from fleet.errors import StoreError, StoreFull
-from fleet.results.dead_letters import DeadLetters
-from fleet.results.refused_records import find_faults, record_ids, sift
 from fleet.state.contents import LATE, REFUSED
 from fleet.state.questions import StateReader
 from fleet.state.rows import DeadLetter

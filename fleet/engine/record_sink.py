@@ -9,17 +9,55 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+import pyarrow as pa
+import pyarrow.compute as pc
+
 from agents.records import REPEATS, Candidate, CandidateId, DeviceId, Outcome, Record, WorkloadId
+from agents.trust import IMPORTED, is_imported
 from fleet.core.arrivals import Arrival, Tallies, sort
 from fleet.core.events import Event, Job, JobId, RecordsStored, ResultArrivedLate, Verdict
 from fleet.core.state import FleetState
 from fleet.coverage.coverage import Coverage
+from fleet.engine.set_aside import FAULTS, DeadLetters, Refusal, check_flags, record_ids, sift
 from fleet.errors import StoreFull
 from fleet.planner.candidate_pools import CandidatePools
-from fleet.results.dead_letters import DeadLetters
-from fleet.results.record_counts import RecordCounts
-from fleet.results.refused_records import FAULTS, Refusal, check_flags, record_ids, sift
+from fleet.state.questions import Questions
 from fleet.store.store import Store
+
+
+@dataclass(slots=True)
+class RecordCounts:
+    """What the store has of one device."""
+
+    records: int = 0
+    ok: int = 0
+    #: Unix seconds of the last measurement; 0 for none.
+    last_at: float = 0.0
+    #: Records of workloads that came with a log.
+    imported: int = 0
+
+    def add(self, records: int, ok: int, last_at: float) -> None:
+        """Count more records, of our own agents."""
+        self.records += records
+        self.ok += ok
+        self.last_at = max(self.last_at, last_at)
+
+    def add_rows(self, table: pa.Table) -> None:
+        """Count rows with the columns outcome, measured_at and workload_id."""
+        ok = pc.sum(pc.equal(table.column("outcome"), Outcome.OK.value)).as_py() or 0
+        self.add(table.num_rows, ok, pc.max(table.column("measured_at")).as_py() or 0.0)
+        self.imported += pc.sum(pc.starts_with(table.column("workload_id"), f"{IMPORTED}-")).as_py() or 0
+
+
+def record_counts(state: Questions) -> dict[DeviceId, RecordCounts]:
+    """The counts of all devices."""
+    counts: dict[DeviceId, RecordCounts] = {}
+    for device_id, workload_id, records, ok, last_at in state.record_sums():
+        of_device = counts.setdefault(device_id, RecordCounts())
+        of_device.add(records, ok, last_at)
+        if is_imported(workload_id):
+            of_device.imported += records
+    return counts
 
 
 @dataclass(slots=True)

@@ -1,1 +1,0 @@
-"""What becomes of records that arrive: into the store, or set aside for people."""
