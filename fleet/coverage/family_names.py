@@ -1,6 +1,6 @@
 """Names under which the state file keeps the candidates of a family: live devices' apart from the others'.
 
-Devices that share candidates have a common name (`fleet.planner.request_coalescer.sharing_names`), which
+Devices that share candidates have a common name (`fleet.planner.candidate_requests.sharing_names`), which
 depends on the devices that a fleet has now. The file outlives them: what replay devices have drawn must not
 become a program that runs on a live one that comes later.
 """

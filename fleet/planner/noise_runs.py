@@ -1,7 +1,7 @@
 """The daily A/A run of each device of a daemon: when it is due, and its jobs.
 
 `fleet.engine.coordinator` asks now and then. The candidates are chosen by
-`fleet.collection.batch_plan.plan_noise` from records that a thread reads, so nothing waits.
+`fleet.planner.batch_plan.plan_noise` from records that a thread reads, so nothing waits.
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from functools import partial
 
 from agents.records import NOISE, CandidateId, DeviceId, WorkloadId
-from fleet.collection.batch_plan import NOISE_EVERY_SECS, DeviceBatch, plan_noise
 from fleet.core.events import Job
 from fleet.coverage.coverage import Coverage
+from fleet.planner.batch_plan import NOISE_EVERY_SECS, DeviceBatch, plan_noise
 from fleet.planner.candidate_pools import CandidatePools
 from fleet.planner.job_planner import JobPlanner
 from fleet.store.reader import StoreReader

@@ -34,7 +34,7 @@ FOLDERS = {
             "archive",
             "interchange.logs",
         ),
-        *("interchange", "transport", "drivers", "models", "collection", "planner", "results"),
+        *("interchange", "transport", "drivers", "models", "planner", "results"),
         *("onboarding", "tuning", "requests", "engine"),
         *("refresh", "dashboard", "api", "daemon", "report", "datasets", "doctor"),
         *("public", "public_model", "cli"),

@@ -12,7 +12,7 @@ from agents.records import DeviceId
 from fleet.models.registry import Registry
 from fleet.models.registry_file import REGISTRY
 from fleet.models.registry_reader import RegistryReader
-from fleet.planner.uncertainty import Uncertainty
+from fleet.planner.candidate_ranker import Uncertainty
 from tests.record_fixtures import make_workload
 from tests.refresh_fixtures import small_model
 

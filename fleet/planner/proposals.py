@@ -10,12 +10,12 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 
 from agents.records import Candidate, CandidateId, DeviceId, Family, Workload, WorkloadId
-from fleet.collection.device_history import DeviceHistory
-from fleet.collection.selection import KnownCandidates, choose_parents, random_share
-from fleet.collection.settings import CollectSettings, Pools, Watcher
-from fleet.collection.time_spent import Ledger
-from fleet.collection.trust import claims, imported_traces
 from fleet.drivers.session import DeviceUnusableError, EngineSession
+from fleet.planner.device_history import DeviceHistory
+from fleet.planner.imported_candidates import claims, imported_traces
+from fleet.planner.selection import KnownCandidates, choose_parents, random_share
+from fleet.planner.settings import CollectSettings, Pools, Watcher
+from fleet.planner.time_spent import Ledger
 
 #: Evolved candidates come in this many steps, so that the later ones have the earlier ones as parents.
 GENERATIONS = 2

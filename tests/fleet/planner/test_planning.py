@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 from agents.records import Candidate, CandidateId, DeviceId, Outcome, Record, Workload, WorkloadId
 from agents.sandbox.canary_watch import MOST_AHEAD, front_runners
-from fleet.collection.batch_plan import (
+from fleet.planner.batch_plan import (
     WORKLOADS_PER_BATCH,
     DeviceBatch,
     DeviceProgress,
@@ -21,7 +21,7 @@ from fleet.collection.batch_plan import (
     plan_remeasure,
     remeasure_sample,
 )
-from fleet.collection.selection import allocate, best_traces, choose_workloads, random_share
+from fleet.planner.selection import allocate, best_traces, choose_workloads, random_share
 from fleet.store.noise import noise_floor
 from tests.record_fixtures import make_record, make_workload
 

@@ -11,9 +11,9 @@ from msgspec.structs import replace
 
 from agents.records import Candidate, CandidateId, DeviceId, Family, Outcome, Record, WorkloadId
 from agents.trust import IMPORTED
-from fleet.collection.batch_plan import noise_sample, plan_noise, remeasure_sample
-from fleet.collection.device_history import DeviceHistory
-from fleet.collection.selection import best_traces
+from fleet.planner.batch_plan import noise_sample, plan_noise, remeasure_sample
+from fleet.planner.device_history import DeviceHistory
+from fleet.planner.selection import best_traces
 from fleet.store.store import Store
 from tests.fake_fleet import FakeFleet
 from tests.record_fixtures import make_record, make_spec, make_workload

@@ -22,18 +22,17 @@ from agents.records import (
     WorkloadId,
 )
 from agents.trust import DERIVED, IMPORTED, claimed_id, imported_id, is_imported
-from fleet.collection.collect import Collection
-from fleet.collection.family_history import known_candidates
-from fleet.collection.settings import CollectSettings
-from fleet.collection.trust import LIVE_DIALECT, claims, imported_traces
 from fleet.coverage.coverage import Coverage
 from fleet.models.versions import load_snapshot
-from fleet.planner.imported_candidates import ImportedCandidates
-from fleet.planner.request_coalescer import sharing_names
+from fleet.planner.candidate_requests import sharing_names
+from fleet.planner.collect import Collection
+from fleet.planner.device_history import known_candidates
+from fleet.planner.imported_candidates import LIVE_DIALECT, ImportedCandidates, claims, imported_traces
+from fleet.planner.settings import CollectSettings
 from fleet.store.store import Store
 from tests.dataset_fixtures import cpu_device, gmm_candidates, gmm_workload, record_of
 from tests.fake_fleet import FakeFleet
-from tests.fleet.collection.test_proposing import Log
+from tests.fleet.planner.test_proposing import Log
 from tests.record_fixtures import make_descriptor, make_record, make_spec, make_workload
 
 OURS = make_workload(1, networks=(("bert-tiny", 2),))

@@ -1,0 +1,194 @@
+"""The jobs that have not ended: which candidates wait in them, how long one takes, and how new ones are made.
+
+`fleet.planner.job_planner` asks when it plans; `fleet.engine.effects` notes jobs that begin and end. Nothing
+is chosen here.
+"""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence, Set
+from dataclasses import dataclass, field
+
+from agents.records import CandidateId, DeviceId, WorkloadId
+from fleet.core.events import Job, JobId, Origin
+from fleet.core.scheduling import Ask
+from fleet.coverage.coverage import Coverage
+from fleet.planner.batch_plan import BATCH_SIZE, WORKLOADS_PER_BATCH
+
+#: Weight of the last batch in what a candidate is expected to take.
+_LEARNING = 0.2
+
+
+class Queues:
+    """The open jobs of all devices."""
+
+    def __init__(self) -> None:
+        self._jobs: dict[JobId, Job] = {}
+        self._job_by_candidate: dict[DeviceId, dict[CandidateId, JobId]] = {}
+        self._counts: dict[DeviceId, Counter[WorkloadId]] = {}
+        #: Candidates that were measured and the seconds that they took; the older, the less they count.
+        self._took: dict[DeviceId, tuple[float, float]] = {}
+
+    def jobs(self) -> Iterable[Job]:
+        """Jobs that were opened and not closed."""
+        return self._jobs.values()
+
+    def opened(self, job: Job) -> None:
+        """Note a job whose candidates are taken, until `closed`; quarantined ones stay taken too.
+
+        Twice does no harm: who makes a job notes it at once, and again when it is durable.
+        """
+        if job.job_id in self._jobs:
+            return
+        self._jobs[job.job_id] = job
+        self._job_by_candidate.setdefault(job.device_id, {}).update(
+            dict.fromkeys(job.candidate_ids, job.job_id)
+        )
+        counts = self._counts.setdefault(job.device_id, Counter())
+        for workload_id in job.workload_ids:
+            counts[workload_id] += _share(job)
+
+    def closed(self, job_id: JobId) -> None:
+        """Note the end of a job."""
+        job = self._jobs.pop(job_id, None)
+        if job is None:
+            return
+        job_by_candidate = self._job_by_candidate[job.device_id]
+        for candidate_id in job.candidate_ids:
+            if job_by_candidate.get(candidate_id) == job_id:
+                del job_by_candidate[candidate_id]
+        for workload_id in job.workload_ids:
+            self._counts[job.device_id][workload_id] -= _share(job)
+
+    def took(self, device_id: DeviceId, candidates: int, device_secs: float) -> None:
+        """Learn how long a candidate takes, from any part of a batch."""
+        if device_secs > 0:
+            share = (1 - _LEARNING) ** (candidates / BATCH_SIZE)
+            count, secs = self._took.get(device_id, (0.0, 0.0))
+            self._took[device_id] = share * count + candidates, share * secs + device_secs
+
+    def candidate_ids(self, device_id: DeviceId) -> Set[CandidateId]:
+        """Candidates in the jobs of a device."""
+        return self._job_by_candidate.get(device_id, {}).keys()
+
+    def jobs_of(
+        self, device_id: DeviceId, candidate_ids: Iterable[CandidateId], attempt: int
+    ) -> dict[CandidateId, Job]:
+        """The jobs of requests in which some candidates of a device wait to be measured, of one attempt.
+
+        Those of the background may have to wait for the request that asks.
+        """
+        job_by_candidate = self._job_by_candidate.get(device_id, {})
+        jobs = {
+            candidate_id: self._jobs[job_by_candidate[candidate_id]]
+            for candidate_id in candidate_ids
+            if candidate_id in job_by_candidate
+        }
+        return {
+            candidate_id: job
+            for candidate_id, job in jobs.items()
+            if job.attempt == attempt and job.request_id
+        }
+
+    def waiting(self, device_id: DeviceId, workload_id: WorkloadId) -> int:
+        """About how many of them are of a workload."""
+        counts = self._counts.get(device_id)
+        return max(0, counts[workload_id]) if counts is not None else 0
+
+    def candidate_secs(self, device_id: DeviceId) -> float:
+        """Seconds of a device that a candidate takes; 0 while nobody knows."""
+        count, secs = self._took.get(device_id, (0.0, 0.0))
+        return secs / count if count else 0.0
+
+
+def _share(job: Job) -> int:
+    """About how many candidates each workload of a job has: it matters for the balance between them only."""
+    return round(len(job.candidate_ids) / len(job.workload_ids))
+
+
+@dataclass(slots=True)
+class PendingJob:
+    """Jobs of one device in the making."""
+
+    #: Candidates that were chosen so far, with their workloads.
+    chosen: dict[CandidateId, WorkloadId] = field(default_factory=dict)
+    #: Why each of them was chosen.
+    origins: dict[CandidateId, str] = field(default_factory=dict)
+    #: Requests that have no answer yet, and the part of the plan that each is for.
+    waiting: dict[str, Ask] = field(default_factory=dict)
+    #: Candidates that a head chose, and the version that did.
+    versions: dict[CandidateId, str] = field(default_factory=dict)
+
+
+class JobFactory:
+    """Makes jobs and numbers of one life of a coordinator."""
+
+    def __init__(self, token: str, seed: int, queues: Queues, coverage: Coverage) -> None:
+        self._token, self._seed, self._queues, self._coverage = token, seed, queues, coverage
+        self._numbers = itertools.count(1)
+
+    def number(self) -> int:
+        """The next number; each is given out once."""
+        return next(self._numbers)
+
+    def request_id(self) -> str:
+        """The id of a new request for candidates."""
+        return f"{self._token}/r{self.number()}"
+
+    def job(
+        self,
+        device_id: DeviceId,
+        part: Sequence[tuple[WorkloadId, CandidateId]],
+        origin: str,
+        attempt: int,
+        model_version: str = "",
+    ) -> Job:
+        """Make a job with a new id."""
+        return Job(
+            job_id=JobId(f"{self._token}-{self.number()}"),
+            device_id=device_id,
+            workload_ids=tuple(dict.fromkeys(workload_id for workload_id, _ in part)),
+            candidate_ids=tuple(candidate_id for _, candidate_id in part),
+            origin=origin,
+            attempt=attempt,
+            expected_secs=self._queues.candidate_secs(device_id) * len(part),
+            model_version=model_version,
+        )
+
+    def jobs_of(self, device_id: DeviceId, pending: PendingJob) -> Iterator[Job]:
+        """Make jobs of all that was chosen so far: candidates of one attempt and one version together."""
+        chosen, pending.chosen = pending.chosen, {}
+        origin_of, pending.origins = pending.origins, {}
+        attempts = self._coverage.next_attempts(device_id)
+        alike: dict[tuple[int, str], list[tuple[WorkloadId, CandidateId]]] = {}
+        for candidate_id, workload_id in chosen.items():
+            key = attempts.get(candidate_id, 0), pending.versions.get(candidate_id, "")
+            alike.setdefault(key, []).append((workload_id, candidate_id))
+        for (attempt, version), pairs in sorted(alike.items()):
+            for part in mixed(pairs, random.Random(f"{self._seed}/{self.number()}")):
+                origins = Counter(origin_of[candidate_id] for _, candidate_id in part)
+                origin = Origin.MODEL.value if version else origins.most_common(1)[0][0]
+                yield self.job(device_id, part, origin, attempt, version)
+
+
+def mixed(
+    chosen: Sequence[tuple[WorkloadId, CandidateId]], draws: random.Random
+) -> list[list[tuple[WorkloadId, CandidateId]]]:
+    """Cut candidates into jobs of a few workloads each, in random order."""
+    by_workload: dict[WorkloadId, list[tuple[WorkloadId, CandidateId]]] = {}
+    for pair in chosen:
+        by_workload.setdefault(pair[0], []).append(pair)
+    order = draws.sample(sorted(by_workload), len(by_workload))
+    parts: list[list[tuple[WorkloadId, CandidateId]]] = []
+    for start in range(0, len(order), WORKLOADS_PER_BATCH):
+        mix = [
+            pair
+            for workload_id in order[start : start + WORKLOADS_PER_BATCH]
+            for pair in by_workload[workload_id]
+        ]
+        mix.sort(key=lambda _: draws.random())  # a shuffle takes five times as long
+        parts += [mix[first : first + BATCH_SIZE] for first in range(0, len(mix), BATCH_SIZE)]
+    return parts
