@@ -36,7 +36,7 @@ from fleet.durable import is_full
 from fleet.engine.composition import Composition
 from fleet.engine.record_imports import OPS, take_import
 from fleet.errors import FleetError, StoreFull
-from fleet.planner.batch_plan import BATCH_SIZE
+from fleet.planner.batch_plan import cut
 
 #: Starts of an agent in a row that may fail before whoever waits for its device is told.
 _MOST_FAILURES = 2
@@ -323,11 +323,10 @@ class DriverQuestions:
             self._send(question.request_id, {"id": question.number, **answer})
 
 
-def _parts(candidates: Iterable[Candidate]) -> Iterator[list[Candidate]]:
+def _parts(candidates: Iterable[Candidate]) -> Iterator[Sequence[Candidate]]:
     """Cut candidates into jobs: one that measures again gives its own origin to all that it has."""
     groups: dict[str, list[Candidate]] = {}
     for candidate in candidates:
         groups.setdefault(candidate.origin if candidate.origin in REPEATS else "", []).append(candidate)
     for some in groups.values():
-        for start in range(0, len(some), BATCH_SIZE):
-            yield some[start : start + BATCH_SIZE]
+        yield from cut(some)

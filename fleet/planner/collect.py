@@ -28,20 +28,19 @@ from agents.records import (
     WorkloadId,
 )
 from agents.trust import is_live
+from fleet.coverage.device_rows import MAX_LOSSES
 from fleet.drivers.session import DeviceUnusableError, EngineSession
 from fleet.errors import FleetError
 from fleet.planner.batch_plan import (
-    MAX_LOSSES,
     NOISE_EVERY_SECS,
     DeviceBatch,
     noise_is_due,
-    noise_sample,
     plan_jobs,
-    plan_noise,
     plan_remeasure,
     remeasure_sample,
 )
 from fleet.planner.device_history import DeviceHistory
+from fleet.planner.noise_runs import plan_run
 from fleet.planner.proposals import GENERATIONS, Proposer
 from fleet.planner.selection import allocate, choose_workloads, none_fits
 from fleet.planner.settings import CollectSettings, Display, Pools, Watcher
@@ -190,15 +189,15 @@ class Collection:
         workloads = self.stored_workloads(self._engine.store().workloads())
         jobs: list[DeviceBatch] = []
         empty: list[DeviceId] = []
-        for device_id in self._specs:
+        for device_id, spec in self._specs.items():
             if only_due and not noise_is_due(self._history.noise_at(device_id), now):
                 continue
-            count = self._settings.noise
-            sample = noise_sample(self._history.candidate_ids(device_id), count=count, seed=seed)
-            planned = plan_noise(
-                self._history.records(device_id, sample),
-                workloads,
-                count=count,
+            planned = plan_run(
+                self._engine.store(),
+                spec=spec,
+                environment_id=self._history.environment_id(device_id),
+                workload_ids=workloads,
+                count=self._settings.noise,
                 seed=seed,
                 batch_size=self._settings.batch_size,
             )
@@ -217,19 +216,19 @@ class Collection:
         return self._ledger.spent()
 
     def _plan(self, pools: Mapping[Family, Mapping[WorkloadId, Sequence[Candidate]]]) -> list[DeviceBatch]:
-        given_up: dict[DeviceId, set[CandidateId]] = {}
-        for device_id, candidate_id in self._given_up():
-            given_up.setdefault(device_id, set()).add(candidate_id)
         jobs: list[DeviceBatch] = []
         for family, pool in pools.items():
             device_ids = self._families.get(family, [])
+            progress = {device_id: self._history.progress(device_id, pool) for device_id in device_ids}
+            for device_id, candidate_id in self._given_up():
+                if device_id in progress:
+                    progress[device_id].measured.add(candidate_id)  # not in this run
             jobs += plan_jobs(
                 device_ids,
                 pool,
-                {device_id: self._history.progress(device_id, pool) for device_id in device_ids},
+                progress,
                 seed=self._settings.seed,
                 batch_size=self._settings.batch_size,
-                given_up=given_up,
             )
         return [job for job in map(self._spared, jobs) if job.candidates]
 

@@ -44,8 +44,7 @@ class JobSink:
     #: Incarnation of each agent that is up.
     up: Mapping[DeviceId, int]
     thread: StoreThread
-    #: Name under which every device shares candidates, and all known devices.
-    sharing: Mapping[DeviceId, str]
+    #: All known devices.
     specs: Mapping[DeviceId, DeviceSpec]
     ranker: CandidateRanker | None
     #: Told what people should know.

@@ -11,12 +11,12 @@ from contextlib import contextmanager
 
 from msgspec.structs import replace
 
-from agents.records import Candidate, CandidateId, DeviceId, DeviceSpec, Family, Outcome, Record, WorkloadId
+from agents.records import Candidate, CandidateId, DeviceId, DeviceSpec, Family, Outcome, WorkloadId
 from agents.trust import IMPORTED, is_imported, is_live
 from fleet.coverage.family_names import REPLAY_SUFFIX
 from fleet.drivers.session import EngineSession
 from fleet.planner.batch_plan import DeviceProgress
-from fleet.planner.imported_candidates import LIVE_DIALECT, devices_of_family, ours
+from fleet.planner.imported_candidates import LIVE_DIALECT, devices_of_family
 from fleet.planner.selection import KnownCandidates
 from fleet.state.questions import StateReader
 from fleet.state.rows import CandidateTraits, Tally
@@ -24,7 +24,7 @@ from fleet.state.schema import STATE
 from fleet.store.noise import Reading
 from fleet.store.noise_columns import READING_COLUMNS, flag_column, readings
 from fleet.store.reader import StoreReader, environment_before
-from fleet.store.trace_lookup import find_candidates, find_records
+from fleet.store.trace_lookup import find_candidates
 
 _TRAIT_COLUMNS = ("workload_id", "candidate_id", "dialect", "origin", "quality")
 
@@ -232,20 +232,6 @@ class DeviceHistory:
     def noise_at(self, device_id: DeviceId) -> float:
         """Unix seconds of the last whole A/A run of a device; 0 for never."""
         return max((tally.noise_at for tally in self._tallies(device_id)), default=0.0)
-
-    def candidate_ids(self, device_id: DeviceId) -> Iterator[CandidateId]:
-        """Yield all candidates that a device has results of; of a live device, none of imported workloads."""
-        environment_id, tallies = self.environment_id(device_id), self._tallies(device_id)
-        with self._engine.state() as state:
-            for tally in tallies:
-                yield from state.recorded(tally.workload_id, device_id, environment_id)
-
-    def records(self, device_id: DeviceId, candidate_ids: Collection[CandidateId]) -> Iterator[Record]:
-        """Yield the records of some candidates; of a live device, those of our own."""
-        environment_id = self.environment_id(device_id)
-        records = find_records(self._engine.store(), device_id, candidate_ids)
-        present = (record for record in records if record.environment_id == environment_id)
-        return ours(present) if is_live(self._specs[device_id]) else present
 
     def readings(self, device_id: DeviceId, workload_ids: Collection[WorkloadId]) -> Iterator[Reading]:
         """Yield what was read of candidates of some workloads: only the table says how well."""

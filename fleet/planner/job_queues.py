@@ -16,7 +16,7 @@ from agents.records import CandidateId, DeviceId, WorkloadId
 from fleet.core.events import Job, JobId, Origin
 from fleet.core.scheduling import Ask
 from fleet.coverage.coverage import Coverage
-from fleet.planner.batch_plan import BATCH_SIZE, WORKLOADS_PER_BATCH
+from fleet.planner.batch_plan import BATCH_SIZE, cut, mixed
 
 #: Weight of the last batch in what a candidate is expected to take.
 _LEARNING = 0.2
@@ -168,27 +168,11 @@ class JobFactory:
             key = attempts.get(candidate_id, 0), pending.versions.get(candidate_id, "")
             alike.setdefault(key, []).append((workload_id, candidate_id))
         for (attempt, version), pairs in sorted(alike.items()):
-            for part in mixed(pairs, random.Random(f"{self._seed}/{self.number()}")):
+            by_workload: dict[WorkloadId, list[tuple[WorkloadId, CandidateId]]] = {}
+            for pair in pairs:
+                by_workload.setdefault(pair[0], []).append(pair)
+            mixes = mixed(by_workload, random.Random(f"{self._seed}/{self.number()}"))
+            for part in (part for mix in mixes for part in cut(mix)):
                 origins = Counter(origin_of[candidate_id] for _, candidate_id in part)
                 origin = Origin.MODEL.value if version else origins.most_common(1)[0][0]
                 yield self.job(device_id, part, origin, attempt, version)
-
-
-def mixed(
-    chosen: Sequence[tuple[WorkloadId, CandidateId]], draws: random.Random
-) -> list[list[tuple[WorkloadId, CandidateId]]]:
-    """Cut candidates into jobs of a few workloads each, in random order."""
-    by_workload: dict[WorkloadId, list[tuple[WorkloadId, CandidateId]]] = {}
-    for pair in chosen:
-        by_workload.setdefault(pair[0], []).append(pair)
-    order = draws.sample(sorted(by_workload), len(by_workload))
-    parts: list[list[tuple[WorkloadId, CandidateId]]] = []
-    for start in range(0, len(order), WORKLOADS_PER_BATCH):
-        mix = [
-            pair
-            for workload_id in order[start : start + WORKLOADS_PER_BATCH]
-            for pair in by_workload[workload_id]
-        ]
-        mix.sort(key=lambda _: draws.random())  # a shuffle takes five times as long
-        parts += [mix[first : first + BATCH_SIZE] for first in range(0, len(mix), BATCH_SIZE)]
-    return parts

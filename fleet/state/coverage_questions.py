@@ -152,37 +152,3 @@ class CoverageQuestions(Contents):
                     (find(workload_id), find(device_id), find(environment_id)),
                 )
             ]
-
-    def measured_from(
-        self,
-        workload_id: WorkloadId,
-        device_id: DeviceId,
-        environment_id: str,
-        first: CandidateId,
-        count: int,
-    ) -> list[CandidateId]:
-        """Candidates that a device has measured, in the order of their ids.
-
-        Ids are hashes, so those from a drawn one on are as good as drawn ones.
-
-        Args:
-            workload_id: Of which workload.
-            device_id: Who has measured them.
-            environment_id: In which environment.
-            first: The first is not before this id, unless there are too few behind it.
-            count: How many at most.
-        """
-        find, value = self._labels.find, bytes.fromhex(first)
-        group = find(workload_id), find(device_id), find(environment_id)
-        drawn: list[CandidateId] = []
-        with state_errors("reading the state file", self.path):
-            for side in (">=", "<"):
-                drawn += [
-                    CandidateId(packed.hex())
-                    for (packed,) in self._connection.execute(
-                        f"SELECT candidate FROM result WHERE {IN_GROUP} AND candidate {side} ?"
-                        f" AND outcome != {LOST} GROUP BY candidate ORDER BY candidate LIMIT ?",
-                        (*group, value, count - len(drawn)),
-                    )
-                ]
-        return drawn

@@ -1,4 +1,4 @@
-"""An engine inside of a command, over replay devices: no Ray, no TVM. Real ones: `test_collect.py`."""
+"""An engine inside of a command, over replay devices: no Ray, no TVM. Real: `test_real_collection.py`."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from fleet.requests.work import Work
 from fleet.store.store import Store
 from fleet.transport.local import LocalTransport
 from tests.coordinator_fixtures import ONE, TWO, WORKLOADS, recorded_file, write_replay_device
-from tests.fleet.planner.test_proposing import Log
+from tests.fleet.planner.test_collection import Log
 
 _Value = TypeVar("_Value")
 

@@ -1,4 +1,4 @@
-"""Collections in rounds, with devices that answer at once; `test_collect.py` has real ones."""
+"""Collections in rounds, with devices that answer at once; `test_real_collection.py` has real ones."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ from fleet.planner.collect import Collection
 from fleet.planner.settings import CollectSettings
 from fleet.store.store import Store
 from tests.conftest import each_below
-from tests.fleet.planner.test_proposing import Log
+from tests.fleet.planner.test_collection import Log
 from tests.record_fixtures import make_record
 
 pytestmark = [
