@@ -34,8 +34,7 @@ from fleet.engine.notices import Notices
 from fleet.errors import StoreFull
 from fleet.models.registry import Registry
 from fleet.models.registry_reader import RegistryReader
-from fleet.planner.candidate_ranker import CandidateRanker
-from fleet.planner.uncertainty import Uncertainty
+from fleet.planner.candidate_ranker import CandidateRanker, Uncertainty
 from fleet.planner.workload_discovery import WorkloadChoice
 from fleet.refresh.refresher import Refresher, RefreshSettings
 from fleet.store.lanes import LaneSettings

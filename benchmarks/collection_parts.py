@@ -35,8 +35,8 @@ from agents.sandbox.job import CandidateJob
 from benchmarks.bad_programs import EndOf, holdings, hung, killers
 from benchmarks.harness import child_json
 from benchmarks.repeatability import compared, latencies
-from fleet.collection.batch_plan import BATCH_SIZE
-from fleet.collection.selection import choose_workloads
+from fleet.planner.batch_plan import BATCH_SIZE
+from fleet.planner.selection import choose_workloads
 
 NETWORKS = ("resnet-50", "mobilenet-v2", "bert-tiny")
 MIN_FLOPS, MAX_FLOPS = 2e5, 1e8

@@ -171,7 +171,7 @@ def restore_backup_case(work: Work) -> None:
 def replay_file_case(work: Work) -> None:
     """A replay device of a stranger's file, as its device file names it."""
     from benchmarks.hostile_stages import replay_all
-    from fleet.collection.replay_files import ready
+    from fleet.daemon.replay_files import ready
 
     spec = DeviceSpec(
         device_id=DeviceId("replayed"),

@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     from agents.device.worker import DeviceWorker
     from agents.programs.derivation import Derivation
     from benchmarks.hostile_run import Found
-    from fleet.collection.settings import Pools
+    from fleet.planner.settings import Pools
     from fleet.store.reader import StoreReader
     from fleet.store.store import Store
 
@@ -226,17 +226,17 @@ class Watched:
         self.reasons: Counter[str] = Counter()
 
     def phase(self, name: str, total: int) -> None:
-        """See `fleet.collection.settings.Watcher`."""
+        """See `fleet.planner.settings.Watcher`."""
 
     def proposed(self, workload: Workload, candidates: int) -> None:
-        """See `fleet.collection.settings.Watcher`."""
+        """See `fleet.planner.settings.Watcher`."""
 
     def refused(self, workload: Workload, reasons: Mapping[str, int]) -> None:
-        """See `fleet.collection.settings.Watcher`."""
+        """See `fleet.planner.settings.Watcher`."""
         self.reasons.update(reasons)
 
     def stored(self, device_id: DeviceId, records: Sequence[Record]) -> None:
-        """See `fleet.collection.settings.Watcher`."""
+        """See `fleet.planner.settings.Watcher`."""
         self.records += records
 
 
@@ -251,9 +251,9 @@ def offer(folder: Path, markers: Path, seed: int, count: int) -> dict[str, Any]:
 
     from agents.device.worker import DeviceWorker
     from agents.programs.workloads import workload_from_module
-    from fleet.collection.collect import Collection
-    from fleet.collection.settings import CollectSettings
     from fleet.interchange.import_logs import ImportRequest, import_logs
+    from fleet.planner.collect import Collection
+    from fleet.planner.settings import CollectSettings
     from fleet.store.store import Store
 
     rng = Random(f"hostile/live/{seed}")

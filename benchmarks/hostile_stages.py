@@ -166,7 +166,7 @@ def replay_case(work: Work) -> None:
 
 def replay_spec(work: Work) -> DeviceSpec:
     """The spec of a device that replays the case's records."""
-    from fleet.collection.replay_files import ready
+    from fleet.daemon.replay_files import ready
     from fleet.store.store import Store
 
     known = Store.read(work.store).devices()

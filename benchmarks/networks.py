@@ -34,12 +34,12 @@ from agents.host.own_program import environment
 from agents.records import DeviceId, DeviceSpec, canonical_json
 from benchmarks.harness import Figures, Option, benchmark, working_folder
 from benchmarks.networks_corpus import check_corpus, table, tiny_names
-from fleet.collection.progress import TerminalDisplay
 from fleet.config.settings import FleetConfig, load_fleet, select_devices
 from fleet.core.request_words import RequestKind
 from fleet.daemon.daemon import UpOptions
 from fleet.daemon.embedded import run_embedded
 from fleet.drivers.session import EngineSession
+from fleet.planner.progress import TerminalDisplay
 from fleet.tuning.database import read_database
 from fleet.tuning.delivery import build_library, check_network, is_right, time_network
 from fleet.tuning.tuning import TuneOptions, tune_device

@@ -34,7 +34,6 @@ from agents.records import (
 )
 from benchmarks.harness import child_json, kept
 from benchmarks.search_figures import DAY_ZERO, NO_HEAD, OURS, RANDOM, STOCK, XGB
-from fleet.collection.progress import TerminalDisplay
 from fleet.config.settings import FleetConfig, select_devices
 from fleet.core.request_words import RequestKind
 from fleet.daemon.daemon import UpOptions
@@ -42,6 +41,7 @@ from fleet.daemon.embedded import run_embedded
 from fleet.drivers.session import EngineSession
 from fleet.models.holdout import is_held_out
 from fleet.models.training import train_version
+from fleet.planner.progress import TerminalDisplay
 from fleet.store.store import Store
 from fleet.tuning.search import Search, unmeasured
 from fleet.tuning.tuning import TuneOptions, tune_device

@@ -120,7 +120,7 @@ def _check(spec: DeviceSpec, settings: FleetConfig) -> None:
     """Refuse a device that `fleet up` could not measure here."""
     from agents.host.differences import differences
     from agents.host.probe import probe
-    from fleet.collection.replay_files import REPLAY, ready
+    from fleet.daemon.replay_files import REPLAY, ready
 
     if mismatches := differences(spec, probe()):
         raise FleetError(

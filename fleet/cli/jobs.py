@@ -98,8 +98,8 @@ def collect(
     """Have a collection done, or fingerprints measured; print what came and what the store holds."""
     from fleet.api.client import find_daemon
     from fleet.cli.collected import collected, print_collected
-    from fleet.collection.time_spent import print_spending, spent_from
     from fleet.daemon.embedded import run
+    from fleet.planner.time_spent import print_spending, spent_from
 
     arguments: RequestArguments = request
     if fingerprint:

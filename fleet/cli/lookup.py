@@ -196,7 +196,7 @@ def workloads(
 
     fleet workloads --network corpus --operator depthwise_conv2d --max-flops 2.5e7
     """
-    from fleet.collection.selection import choose_workloads
+    from fleet.planner.selection import choose_workloads
 
     where, listed, counts = _listed(network, store, config, changes)
     fit = [

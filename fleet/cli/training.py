@@ -139,7 +139,7 @@ def _print_trained(trained: dict[str, Any]) -> None:
 @contextmanager
 def _training_progress() -> Iterator[Callable[[int, int], None]]:
     """A bar on standard error with the time left, by the epochs of a training."""
-    from fleet.collection.progress import TerminalDisplay
+    from fleet.planner.progress import TerminalDisplay
     from fleet.terminal_console import TerminalConsole
 
     display = TerminalDisplay(TerminalConsole(stderr=True))

@@ -1,6 +1,6 @@
 """The folder of device files as it is now: what each says or why it cannot be used; add one, retire one.
 
-`fleet.config.settings` reads it once, `fleet.collection.device_choice` again and again: names, sizes and
+`fleet.config.settings` reads it once, `fleet.daemon.device_choice` again and again: names, sizes and
 times are looked at first, and only what changed is parsed.
 """
 

@@ -7,7 +7,6 @@ not in the file before the turn ends, so it stands in an *overlay* until then. I
 
 from __future__ import annotations
 
-import random
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -276,31 +275,6 @@ class Coverage:
                     frontier.ended_at = in_file
                 yield from fresh
         yield from self._candidates.new((family, workload_id))
-
-    def sample(self, device_id: DeviceId, count: int, seed: int) -> list[CandidateId]:
-        """Draw candidates that a device has measured in its present environment.
-
-        Ids are hashes, so the next one behind a random number is as good as a drawn one.
-        """
-        draws, row = random.Random(f"{seed}/sample"), self._rows[device_id]
-        numbers = sorted(row.now.measured.items())
-        total = sum(number for _, number in numbers)
-        chosen = sorted(draws.sample(range(total), min(count, total)))
-        sample: list[CandidateId] = []
-        start = 0
-        for workload_id, number in numbers:
-            share = sum(start <= place < start + number for place in chosen)
-            start += number
-            drawn: dict[CandidateId, None] = {}
-            for _ in range(share):
-                first = CandidateId(draws.randbytes(16).hex())
-                # As many more as there are drawn ones that it might meet again.
-                following = self._state.measured_from(
-                    workload_id, device_id, row.environment_id, first, len(drawn) + 1
-                )
-                drawn |= dict.fromkeys([name for name in following if name not in drawn][:1])
-            sample += drawn
-        return sample
 
     def measured_among(
         self, device_id: DeviceId, workload_id: WorkloadId, candidate_ids: Collection[CandidateId]

@@ -7,15 +7,15 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 from agents.records import REPEATS, DeviceId, Record, Workload
-from fleet.collection.progress import PHASES
 from fleet.drivers.session import EngineSession
+from fleet.planner.progress import PHASES
 
 #: Least seconds between two reports: each is logged.
 _PAUSE_SECS = 1.0
 
 
 class DriverDisplay:
-    """Implements `fleet.collection.settings.Display` for a driver in a process of its own."""
+    """Implements `fleet.planner.settings.Display` for a driver in a process of its own."""
 
     def __init__(self, session: EngineSession) -> None:
         self._session = session

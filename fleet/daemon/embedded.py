@@ -88,7 +88,7 @@ def run(request: RequestArguments, options: EngineOptions | None = None) -> dict
         raise FleetError(NOBODY_TO_DETACH_TO)
     if request.needs_engine:
         return _run_here(request, settings, options)
-    from fleet.collection.progress import TerminalDisplay
+    from fleet.planner.progress import TerminalDisplay
 
     return request.perform_alone(_work(request, settings, options), TerminalDisplay(options.printed_to()))
 
@@ -115,9 +115,9 @@ def _daemon_for(
 
 
 def _run_here(request: RequestArguments, settings: FleetConfig, options: EngineOptions) -> dict[str, Any]:
-    from fleet.collection.progress import TerminalDisplay
-    from fleet.collection.replay_files import REPLAY
     from fleet.daemon.daemon import SPOOL, UpOptions
+    from fleet.daemon.replay_files import REPLAY
+    from fleet.planner.progress import TerminalDisplay
     from fleet.store.store import records_or_nothing
 
     work = _work(request, settings, options)
@@ -126,7 +126,7 @@ def _run_here(request: RequestArguments, settings: FleetConfig, options: EngineO
     beside = (Path(settings.daemon.root), store.parent / SPOOL, store.parent / REPLAY)
     with records_or_nothing(store, *beside):
         if not request.device_ids:
-            from fleet.collection.device_choice import DeviceChoice
+            from fleet.daemon.device_choice import DeviceChoice
 
             choice = DeviceChoice(settings, is_cluster=options.address is not None)
             choice.warn()

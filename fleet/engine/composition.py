@@ -93,7 +93,6 @@ def assemble(context: EngineContext) -> Composition:
             transport=context.transport,
             up=up,
             thread=thread,
-            sharing=roster.sharing,
             specs=roster.all_specs,
             ranker=context.ranker,
             log=context.notices.log,
@@ -128,7 +127,11 @@ def assemble(context: EngineContext) -> Composition:
             lambda: record_sink.imported_devices,
         ),
         record_sink=record_sink,
-        noise=NoiseRuns(coverage, thread, pools, planner, store, count=settings.noise, seed=settings.seed),
+        noise=NoiseRuns(
+            *(coverage, thread, pools, planner, store, roster.all_specs),
+            count=settings.noise,
+            seed=settings.seed,
+        ),
         disk=DiskWatch(root, event_log, context.notices, context.clock),
         steadiness=Steadiness(event_log.state.unsteady()),
     )

@@ -21,8 +21,7 @@ from fleet.drivers.session import DriverChannel
 from fleet.engine.fleet_clock import FleetClock
 from fleet.engine.notices import Notices
 from fleet.errors import FleetError
-from fleet.planner.candidate_ranker import CandidateRanker
-from fleet.planner.uncertainty import Uncertainty
+from fleet.planner.candidate_ranker import CandidateRanker, Uncertainty
 from fleet.planner.workload_discovery import WorkloadChoice
 from fleet.store.store import Store
 from fleet.transport.transport import AgentTransport
@@ -75,7 +74,7 @@ def no_driver(request: Request) -> Driver:
 
 
 class DeviceSource(TypingProtocol):
-    """Where devices are described (`fleet.collection.device_choice.DeviceChoice`)."""
+    """Where devices are described (`fleet.daemon.device_choice.DeviceChoice`)."""
 
     @property
     def files(self) -> DeviceFiles:

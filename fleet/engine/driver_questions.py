@@ -27,7 +27,6 @@ from agents.device.messages import (
 from agents.errors import AgentError
 from agents.records import REPEATS, Candidate, CandidateId, DeviceId, Record, WorkloadId, as_json_dict
 from agents.trust import is_live
-from fleet.collection.batch_plan import BATCH_SIZE
 from fleet.core import events as ev
 from fleet.core.device_state import USABLE
 from fleet.core.events import DeviceState, JobId, JobState
@@ -37,6 +36,7 @@ from fleet.durable import is_full
 from fleet.engine.composition import Composition
 from fleet.engine.record_imports import OPS, take_import
 from fleet.errors import FleetError, StoreFull
+from fleet.planner.batch_plan import cut
 
 #: Starts of an agent in a row that may fail before whoever waits for its device is told.
 _MOST_FAILURES = 2
@@ -228,7 +228,7 @@ class DriverQuestions:
             exclude=frozenset(map(CandidateId, values["exclude"])),
             foreign=tuple(values.get("foreign", ())),
         )
-        parts.transport.propose(device_id, question.incarnation, request)
+        parts.planner.requests.propose(device_id, request)
 
     def _listed(self, message: WorkloadsListed) -> bool:
         parts, device_id = self._parts, message.device_id
@@ -323,11 +323,10 @@ class DriverQuestions:
             self._send(question.request_id, {"id": question.number, **answer})
 
 
-def _parts(candidates: Iterable[Candidate]) -> Iterator[list[Candidate]]:
+def _parts(candidates: Iterable[Candidate]) -> Iterator[Sequence[Candidate]]:
     """Cut candidates into jobs: one that measures again gives its own origin to all that it has."""
     groups: dict[str, list[Candidate]] = {}
     for candidate in candidates:
         groups.setdefault(candidate.origin if candidate.origin in REPEATS else "", []).append(candidate)
     for some in groups.values():
-        for start in range(0, len(some), BATCH_SIZE):
-            yield some[start : start + BATCH_SIZE]
+        yield from cut(some)

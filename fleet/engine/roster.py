@@ -13,8 +13,8 @@ from types import MappingProxyType
 from agents.records import DeviceId, DeviceSpec, Family, Protocol
 from agents.trust import is_live
 from fleet.errors import FleetError
+from fleet.planner.candidate_requests import sharing_names, space_of
 from fleet.planner.plan_view import turn_of
-from fleet.planner.request_coalescer import sharing_names, space_of
 
 
 class RosterError(FleetError):

@@ -1,6 +1,6 @@
 """Export records from a snapshot of the store: Parquet, databases and lines of other tuners.
 
-`fleet export` calls it; `fleet.collection.replay_files` makes the file of a replay device with it. What comes
+`fleet export` calls it; `fleet.daemon.replay_files` makes the file of a replay device with it. What comes
 out, column by column and key by key: `docs/export.md`. It never writes to the store and holds no records in
 memory.
 """

@@ -13,12 +13,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from agents.records import Candidate, CandidateId, DeviceId, DeviceSpec, Family, WorkloadId
-from fleet.collection.family_history import known_candidates
 from fleet.errors import FleetError
 from fleet.models.holdout import held_out, is_held_out
 from fleet.models.registry import Registry
 from fleet.models.versions import DatasetSnapshot
 from fleet.onboarding.adaptation import Onboarding
+from fleet.planner.device_history import known_candidates
 from fleet.store.reader import StoreReader
 from transfer.model.kinds import is_extensible
 
@@ -106,7 +106,8 @@ def pools_of(
         samples: How many are asked for; as many as there are if these are fewer.
         learnable: Candidates that the dataset of the onboarding has: one whose records tell nothing is no
             sample.
-        live: For a live device, which measures candidates of our own only (`fleet.collection.trust`).
+        live: For a live device, which measures candidates of our own only
+            (`fleet.planner.imported_candidates`).
         whole: Choose among all that are known, not the first few of each workload.
 
     Raises:

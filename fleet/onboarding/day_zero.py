@@ -14,10 +14,6 @@ from typing import TYPE_CHECKING, Any
 
 from agents.records import CandidateId, Descriptor, DeviceId, DeviceSpec, Workload, WorkloadId
 from agents.trust import is_live
-from fleet.collection.clock import Clock
-from fleet.collection.collect import Collection
-from fleet.collection.selection import choose_workloads, none_fits
-from fleet.collection.settings import CollectSettings, Display
 from fleet.config.settings import select_devices
 from fleet.drivers.session import EngineSession
 from fleet.errors import FleetError
@@ -37,6 +33,10 @@ from fleet.onboarding.head_version import (
     serving_of,
     with_columns,
 )
+from fleet.planner.collect import Collection
+from fleet.planner.selection import choose_workloads, none_fits
+from fleet.planner.settings import CollectSettings, Display
+from fleet.planner.time_spent import Clock
 from fleet.store.delta.log import RECORDS
 from fleet.store.reader import StoreReader
 from fleet.store.store import Store

@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING, Any
 from msgspec.structs import replace
 
 from agents.records import Candidate, CandidateId, DeviceId, DeviceSpec, Workload, WorkloadId
-from fleet.collection.collect import Collection
-from fleet.collection.settings import CollectSettings, Display
 from fleet.drivers.session import DeviceUnusableError, EngineSession
 from fleet.errors import FleetError
 from fleet.onboarding.drift import Earlier
+from fleet.planner.collect import Collection
+from fleet.planner.settings import CollectSettings, Display
 from fleet.store.reader import StoreReader
 
 if TYPE_CHECKING:

@@ -24,9 +24,6 @@ from agents.records import (
     WorkloadId,
 )
 from agents.trust import is_live
-from fleet.collection.clock import Clock
-from fleet.collection.collect import Collection
-from fleet.collection.settings import CollectSettings, Display
 from fleet.drivers.session import EngineSession
 from fleet.errors import FleetError
 from fleet.models.judge import training_workloads
@@ -60,6 +57,9 @@ from fleet.onboarding.head_version import (
     without_head,
 )
 from fleet.onboarding.text import WHY_FEWER
+from fleet.planner.collect import Collection
+from fleet.planner.settings import CollectSettings, Display
+from fleet.planner.time_spent import Clock
 from fleet.store.reader import StoreReader
 
 if TYPE_CHECKING:

@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from agents.records import DeviceId
-from fleet.collection.clock import Clock
 from fleet.errors import FleetError
 from fleet.models.registry_file import DEVICE_SCORES
 from fleet.models.versions import load_snapshot, train_config
 from fleet.onboarding.adaptation import Onboarding, expectation_report, prepared, strategy_for
 from fleet.onboarding.choice import family_devices
+from fleet.planner.time_spent import Clock
 from fleet.store.store import Store
 
 if TYPE_CHECKING:

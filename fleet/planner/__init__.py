@@ -1,1 +1,1 @@
-"""From "this device has room" to jobs: which candidates are measured next."""
+"""Which candidates are measured next: for devices with room in the background, and for a collection."""

@@ -1,21 +1,20 @@
-"""Which of the proposed candidates to measure first: a champion's head ranks them in milliseconds.
+"""What champions say before anything is measured: which candidates come first, and how unsure a head is.
 
-The coordinator calls it between proposing and measuring, and sends what it ranks first as a batch of origin
-`model` with the version that ranked it, so that each version's worth can be told from its records. Features
-come from traces; nothing is lowered or built. A new champion is picked up by itself. Imports torch at the
-first ranking.
+A head ranks drawn candidates in milliseconds, and what it ranks first is measured with origin `model` and its
+version, so that each version's worth can be told from its records. Features come from traces; nothing is
+lowered or built. A new champion is picked up by itself. Imports torch at the first ranking.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from agents.records import Candidate, ModelRef, Workload
+from agents.records import Candidate, DeviceId, ModelRef, Workload, WorkloadId
 from fleet.errors import FleetError
 from fleet.models.head_scores import HeadCache, score_candidates
 from fleet.models.registry_reader import RegistryReader
@@ -97,3 +96,54 @@ class CandidateRanker:
             # Published versions never change: what cannot be read now will not be later.
             self._refused[ref] = str(error)
             return None
+
+
+class Uncertainty:
+    """Knows what the champions of a registry were judged to be."""
+
+    def __init__(self, registry: RegistryReader) -> None:
+        self._registry = registry
+        self._widths: dict[DeviceId, tuple[Any, int, dict[WorkloadId, float]]] = {}
+
+    def of(self, device_id: DeviceId, workloads: Mapping[WorkloadId, Workload]) -> Mapping[WorkloadId, float]:
+        """Say how wide the interval of a device's head is on each workload.
+
+        Args:
+            device_id: The device.
+            workloads: What it measures; the same object as long as it does not change.
+
+        Returns:
+            Width of the 90 % interval of the share of pairs that it puts right, 0 to 1. A workload that it
+            was not judged on has the mean of its operator, or that of all where no other of the operator was
+            judged. Empty where there is no champion, or it was not judged.
+        """
+        try:
+            champion = self._registry.state().champions.get(device_id)
+        except (FleetError, OSError):
+            # Readers of models report the damage; the plan does without the scores.
+            return {}
+        if champion is None or not champion.judged:
+            return {}
+        cached = self._widths.get(device_id)
+        if cached is None or cached[0] is not champion or cached[1] != id(workloads):
+            widths = spread(champion.judged.get("by_workload", {}), workloads)
+            cached = self._widths[device_id] = champion, id(workloads), widths
+        return cached[2]
+
+
+def spread(
+    judged: Mapping[str, Mapping[str, Any]], workloads: Mapping[WorkloadId, Workload]
+) -> dict[WorkloadId, float]:
+    """Widths of all workloads from those of the judged ones (`fleet.models.judge.by_workload`)."""
+    by_operator: dict[str, list[float]] = {}
+    for scores in judged.values():
+        by_operator.setdefault(str(scores["operator"]), []).append(float(scores["width"]))
+    every = [width for widths in by_operator.values() for width in widths]
+    if not every:
+        return {}
+    width_by_workload: dict[WorkloadId, float] = {}
+    for workload_id, workload in workloads.items():
+        own = judged.get(workload_id)
+        alike = [float(own["width"])] if own is not None else by_operator.get(workload.operator, every)
+        width_by_workload[workload_id] = sum(alike) / len(alike)
+    return width_by_workload

@@ -7,14 +7,13 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from agents.device.messages import ProposeRequest
-from agents.records import Candidate, CandidateId, DeviceId, DeviceSpec, Workload, WorkloadId
-from fleet.collection.trust import imported_traces
+from agents.records import Candidate, CandidateId, DeviceId, DeviceSpec, Workload
 from fleet.core.events import Job
-from fleet.core.scheduling import EXPLORATION, Ask
+from fleet.core.scheduling import EXPLORATION
 from fleet.coverage.coverage import Coverage
 from fleet.planner.candidate_pools import CandidatePools
 from fleet.planner.candidate_ranker import CandidateRanker
-from fleet.planner.imported_candidates import ImportedCandidates
+from fleet.planner.imported_candidates import ImportedCandidates, imported_traces
 from fleet.planner.plan_view import UncertaintyOf
 from fleet.store.trace_lookup import ImportedAsked, StoreThread
 from fleet.transport.transport import AgentTransport
@@ -45,8 +44,7 @@ class JobSink:
     #: Incarnation of each agent that is up.
     up: Mapping[DeviceId, int]
     thread: StoreThread
-    #: Name under which every device shares candidates, and all known devices.
-    sharing: Mapping[DeviceId, str]
+    #: All known devices.
     specs: Mapping[DeviceId, DeviceSpec]
     ranker: CandidateRanker | None
     #: Told what people should know.
@@ -80,20 +78,6 @@ class JobSink:
         self.thread.do(question, partial(_ranked, self.ranker, workload, question))
 
 
-@dataclass(slots=True)
-class PendingJob:
-    """Jobs of one device in the making."""
-
-    #: Candidates that were chosen so far, with their workloads.
-    chosen: dict[CandidateId, WorkloadId] = field(default_factory=dict)
-    #: Why each of them was chosen.
-    origins: dict[CandidateId, str] = field(default_factory=dict)
-    #: Requests that have no answer yet, and the part of the plan that each is for.
-    waiting: dict[str, Ask] = field(default_factory=dict)
-    #: Candidates that a head chose, and the version that did.
-    versions: dict[CandidateId, str] = field(default_factory=dict)
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlannerContext:
     """All that a planner is given."""
@@ -102,9 +86,9 @@ class PlannerContext:
     coverage: Coverage
     #: Where new candidates are kept.
     pools: CandidatePools
-    #: Name under which every device shares candidates (`fleet.planner.request_coalescer.sharing_names`).
+    #: Name under which every device shares candidates (`fleet.planner.candidate_requests.sharing_names`).
     families: Mapping[DeviceId, str]
-    #: What devices draw from (`fleet.planner.request_coalescer.space_of`).
+    #: What devices draw from (`fleet.planner.candidate_requests.space_of`).
     spaces: Mapping[DeviceId, str]
     #: Carries out what the planner asks for.
     job_sink: JobSink

@@ -14,16 +14,14 @@ import msgspec
 
 from agents.device.messages import Proposed
 from agents.records import Candidate, CandidateId, DeviceId, Workload, WorkloadId
-from fleet.collection.batch_plan import BATCH_SIZE
-from fleet.collection.selection import choose_parents
 from fleet.core.events import Origin
 from fleet.core.scheduling import Ask, plan
-from fleet.planner.context import PendingJob, PlannerContext
-from fleet.planner.dedup_filter import DedupFilter
-from fleet.planner.job_factory import JobFactory
+from fleet.planner.batch_plan import BATCH_SIZE
+from fleet.planner.candidate_requests import CandidateRequest, CandidateRequests
+from fleet.planner.context import PlannerContext
+from fleet.planner.job_queues import JobFactory, PendingJob, Queues
 from fleet.planner.plan_view import PlanViews
-from fleet.planner.queues import Queues
-from fleet.planner.request_coalescer import CandidateRequest, RequestCoalescer
+from fleet.planner.selection import choose_parents
 
 #: Devices whose best candidates others evolve from: its own, and those of some others of its family.
 _PARENT_DEVICES = 4
@@ -37,6 +35,7 @@ class JobPlanner:
 
     Attributes:
         queues: The jobs that have not ended.
+        requests: Asks agents for candidates, for requests too.
         factory: Makes jobs, for requests too.
         hosts: Host of each device that is up.
         heads: Devices with a head of the champion.
@@ -48,8 +47,10 @@ class JobPlanner:
         self._families = context.families
         self._workloads: dict[DeviceId, Mapping[WorkloadId, Workload]] = {}
         self._pending: dict[DeviceId, PendingJob] = {}
-        self._dedup, self._coalescer = DedupFilter(context.coverage), RequestCoalescer(context.spaces)
         self.queues = Queues()
+        self.requests = CandidateRequests(
+            *(context.coverage, context.families, context.spaces, context.job_sink.propose), seed=context.seed
+        )
         self.factory = JobFactory(context.token, context.seed, self.queues, context.coverage)
         self._views = PlanViews(
             context.coverage,
@@ -89,38 +90,37 @@ class JobPlanner:
             view, seed = self._views.view(group, self._workloads), self._context.seed + self.factory.number()
             for ask in plan(view, group, seed, self._context.exploration):
                 self._serve(ask)
-            self._send()
+            self.requests.send()
             for device_id in group:
                 self._settle(device_id)
 
     def proposed(self, message: Proposed) -> None:
         """Take in candidates that an agent has made."""
-        requests = self._coalescer.answered(message.request.request_id)
-        if not requests:
+        question = self.requests.answered(message.request.request_id)
+        if question is None:
             return
-        first, family = requests[0], self._families[message.device_id]
+        first, excluded = question.requests[0], question.excluded
+        family = self._families[message.device_id]
         workload_id = first.workload.workload_id
         if message.refused:
             self._imports.refused.update(message.refused)
             self._job_sink.underived(first.workload, message.refused)
-        if not first.parents and not first.foreign and first.excluded.is_end(message.candidates):
+        if not first.parents and not first.foreign and excluded.is_end(message.candidates):
             self._coverage.exhaust(family, workload_id)
-            self._pools.use_up(family, workload_id, first.excluded.known_count)
-        drawn = first.excluded.without(message.candidates)
+            self._pools.use_up(family, workload_id, excluded.known_count)
+        drawn = excluded.without(message.candidates)
         # A request whose candidates a head is to choose is shared with nobody.
         if first.is_ranked and len(drawn) * _DRAWN_FOR_HEAD > first.count:
-            drawn = self._dedup.fresh(first.excluded, first.device_id, workload_id, drawn, first.count)
+            drawn = self.requests.fresh(first, excluded, drawn)
             if (answered := self._answered(first.device_id, first.request_id)) is not None:
                 request_id = self._wait(*answered)
                 self._job_sink.rank(first.device_id, request_id, first.workload, list(drawn.values()))
             return
         self._know(family, workload_id, drawn)
-        for request in requests:
+        for request in question.requests:
             if (answered := self._answered(request.device_id, request.request_id)) is not None:
                 pending, _ = answered
-                fresh = self._dedup.fresh(
-                    request.excluded, request.device_id, workload_id, drawn, request.count
-                )
+                fresh = self.requests.fresh(request, excluded, drawn)
                 self._take(pending, request.device_id, workload_id, fresh)
 
     def ranked(
@@ -156,8 +156,7 @@ class JobPlanner:
         """Note that a request has no result."""
         self._answered(device_id, request_id)
         self._settle(device_id)
-        self._coalescer.unanswered([request_id], self._is_open)
-        self._send()
+        self.requests.unanswered([request_id], self._is_open)
 
     def found_imported(self, device_id: DeviceId, request_id: str, traces: Sequence[str]) -> None:
         """Have an agent derive candidates of our own from imported traces that were looked for."""
@@ -165,7 +164,7 @@ class JobPlanner:
             if traces:
                 _, ask = answered
                 self._ask_agent(ask, [], traces)
-                self._send()
+                self.requests.send()
             self._settle(device_id)
 
     def agent_gone(self, device_id: DeviceId) -> None:
@@ -175,8 +174,7 @@ class JobPlanner:
             unanswered = list(pending.waiting)
             pending.waiting.clear()
             self._settle(device_id)
-            self._coalescer.unanswered(unanswered, self._is_open)
-            self._send()
+            self.requests.unanswered(unanswered, self._is_open)
 
     def forget(self, device_id: DeviceId) -> None:
         """Let go of a device that left: nothing that was planned for it becomes a job."""
@@ -220,18 +218,12 @@ class JobPlanner:
             request_id=self._wait(self._pending[ask.device_id], ask),
             workload=self._workloads[ask.device_id][ask.workload_id],
             count=ask.count * (_DRAWN_FOR_HEAD if is_ranked else 1),
-            excluded=self._dedup.exclusions(self._families[ask.device_id], ask.workload_id),
             parents=tuple(parents),
             foreign=tuple(foreign),
             is_ranked=is_ranked,
             is_idle=not self.queues.candidate_ids(ask.device_id),
         )
-        self._coalescer.add(request)
-
-    def _send(self) -> None:
-        """Ask the agents for the candidates that are requested."""
-        for device_id, request in self._coalescer.due(self._context.seed):
-            self._job_sink.propose(device_id, request)
+        self.requests.add(request)
 
     def _is_open(self, request: CandidateRequest) -> bool:
         pending = self._pending.get(request.device_id)

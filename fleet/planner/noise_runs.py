@@ -1,27 +1,36 @@
-"""The daily A/A run of each device of a daemon: when it is due, and its jobs.
+"""The A/A run of a device: its batches from what the store has, and when it is due in a daemon.
 
-`fleet.engine.coordinator` asks now and then. The candidates are chosen by
-`fleet.collection.batch_plan.plan_noise` from records that a thread reads, so nothing waits.
+A collection plans it where it runs. In a daemon `fleet.engine.chores` asks now and then, and a thread reads,
+so nothing waits.
 """
 
 from __future__ import annotations
 
-from collections.abc import Container
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from functools import partial
 
-from agents.records import NOISE, CandidateId, DeviceId, WorkloadId
-from fleet.collection.batch_plan import NOISE_EVERY_SECS, DeviceBatch, plan_noise
+from agents.records import NOISE, DeviceId, DeviceSpec, WorkloadId
+from agents.trust import is_live
 from fleet.core.events import Job
 from fleet.coverage.coverage import Coverage
+from fleet.planner.batch_plan import (
+    BATCH_SIZE,
+    NOISE_EVERY_SECS,
+    NOISE_SAMPLED,
+    DeviceBatch,
+    noise_sample,
+    plan_noise,
+)
 from fleet.planner.candidate_pools import CandidatePools
+from fleet.planner.imported_candidates import ours
 from fleet.planner.job_planner import JobPlanner
+from fleet.state.questions import StateReader
+from fleet.state.schema import STATE
 from fleet.store.reader import StoreReader
 from fleet.store.store import Store
 from fleet.store.trace_lookup import StoreThread, find_records
 
-#: Measured candidates that the run's are chosen from, over their number: only steady ones will do.
-_SAMPLED = 8
 #: Runs that are planned at once: in a fleet that began together all are due at once.
 _MOST_OPEN = 4
 #: A run that could not be planned, or whose jobs wait, is looked at again after this.
@@ -39,6 +48,7 @@ class NoiseRuns:
     """A/A runs of all devices.
 
     Args:
+        specs: The devices; more may come.
         count: Candidates of a run; 0 for no runs.
     """
 
@@ -49,12 +59,13 @@ class NoiseRuns:
         pools: CandidatePools,
         planner: JobPlanner,
         store: Store,
+        specs: Mapping[DeviceId, DeviceSpec],
         *,
         count: int,
         seed: int,
     ) -> None:
         self._coverage, self._thread, self._pools, self._planner = coverage, thread, pools, planner
-        self._store = store
+        self._store, self._specs = store, specs
         self._count, self._seed = count, seed
         self._next_at: dict[DeviceId, float] = {}
         #: Last runs that their agents' clocks put into the future, and when they were first seen.
@@ -70,7 +81,7 @@ class NoiseRuns:
         """
         if not self._count or len(self._open) >= _MOST_OPEN or now < self._next_at.get(device_id, 0.0):
             return False
-        is_new = self._coverage.records(device_id) < _SAMPLED * self._count
+        is_new = self._coverage.records(device_id) < NOISE_SAMPLED * self._count
         return not is_new and self._age_secs(device_id, now, wall) >= NOISE_EVERY_SECS
 
     def _age_secs(self, device_id: DeviceId, now: float, wall: float) -> float:
@@ -94,11 +105,10 @@ class NoiseRuns:
         # Other candidates every day.
         seed = self._seed + int(wall // NOISE_EVERY_SECS)
         question = partial(
-            _plan,
-            device_id=device_id,
+            plan_run,
+            spec=self._specs[device_id],
             environment_id=environment_id,
-            candidate_ids=self._coverage.sample(device_id, _SAMPLED * self._count, seed),
-            workload_ids=self._planner.workloads_of(device_id),
+            workload_ids=frozenset(self._planner.workloads_of(device_id)),
             count=self._count,
             seed=seed,
         )
@@ -120,19 +130,29 @@ class NoiseRuns:
         return noise_jobs
 
 
-def _plan(
+def plan_run(
     reader: StoreReader,
     *,
-    device_id: DeviceId,
+    spec: DeviceSpec,
     environment_id: str,
-    candidate_ids: list[CandidateId],
-    workload_ids: Container[WorkloadId],
+    workload_ids: Collection[WorkloadId],
     count: int,
     seed: int,
+    batch_size: int = BATCH_SIZE,
 ) -> list[DeviceBatch]:
-    present = (
-        record
-        for record in find_records(reader, device_id, candidate_ids)
-        if record.environment_id == environment_id
-    )
-    return plan_noise(present, workload_ids, count=count, seed=seed)
+    """Plan the A/A run of a device with candidates of some workloads, in its environment of now.
+
+    Returns:
+        As `plan_noise` does. A live device gets candidates of our own only.
+    """
+    with StateReader(reader.path / STATE) as state:
+        measured = {
+            candidate_id
+            for workload_id in workload_ids
+            for candidate_id in state.recorded(workload_id, spec.device_id, environment_id)
+        }
+    sample = noise_sample(measured, count=count, seed=seed)
+    records = find_records(reader, spec.device_id, sample)
+    present = (record for record in records if record.environment_id == environment_id)
+    chosen = ours(present) if is_live(spec) else present
+    return plan_noise(chosen, workload_ids, count=count, seed=seed, batch_size=batch_size)

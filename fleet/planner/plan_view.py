@@ -11,9 +11,9 @@ from collections.abc import Callable, Iterable, Mapping
 from agents.records import DeviceId, DeviceKind, DeviceSpec, Workload, WorkloadId
 from fleet.core.scheduling import NEW_RECORDS, Cell, DeviceView, FleetView
 from fleet.coverage.coverage import Coverage
-from fleet.planner.queues import Queues
+from fleet.planner.job_queues import Queues
 
-#: How unsure the head of a device is of some workloads (`fleet.planner.uncertainty.Uncertainty.of`).
+#: How unsure the head of a device is of some workloads (`fleet.planner.candidate_ranker.Uncertainty.of`).
 UncertaintyOf = Callable[[DeviceId, Mapping[WorkloadId, Workload]], Mapping[WorkloadId, float]]
 
 

@@ -15,10 +15,10 @@ from pathlib import Path
 from agents.networks.network_name import NetworkRefusedError, read_network_name
 from agents.records import DeviceId, DeviceSpec, Workload, WorkloadId, canonical_json, content_hash
 from agents.trust import is_live
-from fleet.collection.selection import choose_workloads, none_fits
 from fleet.durable import disk_errors, write_durably
 from fleet.planner.context import PlannerContext
 from fleet.planner.job_planner import JobPlanner
+from fleet.planner.selection import choose_workloads, none_fits
 from fleet.store.store import Store
 from fleet.transport.transport import AgentTransport
 

@@ -21,11 +21,6 @@ from agents.host.differences import differences
 from agents.host.probe import probe
 from agents.programs.networks import NETWORKS
 from agents.records import DeviceId, DeviceKind, DeviceSpec, Family, Protocol, Workload
-from fleet.collection.clock import Clock
-from fleet.collection.collect import Collection
-from fleet.collection.progress import TerminalDisplay
-from fleet.collection.selection import choose_workloads
-from fleet.collection.settings import CollectSettings
 from fleet.config.settings import FleetConfig, select_devices
 from fleet.core.request_words import RequestKind
 from fleet.daemon.daemon import SPOOL, UpOptions
@@ -38,6 +33,11 @@ from fleet.models.versions import DatasetSnapshot, hold_out_target, load_snapsho
 from fleet.onboarding.adaptation import AUTO
 from fleet.onboarding.fingerprint import measure_fingerprint
 from fleet.onboarding.onboarding import onboard_device
+from fleet.planner.collect import Collection
+from fleet.planner.progress import TerminalDisplay
+from fleet.planner.selection import choose_workloads
+from fleet.planner.settings import CollectSettings
+from fleet.planner.time_spent import Clock
 from fleet.store.reader import StoreReader
 from fleet.store.store import Store
 

@@ -15,7 +15,7 @@ import numpy as np
 
 from agents.host.probe import installed_version
 from agents.records import CONFIRM, REMEASURE, DeviceId, DeviceSpec, Outcome, Record, WorkloadId
-from fleet.collection.batch_plan import is_full
+from fleet.planner.batch_plan import is_full
 from fleet.report.demo import DemoRun
 from fleet.report.report import complete
 from fleet.store.noise import settled

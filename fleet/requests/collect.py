@@ -18,8 +18,8 @@ from fleet.requests.request_kind import (
 )
 
 if TYPE_CHECKING:
-    from fleet.collection.settings import Display
     from fleet.drivers.session import EngineSession
+    from fleet.planner.settings import Display
     from fleet.requests.work import Work
 
 
@@ -67,7 +67,7 @@ class Collect(ManyDevices, frozen=True, kw_only=True):
 
     def perform(self, work: Work, session: EngineSession, display: Display) -> dict[str, Any]:
         """See `RequestArguments.perform`; gives the seconds of each device by part."""
-        from fleet.collection.jobs import collect_records
+        from fleet.planner.collect import collect_records
 
         return collect_records(
             session,

@@ -8,8 +8,8 @@ from fleet.core.request_words import RequestKind
 from fleet.requests.request_kind import ManyDevices
 
 if TYPE_CHECKING:
-    from fleet.collection.settings import Display
     from fleet.drivers.session import EngineSession
+    from fleet.planner.settings import Display
     from fleet.requests.work import Work
 
 

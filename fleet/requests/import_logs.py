@@ -11,10 +11,10 @@ from fleet.core.request_words import Request, RequestKind
 from fleet.requests.request_kind import Flag, KnownFleet, Name, RequestArguments
 
 if TYPE_CHECKING:
-    from fleet.collection.settings import Display
     from fleet.config.settings import FleetConfig
     from fleet.drivers.session import EngineSession
     from fleet.interchange.import_logs import ImportRequest
+    from fleet.planner.settings import Display
     from fleet.requests.work import Work
 
 
@@ -79,9 +79,9 @@ class ImportLogs(RequestArguments, frozen=True, kw_only=True):
 
     def perform(self, work: Work, session: EngineSession, display: Display) -> dict[str, Any]:
         """See `RequestArguments.perform`; gives `fleet.interchange.import_report.ImportReport.to_json`."""
-        from fleet.collection.progress import kilobytes
         from fleet.drivers.store_proxy import StoreProxy
         from fleet.interchange.import_logs import import_logs
+        from fleet.planner.progress import kilobytes
 
         assert work.folder is not None
         store = StoreProxy(session, work.folder)
@@ -92,8 +92,8 @@ class ImportLogs(RequestArguments, frozen=True, kw_only=True):
 
     def perform_alone(self, work: Work, display: Display) -> dict[str, Any]:
         """See `RequestArguments.perform_alone`."""
-        from fleet.collection.progress import kilobytes
         from fleet.interchange.import_logs import import_logs
+        from fleet.planner.progress import kilobytes
         from fleet.store.store import Store, records_or_nothing
 
         path = Path(work.settings.store.path)

@@ -31,8 +31,8 @@ from fleet.requests.train import Train
 from fleet.requests.tune import Tune
 
 if TYPE_CHECKING:
-    from fleet.collection.settings import Display
     from fleet.drivers.session import EngineSession
+    from fleet.planner.settings import Display
     from fleet.requests.work import Work
 
 KINDS: Final[Mapping[RequestKind, type[RequestArguments]]] = {

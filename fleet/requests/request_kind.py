@@ -35,9 +35,9 @@ from fleet.core.request_words import Request, RequestKind
 from fleet.errors import FleetError
 
 if TYPE_CHECKING:
-    from fleet.collection.settings import Display
     from fleet.config.settings import FleetConfig
     from fleet.drivers.session import EngineSession
+    from fleet.planner.settings import Display
     from fleet.requests.work import Work
 
 

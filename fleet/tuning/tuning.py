@@ -19,14 +19,14 @@ from typing import TYPE_CHECKING, Any
 
 from agents.networks.network_name import read_network_name
 from agents.records import CONFIRM, Candidate, DeviceId, DeviceSpec, Record, Workload, canonical_json
-from fleet.collection.clock import Clock
-from fleet.collection.collect import Collection
-from fleet.collection.settings import CollectSettings, Display
 from fleet.drivers.session import EngineSession
 from fleet.errors import FleetError
 from fleet.models.registry_reader import RegistryReader
 from fleet.onboarding.day_zero import serve_at_once
 from fleet.planner.candidate_ranker import CandidateRanker
+from fleet.planner.collect import Collection
+from fleet.planner.settings import CollectSettings, Display
+from fleet.planner.time_spent import Clock
 from fleet.store.reader import StoreReader
 from fleet.tuning.database import present_database, update_database
 from fleet.tuning.delivery import check_all, deliver_all, labels_of

@@ -34,7 +34,7 @@ FOLDERS = {
             "archive",
             "interchange.logs",
         ),
-        *("interchange", "transport", "drivers", "models", "collection", "planner"),
+        *("interchange", "transport", "drivers", "models", "planner"),
         *("onboarding", "tuning", "requests", "engine"),
         *("refresh", "comparison", "dashboard", "api", "daemon", "report", "datasets", "doctor"),
         *("public", "public_model", "cli"),

@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.text import Text
 
-from fleet.collection.progress import TerminalDisplay
+from fleet.planner.progress import TerminalDisplay
 from fleet.terminal_console import TerminalConsole
 from fleet.terminal_text import make_logs_visible, print_rows, visible
 from tests.log_fixtures import CUDA_TARGET, autotvm, write_log

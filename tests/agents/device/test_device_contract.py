@@ -32,7 +32,7 @@ from agents.records import (
     Replay,
     Workload,
 )
-from fleet.collection.replay_files import ready
+from fleet.daemon.replay_files import ready
 from fleet.store.store import Store
 
 pytestmark = pytest.mark.tvm

@@ -37,7 +37,7 @@ from agents.records import (
     as_json_dict,
 )
 from benchmarks.hostile_datasets import PARQUET_BOMBS, write_bomb
-from fleet.collection.replay_files import ready
+from fleet.daemon.replay_files import ready
 from fleet.errors import FleetError
 from fleet.interchange.export_store import export
 from fleet.store.store import Store

@@ -11,8 +11,8 @@ import yaml
 from msgspec.structs import replace
 
 from agents.records import DeviceId, DeviceSpec
-from fleet.collection.device_choice import DeviceChoice
 from fleet.config.settings import FleetConfig, load_fleet, select_devices
+from fleet.daemon.device_choice import DeviceChoice
 from fleet.errors import FleetError
 from tests.cli_fixtures import json_of, refusal, run
 from tests.host_fixtures import x86_host
@@ -34,7 +34,7 @@ def device(name: str, **changes: Any) -> dict[str, Any]:
 def _box(elsewhere: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """An x86 box of level 4 with one device file."""
     monkeypatch.setattr("agents.host.probe.probe", x86_host)
-    monkeypatch.setattr("fleet.collection.device_choice.probe", x86_host)
+    monkeypatch.setattr("fleet.daemon.device_choice.probe", x86_host)
     FOLDER.mkdir(parents=True)
     (FOLDER / "box.yaml").write_text(yaml.safe_dump(device("box")))
 
@@ -95,9 +95,7 @@ def test_a_process_that_keeps_off_timing_cores_still_knows_what_its_host_can_be(
 ) -> None:
     choice = DeviceChoice(load_fleet(environ={}).config)
     # What a daemon sees of its host once it spares the cores that time something.
-    monkeypatch.setattr(
-        "fleet.collection.device_choice.probe", lambda: replace(x86_host(), usable_cores=(3,))
-    )
+    monkeypatch.setattr("fleet.daemon.device_choice.probe", lambda: replace(x86_host(), usable_cores=(3,)))
     (FOLDER / "other.yaml").write_text(yaml.safe_dump(device("other")))
     assert choice.look() is None
     assert set(choice.files.specs) == {"box"}

@@ -107,7 +107,7 @@ def local_transport(settings: FleetConfig, *_: Any, **__: Any) -> LocalTransport
 def local(monkeypatch: pytest.MonkeyPatch) -> None:
     """Agents in this process, over records that are known to be sound."""
     monkeypatch.setattr("fleet.daemon.daemon._transport", local_transport)
-    monkeypatch.setattr("fleet.collection.replay_files.check_apart", lambda *_: None)
+    monkeypatch.setattr("fleet.daemon.replay_files.check_apart", lambda *_: None)
 
 
 class Api:

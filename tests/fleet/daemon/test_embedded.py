@@ -1,4 +1,4 @@
-"""An engine inside of a command, over replay devices: no Ray, no TVM. Real ones: `test_collect.py`."""
+"""An engine inside of a command, over replay devices: no Ray, no TVM. Real: `test_real_collection.py`."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ from agents.device.batch import Batch
 from agents.lease import Lease
 from agents.records import Candidate, DeviceId, Protocol, Record
 from agents.spool.disk_spool import Spool
-from fleet.collection.collect import Collection
-from fleet.collection.settings import CollectSettings, Pools
 from fleet.config.settings import FleetConfig
 from fleet.core.request_words import RequestKind
 from fleet.daemon.daemon import SPOOL, UpOptions
 from fleet.daemon.embedded import run_embedded
 from fleet.drivers.session import DeviceUnusableError, EngineSession
 from fleet.errors import FleetError
+from fleet.planner.collect import Collection
+from fleet.planner.settings import CollectSettings, Pools
 from fleet.requests.kinds import perform
 from fleet.requests.work import Work
 from fleet.store.store import Store
 from fleet.transport.local import LocalTransport
 from tests.coordinator_fixtures import ONE, TWO, WORKLOADS, recorded_file, write_replay_device
-from tests.fleet.collection.test_proposing import Log
+from tests.fleet.planner.test_collection import Log
 
 _Value = TypeVar("_Value")
 
@@ -62,7 +62,7 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def settings(recorded: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FleetConfig:
     """Two replay devices over sound records, one of which has a protocol of its own."""
-    monkeypatch.setattr("fleet.collection.replay_files.check_apart", lambda *_: None)
+    monkeypatch.setattr("fleet.daemon.replay_files.check_apart", lambda *_: None)
     (tmp_path / "hardware").mkdir()
     write_replay_device(tmp_path / "hardware", ONE, recorded)
     write_replay_device(tmp_path / "hardware", TWO, recorded, protocol={"repeat": 2, "cooldown_ms": 50})

@@ -25,13 +25,13 @@ from agents.records import (
 from agents.sandbox.job import CandidateJob
 from agents.sandbox.pool import WorkerPool
 from agents.trust import claimed_id, is_imported
-from fleet.collection.collect import Collection
-from fleet.collection.settings import CollectSettings
 from fleet.config.settings import FleetConfig
 from fleet.core.request_words import RequestKind
 from fleet.daemon.daemon import UpOptions
 from fleet.daemon.embedded import run_embedded
 from fleet.drivers.session import EngineSession
+from fleet.planner.collect import Collection
+from fleet.planner.settings import CollectSettings
 from fleet.store.store import Store
 from tests.hostile_fixtures import (
     GENERIC,

@@ -38,8 +38,6 @@ from agents.records import (
 from benchmarks.hostile_datasets import PARQUET_BOMBS, write_bomb
 from fleet.archive.verify import verify as verify_store
 from fleet.cli.app import run
-from fleet.collection.family_history import known_candidates
-from fleet.collection.trust import devices_of_family
 from fleet.datasets.admission import open_dataset, verify
 from fleet.datasets.claims import _is_object
 from fleet.datasets.data_card import DatasetAbout
@@ -56,6 +54,8 @@ from fleet.datasets.dataset_files import (
 from fleet.datasets.publication import publish
 from fleet.errors import FleetError
 from fleet.interchange.export_source import json_object
+from fleet.planner.device_history import known_candidates
+from fleet.planner.imported_candidates import devices_of_family
 from fleet.store.store import Store
 from tests.record_fixtures import make_batch, make_descriptor, make_record, make_spec, make_workload
 from transfer.language.budget import MAX_TEXT

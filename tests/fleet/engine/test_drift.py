@@ -15,7 +15,6 @@ from msgspec.structs import replace
 from agents.device import replay
 from agents.device.replay_answers import answer
 from agents.records import Candidate, CandidateId, Record, WorkloadId, canonical_json
-from fleet.collection.collect import Collection, CollectSettings
 from fleet.core import events as ev
 from fleet.core.limits import Limits
 from fleet.core.request_words import Request
@@ -23,6 +22,7 @@ from fleet.daemon.driver_display import DriverDisplay
 from fleet.drivers.session import EngineSession
 from fleet.engine.coordinator import Coordinator
 from fleet.onboarding.drift import why_as_before
+from fleet.planner.collect import Collection, CollectSettings
 from fleet.store.store import Store
 from tests.coordinator_fixtures import ONE, Announcer, Fleet, make_fleet
 from tests.fleet.drivers.test_request_drivers import Driver, Drivers, run_to_end

@@ -22,7 +22,6 @@ from rich.console import Console
 
 from agents.records import DeviceId, Family, Outcome, WorkloadId
 from fleet.cli.app import run as command_line
-from fleet.collection.progress import TerminalDisplay
 from fleet.config.settings import FleetConfig
 from fleet.core.request_words import RequestKind
 from fleet.daemon.daemon import UpOptions
@@ -38,6 +37,7 @@ from fleet.onboarding.choice import pools_of, source_devices_of
 from fleet.onboarding.head_version import onboarding_of, without_head
 from fleet.onboarding.replay import onboard_recorded
 from fleet.onboarding.text import WHY_FEWER, lines_of
+from fleet.planner.progress import TerminalDisplay
 from fleet.requests.kinds import perform
 from fleet.requests.onboard import Onboard
 from fleet.requests.work import Work

@@ -7,6 +7,7 @@ from typing import Any
 
 from agents.records import DeviceId
 from fleet.planner.noise_runs import NoisePlan, NoiseRuns
+from tests.record_fixtures import make_spec
 
 DEVICES = [DeviceId(name) for name in "abcdef"]
 NOW = 1_800_000_000.0
@@ -22,14 +23,13 @@ class Parts:
         self.settled = 0
 
     def runs(self) -> NoiseRuns:
-        coverage: Any = SimpleNamespace(
-            records=self.counted.__getitem__, noise_at=self.last.__getitem__, sample=lambda *_: []
-        )
+        coverage: Any = SimpleNamespace(records=self.counted.__getitem__, noise_at=self.last.__getitem__)
         thread: Any = SimpleNamespace(ask=lambda tag, _: self.asked.append(tag))
         planner: Any = SimpleNamespace(workloads_of=lambda _: {})
         store: Any = SimpleNamespace(settle=self._settle)
         pools: Any = None
-        return NoiseRuns(coverage, thread, pools, planner, store, count=4, seed=0)
+        specs = dict.fromkeys(DEVICES, make_spec())
+        return NoiseRuns(coverage, thread, pools, planner, store, specs, count=4, seed=0)
 
     def _settle(self) -> None:
         self.settled += 1

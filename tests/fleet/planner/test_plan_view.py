@@ -10,8 +10,8 @@ from msgspec.structs import replace
 from agents.records import DeviceId, DeviceKind
 from fleet.core.scheduling import NEW_RECORDS, plan
 from fleet.coverage.coverage import Coverage
+from fleet.planner.job_queues import Queues
 from fleet.planner.plan_view import PlanViews, turn_of
-from fleet.planner.queues import Queues
 from fleet.state.state_file import StateFile
 from tests.record_fixtures import make_batch, make_spec, make_workload
 

@@ -36,7 +36,7 @@ from fleet.engine.notices import Notices, announce_event
 from fleet.errors import FleetError
 from fleet.models.registry import Registry
 from fleet.models.registry_file import DEVICE_SCORES, REGISTRY
-from fleet.planner.uncertainty import Uncertainty
+from fleet.planner.candidate_ranker import Uncertainty
 from fleet.refresh.data import read_refresh_data
 from fleet.refresh.device_scores import run_device_scores
 from fleet.refresh.freshness_look import run_watch

@@ -26,10 +26,10 @@ from agents.records import (
     canonical_json,
 )
 from fleet.cli.app import run
-from fleet.collection.clock import Clock
 from fleet.config.sections import FleetConfig
 from fleet.errors import FleetError
 from fleet.models.registry import Registry
+from fleet.planner.time_spent import Clock
 from fleet.store.reader import StoreReader
 from fleet.store.store import Store
 from fleet.tuning.database import read_database, update_database

@@ -16,9 +16,9 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from agents.records import Candidate, CandidateId, DeviceId, DeviceKind, Outcome, Record, Replay
-from fleet.collection.clock import Clock
 from fleet.errors import FleetError
 from fleet.models.freshness import NOT_RANKED
+from fleet.planner.time_spent import Clock
 from fleet.store.store import Store
 from fleet.tuning.decision_scorer import DecisionScorer
 from fleet.tuning.evolution import Evolution

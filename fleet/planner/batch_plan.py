@@ -1,15 +1,16 @@
 """Batches for devices: what each has still to measure, and what it measures again. Pure.
 
-Given the same facts and seed it plans the same. Called by `collect.py` with what `selection.py` chose; knows
-no Ray, disk or clock.
+Given the same facts and seed it plans the same. `collect.py` calls it with what `selection.py` chose, the
+background's `job_queues.py` with what it chose; it knows no Ray, disk or clock.
 """
 
 from __future__ import annotations
 
 import heapq
 import random
-from collections.abc import Collection, Container, Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 from msgspec.structs import replace
 
@@ -34,12 +35,12 @@ BATCH_SIZE = 64
 #: Workloads whose candidates are mixed in one batch. More would drive their modules and arguments out of the
 #: worker processes' memory; one alone would let a moment's disturbance fall on one workload.
 WORKLOADS_PER_BATCH = 8
-#: Times that a candidate may be lost in one run: it is tried again once.
-MAX_LOSSES = 2
-#: Candidates that an A/A run looks at, over those that it needs: some have failed.
-_SAMPLED = 4
+#: Candidates that an A/A run looks at, over those that it needs: only steady ones will do.
+NOISE_SAMPLED = 8
 #: An A/A run holds for a day.
 NOISE_EVERY_SECS = 24 * 3600.0
+
+_Item = TypeVar("_Item")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,24 +58,25 @@ class DeviceProgress:
 
     #: Candidates that need no measurement.
     measured: set[CandidateId] = field(default_factory=set)
-    #: Candidates whose every measurement was lost: the attempt that comes next.
-    lost: dict[CandidateId, int] = field(default_factory=dict)
-    #: Candidates that were measured before the device drifted, likewise.
-    outdated: dict[CandidateId, int] = field(default_factory=dict)
+    #: Candidates that were measured before the device drifted.
+    outdated: set[CandidateId] = field(default_factory=set)
+    #: The attempt that comes next of candidates that were lost or are outdated.
+    attempts: dict[CandidateId, int] = field(default_factory=dict)
 
     def add(self, candidate_id: CandidateId, attempt: int, is_lost: bool) -> None:
         """Take in one result, in any order."""
         if not is_lost:
             self.measured.add(candidate_id)
-            self.lost.pop(candidate_id, None)
-        elif candidate_id not in self.measured:
-            self.lost[candidate_id] = max(self.lost.get(candidate_id, 0), attempt + 1)
+        self._follow(candidate_id, attempt + 1)
 
     def add_outdated(self, candidate_id: CandidateId, attempt: int) -> None:
         """Take in one result from before the device drifted."""
+        self.outdated.add(candidate_id)
         # Its agent may have a second measurement in mind, which must not be this one.
-        following = attempt + 1 + MOST_AHEAD
-        self.outdated[candidate_id] = max(self.outdated.get(candidate_id, 0), following)
+        self._follow(candidate_id, attempt + 1 + MOST_AHEAD)
+
+    def _follow(self, candidate_id: CandidateId, attempt: int) -> None:
+        self.attempts[candidate_id] = max(self.attempts.get(candidate_id, 0), attempt)
 
 
 def plan_jobs(
@@ -84,48 +86,49 @@ def plan_jobs(
     *,
     seed: int,
     batch_size: int = BATCH_SIZE,
-    given_up: Mapping[DeviceId, Collection[CandidateId]] | None = None,
 ) -> list[DeviceBatch]:
     """Plan what is still to be measured: every candidate of every pool once on every device.
 
-    A batch holds candidates of up to `WORKLOADS_PER_BATCH` workloads in random order, and batches come in
-    random order: what drifts over time then falls on all of them alike. The order is the same on every
-    device, so that an interrupted collection leaves the same candidates measured everywhere. Those that a
-    device has `given_up` were lost too often in this run.
+    Batches come in random order: what drifts over time then falls on all workloads alike. The candidates are
+    mixed in the same order for every device, so that an interrupted collection leaves the same ones measured
+    everywhere.
     """
-    draws = random.Random(f"{seed}/order")
-    order = draws.sample(sorted(pools), len(pools))
-    mixes: list[list[Candidate]] = []
-    for start in range(0, len(order), WORKLOADS_PER_BATCH):
-        mix = [
-            candidate
-            for workload_id in order[start : start + WORKLOADS_PER_BATCH]
-            for candidate in pools[workload_id]
-        ]
-        draws.shuffle(mix)
-        mixes.append(mix)
+    mixes = mixed(pools, random.Random(f"{seed}/order"))
     jobs: list[DeviceBatch] = []
     for device_id in device_ids:
         history = progress.get(device_id, DeviceProgress())
-        skipped = (given_up or {}).get(device_id, ())
-        attempts = {
-            candidate_id: max(history.lost.get(candidate_id, 0), history.outdated.get(candidate_id, 0))
-            for candidate_id in history.lost.keys() | history.outdated.keys()
-        }
-        todo = [
-            [
+        planned: list[DeviceBatch] = []
+        for mix in mixes:
+            missing = [
                 replace(candidate, origin=REMEASURE)
                 if candidate.candidate_id in history.outdated
                 else candidate
                 for candidate in mix
-                if candidate.candidate_id not in history.measured and candidate.candidate_id not in skipped
+                if candidate.candidate_id not in history.measured
             ]
-            for mix in mixes
-        ]
-        planned = [batch for mix in todo for batch in _batches(device_id, mix, attempts, batch_size)]
+            planned += _batches(device_id, missing, history.attempts, batch_size)
         random.Random(f"{seed}/batches").shuffle(planned)
         jobs += planned
     return jobs
+
+
+def mixed(pools: Mapping[WorkloadId, Sequence[_Item]], draws: random.Random) -> list[list[_Item]]:
+    """Mix what is measured of a few workloads each, in random order; each mix is cut into batches.
+
+    What disturbs a device for a moment then falls on no workload alone.
+    """
+    order = draws.sample(sorted(pools), len(pools))
+    mixes: list[list[_Item]] = []
+    for group in cut(order, WORKLOADS_PER_BATCH):
+        mix = [item for workload_id in group for item in pools[workload_id]]
+        mix.sort(key=lambda _: draws.random())  # a shuffle takes five times as long
+        mixes.append(mix)
+    return mixes
+
+
+def cut(items: Sequence[_Item], size: int = BATCH_SIZE) -> list[Sequence[_Item]]:
+    """Cut a sequence into parts of at most `size`, in order."""
+    return [items[start : start + size] for start in range(0, len(items), size)]
 
 
 def remeasure_sample(
@@ -232,7 +235,7 @@ def plan_noise(
 def noise_sample(candidate_ids: Iterable[CandidateId], *, count: int, seed: int) -> list[CandidateId]:
     """Candidates among which `plan_noise` chooses, in a random order that does not depend on the others."""
     return heapq.nsmallest(
-        _SAMPLED * count, set(candidate_ids), lambda candidate_id: content_hash(str(seed), candidate_id)
+        NOISE_SAMPLED * count, set(candidate_ids), lambda candidate_id: content_hash(str(seed), candidate_id)
     )
 
 
@@ -258,9 +261,9 @@ def _batches(
     for candidate in candidates:
         by_attempt.setdefault(attempts.get(candidate.candidate_id, 0), []).append(candidate)
     return [
-        DeviceBatch(device_id=device_id, candidates=tuple(group[start : start + batch_size]), attempt=attempt)
+        DeviceBatch(device_id=device_id, candidates=tuple(part), attempt=attempt)
         for attempt, group in by_attempt.items()
-        for start in range(0, len(group), batch_size)
+        for part in cut(group, batch_size)
     ]
 
 

@@ -1,4 +1,4 @@
-"""Where the time of a collection went, device by device.
+"""Where the time of a collection went, device by device, and the wall seconds of a job by part.
 
 `collect.py` keeps the ledger; `fleet collect` prints it. It knows records and clocks, no store and no agent.
 """
@@ -196,3 +196,25 @@ def print_spending(spent: Sequence[Spent]) -> None:
         "ms: work of all processes, side by side. rest: canaries, hand-over, idle.",
     ):
         console.print(line, style="dim")
+
+
+@dataclass(slots=True)
+class Clock:
+    """Adds up the wall seconds of named parts."""
+
+    started: float = field(default_factory=time.perf_counter)
+    parts: dict[str, float] = field(default_factory=dict)
+
+    @contextmanager
+    def part(self, name: str) -> Iterator[None]:
+        """Add the time of the block to part `name`."""
+        began = time.perf_counter()
+        try:
+            yield
+        finally:
+            self.parts[name] = self.parts.get(name, 0.0) + time.perf_counter() - began
+
+    @property
+    def wall_secs(self) -> float:
+        """Seconds since the clock was made."""
+        return time.perf_counter() - self.started

@@ -1,4 +1,4 @@
-"""Collections in rounds, with devices that answer at once; `test_collect.py` has real ones."""
+"""Collections in rounds, with devices that answer at once; `test_real_collection.py` has real ones."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
 from agents.records import Candidate, DeviceId, DeviceSpec, Family, Outcome, Record, Workload
-from fleet.collection.batch_plan import NOISE_EVERY_SECS
-from fleet.collection.collect import Collection
-from fleet.collection.family_history import known_candidates
-from fleet.collection.settings import CollectSettings
 from fleet.drivers.session import DeviceUnusableError
+from fleet.planner.batch_plan import NOISE_EVERY_SECS
+from fleet.planner.collect import Collection
+from fleet.planner.device_history import known_candidates
+from fleet.planner.settings import CollectSettings
 from fleet.store.store import Store
 from tests.fake_fleet import FakeFleet, Killed, latency_secs
 from tests.record_fixtures import make_spec, make_workload
@@ -284,7 +284,7 @@ def test_what_somebody_else_measured_meanwhile_counts(store: Store) -> None:
 
 def test_after_its_minutes_nothing_new_is_begun(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     now = 1000.0
-    monkeypatch.setattr("fleet.collection.collect.time", SimpleNamespace(monotonic=lambda: now))
+    monkeypatch.setattr("fleet.planner.collect.time", SimpleNamespace(monotonic=lambda: now))
 
     def fate(device_id: str, candidate: Candidate, attempt: int) -> dict[str, Any]:
         nonlocal now

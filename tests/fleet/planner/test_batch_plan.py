@@ -3,25 +3,25 @@
 from __future__ import annotations
 
 import math
-from itertools import pairwise, permutations
+from collections import Counter
+from itertools import pairwise
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from agents.records import Candidate, CandidateId, DeviceId, Outcome, Record, Workload, WorkloadId
+from agents.records import Candidate, DeviceId, Outcome, Record, Workload, WorkloadId
 from agents.sandbox.canary_watch import MOST_AHEAD, front_runners
-from fleet.collection.batch_plan import (
+from fleet.planner.batch_plan import (
     WORKLOADS_PER_BATCH,
-    DeviceBatch,
     DeviceProgress,
     plan_jobs,
     plan_noise,
     plan_remeasure,
     remeasure_sample,
 )
-from fleet.collection.selection import allocate, best_traces, choose_workloads, random_share
+from fleet.planner.selection import allocate, best_traces, choose_workloads, random_share
 from fleet.store.noise import noise_floor
 from tests.record_fixtures import make_record, make_workload
 
@@ -41,10 +41,6 @@ def candidates(workload_id: str, count: int) -> list[Candidate]:
     return [Candidate(workload_id=WorkloadId(workload_id), trace=f"[{i}]") for i in range(count)]
 
 
-def pools_of(sizes: dict[str, int]) -> dict[WorkloadId, list[Candidate]]:
-    return {WorkloadId(name): candidates(name, size) for name, size in sizes.items()}
-
-
 def known(names: str) -> dict[WorkloadId, Workload]:
     return {WorkloadId(name): workload(name) for name in names}
 
@@ -62,10 +58,6 @@ def record(candidate: Candidate, **changes: object) -> Record:
     return make_record(1, workload=candidate.workload_id, **{"device_id": ONE} | values | changes)
 
 
-def planned(jobs: list[DeviceBatch]) -> list[tuple[DeviceId, CandidateId]]:
-    return [(job.device_id, one.candidate_id) for job in jobs for one in job.candidates]
-
-
 _DONE = st.lists(st.tuples(st.sampled_from([ONE, TWO]), st.sampled_from("abcdef"), st.integers(0, 11)))
 
 
@@ -75,48 +67,50 @@ _DONE = st.lists(st.tuples(st.sampled_from([ONE, TWO]), st.sampled_from("abcdef"
     batch_size=st.integers(1, 30),
     seed=st.integers(0, 3),
 )
-def test_jobs_cover_what_is_missing_and_nothing_else(
+def test_batches_cover_what_is_missing_and_nothing_else(
     sizes: dict[str, int], done: list[tuple[DeviceId, str, int]], batch_size: int, seed: int
 ) -> None:
-    pools = pools_of(sizes)
+    pools = {WorkloadId(name): candidates(name, size) for name, size in sizes.items()}
     progress = {device_id: DeviceProgress() for device_id in BOTH}
     for device_id, name, place in done:
-        one = Candidate(workload_id=WorkloadId(name), trace=f"[{place}]")
-        progress[device_id].add(one.candidate_id, 0, False)
-    jobs = plan_jobs(BOTH, pools, progress, batch_size=batch_size, seed=seed)
-    wanted = {
-        (device_id, one.candidate_id)
+        measured = Candidate(workload_id=WorkloadId(name), trace=f"[{place}]")
+        progress[device_id].add(measured.candidate_id, 0, False)
+    batches = plan_jobs(BOTH, pools, progress, batch_size=batch_size, seed=seed)
+    expected = {
+        (device_id, candidate.candidate_id)
         for device_id in BOTH
         for pool in pools.values()
-        for one in pool
-        if one.candidate_id not in progress[device_id].measured
+        for candidate in pool
+        if candidate.candidate_id not in progress[device_id].measured
     }
-    assert sorted(planned(jobs)) == sorted(wanted)
-    for job in jobs:
-        named = {one.workload_id for one in job.candidates}
-        assert 0 < len(job.candidates) <= batch_size
-        assert len(named) <= WORKLOADS_PER_BATCH
-        assert job.attempt == 0
-    assert jobs == plan_jobs(BOTH, pools, progress, batch_size=batch_size, seed=seed)
+    planned = [(batch.device_id, one.candidate_id) for batch in batches for one in batch.candidates]
+    assert sorted(planned) == sorted(expected)
+    for batch in batches:
+        assert 0 < len(batch.candidates) <= batch_size
+        assert len({candidate.workload_id for candidate in batch.candidates}) <= WORKLOADS_PER_BATCH
+        assert batch.attempt == 0
+    assert batches == plan_jobs(BOTH, pools, progress, batch_size=batch_size, seed=seed)
 
 
 def test_workloads_are_mixed_and_devices_keep_the_same_order() -> None:
-    jobs = plan_jobs(BOTH, pools_of(dict.fromkeys("abcdefgh", 12)), {}, seed=0)
-    first = [job for job in jobs if job.device_id == ONE]
-    other = [job for job in jobs if job.device_id == TWO]
-    assert [job.candidates for job in first] == [job.candidates for job in other]
-    assert all(len({one.workload_id for one in job.candidates}) > 1 for job in first)
-    order = [one.workload_id for one in first[0].candidates]
-    changes = sum(one != other for one, other in pairwise(order))
-    assert changes > len(set(order)) - 1, "candidates of one workload come in one block"
+    batches = plan_jobs(BOTH, {WorkloadId(name): candidates(name, 12) for name in "abcdefgh"}, {}, seed=0)
+    first, other = ([batch.candidates for batch in batches if batch.device_id == name] for name in BOTH)
+    assert first == other
+    order = [candidate.workload_id for candidate in first[0]]
+    assert sum(one != other for one, other in pairwise(order)) > len(set(order)) > 1
 
 
-@pytest.mark.parametrize("results", list(permutations([(0, True), (1, False), (2, True)])))
-def test_what_is_lost_beside_a_measurement_counts_for_nothing(results: tuple[tuple[int, bool], ...]) -> None:
-    candidate_id, progress = CandidateId("ab"), DeviceProgress()
-    for attempt, is_lost in results:
-        progress.add(candidate_id, attempt, is_lost)
-    assert progress == DeviceProgress(measured={candidate_id})
+def test_what_is_lost_is_tried_again_and_what_drifted_is_measured_again() -> None:
+    [lost, drifted, fine] = pool = candidates("a", 3)
+    progress = DeviceProgress()
+    for attempt, is_lost in ((2, True), (0, True)):
+        progress.add(lost.candidate_id, attempt, is_lost)
+        progress.add(fine.candidate_id, attempt, is_lost)
+    progress.add(fine.candidate_id, 1, False)
+    progress.add_outdated(drifted.candidate_id, 1)
+    batches = plan_jobs([ONE], {WorkloadId("a"): pool}, {ONE: progress}, seed=0)
+    again = {batch.attempt: [(one.trace, one.origin) for one in batch.candidates] for batch in batches}
+    assert again == {3: [("[0]", "random")], 2 + MOST_AHEAD: [("[1]", "remeasure")]}
 
 
 def test_remeasuring_takes_ok_first_measurements_and_goes_on_where_it_stopped() -> None:
@@ -188,33 +182,18 @@ def test_an_aa_run_takes_only_candidates_that_were_measured_in_full() -> None:
 def test_an_aa_run_leaves_room_for_what_the_agent_measures_again(attempt: int, is_suspect: bool) -> None:
     quality = '{"suspect":true}' if is_suspect else "{}"
     records = [record(one, attempt=attempt, quality=quality) for one in candidates("a", 3)]
-    again = [
+    again = {
         (one.candidate.candidate_id, one.attempt)
         for ahead in range(1, MOST_AHEAD + 1)
         for one in front_runners(records, known("a"), within=1.0, origin="remeasure", ahead=ahead)
-    ]
-    noise = [
-        (one.candidate_id, job.attempt)
-        for job in plan_noise(records, known("a"), count=3, seed=0)
-        for one in job.candidates
-    ]
+    }
+    jobs = plan_noise(records, known("a"), count=3, seed=0)
+    noise = {(one.candidate_id, job.attempt) for job in jobs for one in job.candidates}
     assert len(again) == len(noise) == 6
-    assert not set(again) & set(noise)
+    assert not again & noise
 
 
 # ---- workloads and their shares ----
-
-
-def test_chosen_workloads_take_operators_in_turn_and_spread_over_sizes_within_bounds() -> None:
-    listed = [workload(f"g{i}", "GMM", 1e6 * (i + 1)) for i in range(9)]
-    listed += [workload(f"c{i}", "C2D", 1e6 * (i + 1)) for i in range(9)] + [workload("s0", "SFM", 1e6)]
-    chosen = choose_workloads(listed, count=7)
-    operators = [one.operator for one in chosen]
-    assert sorted(operators) == ["C2D"] * 3 + ["GMM"] * 3 + ["SFM"]
-    sizes = sorted(one.flops for one in chosen if one.operator == "GMM")
-    assert sizes == [2e6, 5e6, 8e6]
-    bounded = choose_workloads(listed, count=99, min_flops=2e6, max_flops=3e6)
-    assert sorted(one.flops for one in bounded) == [2e6, 2e6, 3e6, 3e6]
 
 
 @given(count=st.integers(1, 40), sizes=st.lists(st.integers(0, 12), min_size=1, max_size=5))
@@ -223,6 +202,16 @@ def test_choosing_gives_distinct_workloads_and_exactly_what_there_is(count: int,
     chosen = choose_workloads(listed, count=count)
     assert len({one.workload_id for one in chosen}) == len(chosen) == min(count, len(listed))
     assert chosen == choose_workloads(list(reversed(listed)), count=count)
+    shares = Counter(one.operator for one in chosen)
+    short = [shares[f"op{op}"] for op, size in enumerate(sizes) if shares[f"op{op}"] < size]
+    assert all(max(shares.values()) - share <= 1 for share in short), "operators take turns"
+
+
+def test_chosen_workloads_spread_over_sizes_within_bounds() -> None:
+    listed = [workload(f"g{i}", "GMM", 1e6 * (i + 1)) for i in range(9)]
+    assert [one.flops for one in choose_workloads(listed, count=3)] == [2e6, 5e6, 8e6]
+    bounded = choose_workloads(listed, count=99, min_flops=2e6, max_flops=3e6)
+    assert [one.flops for one in bounded] == [2e6, 3e6]
 
 
 _WORTH = st.tuples(st.floats(0, 1e12), st.integers(0, 200))
@@ -251,7 +240,6 @@ def test_shares_add_up_keep_the_minimum_and_follow_the_worth(
 def test_too_few_candidates_for_the_minimum_are_refused() -> None:
     with pytest.raises(ValueError, match="7 candidates cannot give 2 workloads 4 each"):
         allocate([workload("a"), workload("b")], 7, 4)
-    assert allocate([], 0, 8) == {}
 
 
 @given(target=st.integers(0, 500), minimum=st.integers(0, 100), exploration=st.floats(0, 1))

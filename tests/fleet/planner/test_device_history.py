@@ -11,9 +11,10 @@ from msgspec.structs import replace
 
 from agents.records import Candidate, CandidateId, DeviceId, Family, Outcome, Record, WorkloadId
 from agents.trust import IMPORTED
-from fleet.collection.batch_plan import noise_sample, plan_noise, remeasure_sample
-from fleet.collection.device_history import DeviceHistory
-from fleet.collection.selection import best_traces
+from fleet.planner.batch_plan import plan_noise, remeasure_sample
+from fleet.planner.device_history import DeviceHistory
+from fleet.planner.noise_runs import plan_run
+from fleet.planner.selection import best_traces
 from fleet.store.store import Store
 from tests.fake_fleet import FakeFleet
 from tests.record_fixtures import make_record, make_spec, make_workload
@@ -128,8 +129,14 @@ def test_parents_repeats_and_noise_are_chosen_as_from_all_records(
         assert remeasure_sample(history.readings(device_id, some), count=4, seed=1) == expected
         with history.of_family(Family.CPU) as family:
             assert ids(family.candidates(some, expected)) == list(expected)
-        sample = noise_sample(history.candidate_ids(device_id), count=3, seed=2)
-        jobs = plan_noise(history.records(device_id, sample), WORKLOADS, count=3, seed=2)
+        jobs = plan_run(
+            Store.read(store.path),
+            spec=SPECS[device_id],
+            environment_id=FLEET.environment_id(device_id),
+            workload_ids=WORKLOADS,
+            count=3,
+            seed=2,
+        )
         assert jobs
         assert jobs == plan_noise(records, WORKLOADS, count=3, seed=2)
         halves = [one.measured_at for one in records if one.origin == "noise" and one.attempt % 2 == 0]

@@ -6,21 +6,36 @@ the store, and measures nothing.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
+from dataclasses import dataclass
+from typing import TypeVar
 
+from agents.programs.derivation import Derivation
 from agents.records import Candidate, CandidateId, DeviceId, Family, Workload, WorkloadId
-from fleet.collection.device_history import DeviceHistory
-from fleet.collection.selection import KnownCandidates, choose_parents, random_share
-from fleet.collection.settings import CollectSettings, Pools, Watcher
-from fleet.collection.time_spent import Ledger
-from fleet.collection.trust import claims, imported_traces
 from fleet.drivers.session import DeviceUnusableError, EngineSession
+from fleet.planner.device_history import DeviceHistory
+from fleet.planner.imported_candidates import claims, imported_traces
+from fleet.planner.selection import KnownCandidates, choose_parents, random_share
+from fleet.planner.settings import CollectSettings, Pools, Watcher
+from fleet.planner.time_spent import Ledger
 
 #: Evolved candidates come in this many steps, so that the later ones have the earlier ones as parents.
 GENERATIONS = 2
 #: Imported candidates of a workload that are looked at, over those that it has room for: many fit nothing.
 _FOREIGN_SHARE = 4
+
+_Answer = TypeVar("_Answer")
+
+
+@dataclass(frozen=True, slots=True)
+class _Draw:
+    """What an agent is asked for."""
+
+    workload: Workload
+    count: int
+    #: To evolve from, or to derive from; empty for random candidates.
+    traces: Sequence[str] = ()
 
 
 class Proposer:
@@ -77,19 +92,19 @@ class Proposer:
             self._survey(
                 family, {workload.workload_id: targets[workload.workload_id] for workload in workloads}
             )
-            pools[family] = {}
-            derived = self._derive(family, workloads, targets)
-            requests: list[tuple[Workload, int]] = []
+            pool = pools[family] = {
+                workload.workload_id: list(self._known(family, workload).candidates.values())
+                for workload in workloads
+            }
+            self._derive(family, pool, workloads, targets)
+            draws: list[_Draw] = []
             for workload in workloads:
-                known_candidates = self._known_candidates[family, workload.workload_id]
-                pool = {**known_candidates.candidates, **derived.get(workload.workload_id, {})}
-                size, target = len(pool), targets[workload.workload_id]
-                pools[family][workload.workload_id] = list(pool.values())
+                size, target = len(pool[workload.workload_id]), targets[workload.workload_id]
                 least = target if self._settings.minimum is None else self._settings.minimum
                 still_random = random_share(target, least, self._settings.exploration)
-                still_random -= size - len(known_candidates.evolved)
-                requests.append((workload, min(target - size, still_random)))
-            self._fill(family, pools[family], requests, {})
+                still_random -= size - len(self._known(family, workload).evolved)
+                draws.append(_Draw(workload, min(target - size, still_random)))
+            self._fill(family, pool, draws)
         return pools
 
     def evolve(
@@ -121,18 +136,18 @@ class Proposer:
             before = sum(map(len, pool.values()))
             parents = self._parents(family, [workload.workload_id for workload in short])
             steps = GENERATIONS - generation
-            requests = [
-                (workload, -(-missing[workload.workload_id] // steps))
+            draws = [
+                _Draw(workload, -(-missing[workload.workload_id] // steps), parents[workload.workload_id])
                 for workload in short
                 if parents[workload.workload_id]
             ]
-            self._fill(family, pool, requests, parents)
+            self._fill(family, pool, draws)
             if steps == 1:
                 rest = [
-                    (workload, targets[workload.workload_id] - len(pool[workload.workload_id]))
+                    _Draw(workload, targets[workload.workload_id] - len(pool[workload.workload_id]))
                     for workload in short
                 ]
-                self._fill(family, pool, [(workload, count) for workload, count in rest if count > 0], {})
+                self._fill(family, pool, [draw for draw in rest if draw.count > 0])
             added += sum(map(len, pool.values())) - before
         return added
 
@@ -156,106 +171,94 @@ class Proposer:
             self._known_candidates[family, workload_id] = known_candidates
             self.quarantined |= {(family, candidate_id) for candidate_id in known_candidates.quarantined}
 
+    def _known(self, family: Family, workload: Workload) -> KnownCandidates:
+        return self._known_candidates[family, workload.workload_id]
+
     def _derive(
-        self, family: Family, workloads: Sequence[Workload], targets: Mapping[WorkloadId, int]
-    ) -> dict[WorkloadId, dict[CandidateId, Candidate]]:
-        """Candidates of our own that imported ones lead to, as many as there is room for."""
+        self,
+        family: Family,
+        pool: dict[WorkloadId, list[Candidate]],
+        workloads: Sequence[Workload],
+        targets: Mapping[WorkloadId, int],
+    ) -> None:
+        """Add candidates of our own that imported ones lead to, as many as there is room for."""
         if not self._history.has_live(family):
-            return {}
-        known_by_id = {
-            workload.workload_id: self._known_candidates[family, workload.workload_id]
-            for workload in workloads
-        }
-        room = {
-            workload_id: targets[workload_id] - len(known_by_id[workload_id].candidates)
-            for workload_id in known_by_id
-        }
-        foreign_counts = {
+            return
+        room = {workload_id: targets[workload_id] - len(some) for workload_id, some in pool.items()}
+        looked_at = {
             workload_id: _FOREIGN_SHARE * targets[workload_id]
             for workload_id, count in room.items()
             if count > 0
         }
-        derived: dict[WorkloadId, dict[CandidateId, Candidate]] = {}
+        store = self._engine.store()
         chosen = {
-            workload_id: ids[: foreign_counts[workload_id]]
-            for workload_id, ids in claims(self._engine.store(), family, foreign_counts).items()
+            workload_id: ids[: looked_at[workload_id]]
+            for workload_id, ids in claims(store, family, looked_at).items()
         }
-        traces_of = imported_traces(
-            self._engine.store(), family, [candidate_id for ids in chosen.values() for candidate_id in ids]
-        )
-        device_ids = self._families[family]
-        with self._ledger.proposing(list(device_ids)):
-            for place, workload in enumerate(
-                workload for workload in workloads if workload.workload_id in chosen
-            ):
-                if not device_ids:
-                    break
-                device_id = device_ids[place % len(device_ids)]
-                traces = [traces_of[candidate_id] for candidate_id in chosen[workload.workload_id]]
-                try:
-                    derivation = self._engine.derive(device_id, workload, traces).result()
-                except DeviceUnusableError as error:
-                    self._leave(device_id, error)  # random candidates take their place
-                    continue
+        traces = imported_traces(store, family, [name for ids in chosen.values() for name in ids])
+        for workload in workloads:
+            workload_id = workload.workload_id
+            draw = _Draw(workload, 0, [traces[name] for name in chosen.get(workload_id, ())])
+            known_ids = self._known(family, workload).ids
+            # One after the other: the traces of many workloads would fill the memory on their way.
+            for _, derivation in self._answers(family, [draw] if draw.traces else [], self._ask_to_derive):
                 if derivation.refused:
                     self._watcher.refused(workload, derivation.refused)
-                ids = known_by_id[workload.workload_id].ids
-                fresh = [
-                    candidate for candidate in derivation.candidates if candidate.candidate_id not in ids
-                ]
-                fresh = fresh[: room[workload.workload_id]]
-                derived[workload.workload_id] = {candidate.candidate_id: candidate for candidate in fresh}
-        return derived
+                fresh = {
+                    candidate.candidate_id: candidate
+                    for candidate in derivation.candidates
+                    if candidate.candidate_id not in known_ids
+                }
+                pool[workload_id] += list(fresh.values())[: room[workload_id]]
 
-    def _fill(
+    def _ask_to_derive(self, device_id: DeviceId, draw: _Draw) -> Future[Derivation]:
+        return self._engine.derive(device_id, draw.workload, draw.traces)
+
+    def _fill(self, family: Family, pool: dict[WorkloadId, list[Candidate]], draws: Sequence[_Draw]) -> None:
+        """Add new candidates of workloads: near the traces of a draw where it has some, else random ones."""
+
+        def ask(device_id: DeviceId, draw: _Draw) -> Future[list[Candidate]]:
+            candidates = pool[draw.workload.workload_id]
+            excluded = self._known(family, draw.workload).ids | {one.candidate_id for one in candidates}
+            if draw.traces:
+                # Draws of a seed are the same each time, less what is excluded: right for random candidates,
+                # but parents may be the same again, and their next children should not be.
+                seed = self._settings.seed + len(excluded)
+                how = draw.count, seed, sorted(excluded)
+                return self._engine.evolve(device_id, draw.workload, draw.traces, *how)
+            how = draw.count, self._settings.seed, sorted(excluded)
+            return self._engine.propose(device_id, draw.workload, *how)
+
+        for draw, candidates in self._answers(family, [draw for draw in draws if draw.count > 0], ask):
+            pool[draw.workload.workload_id] += candidates
+            self._watcher.proposed(draw.workload, len(pool[draw.workload.workload_id]))
+        for draw in draws:
+            if draw.count <= 0:
+                self._watcher.proposed(draw.workload, len(pool[draw.workload.workload_id]))
+
+    def _answers(
         self,
         family: Family,
-        pool: dict[WorkloadId, list[Candidate]],
-        requests: Sequence[tuple[Workload, int]],
-        parents: Mapping[WorkloadId, list[str]],
-    ) -> None:
-        """Ask for new candidates of workloads: near `parents` where there are some, else random ones.
+        draws: Sequence[_Draw],
+        ask: Callable[[DeviceId, _Draw], Future[_Answer]],
+    ) -> Iterator[tuple[_Draw, _Answer]]:
+        """Have the devices of a family draw side by side, and yield what each draw gave.
 
-        The space belongs to the family, so its devices share the work, whoever measures in the end.
+        The space belongs to the family, so its devices share the work, whoever measures in the end. What one
+        leaves open that falls out, others take up.
         """
         device_ids = self._families[family]
         with self._ledger.proposing(list(device_ids)):
-            unanswered = [(workload, count) for workload, count in requests if count > 0]
-            while unanswered and device_ids:
-                answers = []
-                for place, (workload, count) in enumerate(unanswered):
-                    device_id, candidates = device_ids[place % len(device_ids)], pool[workload.workload_id]
-                    exclude = sorted(
-                        self._known_candidates[family, workload.workload_id].ids
-                        | {candidate.candidate_id for candidate in candidates}
-                    )
-                    near = parents.get(workload.workload_id, ())
-                    drawn = self._drawn(device_id, workload, near, count, exclude)
-                    answers.append((workload, count, device_id, drawn))
-                unanswered = []
-                for workload, count, device_id, drawn in answers:
+            while draws and device_ids:
+                places = [(device_ids[place % len(device_ids)], draw) for place, draw in enumerate(draws)]
+                begun = [(device_id, draw, ask(device_id, draw)) for device_id, draw in places]
+                unanswered: list[_Draw] = []
+                for device_id, draw, future in begun:
                     try:
-                        pool[workload.workload_id] += drawn.result()
+                        answer = future.result()
                     except DeviceUnusableError as error:
                         self._leave(device_id, error)
-                        unanswered.append((workload, count))
+                        unanswered.append(draw)
                     else:
-                        self._watcher.proposed(workload, len(pool[workload.workload_id]))
-            for workload, count in requests:
-                if count <= 0:
-                    self._watcher.proposed(workload, len(pool[workload.workload_id]))
-
-    def _drawn(
-        self,
-        device_id: DeviceId,
-        workload: Workload,
-        near: Sequence[str],
-        count: int,
-        exclude: Sequence[CandidateId],
-    ) -> Future[list[Candidate]]:
-        # Draws of a seed are the same each time, less what is excluded: right for random candidates, but
-        # parents may be the same again, and their next children should not be.
-        seed = self._settings.seed + (len(exclude) if near else 0)
-        if near:
-            return self._engine.evolve(device_id, workload, near, count, seed, exclude)
-        return self._engine.propose(device_id, workload, count, seed, exclude)
+                        yield draw, answer
+                draws = unanswered

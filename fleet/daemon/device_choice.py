@@ -14,11 +14,11 @@ from msgspec.structs import replace
 from agents.host.differences import differences
 from agents.host.probe import probe
 from agents.records import DeviceId, DeviceKind, DeviceSpec
-from fleet.collection import replay_files as replaying
 from fleet.config.device_changes import DeviceFiles
 from fleet.config.device_files import device_paths
 from fleet.config.device_folder import DeviceFolder, FoundDevices, retire_file
 from fleet.config.settings import FleetConfig
+from fleet.daemon import replay_files as replaying
 from fleet.errors import FleetError
 
 _LOG = logging.getLogger(__name__)

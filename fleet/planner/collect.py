@@ -12,7 +12,8 @@ import time
 from collections import Counter, deque
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import replace
+from dataclasses import asdict, replace
+from typing import TYPE_CHECKING, Any
 
 from agents.programs.networks import NETWORKS
 from agents.records import (
@@ -27,23 +28,27 @@ from agents.records import (
     WorkloadId,
 )
 from agents.trust import is_live
-from fleet.collection.batch_plan import (
-    MAX_LOSSES,
+from fleet.coverage.device_rows import MAX_LOSSES
+from fleet.drivers.session import DeviceUnusableError, EngineSession
+from fleet.errors import FleetError
+from fleet.planner.batch_plan import (
     NOISE_EVERY_SECS,
     DeviceBatch,
     noise_is_due,
-    noise_sample,
     plan_jobs,
-    plan_noise,
     plan_remeasure,
     remeasure_sample,
 )
-from fleet.collection.device_history import DeviceHistory
-from fleet.collection.proposals import GENERATIONS, Proposer
-from fleet.collection.selection import allocate
-from fleet.collection.settings import CollectSettings, Pools, Watcher
-from fleet.collection.time_spent import Ledger, Spent
-from fleet.drivers.session import DeviceUnusableError, EngineSession
+from fleet.planner.device_history import DeviceHistory
+from fleet.planner.noise_runs import plan_run
+from fleet.planner.proposals import GENERATIONS, Proposer
+from fleet.planner.selection import allocate, choose_workloads, none_fits
+from fleet.planner.settings import CollectSettings, Display, Pools, Watcher
+from fleet.planner.time_spent import Ledger, Spent
+
+if TYPE_CHECKING:
+    from fleet.config.settings import FleetConfig
+
 
 #: Batches that a device's agent holds: one runs, one waits, so the device never idles.
 _IN_FLIGHT = 2
@@ -184,15 +189,15 @@ class Collection:
         workloads = self.stored_workloads(self._engine.store().workloads())
         jobs: list[DeviceBatch] = []
         empty: list[DeviceId] = []
-        for device_id in self._specs:
+        for device_id, spec in self._specs.items():
             if only_due and not noise_is_due(self._history.noise_at(device_id), now):
                 continue
-            count = self._settings.noise
-            sample = noise_sample(self._history.candidate_ids(device_id), count=count, seed=seed)
-            planned = plan_noise(
-                self._history.records(device_id, sample),
-                workloads,
-                count=count,
+            planned = plan_run(
+                self._engine.store(),
+                spec=spec,
+                environment_id=self._history.environment_id(device_id),
+                workload_ids=workloads,
+                count=self._settings.noise,
                 seed=seed,
                 batch_size=self._settings.batch_size,
             )
@@ -211,19 +216,19 @@ class Collection:
         return self._ledger.spent()
 
     def _plan(self, pools: Mapping[Family, Mapping[WorkloadId, Sequence[Candidate]]]) -> list[DeviceBatch]:
-        given_up: dict[DeviceId, set[CandidateId]] = {}
-        for device_id, candidate_id in self._given_up():
-            given_up.setdefault(device_id, set()).add(candidate_id)
         jobs: list[DeviceBatch] = []
         for family, pool in pools.items():
             device_ids = self._families.get(family, [])
+            progress = {device_id: self._history.progress(device_id, pool) for device_id in device_ids}
+            for device_id, candidate_id in self._given_up():
+                if device_id in progress:
+                    progress[device_id].measured.add(candidate_id)  # not in this run
             jobs += plan_jobs(
                 device_ids,
                 pool,
-                {device_id: self._history.progress(device_id, pool) for device_id in device_ids},
+                progress,
                 seed=self._settings.seed,
                 batch_size=self._settings.batch_size,
-                given_up=given_up,
             )
         return [job for job in map(self._spared, jobs) if job.candidates]
 
@@ -294,3 +299,89 @@ class Collection:
                 if candidate.candidate_id not in recorded:
                     self._losses[device_id, candidate.candidate_id] = MAX_LOSSES
         self._watcher.stored(device_id, records)
+
+
+#: Random candidates that a workload gets at least: fewer are no ground to evolve from.
+_LEAST_RANDOM = 8
+
+
+def collect_records(
+    engine: EngineSession,
+    settings: FleetConfig,
+    specs: Mapping[DeviceId, DeviceSpec],
+    display: Display,
+    *,
+    remeasure: int = 0,
+    noise: int | None = None,
+    minutes: float | None = None,
+) -> dict[str, Any]:
+    """Measure the configured workloads on some devices, and the noise where that is due.
+
+    Args:
+        engine: Draws, measures and stores; the devices are ready.
+        settings: Workloads, seed.
+        specs: The devices.
+        display: Shows how it goes.
+        remeasure: Candidates of each device to measure a second time.
+        noise: Candidates of an A/A run that is made now, on every device, and is all that is done; None
+            for the usual work, which ends with an A/A run on devices that had none for a day.
+        minutes: After which nothing new is begun; None for no limit.
+
+    Returns:
+        `spent`: where the time of each device went (`fleet.planner.time_spent.Spent`); `lost`: candidates
+        of each device that were lost; `fallen`: devices that fell out, and why.
+    """
+    samples, minimum = settings.workloads.samples, settings.workloads.minimum
+    how = CollectSettings(
+        samples=samples,
+        minimum=max(_LEAST_RANDOM, samples // 2) if minimum is None else minimum,
+        exploration=settings.workloads.exploration,
+        seed=settings.training.seed,
+        remeasure=remeasure,
+        noise=settings.workloads.noise_samples if noise is None else noise,
+        minutes=minutes,
+    )
+    collection = Collection(engine, specs, how, display)
+    with display.live():
+        if noise is not None:
+            _measure_noise_now(collection, specs)
+        else:
+            _collect(collection, settings, how, display)
+        display.finish()
+    return {
+        "spent": [asdict(account) for account in collection.spent()],
+        "lost": collection.lost(),
+        "fallen": dict(collection.fallen),
+    }
+
+
+def _collect(collection: Collection, settings: FleetConfig, how: CollectSettings, display: Display) -> None:
+    choice = settings.workloads
+    listed = collection.network_workloads(choice.networks)
+    workloads = choose_workloads(
+        listed, count=choice.count, min_flops=choice.min_flops, max_flops=choice.max_flops
+    )
+    if not workloads:
+        raise none_fits(len(listed), choice.networks, choice.min_flops, choice.max_flops)
+    collection.run(workloads)
+    collection.remeasure(workloads)
+    if how.noise:
+        collection.measure_noise()
+    for device_id, count in collection.lost().items():
+        reason = collection.loss_reasons.get(device_id) or "its processes ended"
+        display.say(
+            f"{device_id}: {count} candidates have no result ({reason}); the next run tries them again."
+        )
+    for device_id, reason in collection.fallen.items():
+        display.say(f"{device_id} fell out: {reason}")
+
+
+def _measure_noise_now(collection: Collection, specs: Mapping[DeviceId, DeviceSpec]) -> None:
+    empty = collection.measure_noise(only_due=False)
+    if empty:
+        names = ", ".join(empty)
+        done = "; the others have theirs" if len(empty) < len(specs) else ""
+        raise FleetError(
+            f"no A/A run on {names}: the store has no ok candidate of it, as it is now, to measure twice; "
+            f"run `fleet collect` first{done}"
+        )

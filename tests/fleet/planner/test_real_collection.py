@@ -19,17 +19,17 @@ from rich.console import Console
 
 from agents.records import DeviceId, DeviceSpec, Family, Outcome, Record, Workload
 from agents.spool.disk_spool import Spool
-from fleet.collection.collect import Collection
-from fleet.collection.settings import CollectSettings
 from fleet.config.settings import FleetConfig, select_devices
 from fleet.core.request_words import RequestKind
 from fleet.daemon.daemon import SPOOL, UpOptions
 from fleet.daemon.embedded import run_embedded
 from fleet.drivers.session import EngineSession
 from fleet.errors import FleetError
+from fleet.planner.collect import Collection
+from fleet.planner.settings import CollectSettings
 from fleet.store.store import Store
 from tests.conftest import each_below
-from tests.fleet.collection.test_proposing import Log
+from tests.fleet.planner.test_collection import Log
 from tests.record_fixtures import make_record
 
 pytestmark = [

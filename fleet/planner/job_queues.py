@@ -1,17 +1,22 @@
-"""Which candidates wait on each device in jobs that have not ended, and how long a candidate takes there.
+"""The jobs that have not ended: which candidates wait in them, how long one takes, and how new ones are made.
 
-`fleet.planner.job_planner` asks it when it plans; `fleet.engine.effects` tells it of jobs. It plans nothing
-itself.
+`fleet.planner.job_planner` asks when it plans; `fleet.engine.effects` notes jobs that begin and end. Nothing
+is chosen here.
 """
 
 from __future__ import annotations
 
+import itertools
+import random
 from collections import Counter
-from collections.abc import Iterable, Set
+from collections.abc import Iterable, Iterator, Sequence, Set
+from dataclasses import dataclass, field
 
 from agents.records import CandidateId, DeviceId, WorkloadId
-from fleet.collection.batch_plan import BATCH_SIZE
-from fleet.core.events import Job, JobId
+from fleet.core.events import Job, JobId, Origin
+from fleet.core.scheduling import Ask
+from fleet.coverage.coverage import Coverage
+from fleet.planner.batch_plan import BATCH_SIZE, cut, mixed
 
 #: Weight of the last batch in what a candidate is expected to take.
 _LEARNING = 0.2
@@ -102,3 +107,72 @@ class Queues:
 def _share(job: Job) -> int:
     """About how many candidates each workload of a job has: it matters for the balance between them only."""
     return round(len(job.candidate_ids) / len(job.workload_ids))
+
+
+@dataclass(slots=True)
+class PendingJob:
+    """Jobs of one device in the making."""
+
+    #: Candidates that were chosen so far, with their workloads.
+    chosen: dict[CandidateId, WorkloadId] = field(default_factory=dict)
+    #: Why each of them was chosen.
+    origins: dict[CandidateId, str] = field(default_factory=dict)
+    #: Requests that have no answer yet, and the part of the plan that each is for.
+    waiting: dict[str, Ask] = field(default_factory=dict)
+    #: Candidates that a head chose, and the version that did.
+    versions: dict[CandidateId, str] = field(default_factory=dict)
+
+
+class JobFactory:
+    """Makes jobs and numbers of one life of a coordinator."""
+
+    def __init__(self, token: str, seed: int, queues: Queues, coverage: Coverage) -> None:
+        self._token, self._seed, self._queues, self._coverage = token, seed, queues, coverage
+        self._numbers = itertools.count(1)
+
+    def number(self) -> int:
+        """The next number; each is given out once."""
+        return next(self._numbers)
+
+    def request_id(self) -> str:
+        """The id of a new request for candidates."""
+        return f"{self._token}/r{self.number()}"
+
+    def job(
+        self,
+        device_id: DeviceId,
+        part: Sequence[tuple[WorkloadId, CandidateId]],
+        origin: str,
+        attempt: int,
+        model_version: str = "",
+    ) -> Job:
+        """Make a job with a new id."""
+        return Job(
+            job_id=JobId(f"{self._token}-{self.number()}"),
+            device_id=device_id,
+            workload_ids=tuple(dict.fromkeys(workload_id for workload_id, _ in part)),
+            candidate_ids=tuple(candidate_id for _, candidate_id in part),
+            origin=origin,
+            attempt=attempt,
+            expected_secs=self._queues.candidate_secs(device_id) * len(part),
+            model_version=model_version,
+        )
+
+    def jobs_of(self, device_id: DeviceId, pending: PendingJob) -> Iterator[Job]:
+        """Make jobs of all that was chosen so far: candidates of one attempt and one version together."""
+        chosen, pending.chosen = pending.chosen, {}
+        origin_of, pending.origins = pending.origins, {}
+        attempts = self._coverage.next_attempts(device_id)
+        alike: dict[tuple[int, str], list[tuple[WorkloadId, CandidateId]]] = {}
+        for candidate_id, workload_id in chosen.items():
+            key = attempts.get(candidate_id, 0), pending.versions.get(candidate_id, "")
+            alike.setdefault(key, []).append((workload_id, candidate_id))
+        for (attempt, version), pairs in sorted(alike.items()):
+            by_workload: dict[WorkloadId, list[tuple[WorkloadId, CandidateId]]] = {}
+            for pair in pairs:
+                by_workload.setdefault(pair[0], []).append(pair)
+            mixes = mixed(by_workload, random.Random(f"{self._seed}/{self.number()}"))
+            for part in (part for mix in mixes for part in cut(mix)):
+                origins = Counter(origin_of[candidate_id] for _, candidate_id in part)
+                origin = Origin.MODEL.value if version else origins.most_common(1)[0][0]
+                yield self.job(device_id, part, origin, attempt, version)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from agents.records import Candidate, DeviceId, Family, Record, Workload, WorkloadId
-from fleet.collection.batch_plan import BATCH_SIZE
+from fleet.planner.batch_plan import BATCH_SIZE
 
 #: Candidates by family and workload.
 Pools = dict[Family, dict[WorkloadId, list[Candidate]]]
@@ -41,7 +41,7 @@ class Watcher(Protocol):
     """Sees the collection as it goes; for progress displays."""
 
     def phase(self, name: str, total: int) -> None:
-        """A phase begins, with `total` steps in it (names: `fleet.collection.progress`)."""
+        """A phase begins, with `total` steps in it (names: `fleet.planner.progress`)."""
 
     def proposed(self, workload: Workload, candidates: int) -> None:
         """One workload has its candidates."""

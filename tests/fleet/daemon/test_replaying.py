@@ -19,10 +19,10 @@ from agents.records import (
     Record,
     Workload,
 )
-from fleet.collection.device_choice import DeviceChoice
-from fleet.collection.replay_files import delete_older, ready
 from fleet.config.device_files import parse_device
 from fleet.config.settings import load_fleet
+from fleet.daemon.device_choice import DeviceChoice
+from fleet.daemon.replay_files import delete_older, ready
 from fleet.errors import FleetError
 from fleet.interchange.export_store import export
 from fleet.interchange.import_logs import ImportRequest, import_logs

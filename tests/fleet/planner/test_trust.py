@@ -22,18 +22,17 @@ from agents.records import (
     WorkloadId,
 )
 from agents.trust import DERIVED, IMPORTED, claimed_id, imported_id, is_imported
-from fleet.collection.collect import Collection
-from fleet.collection.family_history import known_candidates
-from fleet.collection.settings import CollectSettings
-from fleet.collection.trust import LIVE_DIALECT, claims, imported_traces
 from fleet.coverage.coverage import Coverage
 from fleet.models.versions import load_snapshot
-from fleet.planner.imported_candidates import ImportedCandidates
-from fleet.planner.request_coalescer import sharing_names
+from fleet.planner.candidate_requests import sharing_names
+from fleet.planner.collect import Collection
+from fleet.planner.device_history import known_candidates
+from fleet.planner.imported_candidates import LIVE_DIALECT, ImportedCandidates, claims, imported_traces
+from fleet.planner.settings import CollectSettings
 from fleet.store.store import Store
 from tests.dataset_fixtures import cpu_device, gmm_candidates, gmm_workload, record_of
 from tests.fake_fleet import FakeFleet
-from tests.fleet.collection.test_proposing import Log
+from tests.fleet.planner.test_collection import Log
 from tests.record_fixtures import make_descriptor, make_record, make_spec, make_workload
 
 OURS = make_workload(1, networks=(("bert-tiny", 2),))
@@ -228,7 +227,6 @@ def test_a_matrix_never_names_what_came_with_a_log(store: Store) -> None:
         coverage.set_environment(one, "e" * 32)
     assert coverage.gaps(other, OURS.workload_id, 9) == [id_of("mine")]
     assert coverage.best(other, OURS.workload_id, 4) == [[id_of("mine")]]
-    assert coverage.sample(BOARD, 9, 0) == [id_of("mine")]
     # It waits to be derived, and comes once.
     assert imports.count("cpu", OURS.workload_id) == 1
     assert len(imports.take("cpu", OURS.workload_id, 9)) == 1

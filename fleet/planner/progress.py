@@ -1,6 +1,6 @@
 """Live progress of a collection in the terminal; plain lines where there is no terminal.
 
-Implements `fleet.collection.settings.Display`; knows nothing of stores, agents or models.
+Implements `fleet.planner.settings.Display`; knows nothing of stores, agents or models.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from rich.progress import (
 )
 
 from agents.records import REPEATS, DeviceId, Outcome, Record, Workload
-from fleet.collection.settings import Display
+from fleet.planner.settings import Display
 
 #: Pause between plain lines: often enough to see life in a log, seldom enough not to flood it.
 _PLAIN_EVERY_SECS = 20.0
@@ -109,7 +109,7 @@ class TerminalDisplay:
         self.step(len(planned), f"{device_id}{failed}")
 
     def computes(self, text: str) -> None:
-        """See `fleet.collection.settings.Display`."""
+        """See `fleet.planner.settings.Display`."""
         self.finish()
         self.say(text)
 

@@ -12,13 +12,13 @@ import pytest
 
 from agents.device.messages import Proposed, ProposeRequest
 from agents.records import Candidate, CandidateId, DeviceId, Outcome, Record, Workload, WorkloadId
-from fleet.collection.batch_plan import BATCH_SIZE
 from fleet.core.events import Job
 from fleet.coverage.coverage import Coverage
+from fleet.planner.batch_plan import BATCH_SIZE
 from fleet.planner.candidate_pools import CandidatePools
 from fleet.planner.context import PlannerContext
 from fleet.planner.job_planner import JobPlanner
-from fleet.planner.queues import Queues
+from fleet.planner.job_queues import Queues
 from fleet.planner.workload_discovery import WorkloadChoice, WorkloadDiscovery
 from fleet.state.state_file import StateFile
 from fleet.store.store import Store

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from agents.records import CONFIRM, REMEASURE, DeviceId
-from fleet.collection.progress import TerminalDisplay
-from fleet.collection.time_spent import PARTS, Interval, Ledger, attribute, print_spending, spent_from
+from fleet.planner.progress import TerminalDisplay
+from fleet.planner.time_spent import PARTS, Interval, Ledger, attribute, print_spending, spent_from
 from tests.record_fixtures import make_batch, make_record
 
 ONE = DeviceId("one")

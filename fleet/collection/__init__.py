@@ -1,1 +1,0 @@
-"""Collects records once: what to measure, on which devices, how far it is."""

@@ -1,0 +1,105 @@
+"""What champions say before anything is measured: the order of candidates, and where they are unsure."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from unittest import mock
+
+import numpy as np
+import pytest
+from msgspec.structs import replace
+
+import fleet
+from agents.records import Candidate, DeviceId
+from fleet.models.registry import Registry
+from fleet.models.registry_file import REGISTRY
+from fleet.models.registry_reader import RegistryReader
+from fleet.planner.candidate_ranker import CandidateRanker, Uncertainty
+from tests.record_fixtures import make_workload
+from tests.refresh_fixtures import candidates_of, small_model, unlike_workload
+from transfer.features.extractor import Extractor
+
+BOX = DeviceId("box.a")
+WORKLOAD = unlike_workload(0)
+JUDGED, SIBLING, STRANGER = (
+    replace(make_workload(number), operator=operator)
+    for number, operator in ((1, "C2D"), (2, "C2D"), (3, "GMM"))
+)
+WORKLOADS = {workload.workload_id: workload for workload in (JUDGED, SIBLING, STRANGER)}
+WIDTHS = {
+    JUDGED.workload_id: {"operator": "C2D", "width": 0.1},
+    "other": {"operator": "C2D", "width": 0.3},
+}
+
+
+@pytest.fixture
+def registry(tmp_path: Path) -> Registry:
+    registry = Registry(tmp_path / "models")
+    judged = {"judged": {"by_workload": WIDTHS}}
+    registry.publish(registry.add(small_model("box.a", "box.b"), {}), {"box.a": judged, "box.b": {}})
+    return registry
+
+
+def test_the_order_is_that_of_the_champions_scores_without_a_restart(registry: Registry) -> None:
+    candidates = candidates_of(WORKLOAD, 40)
+    ranker = CandidateRanker(registry)
+    before = ranker.rank(WORKLOAD, "box.a", candidates)
+    block = Extractor().extract({WORKLOAD.workload_id: WORKLOAD}, candidates)
+    scores = small_model("box.a", "box.b").score(block, "box.a")
+    assert before.scores == tuple(scores.tolist())
+    assert sorted(before.order) == list(range(40))
+    assert np.all(np.diff(scores[list(before.order)]) <= 0)
+    assert before.first(candidates, 3) == [candidates[place] for place in before.order[:3]]
+    served = fleet.load_model("box.a", registry.folder)
+    assert served.score(WORKLOAD, [*(one.trace for one in candidates), "[]"]) == [*before.scores, None]
+    # A new champion ranks from then on.
+    writer = Registry(registry.folder)
+    writer.publish(writer.add(small_model("box.a", seed=5), {}), {"box.a": {}})
+    after = ranker.rank(WORKLOAD, "box.a", candidates)
+    other = ranker.rank(WORKLOAD, "box.b", candidates)
+    assert [one.model.version for one in (before, after, other)] == ["v000001", "v000002", "v000001"]
+    assert before.scores != after.scores
+
+
+def test_what_cannot_be_read_comes_last(registry: Registry) -> None:
+    good = candidates_of(WORKLOAD, 3)
+    torn = Candidate(workload_id=WORKLOAD.workload_id, trace='[["no"')
+    foreign = replace(good[0], dialect="unheard-of")
+    elsewhere = candidates_of(unlike_workload(1), 1)[0]
+    candidates = [torn, good[0], foreign, good[1], elsewhere, good[2]]
+    ranking = CandidateRanker(registry).rank(WORKLOAD, "box.a", candidates)
+    assert sorted(ranking.order[:3]) == [1, 3, 5]
+    assert [ranking.scores[place] for place in (0, 2, 4)] == [0, 0, 0]
+    assert len(ranking.first(candidates, 6)) == 3
+
+
+def test_without_a_champion_that_can_be_read_nothing_is_ranked(registry: Registry) -> None:
+    candidates = candidates_of(WORKLOAD, 2)
+    ranker = CandidateRanker(registry)
+    assert ranker.rank(WORKLOAD, "box.c", candidates) is None
+    assert ranker.rank(WORKLOAD, "box.a", []) is None
+    assert ranker.why_not("box.a") == ranker.why_not("box.c") == ""
+    (registry.path("v000001") / "model.safetensors").write_bytes(b"torn")
+    assert ranker.rank(WORKLOAD, "box.a", candidates) is None
+    assert "torn or changed" in ranker.why_not("box.a")
+    with pytest.raises(fleet.FleetError, match=r"no model in .* serves device 'ghost'; served are: box.a"):
+        fleet.load_model("ghost", registry.folder)
+
+
+def test_a_head_is_as_unsure_as_it_was_judged_else_as_of_its_operator_or_all(registry: Registry) -> None:
+    uncertainty = Uncertainty(registry)
+    mean = pytest.approx(0.2)
+    first = {JUDGED.workload_id: 0.1, SIBLING.workload_id: mean, STRANGER.workload_id: mean}
+    assert uncertainty.of(BOX, WORKLOADS) == first
+    assert uncertainty.of(BOX, WORKLOADS) is uncertainty.of(BOX, WORKLOADS), "it is worked out once"
+    assert set(uncertainty.of(BOX, {JUDGED.workload_id: JUDGED})) == {JUDGED.workload_id}
+    assert uncertainty.of(DeviceId("box.b"), WORKLOADS) == uncertainty.of(DeviceId("ghost"), WORKLOADS) == {}
+    registry.publish(registry.add(small_model("box.a"), {}), {"box.a": {"judged": {"tau": [0.5, 0.4, 0.6]}}})
+    assert uncertainty.of(BOX, WORKLOADS) == {}, "figures without workloads say nothing of them"
+    registry.rollback("box.a", reason="worse")
+    assert uncertainty.of(BOX, WORKLOADS) == first
+    # Whoever looks after the models tells of a registry that is damaged or cannot be read.
+    with mock.patch.object(RegistryReader, "state", side_effect=PermissionError("Permission denied")):
+        assert Uncertainty(registry).of(BOX, WORKLOADS) == {}
+    (registry.folder / REGISTRY).write_text("{")
+    assert Uncertainty(Registry(registry.folder)).of(BOX, WORKLOADS) == {}
