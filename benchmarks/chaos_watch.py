@@ -103,6 +103,7 @@ class Watched:
                 self._log.add(Event(kind="training", by=what))
         return done
 
+
 def _wrap(owner: type, name: str, around: Callable[..., Any]) -> None:
     """Put a function around a method: it gets the method first, then its arguments."""
     real = getattr(owner, name)

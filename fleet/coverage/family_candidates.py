@@ -1,6 +1,6 @@
 """Candidates that families know: those in the state file, and those that come to it with this turn.
 
-Devices that share candidates have a common name (`fleet.planner.request_coalescer.sharing_names`), which
+Devices that share candidates have a common name (`fleet.planner.candidate_requests.sharing_names`), which
 depends on the devices that a fleet has now. The file outlives them: what replay devices have drawn must not
 become a program that runs on a live one that comes later. So the file has names of its own.
 `fleet.coverage.coverage` asks it, and tells it of news.

@@ -24,7 +24,7 @@ from agents.records import (
 )
 from agents.trust import is_live
 from fleet.coverage.coverage import Coverage
-from fleet.coverage.family_names import REPLAY_SUFFIX
+from fleet.coverage.family_candidates import REPLAY_SUFFIX
 
 #: Candidates that an agent is told not to draw, some 150 KB on the way to another process. In a space that
 #: has many more few draws meet an older one.

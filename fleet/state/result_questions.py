@@ -72,35 +72,6 @@ class ResultQuestions(Contents):
         attempts = self.attempts(workload_id, device_id, environment_id, candidate_ids)
         return {candidate_id for candidate_id, _, is_lost in attempts if not is_lost}
 
-    def measured_from(
-        self,
-        workload_id: WorkloadId,
-        device_id: DeviceId,
-        environment_id: str,
-        first: CandidateId,
-        count: int,
-    ) -> list[CandidateId]:
-        """Candidates that a device has measured, in the order of their ids.
-
-        Ids are hashes, so those from a drawn one on are as good as drawn ones.
-
-        Args:
-            workload_id: Of which workload.
-            device_id: Who has measured them.
-            environment_id: In which environment.
-            first: The first is not before this id, unless there are too few behind it.
-            count: How many at most.
-        """
-        group = self._group(workload_id, device_id, environment_id)
-        drawn: list[CandidateId] = []
-        for side in (">=", "<"):
-            drawn += self._ids(
-                f"SELECT candidate FROM result WHERE {IN_GROUP} AND candidate {side} ?"
-                f" AND outcome != {LOST} GROUP BY candidate ORDER BY candidate LIMIT ?",
-                *(*group, bytes.fromhex(first), count - len(drawn)),
-            )
-        return drawn
-
     def recorded(
         self, workload_id: WorkloadId, device_id: DeviceId, environment_id: str | None = None
     ) -> set[CandidateId]:
