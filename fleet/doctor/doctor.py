@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
-from agents.host.differences import differences
+from agents.host.device_kinds import differences
 from agents.records import Descriptor, DeviceSpec
 from fleet.doctor.confinement import confinement_findings
 from fleet.doctor.timing import timing_findings
