@@ -33,6 +33,7 @@ FOLDERS = {
             "coverage",
             "archive",
             "interchange.logs",
+            "interchange.dialects",
         ),
         *("interchange", "transport", "drivers", "models", "collection", "planner", "results"),
         *("onboarding", "tuning", "requests", "engine"),
