@@ -13,9 +13,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from agents.records import DeviceId, Outcome
+from fleet.interchange.dialects.kernel_tuner import read_cache
 from fleet.interchange.logs.catalog import Catalog
 from fleet.interchange.logs.json_values import Rejected
-from fleet.interchange.logs.kernel_tuner import read_cache
 from fleet.interchange.logs.lines import LogLines
 from fleet.interchange.logs.targets import device_from_log
 from transfer.features.hardware import hardware_table, hardware_vector

@@ -67,25 +67,14 @@ def plan(data: Path) -> dict[str, dict[str, list[Path]]]:
 
 
 def _family(path: Path) -> str:
-    from fleet.interchange.import_files import workload_file
+    from fleet.interchange.dialects.meta_schedule import workload_file
     from fleet.interchange.line_reader import LineReader
-    from fleet.interchange.logs.json_values import Rejected
-    from fleet.interchange.logs.lines import LogLines
-    from fleet.interchange.logs.meta_schedule import Database
+    from fleet.interchange.logs.catalog import Measurement
 
     tuning = path.with_name(path.name.replace("_workload", "_tuning_record"))
-    if workload_file(tuning) == path:
-        path = tuning
-    reader, database = LineReader(), Database()
-    for batch in LogLines(path).batches():
-        for line in batch:
-            try:
-                measurement = reader.read(line, database) if isinstance(line, bytes) else None
-            except Rejected:
-                continue
-            if measurement is not None:
-                return measurement.environment.family.value
-    return "unknown"
+    _, lines = LineReader().open(tuning if workload_file(tuning) == path else path, with_companion=False)
+    measured = (entry.environment.family.value for entry in lines if isinstance(entry, Measurement))
+    return next(measured, "unknown")
 
 
 def import_dialect(devices: dict[str, list[Path]], folder: Path, core: int) -> dict[str, Any]:

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import json
-from pathlib import Path
 from typing import Any
 
 NAMES = ["block_size_x", "block_size_y", "tile_size_x", "use_shmem"]
@@ -75,45 +72,6 @@ def t4_text(results: list[dict[str, Any]], **more: Any) -> str:
     return json.dumps({**more, "results": listed, "schema_version": "1.0.0"}, indent=2)
 
 
-def triton_text(times: list[Any]) -> str:
-    """A file of Triton's cache with a configuration a time."""
-    unset = {"maxnreg": None, "pre_hook": None, "ir_override": None}
-    pairs = []
-    for place, one in enumerate(times):
-        blocks = {"BLOCK_M": 32 << place % 3, "BLOCK_N": 64, "BLOCK_K": 32, "GROUP": 8}
-        config = {"kwargs": blocks, "num_warps": 4, "num_ctas": 1, "num_stages": 2 + place // 3, **unset}
-        pairs.append([config, one])
-    return json.dumps({"key": ["1024", "1024", "512", "torch.float16"], "configs_timings": pairs})
-
-
 HELION_HEAD = [
     *("run_id", "timestamp_s", "config_id", "generation", "status", "perf_ms", "compile_time_s", "config")
 ]
-
-
-def helion_row(status: str, perf: str, config: str, run: str = "run-1") -> list[str]:
-    """One line of Helion's table."""
-    return [run, "1.25", "cfg", "0", status, perf, "0.50", config]
-
-
-def write_helion(folder: Path, rows: list[list[str]], name: str = "tune") -> Path:
-    """Table and file beside it; returns the table."""
-    text = io.StringIO()
-    csv.writer(text).writerows([HELION_HEAD, *rows])
-    table = folder / f"{name}.csv"
-    table.write_text(text.getvalue(), newline="")
-    run = {
-        "run_id": "run-1",
-        "kernel_name": "_softmax",
-        "kernel_source": "def _softmax(x): ...",
-        "input_shapes": "[(4096, 4096)]",
-        "dtypes": "['torch.float32']",
-        "hardware_info": {
-            "device_kind": "cuda",
-            "device_name": "NVIDIA H100 80GB HBM3",
-            "device_props": {"multi_processor_count": 132},
-        },
-        "settings": {},
-    }
-    (folder / f"{name}.meta.jsonl").write_text(json.dumps(run) + "\n")
-    return table

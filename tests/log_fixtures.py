@@ -5,12 +5,16 @@ from __future__ import annotations
 import base64
 import gzip
 import json
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
 from agents.records import Record
 from fleet.interchange.import_logs import ImportRequest, import_logs
 from fleet.interchange.import_report import ImportReport
+from fleet.interchange.line_reader import LineReader
+from fleet.interchange.logs.catalog import Measurement
+from fleet.interchange.logs.json_values import Rejected
 from fleet.store.store import Store
 
 #: Real logs of other people's devices, beside the checkout; what reads them is skipped where they are absent.
@@ -128,6 +132,18 @@ def run(folder: Path, *paths: Path, device: str = "dev-a", **more: Any) -> Impor
 def run_lines(folder: Path, *lines: Any, **more: Any) -> ImportReport:
     """Import one file, `log.json`, of some lines."""
     return run(folder, write_log(folder / "log.json", [*lines]), **more)
+
+
+def read_log(path: Path, **more: Any) -> tuple[list[Measurement], Counter[str]]:
+    """What is read of one file, without a store: its measurements, and why lines are none."""
+    entries = list(LineReader(**more).open(path)[1])
+    reasons = Counter(entry.reason for entry in entries if isinstance(entry, Rejected))
+    return [entry for entry in entries if isinstance(entry, Measurement)], reasons
+
+
+def read_lines(folder: Path, *lines: Any, **more: Any) -> tuple[list[Measurement], Counter[str]]:
+    """What is read of one file, `log.json`, of some lines."""
+    return read_log(write_log(folder / "log.json", [*lines]), **more)
 
 
 def records(folder: Path, device: str = "dev-a") -> list[Record]:

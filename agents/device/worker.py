@@ -19,13 +19,12 @@ from msgspec.structs import replace
 
 from agents.codec import device_from_json, workload_from_json
 from agents.device.batch import PART_SECS, Batch, Part
-from agents.device.device_cores import quiet_cores, remote_environment, worker_settings
+from agents.device.device_cores import quiet_cores, worker_settings
 from agents.device.measurements import job_of, record_of
 from agents.device.messages import Activity, ProposeRequest, TaggedRecord
 from agents.errors import AgentError
-from agents.host.cuda import compiler_fault
-from agents.host.differences import board_differences, differences
-from agents.host.probe import core_groups, environment, environment_id, probe, remote_descriptor
+from agents.host.device_kinds import KINDS, board_differences, environment_id
+from agents.host.probe import core_groups, environment, probe, remote_descriptor
 from agents.host.process_control import pin_process
 from agents.lease import LeaseTag
 from agents.networks.graph import merged
@@ -101,17 +100,17 @@ class DeviceWorker:
         if usable_cores is not None:
             pin_process(usable_cores)
         host_descriptor = probe()
-        faults = _faults(spec, host_descriptor)
+        self._kind = KINDS[spec.kind]
+        faults = self._kind.differences(spec, host_descriptor)
+        if not faults and (absence := self._kind.absence(spec)):
+            faults = [absence]
         if faults:
             raise DeviceRefusedError(
                 f"device {spec.device_id} is refused by host {host_descriptor.host}: {'; '.join(faults)}"
             )
-        self.descriptor: Descriptor = (
-            remote_descriptor(spec) if spec.kind is DeviceKind.RPC else host_descriptor
-        )
+        self.descriptor: Descriptor = self._kind.describe(spec, host_descriptor)
         self._spool_folder = spool_folder
-        # A GPU's programs are launched from its timing cores; a device behind a wire has its own.
-        timing = () if spec.kind is DeviceKind.RPC else spec.cores
+        timing = spec.cores if self._kind.uses_host_cores else ()
         quiet = quiet_cores(timing, host_descriptor.usable_cores, core_groups())
         with ExitStack() as opened:  # else the next worker of the device would find its spool taken
             self._spool = Spool(spool_folder, lock_timeout_secs=spool_wait_secs)
@@ -316,9 +315,7 @@ class DeviceWorker:
 
     def environment_id(self, protocol: Protocol) -> str:
         """Hash of what must be equal for two records of this device to be compared."""
-        snapshot = environment(self.spec.cores)
-        if self.spec.kind is DeviceKind.RPC:
-            snapshot |= remote_environment(self.spec, self.descriptor)
+        snapshot = environment(self.spec.cores) | self._kind.environment(self.spec, self.descriptor)
         return environment_id(snapshot, self.spec, protocol)
 
     def descriptor_in(self, environment_id: str) -> Descriptor:
@@ -341,21 +338,6 @@ class DeviceWorker:
         if lasting not in self._watches:
             self._watches[lasting] = CanaryWatch(self._spool_folder, self._canaries, lasting)
         return self._watches[lasting]
-
-
-def _faults(spec: DeviceSpec, host_descriptor: Descriptor) -> list[str]:
-    """Why this host cannot be, or reach, a device."""
-    if spec.kind is DeviceKind.REPLAY:
-        return ["a device of kind replay is not timed: `agents.device.replay` answers for it from records"]
-    faults = differences(spec, host_descriptor)
-    if spec.kind is DeviceKind.CUDA and not faults and (missing := compiler_fault()):
-        return [missing]
-    if spec.kind is DeviceKind.RPC and not faults:
-        from agents.programs.rpc_session import served
-
-        if missing := served(spec.tracker, spec.key):
-            faults = [missing]
-    return faults
 
 
 def _question(request: ProposeRequest, family: Family) -> dict[str, Any]:

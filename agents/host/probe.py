@@ -2,7 +2,7 @@
 
 Called by the device worker before it measures, by `fleet init`, `fleet probe` and `fleet doctor`. Reads
 `/proc`, `/sys` and package metadata; never imports TVM. Must not know how devices are configured or records
-kept; whether this host can be a device is for `agents.host.differences`.
+kept; whether this host can be a device is for `agents.host.device_kinds`.
 """
 
 from __future__ import annotations
@@ -22,36 +22,20 @@ from agents.host import cpu_features as isa
 from agents.host import procfs as host
 from agents.host.cuda import cuda_devices, gpu_state
 from agents.host.rocm import rocm_devices
-from agents.records import (
-    Descriptor,
-    DeviceKind,
-    DeviceSpec,
-    Protocol,
-    canonical_json,
-    content_hash,
-    unknown_descriptor,
-)
+from agents.records import Descriptor, DeviceSpec, unknown_descriptor
 
 _ROOT = Path("/")
 
 # Packages whose version changes the programs that are made or how they are timed.
 _PROGRAM_PACKAGES = ("apache-tvm", "apache-tvm-ffi")
 
-_CUDA_DRIVER = "cuda-driver"
+CUDA_DRIVER = "cuda-driver"
 
 #: Parts of an environment that last: another value makes other measurements. `governor` and `turbo` are
 #: settings that last too, but many hosts hide them. The rest belongs to one moment and only travels along.
 #: So does the kernel's release: it changes every few weeks and moves a latency by less than noise, so it
 #: would only make good records incomparable.
 LASTING_KEYS = ("arch", "cpu_model", "versions")
-
-# Fields of the protocol that change what a number means. The others decide when a candidate is given up,
-# checked or repeated, not what one repeat measures.
-_TIMING_FIELDS = ("repeat", "min_repeat_ms", "max_number", "warmup_ms", "cooldown_ms", "cache_flush")
-
-#: So many visits add nothing to the hash. Ids did not tell visits apart at first, and nearly all records were
-#: made with this number: their ids must stay, whatever the default becomes.
-_UNMARKED_VISITS = 8
 
 
 @cache
@@ -121,7 +105,7 @@ def core_groups(root: Path = _ROOT) -> tuple[tuple[int, ...], ...]:
 
 def _program_versions(root: Path) -> dict[str, str]:
     versions = {package: installed_version(package) for package in _PROGRAM_PACKAGES}
-    versions[_CUDA_DRIVER] = host.cuda_driver(root)
+    versions[CUDA_DRIVER] = host.cuda_driver(root)
     return {name: version for name, version in versions.items() if version}
 
 
@@ -196,39 +180,3 @@ def environment(cores: tuple[int, ...], root: Path = _ROOT, gpu_index: int | Non
         "gpu": None if gpu_index is None else gpu_state(gpu_index) or None,
     }
     return snapshot | {key: value for key, value in moment.items() if value is not None}
-
-
-def environment_id(snapshot: Mapping[str, Any], spec: DeviceSpec, protocol: Protocol) -> str:
-    """Hash the lasting part of an environment: two records under one value may be compared.
-
-    What enters is what makes numbers incomparable. The version of the GPU's driver counts for CUDA devices
-    only. A device of kind `rpc` is known by its address, and the snapshot's CPU is that of the host that
-    builds: of the snapshot only the versions count.
-
-    Args:
-        snapshot: What `environment` returned.
-        spec: The device; its target, threads, cores, index, tracker and key enter the hash, its name and
-            note do not.
-        protocol: How candidates are timed; time-outs, early stop, checks and extra repeats do not enter.
-            Visits enter for devices of kind `local`: no others have more than one.
-
-    Raises:
-        KeyError: The snapshot lacks a key of `LASTING_KEYS`.
-    """
-    lasting = {key: snapshot[key] for key in LASTING_KEYS}
-    if spec.kind is not DeviceKind.CUDA:
-        lasting["versions"] = {key: v for key, v in snapshot["versions"].items() if key != _CUDA_DRIVER}
-    place: list[Any] = [spec.threads, list(spec.cores), spec.index]
-    if spec.kind is DeviceKind.RPC:
-        lasting = {"versions": lasting["versions"]}
-        place += [spec.tracker, spec.key]
-    else:
-        lasting["governor"] = sorted(set(snapshot.get("governor", ())))
-        lasting["turbo"] = snapshot.get("turbo", "")
-    # As floats: a file's `10` and a default's `10.0` are the same protocol.
-    timing = [float(getattr(protocol, name)) for name in _TIMING_FIELDS]
-    if spec.kind is DeviceKind.LOCAL and protocol.visits != _UNMARKED_VISITS:
-        timing.append(float(protocol.visits))
-    return content_hash(
-        canonical_json(lasting), canonical_json(spec.target), canonical_json(place), canonical_json(timing)
-    )

@@ -254,3 +254,16 @@ def _receive(connection: socket.socket, count: int, deadline: float) -> bytes:
         if time.monotonic() > deadline:
             raise TimeoutError("timed out")
     return received
+
+
+def served(tracker: str, key: str) -> str:
+    """Say what keeps the device with a key at a tracker from being used; takes at most some seconds.
+
+    Returns:
+        One sentence, or nothing where a server with the key is registered (free or not).
+    """
+    try:
+        listed = listing(tracker)
+    except NotYetError as error:
+        return str(error)
+    return "" if key in listed else nobody(tracker, key, listed)

@@ -1,8 +1,7 @@
 """Devices behind TVM's RPC tracker: a candidate's exclusive session on one of them.
 
-`child.py` times through `RpcLink` and need not know of trackers, keys that match, or sockets; `worker.py` and
-`fleet doctor` ask `served` before anything starts, which loads no TVM. On the device runs `rpc_server.py` (or
-TVM's own server).
+`child.py` times through `RpcLink` and need not know of trackers, keys that match, or sockets. On the device
+runs `rpc_server.py` (or TVM's own server).
 
 **No security**: neither tracker nor server asks who is there, nothing is encrypted, and whoever reaches a
 server can run any code on it. Use them on loopback or in a network that you trust, never in an open one.
@@ -43,19 +42,6 @@ DESCRIPTOR_FUNCTION, ENVIRONMENT_FUNCTION = "tensor_fleet.descriptor", "tensor_f
 _MOST_CHARACTERS = 1 << 18
 #: TVM's `kSpecifyThreadShareAllCore`: the threads may run on any of the cores named, as on a local device.
 _SHARE_CORES = -3
-
-
-def served(tracker: str, key: str) -> str:
-    """Say what keeps the device with a key at a tracker from being used; takes at most some seconds.
-
-    Returns:
-        One sentence, or nothing where a server with the key is registered (free or not).
-    """
-    try:
-        listed = listing(tracker)
-    except NotYetError as error:
-        return str(error)
-    return "" if key in listed else nobody(tracker, key, listed)
 
 
 class RpcSession:

@@ -97,7 +97,8 @@ def answered(registry: RegistryReader, heads: HeadCache, store: Path, body: byte
     """
     from fleet.models.head_scores import score_candidates
     from transfer.errors import TraceError
-    from transfer.features.extractor import Extractor, default_readers
+    from transfer.features.extractor import Extractor
+    from transfer.language.dialects import default_readers
 
     request = _parsed(body)
     dialects = sorted(default_readers())

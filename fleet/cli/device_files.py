@@ -118,7 +118,7 @@ def retire(
 
 def _check(spec: DeviceSpec, settings: FleetConfig) -> None:
     """Refuse a device that `fleet up` could not measure here."""
-    from agents.host.differences import differences
+    from agents.host.device_kinds import differences
     from agents.host.probe import probe
     from fleet.daemon.replay_files import REPLAY, ready
 

@@ -66,7 +66,7 @@ def probe(
 
     Example: fleet probe --device x86-64-v3
     """
-    from agents.host.differences import differences
+    from agents.host.device_kinds import differences
     from agents.host.probe import probe as look
     from agents.records import DeviceKind, as_json_dict
     from fleet.config.device_files import load_device

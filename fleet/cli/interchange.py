@@ -25,7 +25,7 @@ from fleet.terminal_text import print_rows, print_text
 def import_(request: ImportLogs, options: EngineOptions, as_json: bool) -> None:
     """Have logs imported and print what they held."""
     from fleet.daemon.embedded import run
-    from fleet.interchange.line_reader import READ_FORMATS
+    from fleet.interchange.line_reader import tools
 
     settings = options.read()
     say_places(settings, options.config, options.store)
@@ -37,9 +37,10 @@ def import_(request: ImportLogs, options: EngineOptions, as_json: bool) -> None:
     else:
         _print_import(report, settings.store.path)
     if not any(report[key] for key in ("imported", "duplicates", "files_known")):
+        *others, last = tools()
         raise FleetError(
             f"no measurement in {', '.join(request.paths)}: expected files of "
-            f"{', '.join(READ_FORMATS[:-1])} or {READ_FORMATS[-1]}; docs/import.md shows each"
+            f"{', '.join(others)} or {last}; docs/import.md shows each"
         )
 
 

@@ -1,7 +1,7 @@
 """Device YAML: one file a device becomes one frozen `DeviceSpec`, or every fault of every file is named.
 
 Called through `fleet.config.settings`. Checks what a file says against itself; whether the host keeps it is
-`agents.host.differences`. The meaning of each key is in the header of the shipped files.
+`agents.host.device_kinds`. The meaning of each key is in the header of the shipped files.
 """
 
 from __future__ import annotations
@@ -9,10 +9,11 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from agents.host.device_kinds import KINDS
 from agents.records import (
     DeviceId,
     DeviceKind,
@@ -46,8 +47,8 @@ class _DeviceFile(BaseModel):
 
     schema_version: Literal[1] = Field(alias="schema")
     device_id: str
-    kind: Literal["local", "cuda", "rpc", "replay"]
-    family: Literal["cpu", "gpu"]
+    kind: Annotated[DeviceKind, Field(strict=False)]
+    family: Annotated[Family, Field(strict=False)]
     #: A replay device may leave it to the device that it answers for.
     target: dict[str, Any] | None = None
     threads: int = Field(default=1, ge=1, le=1024)
@@ -120,8 +121,8 @@ def parse_device(value: Mapping[str, Any], name: str) -> DeviceSpec:
         raise ConfigError(*faults)
     return DeviceSpec(
         device_id=DeviceId(file.device_id),
-        kind=DeviceKind(file.kind),
-        family=Family(file.family),
+        kind=file.kind,
+        family=file.family,
         target_json=canonical_json(file.target or {}),
         threads=file.threads,
         cores=tuple(file.cores),
@@ -200,18 +201,22 @@ def _id_faults(file: _DeviceFile, name: str) -> Iterable[str]:
 
 
 def _kind_faults(file: _DeviceFile) -> Iterable[str]:
-    kinds = {"cpu": "llvm", "gpu": "cuda"}
-    family = {"local": "cpu", "cuda": "gpu", "rpc": file.family}.get(file.kind)
-    if family is None:
+    targets = KINDS[file.kind].targets
+    if not targets:
         return
-    if file.family != family:
-        yield f"family: a device of kind {file.kind!r} belongs to {family!r}, got {file.family!r}"
-    target_kind = (file.target or {}).get("kind")
-    if target_kind not in (None, kinds[family]):
-        of = f" and family {family!r}" if file.kind == "rpc" else ""
+    kind = file.kind.value
+    if file.family not in targets:
+        families = " or ".join(repr(family.value) for family in targets)
+        yield f"family: a device of kind {kind!r} belongs to {families}, got {file.family.value!r}"
+    target_kind, expected = (
+        (file.target or {}).get("kind"),
+        targets.get(file.family, next(iter(targets.values()))),
+    )
+    if target_kind not in (None, expected):
+        of = f" and family {file.family.value!r}" if len(targets) > 1 else ""
         got = show("", target_kind)
-        yield f"target.kind: a device of kind {file.kind!r}{of} needs {kinds[family]!r}, got {got}"
-    if family == "cpu" and file.index:
+        yield f"target.kind: a device of kind {kind!r}{of} needs {expected!r}, got {got}"
+    if file.family is Family.CPU and file.index:
         yield f"index: is for CUDA devices; write 0, got {file.index}"
 
 

@@ -95,7 +95,7 @@ def load_fleet(
 def select_devices(config: FleetConfig, *, without_retired: bool = False) -> dict[DeviceId, DeviceSpec]:
     """Read the device files that a configuration names: `devices.ids`, or all of the folder.
 
-    Which of them a host can be is for `agents.host.differences` to say. Files that cannot be used and
+    Which of them a host can be is for `agents.host.device_kinds` to say. Files that cannot be used and
     were not asked for are left out, each with a warning.
 
     Args:

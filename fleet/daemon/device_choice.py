@@ -11,7 +11,7 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
-from agents.host.differences import differences
+from agents.host.device_kinds import differences
 from agents.host.probe import probe
 from agents.records import DeviceId, DeviceKind, DeviceSpec
 from fleet.config.device_changes import DeviceFiles

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Sequence
 
-from agents.host.differences import differences
+from agents.host.device_kinds import differences
 from agents.records import Descriptor, DeviceKind, DeviceSpec
 from fleet.doctor.confinement import confinement_findings
 from fleet.doctor.words import TVM_VERSION, WANTED_MODULES, Finding, HostState, Level, LockState

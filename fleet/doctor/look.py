@@ -19,7 +19,7 @@ from agents.host import procfs as host
 from agents.host.cuda import compiler_fault, gpu_state
 from agents.host.host_lock import HostLockError, host_lock_path, not_timing, open_lock
 from agents.host.probe import core_groups
-from agents.programs.rpc_session import served
+from agents.host.rpc_tracker import served
 from agents.records import DeviceKind, DeviceSpec
 from agents.sandbox.confinement_trial import Trial, try_confinement
 from agents.sandbox.scratch import require_executable

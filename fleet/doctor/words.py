@@ -82,7 +82,7 @@ class HostState:
     cuda_compiler_fault: str = ""
     #: Index of each CUDA device and what `agents.host.cuda.gpu_state` says of it.
     gpus: tuple[tuple[int, Mapping[str, Any]], ...] = ()
-    #: RPC devices that cannot be reached: device, and what `agents.programs.rpc_session.served` says of it.
+    #: RPC devices that cannot be reached: device, and what `agents.host.rpc_tracker.served` says of it.
     unserved: tuple[tuple[str, str], ...] = ()
     #: What other users could read or replace and must not: file or folder, what is wrong, and what to do.
     exposed: tuple[tuple[str, str, str], ...] = ()

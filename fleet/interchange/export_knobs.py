@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from agents.records import Outcome, Record, WorkloadId
+from fleet.interchange.dialects import helion, kernel_tuner, triton
 from fleet.interchange.export_source import NotHeldError, Source, json_object, json_trace
-from fleet.interchange.logs import helion, kernel_tuner, triton
 from fleet.interchange.logs.knobs import DIALECT
 from transfer.language.knobs import check_knobs
 

@@ -8,9 +8,10 @@ memory.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
 
 from agents.records import DeviceId
 from fleet.config.yaml_files import nearest
@@ -24,11 +25,41 @@ from fleet.interchange.export_parquet import write_parquet
 from fleet.interchange.export_source import Source
 from fleet.store.reader import StoreReader
 
-#: What `fmt` may be.
-FORMATS = ("parquet", "meta_schedule", "ansor", "autotvm", *KNOB_FORMATS)
-
 _LINE_SUFFIXES = (".json", ".jsonl", ".log", ".json.gz", ".jsonl.gz", ".log.gz")
-_WRITE_LINES = {"ansor": write_ansor, "autotvm": write_autotvm}
+
+
+@dataclass(frozen=True, slots=True)
+class _Format:
+    """How the records of devices are written."""
+
+    #: Writes to a path what has this final name; gives the number of records.
+    write: Callable[[Path, str, Sequence[Source]], int]
+    #: End of the name of a device's file; empty where a device has a folder.
+    suffix: str = ""
+    #: Ends of a destination's name that make it a file instead of a folder.
+    file_suffixes: tuple[str, ...] = ()
+    #: Whether one file may hold several devices.
+    is_joint: bool = False
+
+
+def _knob_format(tool: str) -> _Format:
+    return _Format(lambda path, _, sources: write_knobs(path, sources[0], tool))
+
+
+#: What `fmt` may be.
+FORMATS: Final = {
+    "parquet": _Format(
+        lambda path, _, sources: write_parquet(path, sources), ".parquet", (".parquet",), is_joint=True
+    ),
+    "meta_schedule": _Format(lambda path, _, sources: write_database(path, sources[0])),
+    "ansor": _Format(
+        lambda path, name, sources: write_ansor(path, name, sources[0]), ".jsonl", _LINE_SUFFIXES
+    ),
+    "autotvm": _Format(
+        lambda path, name, sources: write_autotvm(path, name, sources[0]), ".jsonl", _LINE_SUFFIXES
+    ),
+    **{tool: _knob_format(tool) for tool in KNOB_FORMATS},
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,19 +106,15 @@ def export(
         raise FleetError(f"unknown format {fmt!r}{nearest(fmt, FORMATS)}; known: {', '.join(FORMATS)}")
     chosen = _chosen(reader, devices)
     sources = [Source(reader, device_id) for device_id in chosen]
-    name = destination.name.lower()
-    is_parquet = fmt == "parquet" and name.endswith(".parquet")
-    if is_parquet or (fmt in _WRITE_LINES and name.endswith(_LINE_SUFFIXES)):
-        if not is_parquet and len(sources) != 1:
+    form = FORMATS[fmt]
+    if destination.name.lower().endswith(form.file_suffixes):
+        if not form.is_joint and len(sources) != 1:
             raise FleetError(
                 f"{destination}: lines do not name their device, so one file holds one device, got "
                 f"{', '.join(chosen)}: choose one with --device, or name a folder"
             )
         with whole_file(destination, replace=replace) as path:
-            if is_parquet:
-                count = write_parquet(path, sources)
-            else:
-                count = _WRITE_LINES[fmt](path, destination.name, sources[0])
+            count = form.write(path, destination.name, sources)
             _check_any(count, fmt, sources)
         files = [destination]
     else:
@@ -109,18 +136,8 @@ def _export_folder(
     with whole_folder(destination, replace=replace) as folder:
         for source in sources:
             name = source.device_id
-            if fmt == "parquet":
-                path = folder / f"{name}.parquet"
-                counts[name] = write_parquet(path, [source])
-            elif fmt == "meta_schedule":
-                path = folder / name
-                counts[name] = write_database(path, source)
-            elif fmt in KNOB_FORMATS:
-                path = folder / name
-                counts[name] = write_knobs(path, source, fmt)
-            else:
-                path = folder / f"{name}.jsonl"
-                counts[name] = _WRITE_LINES[fmt](path, path.name, source)
+            path = folder / f"{name}{FORMATS[fmt].suffix}"
+            counts[name] = FORMATS[fmt].write(path, path.name, [source])
             if not counts[name]:
                 path.unlink(missing_ok=True)
         total = sum(counts.values())

@@ -10,7 +10,7 @@ from operator import attrgetter
 from pathlib import Path
 
 from fleet.errors import FleetError
-from fleet.interchange.logs.helion import is_table
+from fleet.interchange.line_reader import is_head
 from fleet.interchange.logs.lines import first_lines
 from fleet.terminal_text import visible
 
@@ -33,8 +33,6 @@ _JSON_START = re.compile(
 #: Files of one import at most, and characters of a network's name.
 MAX_FILES = 100_000
 _MAX_NETWORK = 128
-
-_TUNING, _WORKLOAD = "tuning_record", "workload"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -126,18 +124,4 @@ def stem_of(path: Path) -> str:
 def _looks_like_log(path: Path) -> bool:
     """Whether a first line begins like JSON or heads a tuner's table, or the file is damaged at once."""
     lines, damage = first_lines(path, _LOOK_LINES)
-    if is_table(lines[0]):
-        return True
-    return any(map(_JSON_START.match, lines)) or bool(damage and not any(lines))
-
-
-def workload_file(path: Path) -> Path | None:
-    """The file of workloads beside a file of tuning records: `database_workload.json` and the like."""
-    if _TUNING not in path.name:
-        return None
-    beside = path.with_name(path.name.replace(_TUNING, _WORKLOAD))
-    plain = beside.with_name(beside.name.removesuffix(".gz"))
-    for candidate in (beside, plain, plain.with_name(f"{plain.name}.gz")):
-        if candidate.is_file():
-            return candidate
-    return None
+    return is_head(lines[0]) or any(map(_JSON_START.match, lines)) or bool(damage and not any(lines))

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import gc
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -19,19 +19,14 @@ from msgspec.structs import replace
 from agents.records import DeviceId, Family, Workload
 from fleet.errors import FleetError
 from fleet.interchange.import_device import ImportTarget, check_device_id, family_of, keep_device
-from fleet.interchange.import_files import LogFile, find_logs, is_network, workload_file
+from fleet.interchange.import_files import LogFile, find_logs, is_network
 from fleet.interchange.import_journal import FileState, ImportJournal
-from fleet.interchange.import_report import BLANK, COMMENT, WORKLOAD_LINE, ImportReport, LineCounts
+from fleet.interchange.import_report import ImportReport, LineCounts
 from fleet.interchange.import_rows import RowBatch
-from fleet.interchange.line_reader import DIALECTS, LineReader
+from fleet.interchange.line_reader import DIALECTS, LineReader, companion_of
 from fleet.interchange.logs.catalog import Environment, LoggedWorkload, Measurement
-from fleet.interchange.logs.json_values import NOT_JSON, Rejected, is_garbage
-from fleet.interchange.logs.lines import LONG_LINE, LogLines, first_lines
-from fleet.interchange.logs.meta_schedule import Database, read_workload_lines
+from fleet.interchange.logs.json_values import Rejected
 from fleet.terminal_text import visible
-
-#: A longer line is a workload of a database, or not read.
-MAX_RECORD_BYTES: Final = 4 << 20
 
 #: Bytes of new workloads that wait for a commit at most.
 FRESH_BYTES: Final = 32 << 20
@@ -114,7 +109,7 @@ class _Import:
         self._request = request
         self._watch = watch
         self._device_id: DeviceId = check_device_id(request.device_id)
-        self._lines = LineReader(request.dialect)
+        self._reader = LineReader(request.dialect)
         self._batch = RowBatch(self._device_id)
         self._journal = ImportJournal(store.path, self._device_id)
         self._report = ImportReport(device_id=self._device_id, table_version=store.version)
@@ -155,9 +150,9 @@ class _Import:
         return self._report
 
     def _state(self, log: LogFile) -> FileState:
-        """What the journal knows a file by; that of its workloads, where there is one, belongs to it."""
+        """What the journal knows a file by; the file beside it that belongs to it counts, too."""
         settings = f"{self._request.dialect} {log.network}"
-        if (beside := workload_file(log.path)) is not None:
+        if (beside := companion_of(log.path)) is not None:
             status = beside.stat()
             settings += f" {status.st_size} {status.st_mtime_ns}"
         return FileState.of(log.path, settings)
@@ -166,21 +161,10 @@ class _Import:
         """Look at the beginning of every file, so that mixed families stop the import before it began."""
         reader = LineReader(self._request.dialect)
         for log in logs:
-            knobs = reader.knobs(log.path)
-            if knobs is not None:
-                for reading in islice(knobs[1], _LOOK_LINES):
-                    if not isinstance(reading, Rejected):
-                        self._check_family(reading.environment, visible(str(log.path)))
-                        break
-                continue
-            lines, _ = first_lines(log.path, _LOOK_LINES)
-            for number, line in enumerate(lines, 1):
-                try:
-                    measurement = reader.read(line, Database())
-                except Rejected:
-                    continue
-                if measurement is not None:
-                    self._check_family(measurement.environment, f"{visible(str(log.path))}:{number}")
+            _, lines = reader.open(log.path, with_companion=False)
+            for number, entry in enumerate(islice(lines, _LOOK_LINES), 1):
+                if type(entry) is not Rejected:
+                    self._check_family(entry.environment, f"{visible(str(log.path))}:{number}")
                     break
 
     def _check_family(self, environment: Environment, where: str) -> None:
@@ -195,66 +179,21 @@ class _Import:
 
     def _file(self, log: LogFile) -> LineCounts:
         """Read one file; its rows go to the batch."""
-        knobs = self._lines.knobs(log.path)
-        if knobs is not None:
-            return self._knobs(*knobs, log)
         counts = LineCounts()
-        lines = LogLines(log.path)
-        database = Database()
-        beside = workload_file(log.path)
-        if beside is not None:
-            database = read_workload_lines(line for part in LogLines(beside).batches() for line in part)
+        file, lines = self._reader.open(log.path)
         position = 0
-        for batch in lines.batches():
-            for line in batch:
-                counts.lines += 1
-                try:
-                    if type(line) is not bytes:
-                        raise Rejected(str(line))
-                    # A compressed file may hold a million such lines in some kilobytes.
-                    if not line and BLANK in self._report.examples:
-                        counts.rejected[BLANK] += 1
-                        continue
-                    if is_garbage(line) and line[:1] != b"#" and NOT_JSON in self._report.examples:
-                        counts.rejected[NOT_JSON] += 1
-                        continue
-                    self._line(line, database, log, counts)
-                except Rejected as reason:
-                    self._reject(reason, log, counts)
-            self._report_progress(lines.position - position, log.path.name, counts.lines)
-            position = lines.position
-        if lines.damage:
-            self._report.damaged[str(log.path)] = lines.damage
-        return counts
-
-    def _knobs(self, file: LogLines, knobs: Iterator[Measurement | Rejected], log: LogFile) -> LineCounts:
-        """Read a file of configurations, each of which counts as a line."""
-        counts = LineCounts()
-        position = 0
-        for measurement in knobs:
+        for entry in lines:
             counts.lines += 1
-            if isinstance(measurement, Rejected):
-                self._reject(measurement, log, counts)
+            if type(entry) is Rejected:
+                self._reject(entry, log, counts)
             else:
-                self._keep(measurement, log, counts)
+                self._keep(entry, log, counts)
             if file.position != position:
                 self._report_progress(file.position - position, log.path.name, counts.lines)
                 position = file.position
         if file.damage:
             self._report.damaged[str(log.path)] = file.damage
         return counts
-
-    def _line(self, line: bytes, database: Database, log: LogFile, counts: LineCounts) -> None:
-        if not line or line.isspace():
-            raise Rejected(BLANK)
-        if line[:1] == b"#":
-            raise Rejected(COMMENT)
-        if len(line) > MAX_RECORD_BYTES and not line.startswith(b'["'):
-            raise Rejected(LONG_LINE, f"{len(line):,} bytes")
-        measurement = self._lines.read(line, database)
-        if measurement is None:
-            raise Rejected(WORKLOAD_LINE)
-        self._keep(measurement, log, counts)
 
     def _keep(self, measurement: Measurement, log: LogFile, counts: LineCounts) -> None:
         if measurement.environment is not self._environment:

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from agents.records import DeviceId, Outcome
+from fleet.interchange.logs.json_values import BLANK, COMMENT, WORKLOAD_LINE
 
 #: Reasons of lines that are no measurements and are not meant to be.
-BLANK, COMMENT, WORKLOAD_LINE = "blank line", "comment line", "workload line"
 NO_MEASUREMENTS = frozenset({BLANK, COMMENT, WORKLOAD_LINE})
 
 

@@ -1,135 +1,181 @@
-"""One line of a log, whatever dialect it is in; and which files are no logs of lines but configurations."""
+"""The lines of a log, whatever dialect it is in: each a measurement, or the reason why it is none.
+
+What a file or a line looks like is in the declarations of `fleet.interchange.dialects`; this module goes by
+them, and holds what is the same for all: bounds, blank lines and comments, what no dialect claims.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import pkgutil
+from collections.abc import Iterable, Iterator
+from functools import cache
+from importlib import import_module
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, Final
 
-from fleet.interchange.logs import kernel_tuner, triton
-from fleet.interchange.logs.ansor import read_ansor
-from fleet.interchange.logs.autotvm import read_autotvm
+from fleet.interchange import dialects
 from fleet.interchange.logs.catalog import Catalog, Measurement
-from fleet.interchange.logs.helion import MAX_LINE, is_table, read_table, run_of
+from fleet.interchange.logs.formats import FileFormat, LineFormat
 from fleet.interchange.logs.json_items import FOLLOWED, TOO_LONG, JsonItems, spans_lines
-from fleet.interchange.logs.json_values import Rejected, careful, parse_line
+from fleet.interchange.logs.json_values import (
+    BLANK,
+    COMMENT,
+    NOT_JSON,
+    WORKLOAD_LINE,
+    Rejected,
+    careful,
+    is_garbage,
+    parse_line,
+)
 from fleet.interchange.logs.knobs import only
-from fleet.interchange.logs.lines import LogLines, first_lines
-from fleet.interchange.logs.meta_schedule import Database, is_workload_line, read_record
-from transfer.language.meta_schedule import MetaScheduleReader
+from fleet.interchange.logs.lines import LONG_LINE, LogLines, Unreadable, first_lines
+from transfer.language.dialects import READERS
 
-_Read = Callable[[LogLines, Catalog], Iterator[Measurement | Rejected]]
-
-#: Tools whose logs are read line by line, by dialect.
-_LINE_TOOLS: Final = {"ansor": "Ansor", "autotvm": "AutoTVM", "meta_schedule": "MetaSchedule"}
-#: Tools that write one JSON document, and their readers, by the key of its results.
-_DOCUMENTS: Final[dict[str, tuple[str, _Read]]] = {
-    kernel_tuner.CACHE.listed: ("Kernel Tuner", kernel_tuner.read_cache),
-    kernel_tuner.T4.listed: ("T4", kernel_tuner.read_t4),
-    triton.CACHE.listed: ("Triton", triton.read_autotuned),
-}
 #: Dialects by name; `auto` takes each line for what it looks like.
-DIALECTS: Final = ("auto", *_LINE_TOOLS, "knobs")
-#: What an import reads, for people.
-READ_FORMATS: Final = (*_LINE_TOOLS.values(), *(tool for tool, _ in _DOCUMENTS.values()), "Helion")
+DIALECTS: Final = ("auto", *READERS)
 #: Reason of a file that is one JSON document of another tool.
 UNREAD_FORMAT: Final = "a format that is not read"
+#: A longer line is a workload of a database, or not read.
+MAX_RECORD_BYTES: Final = 4 << 20
 
 #: Lines of a file that are looked at to tell which tuner wrote it.
 _LOOK_LINES = 20
 
+#: A log that is being read: its file, and what became of each line.
+OpenLog = tuple[LogLines, Iterator[Measurement | Rejected]]
+
+
+@cache
+def formats() -> tuple[LineFormat | FileFormat, ...]:
+    """What the modules of `fleet.interchange.dialects` declare."""
+    modules = pkgutil.iter_modules(dialects.__path__, f"{dialects.__name__}.")
+    return tuple(form for module in modules for form in import_module(module.name).FORMATS)
+
+
+def tools() -> list[str]:
+    """Tools whose logs are read, for people."""
+    return sorted(form.tool for form in formats() if form.tool)
+
+
+def line_formats() -> list[LineFormat]:
+    """Formats of logs that are read line by line."""
+    return [form for form in formats() if isinstance(form, LineFormat)]
+
+
+def file_formats() -> list[FileFormat]:
+    """Formats of logs that are read file by file."""
+    return [form for form in formats() if isinstance(form, FileFormat)]
+
+
+def is_head(line: bytes) -> bool:
+    """Whether a first line begins a tool's text that is no JSON."""
+    return any(form.is_head is not None and form.is_head(line) for form in file_formats())
+
+
+def companion_of(path: Path) -> Path | None:
+    """The file beside a log of lines that belongs to it."""
+    return next((beside for form in line_formats() if (beside := form.companion(path)) is not None), None)
+
 
 class LineReader:
-    """Reads one line, whatever dialect it is in."""
+    """Reads the logs of one import.
+
+    Args:
+        dialect: One of `DIALECTS`; lines of others are rejected.
+    """
 
     def __init__(self, dialect: str = "auto") -> None:
         self._dialect = dialect
         self._catalog = Catalog()
-        self._traces = MetaScheduleReader()
+        self._file_formats = [form for form in file_formats() if dialect in ("auto", form.dialect)]
 
-    def knobs(self, path: Path) -> tuple[LogLines, Iterator[Measurement | Rejected]] | None:
-        """Open a file of another tuner's configurations; None where it is read line by line.
-
-        Returns:
-            The file, and each configuration, or the reason why it is none that can be kept.
+    def open(self, path: Path, *, with_companion: bool = True) -> OpenLog:
+        """Open a log; without its companion where it is only looked at.
 
         Raises:
             OSError: The file cannot be read.
         """
-        if self._dialect not in ("auto", "knobs"):
-            return None
-        lines, _ = first_lines(path, _LOOK_LINES)
-        if is_table(lines[0]):
-            table = LogLines(path, MAX_LINE)
-            return table, read_table(table, self._catalog)
-        read = _document_reader(path, [line.strip() for line in lines if line.strip()])
-        if read is None:
-            return None
-        file = LogLines(path)
-        return file, read(file, self._catalog)
+        if self._file_formats:
+            lines, _ = first_lines(path, _LOOK_LINES)
+            for form in self._file_formats:
+                if form.is_head is not None and form.is_head(lines[0]):
+                    text = LogLines(path, form.max_line_bytes)
+                    return text, form.read(text, self._catalog)
+            key = _document_key(path, [line.strip() for line in lines if line.strip()])
+            if key is not None:
+                document = LogLines(path)
+                return document, self._document(document, key)
+        log = LogLines(path)
+        return log, self.read(log, companion_of(path) if with_companion else None)
 
-    def read(self, line: bytes, database: Database) -> Measurement | None:
-        """Read a line; None for a workload line, which `database` takes up.
+    def _document(self, lines: LogLines, key: str) -> Iterator[Measurement | Rejected]:
+        for form in self._file_formats:
+            has_name = not form.suffix or only(lines.path, form.suffix)
+            if form.document is not None and form.document.listed == key and has_name:
+                return form.read(lines, self._catalog)
+        return iter((Rejected(UNREAD_FORMAT, f"expected a file of {', '.join(tools())}"),))
 
-        Raises:
-            Rejected: It is no measurement that can be kept.
-        """
-        return careful(self._read, line, database)
+    def read(
+        self, lines: Iterable[bytes | Unreadable], companion: Path | None = None
+    ) -> Iterator[Measurement | Rejected]:
+        """Yield what each line of one file is, given the file beside it."""
+        sources = [(form, form.context(companion)) for form in line_formats()]
+        blank, comment = Rejected(BLANK), Rejected(COMMENT)
+        garbage: Rejected | None = None
+        for line in lines:
+            # A compressed file may hold a million such lines in some kilobytes: none is looked at twice.
+            if type(line) is not bytes:
+                yield Rejected(str(line))
+            elif not line or line.isspace():
+                yield blank
+            elif line[:1] == b"#":
+                yield comment
+            elif garbage is not None and is_garbage(line):
+                yield garbage
+            else:
+                try:
+                    yield careful(self._measurement, line, sources)
+                except Rejected as reason:
+                    if reason.reason == NOT_JSON and is_garbage(line):
+                        garbage = reason
+                    yield reason
 
-    def _read(self, line: bytes, database: Database) -> Measurement | None:
+    def _measurement(self, line: bytes, sources: list[tuple[LineFormat, Any]]) -> Measurement:
+        if len(line) > MAX_RECORD_BYTES and not line.startswith(b'["'):
+            raise Rejected(LONG_LINE, f"{len(line):,} bytes")
         value = parse_line(line)
-        if type(value) is dict:
-            if "input" in value:
-                self._check("autotvm")
-                return read_autotvm(value, self._catalog)
-            if "i" in value:
-                if _is_old_autotvm(value["i"]):
-                    raise Rejected("AutoTVM log before 0.2", "convert it with TVM 0.6's autotvm.record")
-                self._check("ansor")
-                return read_ansor(value, self._catalog)
-            if "run_id" in value and "kernel_name" in value:
-                run_of(value)  # read with the table beside it
-                return None
-        elif type(value) is list and len(value) == 2:
-            self._check("meta_schedule")
-            if not is_workload_line(value):
-                return read_record(value, database, self._catalog, self._traces)
-            database.add(value)
-            return None
+        for form, context in sources:
+            if form.matches(value):
+                if self._dialect not in ("auto", form.dialect):
+                    raise Rejected(f"a line of {form.dialect}, asked for {self._dialect}")
+                measurement = form.read(value, self._catalog, context)
+                if measurement is None:
+                    raise Rejected(WORKLOAD_LINE)
+                return measurement
         raise Rejected("no known dialect", line[:40].decode(errors="replace"))
 
-    def _check(self, dialect: str) -> None:
-        if self._dialect not in ("auto", dialect):
-            raise Rejected(f"a line of {dialect}, asked for {self._dialect}")
 
+def _document_key(path: Path, lines: list[bytes]) -> str | None:
+    """Key of the results of a file that is one JSON document, by its first lines.
 
-def _document_reader(path: Path, lines: list[bytes]) -> _Read | None:
-    """What reads a file that is one JSON document, by its first lines; None for a log of lines."""
+    It is empty where no format has such results; None for a log of lines.
+    """
     first = lines[0] if lines else b""
     # A single line is one of a log, whole or not.
     is_log = len(lines) < 2 or _is_json(first) or _has_whole_neighbours(lines[1:])
     if first[:1] == b"[":
-        is_document = first == b"[" or (not is_log and spans_lines(LogLines(path).chunks()))
-        return _unread if is_document else None
+        return "" if first == b"[" or (not is_log and spans_lines(LogLines(path).chunks())) else None
     if first[:1] != b"{":
         return None
-    items = JsonItems(LogLines(path).chunks(), _DOCUMENTS)
-    ending = ""
+    keys = {form.document.listed for form in file_formats() if form.document is not None}
+    items, ending = JsonItems(LogLines(path).chunks(), keys), ""
     try:
         next(iter(items), None)
     except Rejected as reason:
         ending = reason.reason
-    if items.listed_key == triton.CACHE.listed and not only(path, triton.SUFFIX):
-        return _unread
-    if items.listed_key:
-        return _DOCUMENTS[items.listed_key][1]
     is_document = first == b"{" or (not is_log and ending in ("", FOLLOWED, TOO_LONG))
-    return _unread if is_document else None
-
-
-def _unread(lines: LogLines, _catalog: Catalog) -> Iterator[Rejected]:
-    yield Rejected(UNREAD_FORMAT, f"expected a file of {', '.join(READ_FORMATS)}")
+    return items.listed_key if items.listed_key or is_document else None
 
 
 def _has_whole_neighbours(lines: list[bytes]) -> bool:
@@ -144,8 +190,3 @@ def _is_json(line: bytes) -> bool:
     except Rejected:
         return False
     return True
-
-
-def _is_old_autotvm(value: Any) -> bool:
-    """AutoTVM 0.1 wrote [target, function, args, ...] under `i`."""
-    return type(value) is list and len(value) >= 3 and type(value[0]) is str and type(value[1]) is str

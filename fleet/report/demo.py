@@ -17,7 +17,7 @@ import numpy as np
 from rich.console import Console
 
 from agents.host import cpu_features as isa
-from agents.host.differences import differences
+from agents.host.device_kinds import differences
 from agents.host.probe import probe
 from agents.programs.networks import NETWORKS
 from agents.records import DeviceId, DeviceKind, DeviceSpec, Family, Protocol, Workload

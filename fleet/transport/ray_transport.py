@@ -15,8 +15,9 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from agents.device.device_cores import ELSEWHERE, quiet_cores
+from agents.device.device_cores import quiet_cores
 from agents.device.messages import AgentGone, AgentRefused, AgentRequest, BeginAgent, Message, Stop
+from agents.host.device_kinds import KINDS
 from agents.host.probe import core_groups
 from agents.host.process_control import pin_process
 from agents.records import DeviceId, DeviceKind, DeviceSpec, Protocol
@@ -341,7 +342,9 @@ class RayTransport(AgentTransport):
 
     def _spare_timing_cores(self) -> None:
         """Keep this process, and the threads that write, off the cores that time something."""
-        timing = {core for spec in self._specs.values() if spec.kind not in ELSEWHERE for core in spec.cores}
+        timing = {
+            core for spec in self._specs.values() if KINDS[spec.kind].uses_host_cores for core in spec.cores
+        }
         quiet = quiet_cores(sorted(timing), self._usable, core_groups())
         if quiet != self._quiet:
             self._quiet = quiet

@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -56,14 +57,22 @@ class Guess:
         return Nearest().adapt(*arguments, **options)
 '''
 
-#: Runs in the copy, and prints what it finds of both.
+#: Runs in the copy, and prints what it finds of each.
 LOOK = """
 import json
+from pathlib import Path
+from agents.device.device_cores import agent_cores, worker_settings
+from agents.host.device_kinds import KINDS, environment_id
+from agents.host.probe import environment, probe
+from agents.records import Protocol
+from fleet.config.device_files import load_device
 from fleet.config.settings import FleetConfig
 from fleet.core.request_words import Request, RequestKind
 from fleet.requests.kinds import check_request, parse_request, read_arguments
 from fleet.requests.request_kind import KnownFleet, RequestRefused
+from fleet.store.store import Store
 from transfer.adapt.registry import NAMES, strategies
+from transfer.features.extractor import Extractor
 
 fleet = KnownFleet(families={}, trains=False)
 body = lambda name: json.dumps({"id": "g", "kind": "greeting", "arguments": {"name": name}}).encode()
@@ -72,6 +81,15 @@ try:
     check_request(parse_request(body("far too long")), fleet, ())
 except RequestRefused as error:
     refusal = str(error)
+
+store = Store.read(Path("store"))
+records = sorted(store.records(), key=lambda record: min(record.run_secs))
+workloads = store.workloads()
+steps = Extractor().read(records[0], workloads[records[0].workload_id])
+
+spec, host = load_device(Path("hardware"), "loud"), probe()
+kind = KINDS[spec.kind]
+[settings, *_] = worker_settings(spec, kind.describe(spec, host), host.usable_cores)
 print(json.dumps({
     "said": read_arguments(request.kind, request.arguments).perform(None, None, None),
     "has_driver": request.kind.has_driver,
@@ -79,7 +97,124 @@ print(json.dumps({
     "strategy": strategies()["guess"].name,
     "listed": "guess" in NAMES,
     "setting": FleetConfig.model_validate({"onboarding": {"strategy": "guess"}}).onboarding.strategy,
+    "records": [[record.dialect, record.trace, record.run_secs] for record in records],
+    "workloads": [workload.operator for workload in workloads.values()],
+    "family": store.devices()["gfx908"].spec.family,
+    "steps": [step.names[0] for step in steps],
+    "contradictions": kind.differences(spec, host),
+    "lock": settings.lock_path.rsplit("/", 1)[1],
+    "cores": agent_cores(spec, [spec], (0, 1), ((0,), (1,))) == (0, 1),
+    "environment": len(environment_id(environment(spec.cores), spec, Protocol())),
 }))
+"""
+
+#: Lines of the find database that MIOpen ships for a GPU: a problem of a convolution, and the milliseconds of
+#: each solver that was tried. The last line is none.
+FIND_DB = """\
+64-28-28-3x3-128-28-28-32-1x1-1x1-1x1-0-NCHW-FP32-F=ConvBinWinograd3x3U:0.0814,0,x;ConvOclDirectFwd:0.3192,0,x
+64-56-56-1x1-64-56-56-32-0x0-1x1-1x1-0-NCHW-FP32-F=ConvAsm1x1U:0.05128,0,x;ConvBroken:soon,0,x
+64-56-56 without a solver
+"""
+
+SOLVERS = '''"""Solvers of MIOpen: a trace is the name of one."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from agents.records import Workload
+from transfer.language.primitives import Kind, Primitive
+
+
+class SolverReader:
+    def __init__(self) -> None:
+        self.unknown: Counter[str] = Counter()
+
+    def read(self, trace: str, workload: Workload | None = None) -> tuple[Primitive, ...]:
+        return (Primitive(Kind.AN, (-1, 1), (trace.strip('"'), "", "none")),)
+'''
+
+MIOPEN = '''"""Find databases of MIOpen: `PROBLEM=SOLVER:ms,workspace,algorithm;...` a line."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterator
+
+from agents.records import canonical_json
+from fleet.interchange.logs.catalog import Catalog, LoggedWorkload, Measurement, checked_trace, key_id
+from fleet.interchange.logs.formats import FileFormat
+from fleet.interchange.logs.json_values import Rejected, careful
+from fleet.interchange.logs.knobs import timed
+from fleet.interchange.logs.lines import LogLines
+from fleet.interchange.logs.operators import Operator
+from fleet.interchange.logs.targets import Machine, parse_target
+
+DIALECT = "miopen"
+
+
+def _read(lines: LogLines, catalog: Catalog) -> Iterator[Measurement | Rejected]:
+    for line in lines:
+        problem, _, solvers = bytes(line).decode("ascii", "replace").partition("=")
+        for solver in solvers.split(";"):
+            try:
+                yield careful(_measurement, catalog, problem, solver)
+            except Rejected as reason:
+                yield reason
+
+
+def _measurement(catalog: Catalog, problem: str, solver: str) -> Measurement:
+    name, _, timing = solver.partition(":")
+    if not re.fullmatch(r"[0-9.]{1,20}", millis := timing.partition(",")[0]):
+        raise Rejected("a solver has no time", solver[:60])
+    workload = catalog.workload(
+        problem,
+        lambda: LoggedWorkload.of(
+            DIALECT,
+            key_id(DIALECT, problem),
+            problem,
+            Operator("C2D"),
+            canonical_json({"dialect": DIALECT, "problem": problem}),
+        ),
+    )
+    target = {"kind": "rocm"}
+    environment = catalog.environment(
+        DIALECT, lambda: ({"imported": DIALECT, "target": target}, Machine(parse_target(target)))
+    )
+    return Measurement(workload, environment, checked_trace(name), timed([float(millis)]))
+
+
+def _is_head(line: bytes) -> bool:
+    return re.match(rb"[0-9x-]+-NCHW-[^=]*=[A-Za-z0-9]+:", line) is not None
+
+
+FORMATS = (FileFormat(tool="MIOpen", dialect=DIALECT, read=_read, is_head=_is_head),)
+'''
+
+#: A card beside the host's CPU, which only one program may use at a time.
+CARD = '''class CardDevice(HostDevice):
+    """A card of its own lock that runs what LLVM makes."""
+
+    targets: ClassVar[Mapping[Family, str]] = {Family.CPU: "llvm"}
+
+    def differences(self, spec: DeviceSpec, descriptor: Descriptor) -> list[str]:
+        """See `HostDevice.differences`."""
+        return [f"no card in {descriptor.arch}"]
+
+    def lock_name(self, spec: DeviceSpec) -> str | None:
+        """See `HostDevice.lock_name`."""
+        return f"card-{spec.threads}"
+
+
+'''
+
+LOUD = """
+schema: 1
+device_id: loud
+kind: card
+family: cpu
+target: {kind: llvm, num-cores: 1}
 """
 
 
@@ -91,8 +226,8 @@ def insert(path: Path, before: str, text: str) -> None:
 
 
 @pytest.fixture(scope="module")
-def looked(tmp_path_factory: pytest.TempPathFactory) -> dict[str, object]:
-    """What a copy of the packages does with a toy request and a toy strategy."""
+def looked(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """What a copy of the packages does with a toy of each."""
     folder = tmp_path_factory.mktemp("copy")
     for package in ("agents", "fleet", "transfer"):
         ignored = shutil.ignore_patterns("__pycache__", "shipped", "static")
@@ -111,28 +246,71 @@ def looked(tmp_path_factory: pytest.TempPathFactory) -> dict[str, object]:
     insert(registry, "from transfer.adapt.maml", "from transfer.adapt.guess import Guess\n")
     insert(registry, "        Scratch(),", "        Guess(),\n")
     insert(folder / "fleet/config/choices.py", '    "scratch",', '    "guess",\n')
+    (folder / "transfer/language/solvers.py").write_text(SOLVERS)
+    dialects = folder / "transfer/language/dialects.py"
+    insert(dialects, "\n#: What makes a reader", "from transfer.language.solvers import SolverReader\n")
+    insert(dialects, '    "knobs"', '    "miopen": SolverReader,\n')
+    (folder / "fleet/interchange/dialects/miopen.py").write_text(MIOPEN)
+    insert(folder / "agents/devices.py", '    REPLAY = "replay"', '    CARD = "card"\n')
+    kinds = folder / "agents/host/device_kinds.py"
+    insert(kinds, "#: What each kind of device does", CARD)
+    insert(kinds, "    DeviceKind.RPC:", "    DeviceKind.CARD: CardDevice(),\n")
+    (folder / "gfx908.fdb.txt").write_text(FIND_DB)
+    (folder / "hardware").mkdir()
+    (folder / "hardware/loud.yaml").write_text(LOUD)
+    options = ["--device", "gfx908", "--store", "store", "--json"]
+    imported = json.loads(_run(folder, "-m", "fleet.cli", "import", "gfx908.fdb.txt", *options))
+    found: dict[str, Any] = json.loads(_run(folder, "-c", LOOK))
+    return found | {"import": imported}
+
+
+def _run(folder: Path, *arguments: str) -> str:
     environment = {**os.environ, "PYTHONPATH": str(folder)}
     done = subprocess.run(
-        [sys.executable, "-c", LOOK], cwd=folder, env=environment, capture_output=True, text=True, check=False
+        [sys.executable, *arguments], cwd=folder, env=environment, capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stderr
-    found: dict[str, object] = json.loads(done.stdout)
-    return found
+    return done.stdout
 
 
-def test_a_kind_of_request_is_added_in_three_files(looked: dict[str, object]) -> None:
+def test_a_kind_of_request_is_added_in_three_files(looked: dict[str, Any]) -> None:
     assert looked["said"] == {"said": "hello box"}
     assert looked["has_driver"] is True
     assert looked["refusal"] == "greeting: name: expected `str` of length <= 8, got 'far too long'"
 
 
-def test_a_strategy_is_added_in_three_files(looked: dict[str, object]) -> None:
+def test_a_strategy_is_added_in_three_files(looked: dict[str, Any]) -> None:
     assert (looked["strategy"], looked["listed"], looked["setting"]) == ("guess", True, "guess")
+
+
+def test_a_dialect_is_added_in_three_files(looked: dict[str, Any]) -> None:
+    report = looked["import"]
+    assert (report["imported"], report["dialects"], report["unaccounted_lines"]) == (3, {"miopen": 3}, 0)
+    assert report["rejected_by_reason"] == {"a solver has no time": 2}
+    assert looked["records"] == [
+        ["miopen", '"ConvAsm1x1U"', [5.128e-05]],
+        ["miopen", '"ConvBinWinograd3x3U"', [8.14e-05]],
+        ["miopen", '"ConvOclDirectFwd"', [0.0003192]],
+    ]
+    assert (looked["workloads"], looked["family"]) == (["C2D", "C2D"], "gpu")
+    assert looked["steps"] == ["ConvAsm1x1U"]
+
+
+def test_a_kind_of_device_is_added_in_three_files(looked: dict[str, Any]) -> None:
+    (contradiction,) = looked["contradictions"]
+    assert contradiction.startswith("no card in ")
+    assert looked["lock"] == "tensor-fleet-timing-card-1.lock"
+    assert (looked["cores"], looked["environment"]) == (True, 32)
 
 
 @pytest.mark.parametrize(
     ("heading", "files"),
     [
+        ("dialect", ["transfer/language/", "transfer/language/dialects.py", "fleet/interchange/dialects/"]),
+        (
+            "kind of device",
+            ["agents/devices.py", "agents/host/device_kinds.py", "fleet/config/device_files.py"],
+        ),
         ("kind of request", ["fleet/requests/", "fleet/requests/kinds.py", "fleet/core/request_words.py"]),
         ("strategy", ["transfer/adapt/", "transfer/adapt/registry.py", "fleet/config/choices.py"]),
     ],

@@ -16,7 +16,7 @@ import pytest
 import typer
 from msgspec.structs import fields, replace
 
-from agents.host.probe import environment_id
+from agents.host.device_kinds import environment_id
 from agents.records import DeviceKind, DeviceSpec, Protocol
 from fleet.cli.app import app
 from fleet.config.choices import Strategy

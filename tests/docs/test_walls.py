@@ -33,6 +33,7 @@ FOLDERS = {
             "coverage",
             "archive",
             "interchange.logs",
+            "interchange.dialects",
         ),
         *("interchange", "transport", "drivers", "models", "planner"),
         *("onboarding", "tuning", "requests", "engine"),

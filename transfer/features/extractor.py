@@ -27,11 +27,9 @@ from transfer.features.slots import CATEGORY_SIZES, NUMBER_NAMES, StepTable, lai
 from transfer.features.step_rows import Decided, StepRows
 from transfer.features.summary import SUMMARY_NAMES, Summariser, tiled_block
 from transfer.features.workload_vector import WORKLOAD_NAMES, workload_vector
-from transfer.language.ansor import AnsorReader
-from transfer.language.autotvm import AutoTVMReader
-from transfer.language.knobs import KnobReader
+from transfer.language.dialects import default_readers
 from transfer.language.meta_schedule import MetaScheduleReader
-from transfer.language.primitives import Kind, Primitive, Reader, vocabulary_hash
+from transfer.language.primitives import Kind, Primitive, vocabulary_hash
 
 #: Raise it when a slot changes its meaning without changing its name.
 FEATURE_VERSION = 2
@@ -323,16 +321,6 @@ class Extractor:
             places = [place for place, step in enumerate(sequence) if step.kind is kind]
             drop.update(places[: excess - len(drop)])
         return [place for place in range(len(sequence)) if place not in drop][: self.spec.max_steps]
-
-
-def default_readers() -> dict[str, Reader]:
-    """A fresh reader of each dialect."""
-    return {
-        "meta_schedule": MetaScheduleReader(),
-        "ansor": AnsorReader(),
-        "autotvm": AutoTVMReader(),
-        "knobs": KnobReader(),
-    }
 
 
 def _rows_of(

@@ -18,6 +18,7 @@ from fleet.interchange.logs.operators import Operator
 from fleet.interchange.logs.results import LoggedResult
 from fleet.interchange.logs.targets import Machine
 from transfer.language.budget import MAX_TEXT
+from transfer.language.meta_schedule import MetaScheduleReader
 
 #: Workloads and environments in one import at most: real logs have some thousands; each workload is a file.
 MAX_WORKLOADS = 50_000
@@ -124,9 +125,14 @@ class Measurement(NamedTuple):
 
 
 class Catalog:
-    """What the lines of one import name."""
+    """What the lines of one import name.
+
+    Attributes:
+        traces: Looks at every MetaSchedule trace, as whoever learns from it will.
+    """
 
     def __init__(self) -> None:
+        self.traces = MetaScheduleReader()
         self._workloads: dict[Hashable, LoggedWorkload] = {}
         self._by_id: dict[WorkloadId, LoggedWorkload] = {}
         self._environments: dict[Hashable, Environment] = {}

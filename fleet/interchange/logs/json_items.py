@@ -10,11 +10,15 @@ import codecs
 import json
 import re
 from collections.abc import Collection, Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Final
 
 import orjson
 
 from fleet.interchange.logs.json_values import NOT_JSON, Rejected, excerpt
+from fleet.interchange.logs.lines import LogLines
 
 #: Characters of one item, and of one value of the head, at most.
 MAX_ITEM_CHARS: Final = 4 << 20
@@ -227,3 +231,30 @@ def spans_lines(chunks: Iterator[bytes]) -> bool:
     except Rejected as reason:
         return reason.reason == TOO_LONG
     return True
+
+
+@dataclass(frozen=True, slots=True)
+class Document:
+    """How a tool lays out a file of its results: one JSON object, whose values may come in any order."""
+
+    #: Key of the list or object that holds the results.
+    listed: str
+    #: Keys that name the kernel: a file that has them before its results is read once. Without any it is
+    #: always read twice, for any key behind the results may change what they mean.
+    names: frozenset[str] = frozenset()
+    #: Whether the tool leaves off the closing brackets while it tunes.
+    open_end: bool = False
+
+    def items(self, lines: LogLines) -> JsonItems:
+        """Open the results of a file."""
+        return JsonItems(lines.chunks(), self.listed, open_end=self.open_end)
+
+    def head(self, path: Path, head: dict[str, Any]) -> dict[str, Any]:
+        """All values beside the results, of which `head` stands before them; damage ends it early."""
+        if self.names and self.names <= head.keys():
+            return head
+        items = self.items(LogLines(path))
+        with suppress(Rejected):
+            for _ in items:
+                pass
+        return {**items.head, **head}

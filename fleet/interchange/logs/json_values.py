@@ -23,6 +23,8 @@ from fleet.errors import FleetError
 READER_FAULT: Final = "reader fault"
 #: Reason of a line that is no JSON.
 NOT_JSON: Final = "not JSON"
+#: Reasons of lines that are no measurements and are not meant to be.
+BLANK, COMMENT, WORKLOAD_LINE = "blank line", "comment line", "workload line"
 
 T = TypeVar("T")
 P = ParamSpec("P")

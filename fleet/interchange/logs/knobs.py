@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -23,7 +22,7 @@ from fleet.interchange.logs.catalog import (
     checked_trace,
     key_id,
 )
-from fleet.interchange.logs.json_items import JsonItems
+from fleet.interchange.logs.json_items import Document
 from fleet.interchange.logs.json_values import Rejected, canonical_text, careful, excerpt
 from fleet.interchange.logs.lines import LogLines
 from fleet.interchange.logs.operators import Operator, Shape, shape_of
@@ -74,33 +73,6 @@ class KernelHead:
     arg_dtypes: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class Document:
-    """How a tool lays out a file of its results: one JSON object, whose values may come in any order."""
-
-    #: Key of the list or object that holds the results.
-    listed: str
-    #: Keys that name the kernel: a file that has them before its results is read once. Without any it is
-    #: always read twice, for any key behind the results may change what they mean.
-    names: frozenset[str] = frozenset()
-    #: Whether the tool leaves off the closing brackets while it tunes.
-    open_end: bool = False
-
-    def items(self, lines: LogLines) -> JsonItems:
-        """Open the results of a file."""
-        return JsonItems(lines.chunks(), self.listed, open_end=self.open_end)
-
-    def head(self, path: Path, head: dict[str, Any]) -> dict[str, Any]:
-        """All values beside the results, of which `head` stands before them; damage ends it early."""
-        if self.names and self.names <= head.keys():
-            return head
-        items = self.items(LogLines(path))
-        with suppress(Rejected):
-            for _ in items:
-                pass
-        return {**items.head, **head}
-
-
 def read_items(
     lines: LogLines,
     document: Document,
@@ -109,24 +81,22 @@ def read_items(
     result: Callable[[KernelReader, Any], Measurement],
 ) -> Iterator[Measurement | Rejected]:
     """Yield what `result` makes of each item of a file; `head` makes the kernel of the values beside them."""
+
+    def kernel_reader(values: dict[str, Any]) -> KernelReader:
+        return KernelReader(catalog, head(values))
+
     reader: KernelReader | None = None
     items = document.items(lines)
     try:
         for item in items:
             if reader is None:
-                reader = careful(_reader, catalog, head, document.head(lines.path, items.head))
+                reader = careful(kernel_reader, document.head(lines.path, items.head))
             try:
                 yield careful(result, reader, item)
             except Rejected as reason:
                 yield reason
     except Rejected as reason:
         yield reason
-
-
-def _reader(
-    catalog: Catalog, head: Callable[[dict[str, Any]], KernelHead], values: dict[str, Any]
-) -> KernelReader:
-    return KernelReader(catalog, head(values))
 
 
 class KernelReader:

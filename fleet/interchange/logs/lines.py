@@ -59,6 +59,11 @@ class LogLines:
         self.position = 0
         self.damage = ""
 
+    def __iter__(self) -> Iterator[bytes | Unreadable]:
+        """Yield the lines of `batches` one by one."""
+        for batch in self.batches():
+            yield from batch
+
     def batches(self) -> Iterator[list[bytes | Unreadable]]:
         r"""Yield all lines in order, some MB at a time, without their `\n`.
 

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agents.host import cuda
-from agents.host.differences import differences
+from agents.host.device_kinds import differences
 from agents.host.probe import environment, probe
 from tests.host_fixtures import cuda_spec
 

@@ -10,12 +10,11 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from agents.host import procfs as host
-from agents.host.differences import differences
+from agents.host.device_kinds import differences, environment_id
 from agents.host.probe import (
     LASTING_KEYS,
     core_groups,
     environment,
-    environment_id,
     probe,
     remote_descriptor,
 )

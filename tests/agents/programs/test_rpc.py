@@ -26,7 +26,7 @@ from hypothesis import strategies as st
 from agents.device import rpc_server
 from agents.device.worker import DeviceWorker
 from agents.host import rpc_tracker
-from agents.host.differences import board_differences
+from agents.host.device_kinds import board_differences
 from agents.host.probe import probe, remote_descriptor
 from agents.host.rpc_tracker import Listed, NotYetError, listing
 from agents.programs.build import build

@@ -6,7 +6,7 @@ import pytest
 import yaml
 from msgspec.structs import replace
 
-from agents.host.differences import differences
+from agents.host.device_kinds import differences
 from agents.host.probe import probe
 from agents.records import Family
 from fleet.config.device_folder import DeviceFolder

@@ -6,6 +6,7 @@ import errno
 import json
 import shutil
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pyarrow.parquet as pq
@@ -31,10 +32,10 @@ from tests.record_fixtures import (
 WORKLOAD = make_workload(1, (("resnet-50", 2),))
 
 
-@pytest.fixture
-def store(tmp_path: Path) -> Iterator[Store]:
+@contextmanager
+def made_store(folder: Path) -> Iterator[Store]:
     """Two devices, 20 records each of one workload and one of an unknown one."""
-    with Store.open(tmp_path / "store") as made:
+    with Store.open(folder / "store") as made:
         made.put_device(make_spec("dev-a"), make_descriptor())
         made.put_device(make_spec("dev-b", target_json='{"kind":"llvm","num-cores":2}'), None)
         made.put_workloads([WORKLOAD, make_workload(2)])
@@ -44,27 +45,38 @@ def store(tmp_path: Path) -> Iterator[Store]:
         yield made
 
 
+@pytest.fixture
+def growing(tmp_path: Path) -> Iterator[Store]:
+    """A store of a test's own."""
+    with made_store(tmp_path) as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Store]:
+    """A store that stays as it is."""
+    with made_store(tmp_path_factory.mktemp("export")) as made:
+        made.flush()
+        yield made
+
+
 def contents(folder: Path) -> dict[Path, bytes]:
-    """Every file outside the store."""
-    return {
-        path: path.read_bytes()
-        for path in folder.rglob("*")
-        if path.is_file() and folder / "store" not in path.parents
-    }
+    """Every file of a folder."""
+    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
 def test_every_column_of_every_record_is_there_and_each_row_says_what_was_measured(
-    store: Store, tmp_path: Path
+    growing: Store, tmp_path: Path
 ) -> None:
     again = make_record(5, device="dev-a", workload=WORKLOAD.workload_id, attempt=1, origin=NOISE)
     other = make_record(50, device="dev-a", workload=WORKLOAD.workload_id)
-    store.append([again, other])
+    growing.append([again, other])
     path = tmp_path / "all.parquet"
-    result, table = export(store, path, "parquet"), pq.read_table(path)
+    result, table = export(growing, path, "parquet"), pq.read_table(path)
     assert (result.records, table.num_rows, result.files) == (44, 44, (path,))
     assert table.schema.equals(export_parquet.SCHEMA)
     rows = {row["record_id"]: row for row in table.to_pylist()}
-    records = list(store.records())
+    records = list(growing.records())
     counting = {record.record_id for record in settled(records)}
     assert again.record_id not in counting
     measured = (WORKLOAD.name, WORKLOAD.flops, "[[128,128],[128,128],[128,128]]")
@@ -83,35 +95,35 @@ def test_every_column_of_every_record_is_there_and_each_row_says_what_was_measur
     # The footer brings devices, and the workloads that occur.
     with open_file(path) as file:
         head, workloads = read_head(file, path), read_workloads(file, path)
-    assert (head.table_version, workloads) == (store.version, [WORKLOAD])
-    for name, entry in store.devices().items():
+    assert (head.table_version, workloads) == (growing.version, [WORKLOAD])
+    for name, entry in growing.devices().items():
         assert (head.devices[name].spec, head.devices[name].descriptor) == (entry.spec, entry.descriptor)
 
 
 def test_a_folder_has_a_file_a_device_and_the_same_bytes_for_the_same_version(
-    store: Store, tmp_path: Path
+    growing: Store, tmp_path: Path
 ) -> None:
     folder = tmp_path / "deep" / "out"
-    store.flush()
-    result = export(store, folder, "parquet", ["dev-b", "dev-a", "dev-a"])
+    growing.flush()
+    result = export(growing, folder, "parquet", ["dev-b", "dev-a", "dev-a"])
     files = (folder / "dev-a.parquet", folder / "dev-b.parquet")
-    version = store.version
+    version = growing.version
     assert result == ExportResult(fmt="parquet", files=files, records=42, skipped={}, table_version=version)
     manifest = yaml.safe_load((folder / "export.yaml").read_text())
     assert manifest["records"] == {"dev-a": 21, "dev-b": 21}
     assert set(pq.read_table(folder / "dev-b.parquet").column("device_id").to_pylist()) == {"dev-b"}
-    store.append(make_batch(500, 5))
-    second = export(Store.read(store.path, version), tmp_path / "b", "parquet")
+    growing.append(make_batch(500, 5))
+    second = export(Store.read(growing.path, version), tmp_path / "b", "parquet")
     assert [path.read_bytes() for path in files] == [path.read_bytes() for path in second.files]
 
 
 def test_rows_are_streamed_in_groups_of_bounded_size(
-    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    growing: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(export_parquet, "_GROUP_BYTES", 1)
-    store.append(make_batch(100, 3000, device="dev-b"))
+    growing.append(make_batch(100, 3000, device="dev-b"))
     path = tmp_path / "all.parquet"
-    export(store, path, "parquet", ["dev-b"])
+    export(growing, path, "parquet", ["dev-b"])
     with pq.ParquetFile(path) as file:
         groups = [file.metadata.row_group(number).num_rows for number in range(file.num_row_groups)]
     assert max(groups) <= 1024

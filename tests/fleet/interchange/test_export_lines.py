@@ -19,7 +19,7 @@ from fleet.interchange.import_logs import ImportRequest, import_logs
 from fleet.interchange.import_report import WORKLOAD_LINE
 from fleet.interchange.logs.targets import parse_target
 from fleet.store.store import Store
-from tests.log_fixtures import CPU_TARGET, DATA, autotvm, module_line, write_log
+from tests.log_fixtures import DATA
 from tests.record_fixtures import make_descriptor, make_record, make_spec, make_workload
 
 #: Items after the tag in Ansor's own reader: i a whole number, s a text, l a list of whole numbers.
@@ -63,67 +63,6 @@ def check_ansor_line(line: str) -> dict[str, Any]:
 
 def records_of(store: Store) -> dict[str, Record]:
     return {record.record_id: record for record in store.records()}
-
-
-ANSOR = [
-    '{"i": [["[\\"f00d\\", 1, 64]", "llvm -keys=cpu -mcpu=core-avx2", [8, 64, 64, 0, 0, 0, 0, 0], "", 2, []],'
-    ' [[], [["CHW", 2, "local"], ["SP", 2, 0, 64, [4, 1, 2], 1], ["PR", 2, 0, "auto_unroll_max_step$64"],'
-    ' ["FSP", 3, 0, 1, 2], ["AN", 3, 0, 3]]]], "r": [[0.04, 0.0401], 0, 0.85, 1697404574], "v": "v0.6"}',
-    '{"i": [["[\\"f00d\\", 1, 64]", "llvm -keys=cpu -mcpu=core-avx2", [8, 64, 64, 0, 0, 0, 0, 0], "", 2, []],'
-    ' [[], [["CI", 1]]]], "r": [[1e+10], 3, 1.5, 1697404575], "v": "v0.6"}',
-    # Earlier fields, and no version.
-    '{"i": [["[\\"f00d\\", 2]", "cuda -keys=cuda,gpu -arch=sm_75"], [[], [["AN", 0, 0, 5]]]],'
-    ' "r": [[1e+10], 7, 5.0, 1697404576]}',
-]
-DENSE = [["TENSOR", [1, 64], "float32"], ["TENSOR", [8, 64], "float32"], None, "float32"]
-AUTOTVM = [
-    autotvm(
-        7,
-        input=[CPU_TARGET, "dense_nopack.x86", DENSE, {}],
-        config={"index": 7, "code_hash": None, "entity": entity},
-        result=result,
-        tvm_version="0.13.dev0",
-    )
-    for entity, result in (
-        ([["tile_y", "sp", [-1, 1, 1]], ["unroll", "ot", 512]], [[1e-4, 1.25e-4], 0, 1.5, 1700000000.25]),
-        ([["ann", "an", ["none", "unroll"]], ["o", "re", [0, 2, 1]]], [[1e9], 4, 2.0, 1700000001.5]),
-        ([["tile_y", "sp", [-1, 2, 1]]], [[1e9], 1, 0.5, 1700000002.0]),
-    )
-]
-TRACE = [[["GetSBlock", [], ["matmul", "main"], ["b0"]]], []]
-TARGET, ARGUMENTS = {"kind": "llvm", "num-cores": 4}, [["TENSOR", "float32", [8, 8]]] * 3
-DATABASE = [[0, [TRACE, secs, TARGET, ARGUMENTS]] for secs in ([1e-5, 1.5e-5], [2e-5])]
-
-
-@pytest.mark.parametrize(
-    ("dialect", "files"),
-    [
-        ("ansor", {"log.json": ANSOR[:2]}),
-        ("ansor", {"old.json": ANSOR[2:]}),
-        ("autotvm", {"log.json": AUTOTVM}),
-        ("meta_schedule", {"database_tuning_record.json": DATABASE, "database_workload.json": None}),
-    ],
-    ids=["ansor", "earlier ansor", "autotvm", "meta_schedule"],
-)
-def test_import_export_import_gives_equal_records(
-    tmp_path: Path, dialect: str, files: dict[str, list[Any] | None]
-) -> None:
-    logs = tmp_path / "logs"
-    count = 0
-    for name, lines in files.items():
-        write_log(logs / name, lines or [module_line(77, '{"nodes":[],"root_index":0}')])
-        count += len(lines or ())
-    with Store.open(tmp_path / "a") as first, Store.open(tmp_path / "b") as second:
-        import_logs(first, ImportRequest(paths=(logs,), device_id="board"))
-        result = export(first, tmp_path / "out", dialect)
-        assert (result.records, result.skipped) == (count, {})
-        import_logs(second, ImportRequest(paths=(tmp_path / "out",), device_id="board"))
-        assert records_of(first) == records_of(second)
-        assert len(records_of(second)) == count
-        assert first.workloads() == second.workloads()
-        third = export(second, tmp_path / "again", dialect)
-    for path, again in zip(result.files, third.files, strict=True):
-        assert path.read_bytes() == again.read_bytes()
 
 
 REAL = [

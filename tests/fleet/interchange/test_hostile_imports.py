@@ -29,6 +29,7 @@ from tests.log_fixtures import (
     autotvm,
     meta_schedule,
     module_line,
+    read_lines,
     run,
     run_lines,
     write_log,
@@ -46,15 +47,14 @@ def test_a_module_of_shared_children_is_imported_and_learnt_from(tmp_path: Path)
 @pytest.mark.parametrize("option", ["-mcpu=--5", "-mcpu=-", "-num-cores=" + "9" * 5000, "-x=²", "-="])
 def test_options_of_a_target_are_whatever_they_are(option: str, tmp_path: Path) -> None:
     target = f"llvm {option}"
-    report = run_lines(tmp_path, autotvm(1, target=target))
-    rejected = {"target is not a text": 1} if len(target) > 4096 else {}
-    assert report.counts.rejected == rejected
-    assert report.imported == (0 if rejected else 1)
+    measured, reasons = read_lines(tmp_path, autotvm(1, target=target))
+    assert reasons == ({"target is not a text": 1} if len(target) > 4096 else {})
+    assert len(measured) + reasons.total() == 1
 
 
 def test_what_a_reader_did_not_foresee_costs_the_line(tmp_path: Path) -> None:
     error = ZeroDivisionError("by nobody's guess")
-    with mock.patch("fleet.interchange.line_reader.read_ansor", side_effect=error):
+    with mock.patch("fleet.interchange.dialects.ansor.tuner_result", side_effect=error):
         report = run_lines(tmp_path, autotvm(1), ansor(1), ansor(2))
     reason, log = "reader fault: ZeroDivisionError", tmp_path / "log.json"
     assert (report.imported, report.counts.rejected) == (1, {reason: 2})
@@ -63,7 +63,7 @@ def test_what_a_reader_did_not_foresee_costs_the_line(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("error", [MemoryError, OSError, KeyboardInterrupt, FleetError])
 def test_what_is_no_fault_of_a_line_ends_the_import(error: type[BaseException], tmp_path: Path) -> None:
-    with mock.patch("fleet.interchange.line_reader.read_ansor", side_effect=error), pytest.raises(error):
+    with mock.patch("fleet.interchange.dialects.ansor.tuner_result", side_effect=error), pytest.raises(error):
         run_lines(tmp_path, ansor(1))
 
 
@@ -76,9 +76,9 @@ def test_long_keys_and_targets_are_refused(tmp_path: Path) -> None:
     trace["config"]["entity"][2][2] = "x" * (1 << 20)
     database[1][2] = {"kind": "llvm", "mcpu": "x" * MAX_ENVIRONMENT_CHARS}
     long_key = ansor(1, key=["k" * MAX_KEY_CHARS, [1]])
-    report = run_lines(tmp_path, long_key, long_args, trace, database, ansor(5))
-    assert report.imported == 1
-    assert report.counts.rejected == {
+    measured, reasons = read_lines(tmp_path, long_key, long_args, trace, database, ansor(5))
+    assert len(measured) == 1
+    assert reasons == {
         "workload key is too long": 2,
         "trace is too long": 1,
         "target is too long": 1,
@@ -92,9 +92,9 @@ def test_all_targets_and_all_workloads_together_are_bounded(
     monkeypatch.setattr(log_catalog, "MAX_WORKLOAD_CHARS", 700)
     lines = [ansor(n, target=f"{CPU_TARGET} -model={'m' * 500}{n}") for n in range(10)]
     lines += [ansor(n, key=[f"other{n}" + "k" * 200, [1]]) for n in range(5)]
-    report = run_lines(tmp_path, *lines)
-    assert report.counts.rejected == {"targets take too much room": 8, "workloads take too much room": 3}
-    assert report.imported == 4
+    measured, reasons = read_lines(tmp_path, *lines)
+    assert reasons == {"targets take too much room": 8, "workloads take too much room": 3}
+    assert len(measured) == 4
 
 
 def test_a_commit_comes_by_bytes_of_whatever_is_long(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -187,10 +187,10 @@ def test_hundreds_of_keys_of_a_megabyte_are_not_held(tmp_path: Path) -> None:
 def test_a_file_that_unpacks_without_end_is_damaged(tmp_path: Path) -> None:
     log = tmp_path / "log.json.gz"
     lines = b"".join(json.dumps(autotvm(n)).encode() + b"\n" for n in range(3))
-    log.write_bytes(gzip.compress(lines + b"\n" * (16 << 20)))
+    log.write_bytes(gzip.compress(lines + (b" " * 63 + b"\n") * (1 << 18)))
     report = run(tmp_path, log)
     assert report.imported == 3
-    assert report.counts.rejected["blank line"] < 8 << 20
+    assert report.counts.rejected["blank line"] < 1 << 17
     assert report.damaged[str(log)].startswith("gz: it unpacks to over 128 times its size")
 
 

@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import gzip
 import json
-import math
 from pathlib import Path
 from typing import Any
 
@@ -10,55 +9,21 @@ import pytest
 import yaml
 
 from agents.host.gpu_sheets import gpu_sheet
-from agents.records import Family, Outcome
-from fleet.interchange.logs.helion import read_config
+from agents.records import Candidate, Outcome
+from fleet.interchange.dialects.helion import read_config
 from fleet.interchange.logs.json_items import MAX_ITEM_CHARS, JsonItems
 from fleet.interchange.logs.json_values import Rejected
-from fleet.store.store import Store
 from tests.knob_fixtures import (
-    FAILURES,
     cache_text,
     cached,
     configuration,
     failed,
-    helion_row,
     t4_text,
-    triton_text,
-    write_helion,
 )
-from tests.log_fixtures import DATA, records, run, run_lines, write_log
-from tests.transport_fixtures import candidate_of
+from tests.log_fixtures import DATA, read_lines, records, run
 from transfer.features.extractor import Extractor
 
 HUB = DATA / "kernel_tuner_hub"
-
-
-def outcomes(folder: Path) -> dict[str, str]:
-    return {record.error.partition(":")[0]: record.outcome.value for record in records(folder)}
-
-
-def test_cache_of_kernel_tuner(tmp_path: Path) -> None:
-    bad = [failed(10 + place, word) for place, word in enumerate(FAILURES)]
-    (tmp_path / "A100.json").write_text(cache_text([cached(0), cached(1), *bad]))
-    report = run(tmp_path, tmp_path / "A100.json")
-    assert (report.imported, report.counts.lines, report.rejected) == (5, 5, 0)
-    failures = {"invalid": "build_failed", "compile": "build_failed", "run": "run_failed"}
-    assert outcomes(tmp_path) == {"": "ok", **failures}
-    found = next(one for one in records(tmp_path) if json.loads(one.trace) == configuration(1))
-    assert found.run_secs == tuple(one / 1e3 for one in cached(1)["times"])
-    assert found.timing_secs == pytest.approx(1.04475)
-    assert found.measured_at == pytest.approx(1703238845.502007)
-    assert json.loads(found.environment)["device_name"] == "NVIDIA A100-PCIE-40GB"
-    store = Store.read(tmp_path / "store")
-    workload = store.workloads()[found.workload_id]
-    assert json.loads(workload.module_json)["order"] == list(configuration(0))
-    assert workload.arg_shapes == ((4096, 4096),)
-    assert workload.flops == pytest.approx(1e9 * cached(0)["time"], rel=1e-5)
-    entry = store.devices()["dev-a"]
-    assert entry.spec.family is Family.GPU
-    assert dict(entry.descriptor.cuda_devices[0])["compute_units"] == "108"
-    again = run(tmp_path, tmp_path / "A100.json", again=True)
-    assert (again.imported, again.duplicates) == (0, 5)
 
 
 def test_the_same_result_in_another_form_is_one_candidate(tmp_path: Path) -> None:
@@ -78,72 +43,14 @@ def test_the_same_result_in_another_form_is_one_candidate(tmp_path: Path) -> Non
     assert same.environment_id != other.environment_id
 
 
-def test_t4_file_alone_is_named_after_its_folder_or_says_itself(tmp_path: Path) -> None:
-    run(tmp_path, write_log(tmp_path / "gemm" / "X_T4.json", [t4_text([cached(0)])]))
-    said = {"kernel_name": "gemm", "problem_size": [8], "device_name": "NVIDIA H100 PCIe", "tool": "x"}
-    log = write_log(tmp_path / "said.json", [t4_text([cached(0)], metadata=said)])
-    run(tmp_path, log, device="dev-b")
-    found = Store.read(tmp_path / "store").workloads().values()
-    assert all(one.flops for one in found), "its rate stands before its time"
-    keys = [json.loads(one.module_json) for one in found]
-    assert sorted(keys, key=lambda key: key["tool"]) == [
-        {"dialect": "knobs", "tool": "t4", "kernel": "gemm", "problem": None},
-        {"dialect": "knobs", "tool": "x", "kernel": "gemm", "problem": [8]},
-    ]
-
-
-def test_triton_cache(tmp_path: Path) -> None:
-    text = triton_text([[0.5, 0.45, 0.6], [math.inf] * 3, 0.25, math.nan, [-math.inf] * 3])
-    endless = '{"key": [Infinity], "configs_timings": [[{"kwargs": {"B": 1}}, [0.1, 0.1, 0.1]]]}'
-    logs = tmp_path / "logs"
-    write_log(logs / "endless.autotune.json", [endless])
-    write_log(logs / "matmul.autotune.json", [text])
-    report = run(tmp_path, logs)
-    assert report.counts.outcomes == {Outcome.OK: 2, Outcome.BUILD_FAILED: 1}
-    assert report.counts.rejected == {"a number is not finite": 3}
-    found = {one.run_secs: json.loads(one.trace) for one in records(tmp_path)}
-    blocks = {"BLOCK_M": 32, "BLOCK_N": 64, "BLOCK_K": 32, "GROUP": 8}
-    assert found[(0.0005,)] == {**blocks, "num_warps": 4, "num_ctas": 1, "num_stages": 2}
-    assert (0.00025,) in found
-
-
-def test_helion_table(tmp_path: Path) -> None:
-    logs = tmp_path / "logs"
-    logs.mkdir()
-    table = write_helion(
-        logs,
-        [
-            helion_row("started", "", "Config(block_sizes=[32], num_warps=4)"),
-            helion_row("ok", "0.125000", "Config(block_sizes=[32], num_warps=4, pid_type='flat')"),
-            helion_row("error", "", "Config(block_sizes=[64], num_warps=4)"),
-            helion_row("timeout", "", "helion.Config(block_sizes=[128], x=(1, None, True))"),
-            helion_row("melted", "", "Config(block_sizes=[32])"),
-            helion_row("ok", "0.5", "__import__('os').system('true')"),
-            ["run-1", "0.5"],
-        ],
-    )
-    report = run(tmp_path, logs)
-    assert (report.imported, report.rejected) == (3, 4)
-    assert report.counts.rejected["comment line"] == report.counts.rejected["workload line"] == 1
-    assert outcomes(tmp_path) == {"": "ok", "run": "run_failed", "compile_timeout": "build_timeout"}
-    assert {json.loads(one.trace)["block_sizes"][0] for one in records(tmp_path)} == {32, 64, 128}
-    workload = next(iter(Store.read(tmp_path / "store").workloads().values()))
-    assert workload.name.startswith("_softmax [")
-    card = dict(Store.read(tmp_path / "store").devices()["dev-a"].descriptor.cuda_devices[0])
-    assert (card["multi_processor_count"], card["arch"]) == ("132", "sm_90")
-    table.with_name("tune.meta.jsonl").unlink()
-    assert run(tmp_path, table, device="dev-b").imported == 3
-
-
 @pytest.mark.parametrize("make", [cache_text, t4_text])
 def test_cut_file_gives_what_came_before(tmp_path: Path, make: Any) -> None:
     text = make([cached(number) for number in range(20)])
     for share in (0.1, 0.4, 0.75, 0.995):
-        folder = tmp_path / str(share)
-        report = run_lines(folder, text[: int(len(text) * share)])
-        assert report.imported >= 20 * share - 5
-        assert report.counts.rejected.total() <= 1
-        assert set(report.counts.rejected) <= {"truncated", "not JSON"}
+        measured, reasons = read_lines(tmp_path, text[: int(len(text) * share)])
+        assert len(measured) >= 20 * share - 5
+        assert reasons.total() <= 1
+        assert set(reasons) <= {"truncated", "not JSON"}
 
 
 #: What a cache says of itself, and what of one result, of which nothing is imported.
@@ -189,10 +96,10 @@ for line in HOSTILE_RESULTS.strip().splitlines():
 @pytest.mark.parametrize("name", HOSTILE)
 def test_hostile_caches_end_in_counted_reasons(tmp_path: Path, name: str) -> None:
     text, imported = HOSTILE[name]
-    report = run_lines(tmp_path, text)
-    assert report.imported == imported
-    assert (report.counts.rejected == {}) == (name in ("twice the same", "still open"))
-    assert not [reason for reason in report.counts.rejected if "reader fault" in reason]
+    measured, reasons = read_lines(tmp_path, text)
+    assert len({(entry.trace, entry.result) for entry in measured}) == imported
+    assert (reasons == {}) == (name in ("twice the same", "still open"))
+    assert not [reason for reason in reasons if "reader fault" in reason]
 
 
 CONFIGURATIONS: dict[str, dict[str, Any] | None] = {
@@ -241,10 +148,12 @@ def test_data_sheets_name_their_source() -> None:
 
 
 def test_learning_reads_the_records(tmp_path: Path) -> None:
-    run_lines(tmp_path, cache_text([cached(number) for number in range(40)]))
-    store = Store.read(tmp_path / "store")
-    found = records(tmp_path)
-    block = Extractor().extract(store.workloads(), list(map(candidate_of, found)))
+    measured, _ = read_lines(tmp_path, cache_text([cached(number) for number in range(40)]))
+    workload = measured[0].workload.workload
+    candidates = [
+        Candidate(workload_id=workload.workload_id, trace=entry.trace, dialect="knobs") for entry in measured
+    ]
+    block = Extractor().extract({workload.workload_id: workload}, candidates)
     assert len({row.tobytes() for row in block.summary}) == 40
 
 

@@ -15,59 +15,28 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agents.records import Candidate, Family, Outcome, WorkloadId, canonical_json, content_hash
+from agents.records import Family, Outcome, canonical_json
 from agents.trust import claimed_id
 from fleet.errors import FleetError
-from fleet.interchange import import_logs as module
 from fleet.interchange.import_logs import ImportRequest, import_logs
 from fleet.interchange.line_reader import LineReader
 from fleet.interchange.logs.json_values import Rejected
-from fleet.interchange.logs.meta_schedule import Database
 from fleet.models.versions import load_snapshot
 from fleet.store.store import Store
 from tests.dataset_fixtures import gmm_trace
 from tests.knob_fixtures import cache_text, cached
 from tests.log_fixtures import (
-    ANSOR_KEY,
     CUDA_TARGET,
     ansor,
     autotvm,
     meta_schedule,
+    read_log,
     records,
     run,
     run_lines,
     workload_line,
     write_log,
 )
-
-
-def test_each_dialect_becomes_records(tmp_path: Path) -> None:
-    assert run_lines(tmp_path, autotvm(1), ansor(2), autotvm(3)).imported == 3
-    workloads = Store.read(tmp_path / "store").workloads()
-    by_dialect = {record.dialect: record for record in records(tmp_path)}
-    found, tuned = by_dialect["ansor"], by_dialect["autotvm"]
-    workload_id = WorkloadId(content_hash("ansor", canonical_json(ANSOR_KEY))[:16])
-    trace = canonical_json(ansor(2)["i"][1][1])
-    candidate = Candidate(workload_id=workload_id, trace=trace, dialect="ansor")
-    assert (found.workload_id, found.trace, found.candidate_id) == (
-        workload_id,
-        trace,
-        candidate.candidate_id,
-    )
-    assert (found.outcome, found.run_secs, found.latency_secs) == (Outcome.OK, (2.002e-3,), 2.002e-3)
-    assert (found.origin, found.measured_at, found.timing_secs) == ("imported", 1_700_000_002.0, 1.5)
-    assert (found.protocol.repeat, tuned.protocol.repeat) == (1, 2)
-    environment = json.loads(found.environment)
-    assert environment["hardware_params"] == [8, 64, 64, 0, 0, 0, 0, 0]
-    assert (environment["imported"], environment["log_version"]) == ("ansor", "v0.6")
-    workload = workloads[workload_id]
-    assert json.loads(workload.module_json) == {"dialect": "ansor", "key": ANSOR_KEY}
-    assert workload.arg_shapes == ((1, 64, 64), (1, 64, 32), (1, 64, 32))
-    assert workload.flops == 2 * 64 * 32 * 64
-    assert json.loads(tuned.trace) == autotvm(3)["config"]["entity"]
-    workload = workloads[tuned.workload_id]
-    assert (workload.operator, workload.flops) == ("C2D", 2 * 32 * 28 * 28 * 16 * 9)
-    assert json.loads(workload.module_json)["name"] == "conv2d_NCHWc.x86"
 
 
 def test_overlapping_snapshots_in_any_order_are_one_log(tmp_path: Path) -> None:
@@ -90,9 +59,9 @@ def test_a_second_import_adds_nothing_and_reads_no_known_file(tmp_path: Path) ->
     write_log(logs / "one.json", [autotvm(n) for n in range(20)] + ["junk"])
     first = run(tmp_path, logs)
     write_log(logs / "two.json", [autotvm(n) for n in range(15, 25)])
-    with mock.patch.object(module, "LogLines", wraps=module.LogLines) as read:
+    with mock.patch.object(LineReader, "open", autospec=True, side_effect=LineReader.open) as read:
         second = run(tmp_path, logs)
-    assert [call.args for call in read.call_args_list] == [(logs / "two.json",)]
+    assert {call.args[1] for call in read.call_args_list} == {logs / "two.json"}
     assert (first.imported, second.imported, second.duplicates, second.files_known) == (20, 5, 25, 1)
     assert second.counts.rejected == {"not JSON": 1}
     third = run(tmp_path, logs, again=True)
@@ -129,7 +98,7 @@ AutoTVM log before 0.2 | {"i": ["llvm", "topi_x", [], {}, [], {}], "r": [[1], 0,
 def test_damaged_lines_are_counted_with_the_first_example(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "MAX_RECORD_BYTES", 110_000)
+    monkeypatch.setattr("fleet.interchange.line_reader.MAX_RECORD_BYTES", 110_000)
     rows = [row.split("|", 1) for row in REFUSED.strip().splitlines()]
     # Half a character of UTF-8 is a byte of its own.
     faulty: list[Any] = [text.strip().encode("latin-1" if "\xff" in text else "utf-8") for _, text in rows]
@@ -151,14 +120,6 @@ def test_damaged_gz_is_told_and_what_came_before_it_imported(tmp_path: Path) -> 
     assert report.imported >= 90
     assert report.counts.rejected == {"cut by damage to the compressed file": 1}
     assert "too early" in report.damaged[str(log)]
-
-
-def test_earlier_ansor_lines_may_lack_fields(tmp_path: Path) -> None:
-    key, steps = json.dumps(["matmul", 64, 64, 64, "float32"]), [[], [["CI", 1]]]
-    lines = [{"i": [[key, "llvm", *more], steps], "r": [[0.5], 0, 1, 7]} for more in ([], [[4, 64, 64]])]
-    assert run_lines(tmp_path, *lines).imported == 2
-    (workload,) = Store.read(tmp_path / "store").workloads().values()
-    assert (workload.name, workload.operator) == ("matmul 64 64 64 float32", "matmul")
 
 
 def test_a_trace_that_learning_could_not_read_is_rejected(tmp_path: Path) -> None:
@@ -325,7 +286,7 @@ with Store.open(sys.argv[1]) as store:
 def test_a_killed_import_goes_on(tmp_path: Path) -> None:
     for file in range(4):
         write_log(tmp_path / "logs" / f"{file}.json.gz", [autotvm(n + 500 * file) for n in range(600)])
-    for wait_secs in (0.05, 0.1, 0.2):
+    for wait_secs in (0.05, 0.2):
         child = subprocess.Popen(
             [sys.executable, "-c", IMPORTER, str(tmp_path / "store"), str(tmp_path / "logs")],
             stdout=subprocess.PIPE,
@@ -363,11 +324,8 @@ def test_no_changed_bytes_crash_a_reader(line: bytes, changes: list[tuple[int, i
 
 NUMBERS = st.integers(-(2**63), 2**64 - 1) | st.floats(allow_nan=False)
 SCALARS = st.none() | st.booleans() | NUMBERS | st.text(max_size=5)
-VALUES = st.recursive(
-    SCALARS,
-    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=4), inner, max_size=3),
-    max_leaves=6,
-)
+LISTS = st.lists(SCALARS | st.lists(SCALARS, max_size=3), max_size=4)
+VALUES = SCALARS | LISTS | st.dictionaries(st.text(max_size=4), SCALARS | LISTS, max_size=3)
 
 
 @settings(max_examples=200)
@@ -388,25 +346,20 @@ def test_no_changed_value_crashes_a_reader(data: st.DataObject) -> None:
 
 def _read(line: bytes) -> None:
     """Either a measurement whose ids can be made, or a short reason."""
-    try:
-        found = LineReader().read(line, Database())
-    except Rejected as rejected:
-        found, reason = None, rejected.reason
+    (found,) = LineReader().read([line])
+    if isinstance(found, Rejected):
+        assert 0 < len(found.reason) < 120
     else:
-        reason = "-"
-    assert 0 < len(reason) < 120
-    if found is not None:
         assert len(found.workload.candidate_id(found.trace)) == 32
         assert found.result.outcome is not Outcome.OK or min(found.result.run_secs) > 0
 
 
-@settings(max_examples=20)
+@settings(max_examples=100)
 @given(st.lists(st.binary(max_size=60) | st.sampled_from(LINES[:2]), max_size=20))
 def test_every_line_of_anything_is_accounted_for(lines: list[bytes]) -> None:
     with tempfile.TemporaryDirectory() as made:
-        folder = Path(made)
-        log = write_log(folder / "log", list(lines))
-        report = run(folder, log)
+        log = write_log(Path(made) / "log", list(lines))
+        measured, reasons = read_log(log)
         data = log.read_bytes()
         if not data.startswith(b"\x1f\x8b"):
-            assert report.counts.lines == data.count(b"\n")
+            assert len(measured) + reasons.total() == data.count(b"\n")

@@ -18,7 +18,7 @@ from fleet.interchange.logs.times import units_per_second, unix_secs
 from fleet.store.store import Store
 from tests.cli_fixtures import refusal
 from tests.knob_fixtures import HELION_HEAD, cache_text, cached
-from tests.log_fixtures import ansor, records, run, run_lines, write_log
+from tests.log_fixtures import ansor, read_lines, read_log, records, run, run_lines, write_log
 
 #: 10 July 2024, 07:36:36 UTC.
 AT = 1720596996
@@ -79,16 +79,16 @@ def test_times_are_read_in_the_unit_that_stands_closest_or_are_rejected(
     tmp_path: Path, changes: dict[str, Any], head: dict[str, Any], expected: str
 ) -> None:
     result = t4_result(**changes)
-    report = run_lines(tmp_path, json.dumps({"results": [result], **head}, indent=1))
+    measured, reasons = read_lines(tmp_path, json.dumps({"results": [result], **head}, indent=1))
     if not expected[0].isdigit():
-        assert (report.imported, dict(report.counts.rejected)) == (0, {expected: 1})
+        assert (measured, reasons) == ([], {expected: 1})
         return
-    (record,) = records(tmp_path)
-    assert record.run_secs == (pytest.approx(96.256 / float(expected), rel=1e-12),)
-    assert record.measured_at == AT
+    found = measured[0].result
+    assert found.run_secs == (pytest.approx(96.256 / float(expected), rel=1e-12),)
+    assert found.measured_at == AT
     if "compilation_time" in result["times"]:
         # Compilation counts, whose key in the schema is not that of Kernel Tuner.
-        assert record.timing_secs == pytest.approx(2000.0 / float(expected))
+        assert found.all_secs == pytest.approx(2000.0 / float(expected))
 
 
 def test_a_word_of_no_unit_is_none() -> None:
@@ -152,8 +152,8 @@ def test_what_names_a_kernel_may_stand_behind_its_results(tmp_path: Path) -> Non
 
 
 def test_a_byte_order_mark_is_no_damage(tmp_path: Path) -> None:
-    report = run_lines(tmp_path, b"\xef\xbb\xbf" + cache_text([cached(0)]).encode())
-    assert (report.imported, report.rejected) == (1, 0)
+    measured, reasons = read_lines(tmp_path, b"\xef\xbb\xbf" + cache_text([cached(0)]).encode())
+    assert (len(measured), reasons) == (1, {})
 
 
 def test_a_cache_without_a_problem_size_stays_one(tmp_path: Path) -> None:
@@ -178,9 +178,6 @@ def test_keys_of_triton_as_numbers_and_as_texts_are_one_workload(tmp_path: Path)
         write_log(tmp_path / name / "kernel.autotune.json", [{"key": key, "configs_timings": pairs}])
     report = run(tmp_path, tmp_path / "a", tmp_path / "b")
     assert (report.imported, report.duplicates, report.workloads) == (1, 1, 1)
-
-
-DTYPES = ["torch.float16", "torch.float16"]
 
 
 SHAPES = [[1024, 1024], [1024, 512]]
@@ -210,10 +207,10 @@ def test_shapes_of_helion_are_known_in_each_form(
     write_log(logs / "run.log", [f"[{second}s] step {second} of the search" for second in range(30)])
     kernel = {"run_id": "r1", "kernel_name": "matmul", "input_shapes": shapes, "dtypes": dtypes}
     write_log(logs / "run.meta.jsonl", [kernel])
-    report = run(tmp_path, logs)
-    assert (report.imported, report.rejected) == (1, 0), report.examples
-    assert [path.name for path in report.files_skipped] == ["run.log"]
-    (workload,) = Store.read(tmp_path / "store").workloads().values()
+    [[measured], reasons] = read_log(logs / "run.csv")
+    assert reasons == {"comment line": 1}
+    assert [path.name for path in find_logs([logs])[1]] == ["run.log"]
+    workload = measured.workload.workload
     assert json.loads(workload.module_json)["problem"] == problem
     if dtypes:
         assert workload.arg_shapes == ((1024, 1024), (1024, 512))
@@ -236,16 +233,15 @@ KTT = {
     ],
 )
 def test_a_document_of_another_tool_is_one_line(tmp_path: Path, text: str) -> None:
-    report = run_lines(tmp_path, text)
-    assert dict(report.counts.rejected) == {UNREAD_FORMAT: 1}
+    assert read_lines(tmp_path, text) == ([], {UNREAD_FORMAT: 1})
 
 
 @pytest.mark.usefixtures("elsewhere")
 def test_the_advice_names_every_format() -> None:
     write_log(Path("ktt.json"), [json.dumps(KTT, indent=2)])
     advice = (
-        f"no measurement in {Path('ktt.json').absolute()}: expected files of Ansor, AutoTVM, MetaSchedule, "
-        "Kernel Tuner, T4, Triton or Helion"
+        f"no measurement in {Path('ktt.json').absolute()}: expected files of Ansor, AutoTVM, Helion, "
+        "Kernel Tuner, MetaSchedule, T4 or Triton"
     )
     assert refusal("import", "ktt.json", "--device", "g", "--store", "new").startswith(advice)
 
@@ -253,9 +249,9 @@ def test_the_advice_names_every_format() -> None:
 def test_a_log_whose_first_line_is_cut_or_taken_by_no_reader_stays_a_log(tmp_path: Path) -> None:
     line = json.dumps(ansor(0))
     starts = [line[:20], line[: len(line) // 2], line[:-5], '{"i": [NaN], "r": []}']
-    for place, start in enumerate(starts):
-        report = run_lines(tmp_path / str(place), start, *map(ansor, range(1, 5)))
-        assert (report.imported, report.counts.rejected.total()) == (4, 1)
+    for start in starts:
+        measured, reasons = read_lines(tmp_path, start, *map(ansor, range(1, 5)))
+        assert (len(measured), reasons.total()) == (4, 1)
 
 
 #: How no log of ours begins, and how one may.

@@ -13,9 +13,11 @@ from collections.abc import Iterator
 from typing import Any
 
 from fleet.interchange.logs.catalog import Catalog, Measurement
+from fleet.interchange.logs.formats import FileFormat
+from fleet.interchange.logs.json_items import Document
 from fleet.interchange.logs.json_values import Rejected, excerpt
 from fleet.interchange.logs.knobs import (
-    Document,
+    DIALECT,
     KernelHead,
     KernelReader,
     failed,
@@ -73,3 +75,6 @@ def _result(reader: KernelReader, item: Any) -> Measurement:
     if median == math.inf:
         return reader.measurement({**knobs, **options}, failed("inf", ERRORS))
     return reader.measurement({**knobs, **options}, timed([median]))
+
+
+FORMATS = (FileFormat(tool="Triton", dialect=DIALECT, read=read_autotuned, document=CACHE, suffix=SUFFIX),)

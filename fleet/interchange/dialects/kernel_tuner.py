@@ -18,9 +18,11 @@ from pathlib import Path
 from typing import Any
 
 from fleet.interchange.logs.catalog import Catalog, Measurement
+from fleet.interchange.logs.formats import FileFormat
+from fleet.interchange.logs.json_items import Document
 from fleet.interchange.logs.json_values import Rejected, excerpt
 from fleet.interchange.logs.knobs import (
-    Document,
+    DIALECT,
     KernelHead,
     KernelReader,
     failed,
@@ -238,3 +240,9 @@ def _spent(item: Mapping[str, Any], names: tuple[str, ...], per_second: float) -
 
 def _numbers_of(value: Any) -> Any:
     return [number_of(number) for number in value] if type(value) is list else number_of(value)
+
+
+FORMATS = (
+    FileFormat(tool="Kernel Tuner", dialect=DIALECT, read=read_cache, document=CACHE),
+    FileFormat(tool="T4", dialect=DIALECT, read=read_t4, document=T4),
+)

@@ -16,8 +16,9 @@ from pathlib import Path
 from typing import Any
 
 from fleet.interchange.logs.catalog import Catalog, Measurement
-from fleet.interchange.logs.json_values import Rejected, careful, excerpt, parse_line
-from fleet.interchange.logs.knobs import KernelHead, KernelReader, failed, only, timed
+from fleet.interchange.logs.formats import FileFormat, LineFormat
+from fleet.interchange.logs.json_values import BLANK, COMMENT, Rejected, careful, excerpt, parse_line
+from fleet.interchange.logs.knobs import DIALECT, KernelHead, KernelReader, failed, only, timed
 from fleet.interchange.logs.lines import LogLines
 from fleet.interchange.logs.operators import MAX_TENSORS, Shape, is_dtype, shape_of
 from fleet.interchange.logs.results import LoggedResult
@@ -46,7 +47,7 @@ STATUSES = {
 }
 #: Rows that are no measurement of their own.
 _NO_RESULTS = frozenset(("started", "deduplicated"))
-MAX_LINE = 1 << 16
+_MAX_LINE = 1 << 16
 _MAX_RUNS = 10_000
 _FACTS = ("compute_capability", "device_kind")
 
@@ -61,12 +62,12 @@ _TORCH_NAME = re.compile(r"(?<![\w'\".])torch\.[a-z0-9_]+")
 _WORDS = {"True": "true", "False": "false", "None": "null", "(": "[", ")": "]"}
 
 
-def is_table(line: bytes) -> bool:
+def _is_table(line: bytes) -> bool:
     """Whether a first line is the head of Helion's table."""
     return {word.strip() for word in line[:1024].decode(errors="replace").split(",")} >= _NEEDED
 
 
-def read_table(lines: LogLines, catalog: Catalog) -> Iterator[Measurement | Rejected]:
+def _read_table(lines: LogLines, catalog: Catalog) -> Iterator[Measurement | Rejected]:
     """Read one table."""
     columns: list[str] = []
     runs = _runs(lines.path)
@@ -86,24 +87,23 @@ def read_table(lines: LogLines, catalog: Catalog) -> Iterator[Measurement | Reje
             readers[run] = KernelReader(catalog, head)
         return readers[run].measurement(read_config(row["config"]), _result(row))
 
-    for batch in lines.batches():
-        for line in batch:
-            try:
-                cells = _cells(line)
-                if not columns or cells[0] == columns[0]:
-                    # Each run that finds an empty file writes the head again.
-                    columns = cells
-                    raise Rejected("comment line")
-                yield careful(measurement, dict(zip(columns, cells, strict=False)))
-            except Rejected as reason:
-                yield reason
+    for line in lines:
+        try:
+            cells = _cells(line)
+            if not columns or cells[0] == columns[0]:
+                # Each run that finds an empty file writes the head again.
+                columns = cells
+                raise Rejected(COMMENT)
+            yield careful(measurement, dict(zip(columns, cells, strict=False)))
+        except Rejected as reason:
+            yield reason
 
 
 def _cells(line: object) -> list[str]:
     if type(line) is not bytes:
         raise Rejected(str(line))
     if not line.strip():
-        raise Rejected("blank line")
+        raise Rejected(BLANK)
     try:
         cells = next(csv.reader([line.decode()], strict=True))
     except UnicodeDecodeError as error:
@@ -175,19 +175,18 @@ def _runs(table: Path) -> dict[str, KernelHead]:
     heads: dict[str, KernelHead] = {}
     if not beside.is_file():
         return heads
-    for batch in LogLines(beside).batches():
-        for line in batch:
-            try:
-                value = parse_line(line) if type(line) is bytes and line.strip() else None
-                run = careful(run_of, value)
-            except Rejected:
-                continue
-            if len(heads) < _MAX_RUNS:
-                heads[run[0]] = run[1]
+    for line in LogLines(beside):
+        try:
+            value = parse_line(line) if type(line) is bytes and line.strip() else None
+            run = careful(_run_of, value)
+        except Rejected:
+            continue
+        if len(heads) < _MAX_RUNS:
+            heads[run[0]] = run[1]
     return heads
 
 
-def run_of(value: Any) -> tuple[str, KernelHead]:
+def _run_of(value: Any) -> tuple[str, KernelHead]:
     """Run and kernel of one line of the file beside a table.
 
     Raises:
@@ -237,3 +236,17 @@ def _tensors(shapes: Any, dtypes: Any) -> list[tuple[Shape, str]]:
         return []
     pairs = zip(map(shape_of, shapes), dtypes, strict=True)
     return [(shape, dtype.removeprefix("torch.")) for shape, dtype in pairs if shape and is_dtype(dtype)]
+
+
+def _is_run(value: Any) -> bool:
+    return type(value) is dict and "run_id" in value and "kernel_name" in value
+
+
+def _check_run(value: Any, _catalog: Catalog, _context: None) -> None:
+    _run_of(value)  # read with the table beside it
+
+
+FORMATS = (
+    FileFormat(tool="Helion", dialect=DIALECT, read=_read_table, is_head=_is_table, max_line_bytes=_MAX_LINE),
+    LineFormat(tool="", dialect=DIALECT, matches=_is_run, read=_check_run),
+)

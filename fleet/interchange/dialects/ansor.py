@@ -11,6 +11,7 @@ from typing import Any
 import orjson
 
 from agents.records import canonical_json
+from fleet.interchange.dialects.autotvm import is_old
 from fleet.interchange.logs.catalog import (
     Catalog,
     LoggedWorkload,
@@ -19,6 +20,7 @@ from fleet.interchange.logs.catalog import (
     checked_trace,
     key_id,
 )
+from fleet.interchange.logs.formats import LineFormat
 from fleet.interchange.logs.json_values import Rejected, cache_key, canonical_text, excerpt, short_key
 from fleet.interchange.logs.operators import MAX_TENSORS, Operator, shape_of
 from fleet.interchange.logs.results import tuner_result
@@ -39,12 +41,11 @@ _DTYPE = "float32"
 _ESTIMATES = 32
 
 
-def read_ansor(value: dict[str, Any], catalog: Catalog) -> Measurement:
-    """Read what JSON gave of one line: it has the key `i`.
+def _matches(value: Any) -> bool:
+    return type(value) is dict and "i" in value and "input" not in value and not is_old(value)
 
-    Raises:
-        Rejected: It is no measurement that can be kept.
-    """
+
+def _read(value: dict[str, Any], catalog: Catalog, _context: None) -> Measurement:
     try:
         task, (_, steps) = value["i"]
         key_text = task[0]
@@ -107,3 +108,6 @@ def _environment(fields: list[Any], version: str) -> tuple[dict[str, Any], Machi
     if any(type(name) is not str for name in value.get("task_input_names", [])):
         raise Rejected("task_input_names are not texts", excerpt(value["task_input_names"]))
     return value, Machine(parse_target(value["target"]), hardware=tuple(hardware))
+
+
+FORMATS = (LineFormat(tool="Ansor", dialect=DIALECT, matches=_matches, read=_read),)

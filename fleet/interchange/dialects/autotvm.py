@@ -13,6 +13,7 @@ from fleet.interchange.logs.catalog import (
     checked_trace,
     key_id,
 )
+from fleet.interchange.logs.formats import LineFormat
 from fleet.interchange.logs.json_values import Rejected, cache_key, canonical_text, excerpt, short_key
 from fleet.interchange.logs.operators import autotvm_operator, tensor_name
 from fleet.interchange.logs.results import tuner_result
@@ -24,12 +25,19 @@ _MAX_NAME = 512
 _MAX_VERSION = 64
 
 
-def read_autotvm(value: dict[str, Any], catalog: Catalog) -> Measurement:
-    """Read what JSON gave of one line: it has the key `input`.
+def is_old(value: dict[str, Any]) -> bool:
+    """Whether a line is of AutoTVM before 0.2, which wrote [target, function, args, ...] under `i`."""
+    inputs = value.get("i")
+    return type(inputs) is list and len(inputs) >= 3 and type(inputs[0]) is type(inputs[1]) is str
 
-    Raises:
-        Rejected: It is no measurement that can be kept.
-    """
+
+def _matches(value: Any) -> bool:
+    return type(value) is dict and ("input" in value or is_old(value))
+
+
+def _read(value: dict[str, Any], catalog: Catalog, _context: None) -> Measurement:
+    if "input" not in value:
+        raise Rejected("AutoTVM log before 0.2", "convert it with TVM 0.6's autotvm.record")
     try:
         inputs, entity, costs = value["input"], value["config"]["entity"], value["result"]
     except (KeyError, TypeError):
@@ -73,3 +81,6 @@ def _workload(inputs: list[Any]) -> LoggedWorkload:
 def _environment(target: str, version: str, function: str) -> tuple[dict[str, Any], Machine]:
     value = {"imported": DIALECT, "target": target, "tvm": version}
     return value, Machine(parse_target(target), tvm_version=version, function=function)
+
+
+FORMATS = (LineFormat(tool="AutoTVM", dialect=DIALECT, matches=_matches, read=_read),)

@@ -8,7 +8,8 @@ from __future__ import annotations
 import base64
 import binascii
 import zlib
-from collections.abc import Iterable
+from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 from agents.records import WorkloadId, canonical_json, content_hash
@@ -22,6 +23,7 @@ from fleet.interchange.logs.catalog import (
     checked_trace,
     key_id,
 )
+from fleet.interchange.logs.formats import LineFormat
 from fleet.interchange.logs.json_values import (
     Rejected,
     cache_key,
@@ -31,6 +33,7 @@ from fleet.interchange.logs.json_values import (
     parse_line,
     short_key,
 )
+from fleet.interchange.logs.lines import LogLines
 from fleet.interchange.logs.operators import (
     MAX_TENSORS,
     Shape,
@@ -42,7 +45,6 @@ from fleet.interchange.logs.operators import (
 from fleet.interchange.logs.results import database_result
 from fleet.interchange.logs.targets import Machine, parse_target
 from transfer.errors import TraceError
-from transfer.language.meta_schedule import MetaScheduleReader
 
 DIALECT = "meta_schedule"
 
@@ -57,9 +59,13 @@ _MAX_MODULES_BYTES = 64 << 20
 
 
 class Database:
-    """The workloads that the tuning records of one file name by position."""
+    """The workloads that the tuning records of one file name by position.
 
-    def __init__(self) -> None:
+    Args:
+        beside: File of workloads beside it, if any; what is wrong with a line of it is told elsewhere.
+    """
+
+    def __init__(self, beside: Path | None = None) -> None:
         #: (workload id, module's text compressed); the text may be some hundred KB.
         self._modules: list[tuple[WorkloadId, bytes] | None] = []
         self._bytes = 0
@@ -68,6 +74,10 @@ class Database:
         #: Stands for a database without workload lines: hash of its first record, so that longer copies of
         #: the same database agree.
         self.anchor = ""
+        for line in () if beside is None else LogLines(beside):
+            with suppress(Rejected):
+                if type(line) is bytes and line.strip():
+                    careful(self.add, parse_line(line))
 
     @property
     def has_workloads(self) -> bool:
@@ -101,25 +111,25 @@ class Database:
         return module
 
 
-def read_workload_lines(lines: Iterable[object]) -> Database:
-    """Read the workload file beside a file of tuning records; what is wrong with a line is told elsewhere."""
-    database = Database()
-    for line in lines:
-        try:
-            if type(line) is bytes and line.strip():
-                careful(database.add, parse_line(line))
-        except Rejected:
-            continue
-    return database
+def workload_file(path: Path) -> Path | None:
+    """The file of workloads beside a file of tuning records: `database_workload.json` and the like."""
+    if "tuning_record" not in path.name:
+        return None
+    beside = path.with_name(path.name.replace("tuning_record", "workload"))
+    plain = beside.with_name(beside.name.removesuffix(".gz"))
+    for candidate in (beside, plain, plain.with_name(f"{plain.name}.gz")):
+        if candidate.is_file():
+            return candidate
+    return None
 
 
-def is_workload_line(value: Any) -> bool:
+def _is_workload_line(value: Any) -> bool:
     """Whether a line is `[text, text]`, as workloads are written."""
     return type(value) is list and len(value) == 2 and type(value[0]) is str and type(value[1]) is str
 
 
 def _module(value: Any) -> tuple[WorkloadId, bytes]:
-    if not is_workload_line(value):
+    if not _is_workload_line(value):
         raise Rejected("workload line is not [hash, module]", excerpt(value))
     digits, encoded = value
     if not (digits.isascii() and digits.isdigit() and len(digits) <= 20 and int(digits) < 1 << 64):
@@ -138,16 +148,14 @@ def _module(value: Any) -> tuple[WorkloadId, bytes]:
     return imported_id(int(digits), text.decode()), zlib.compress(text, 1)
 
 
-def read_record(
-    value: list[Any], database: Database, catalog: Catalog, traces: MetaScheduleReader
-) -> Measurement:
-    """Read one tuning record, `[workload index, [trace, run_secs, target, args_info]]`, a list of two.
+def _matches(value: Any) -> bool:
+    return type(value) is list and len(value) == 2
 
-    The database is of the file that it stands in; `traces` looks at every trace of the import.
 
-    Raises:
-        Rejected: It is no measurement that can be kept.
-    """
+def _read(value: list[Any], catalog: Catalog, database: Database) -> Measurement | None:
+    if _is_workload_line(value):
+        database.add(value)
+        return None
     index, record = value
     if type(index) is not int or not 0 <= index < 1 << 32 or type(record) is not list or len(record) != 4:
         raise Rejected("no tuning record", "expected [workload, [trace, run_secs, target, args_info]]")
@@ -164,7 +172,7 @@ def read_record(
     environment = catalog.environment((DIALECT, short_key(cache_key(target))), lambda: _environment(target))
     try:
         # As whoever learns from it will: a decision may be missing, or of another form.
-        traces.check(trace_text, workload.workload)
+        catalog.traces.check(trace_text, workload.workload)
     except TraceError as error:
         raise Rejected("trace cannot be read", str(error)[:100]) from None
     return Measurement(workload, environment, trace_text, result)
@@ -237,3 +245,15 @@ def _arguments(args: Any) -> tuple[tuple[Shape, ...], tuple[str, ...]]:
 
 def _environment(target: Any) -> tuple[dict[str, Any], Machine]:
     return {"imported": DIALECT, "target": target}, Machine(parse_target(target))
+
+
+FORMATS = (
+    LineFormat(
+        tool="MetaSchedule",
+        dialect=DIALECT,
+        matches=_matches,
+        read=_read,
+        companion=workload_file,
+        context=Database,
+    ),
+)
