@@ -21,7 +21,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, BinaryIO, TextIO
 
-from agents.sandbox.zygote import die_with_parent
+from agents.host.process_control import die_with_parent
 from benchmarks.patience import patience
 
 #: How long a child may take in all, and the first answer, which waits for the imports; longer on a full host.

@@ -1,7 +1,7 @@
 """The process of a refresh, forked instead of started: a training takes a second and can be killed often.
 
 For `benchmarks.chaos_fleet`. What runs in it is `fleet.refresh.process` as it is, under fault points of its
-own; only its model is smaller. `fleet.child_process` deals with a `ForkedProcess` as with any other.
+own; only its model is smaller. `agents.host.child_process` deals with a `ForkedProcess` as with any other.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+from agents.host import child_process as child
 from benchmarks.chaos_children import Spawner
 from benchmarks.chaos_faults import FaultPoints, Plan
 from benchmarks.chaos_history import Event, HistoryLog
 from benchmarks.chaos_models import SIZES, watch_registry
 from benchmarks.chaos_trouble import ALIVE
-from fleet import child_process as child
-from fleet.refresh.process import PARENT, main
+from fleet.refresh.process import main
 from transfer.train.config import TrainConfig
 
 _TREES = 8
@@ -36,7 +36,7 @@ _UNLUCKY = 0.5
 
 
 class ForkedProcess:
-    """What `fleet.child_process` asks of a `subprocess.Popen`.
+    """What `agents.host.child_process` asks of a `subprocess.Popen`.
 
     Args:
         command: Of a refresh: its last part is the request.
@@ -99,7 +99,6 @@ def trainer_load(arguments: dict[str, Any]) -> None:
     os.setsid()
     for name, number in (("stdout", 1), ("stderr", 2)):
         os.dup2(os.open(arguments[name], os.O_WRONLY | os.O_APPEND), number)
-    os.environ[PARENT] = str(os.getppid())
     # Who cuts the power waits until nobody holds it any more.
     fcntl.flock(os.open(arguments["alive"], os.O_RDWR | os.O_CREAT), fcntl.LOCK_SH)
     defaults = TrainConfig.__init__.__kwdefaults__

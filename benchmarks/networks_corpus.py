@@ -26,10 +26,10 @@ import yaml
 
 from agents.errors import first_line
 from agents.host.own_program import environment
+from agents.host.process_control import die_with_parent
 from agents.networks.corpus import CORPUS
 from agents.networks.network_name import NetworkRefusedError, read_network_name
 from agents.records import Family
-from agents.sandbox.zygote import die_with_parent
 from benchmarks.harness import Figures, markdown_table
 
 DTYPES: Final = ("float32", "float16", "bfloat16")

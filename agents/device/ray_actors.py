@@ -17,13 +17,13 @@ from agents.host.own_program import begin_process
 from agents.host.process_control import (
     ProcessName,
     cut_output,
+    die_with_parent,
     end_process,
     keep_stderr,
     oom_kills,
     stderr_tail,
     work_or_end,
 )
-from agents.sandbox.zygote import die_with_parent
 
 
 @ray.remote(  # type: ignore[call-overload]  # Ray's own types lack two of these

@@ -23,10 +23,10 @@ from typing import Any
 
 from agents.host.own_program import leave_out_torch
 from agents.host.probe import environment, probe
+from agents.host.process_control import die_with_parent
 from agents.host.rpc_tracker import NotYetError, host_and_port, listing
 from agents.programs.rpc_session import DESCRIPTOR_FUNCTION, ENVIRONMENT_FUNCTION
 from agents.records import as_json_dict, canonical_json
-from agents.sandbox.zygote import die_with_parent
 
 
 def serve(tracker: str, key: str, *, host: str = "127.0.0.1", port: int = 0, shown_as: str = "") -> None:

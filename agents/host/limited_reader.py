@@ -9,13 +9,11 @@ from __future__ import annotations
 
 import json
 import resource
-import subprocess
 from collections.abc import Callable
 from typing import Any
 
 from agents.errors import AgentError
-from agents.host.own_program import command, environment
-from agents.host.process_control import signal_name
+from agents.host.child_process import run_child
 
 #: Bytes of data that the process may hold: with its libraries it stays below 1 GiB.
 MOST_BYTES = 768 << 20
@@ -30,19 +28,12 @@ def read_limited(module: str, *arguments: str) -> Any:
     Raises:
         AgentError: What the module refused; or it needed more memory than it may, or ended in another way.
     """
-    done = subprocess.run(
-        command(module, *arguments),
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        env={**environment(), **_PLAIN, **_THREADS},
-        check=False,
-    )
+    child = run_child([module, *arguments], variables=_PLAIN | _THREADS)
     try:
-        reply = json.loads(done.stdout)
+        reply = json.loads(child.answer())
     except ValueError:
-        ending = signal_name(-done.returncode) if done.returncode < 0 else done.returncode
         raise AgentError(
-            f"its reader ended with {ending}: it is damaged, or takes more than "
+            f"its reader gave no answer ({child.how_it_ended()}): it is damaged, or takes more than "
             f"{MOST_BYTES >> 20:,} MiB; get the file again"
         ) from None
     if "refused" in reply:

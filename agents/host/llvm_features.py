@@ -8,14 +8,14 @@ no device.
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 from collections.abc import Mapping
 from typing import Any
 
 from agents.errors import AgentError
 from agents.host import cpu_features as isa
-from agents.host.own_program import command, environment, leave_out_torch
+from agents.host.child_process import run_child
+from agents.host.own_program import leave_out_torch
 
 # Importing TVM takes two to five seconds on an idle core; a board or a busy host needs longer.
 _TIMEOUT_SECS = 120.0
@@ -40,23 +40,16 @@ def ask_llvm(target: Mapping[str, Any], arch: str) -> tuple[frozenset[str], tupl
     question = {key: target[key] for key in ("kind", "mcpu", "mattr", "mtriple") if key in target}
     question.setdefault("mtriple", f"{arch}-linux-gnu")
     try:
-        done = subprocess.run(
-            command("agents.host.llvm_features"),
-            env=environment(),
-            input=json.dumps(question),
-            capture_output=True,
-            text=True,
-            timeout=_TIMEOUT_SECS,
-            check=False,
+        child = run_child(
+            ["agents.host.llvm_features"], question=json.dumps(question).encode(), deadline_secs=_TIMEOUT_SECS
         )
-    except (OSError, subprocess.TimeoutExpired) as error:
-        raise LlvmSilentError(f"TVM did not answer: {error}") from error
-    if done.returncode:
-        last = (done.stderr.strip().splitlines() or ["no message"])[-1]
+    except OSError as error:
+        raise LlvmSilentError(f"TVM cannot be started: {error}") from error
+    if child.poll():
         raise LlvmSilentError(
-            f"TVM ended with status {done.returncode} ({last}): is apache-tvm installed and whole?"
+            f"TVM did not answer ({child.failure_line()}): is apache-tvm installed and whole?"
         )
-    answer = json.loads(done.stdout.splitlines()[-1])
+    answer = json.loads(child.answer())
     return isa.flags_of_features(arch, answer["features"]), tuple(answer["unknown"])
 
 

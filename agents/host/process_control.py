@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import errno
 import os
 import re
@@ -17,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 _TAIL_BYTES = 2000
+_PR_SET_PDEATHSIG = 1
 #: Longest file of what a process prints, and what stays of one that grew longer.
 MOST_OUTPUT_BYTES, _LAST_OUTPUT_BYTES = 16 << 20, 64 << 10
 #: Input, output and errors.
@@ -114,20 +116,27 @@ def work_or_end(work: Callable[[], object]) -> None:
         os._exit(1)
 
 
-def cut_output(descriptor: int) -> None:
+def cut_output(descriptor: int, most_bytes: int | None = None) -> bool:
     """Cut a file of what a process prints to its end, if it grew too long: nothing else would bound it.
 
     Whoever writes to it must append. What is printed in this very moment may be lost.
 
     Args:
         descriptor: The file, open to read and to append.
+        most_bytes: Longest file; `MOST_OUTPUT_BYTES` if None.
+
+    Returns:
+        Whether it was too long.
     """
+    most_bytes = MOST_OUTPUT_BYTES if most_bytes is None else most_bytes
     with suppress(OSError):  # a full or failing disk ends no process for what it prints
         size = os.fstat(descriptor).st_size
-        if size > MOST_OUTPUT_BYTES:
+        if size > most_bytes:
             end = os.pread(descriptor, _LAST_OUTPUT_BYTES, size - _LAST_OUTPUT_BYTES)
             os.ftruncate(descriptor, 0)
             os.write(descriptor, end)
+            return True
+    return False
 
 
 def stderr_tail(path: Path) -> str:
@@ -167,6 +176,13 @@ def signal_name(number: int) -> str:
         return signal.Signals(number).name
     except ValueError:  # most of the real-time signals have none
         return f"signal {number}"
+
+
+def die_with_parent(parent_pid: int) -> None:
+    """Ask the kernel to end this process when its parent does, so that no orphan works on."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent_pid:  # it died before the call
+        os._exit(1)
 
 
 def close_all_but(*handles: int) -> None:

@@ -8,40 +8,30 @@ from __future__ import annotations
 
 import json
 import logging
-import os
-import signal
-import subprocess
-import tempfile
 from collections.abc import Callable, Collection, Mapping, Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
 from agents.codec import bounded_json, workload_from_json
 from agents.errors import AgentError, first_line
+from agents.host.child_process import run_child
 from agents.host.cuda import WORKER_ENVIRONMENT, make_device_files
-from agents.host.own_program import command, environment
 from agents.networks.cache import keep, kept_workloads
 from agents.networks.graph import merged
 from agents.networks.network_name import NetworkRefusedError, members, read_network_name
 from agents.records import Family, Workload
-from agents.sandbox.process import end_of
 from agents.sandbox.scratch import scratch_folder
 
 _LOG = logging.getLogger(__name__)
 _Told = TypeVar("_Told")
 
+_MODULE = "agents.networks.reader_process"
 #: Networks that one process reads: its start takes some ten seconds, and what it read is kept when it ends.
 _READ_TOGETHER = 6
 #: To read networks and make their workloads: torch and TVM are imported, and a large network is traced.
 _READ_SECS = 900.0
-#: An answer is mostly the texts of modules: a large network (swin of transformers) has 124 in 3.4 MB.
-_MOST_ANSWER_BYTES = 32 << 20
-#: Values in it besides: some dozen for a workload.
+#: Values of an answer, which is mostly the texts of modules: some dozen for a workload.
 _MOST_ANSWER_VALUES = 200_000
-_LAST_WORDS = 400
-#: Of what it printed, the end in which these are looked for: a process may print without end.
-_LAST_BYTES = 1 << 16
 
 
 def workloads_of_networks(networks: Sequence[str], family: Family) -> list[Workload]:
@@ -180,48 +170,18 @@ def ask(
         make_device_files()
     with scratch_folder("tensor-fleet-network-") as temporary:
         scratch = folder or temporary
-        run = command("agents.networks.reader_process", str(os.getpid()), str(scratch))
-        with tempfile.TemporaryFile() as errors, tempfile.TemporaryFile() as answers:
-            process = subprocess.Popen(
-                run,
-                stdin=subprocess.PIPE,
-                stdout=answers,
-                stderr=errors,
-                start_new_session=True,
-                env={**environment(), **_environment(scratch, threads, has_gpu)},
-            )
-            try:
-                if cores:
-                    os.sched_setaffinity(process.pid, cores)
-                process.communicate(json.dumps(question).encode(), timeout=timeout_secs)
-            except subprocess.TimeoutExpired:
-                raise NetworkRefusedError(
-                    f"{_subject(question)}: '{question['op']}' was ended after {timeout_secs:.0f} s"
-                ) from None
-            finally:
-                with suppress(ProcessLookupError):
-                    os.killpg(process.pid, signal.SIGKILL)
-                process.wait()
-            answers.seek(0)
-            errors.seek(max(0, errors.seek(0, os.SEEK_END) - _LAST_BYTES))
-            return _answer_of(
-                question, answers.read(_MOST_ANSWER_BYTES + 1), errors.read(), process.returncode
-            )
-
-
-def _answer_of(question: dict[str, Any], answer: bytes, errors: bytes, code: int) -> dict[str, Any]:
-    if len(answer) > _MOST_ANSWER_BYTES:
-        raise NetworkRefusedError(
-            f"{_subject(question)}: its process answered more than {_MOST_ANSWER_BYTES >> 20} MiB to "
-            f"'{question['op']}', more than any network has"
+        child = run_child(
+            [_MODULE, str(scratch)],
+            question=json.dumps(question).encode(),
+            variables=_environment(scratch, threads, has_gpu),
+            cores=cores,
+            deadline_secs=timeout_secs,
         )
     try:
-        decoded = bounded_json(answer.decode(), _MOST_ANSWER_VALUES)
+        decoded = bounded_json(child.answer(), _MOST_ANSWER_VALUES)
     except (ValueError, RecursionError):
-        lines = [line for line in errors.decode(errors="replace").splitlines() if line.strip()]
-        last = lines[-1].strip()[:_LAST_WORDS] if lines else "it said nothing"
         raise NetworkRefusedError(
-            f"{_subject(question)}: the process that does '{question['op']}' {end_of(code)}: {last}"
+            f"{_subject(question)}: no answer to '{question['op']}': {child.failure_line()}"
         ) from None
     if not isinstance(decoded, dict) or "error" in decoded:
         raise NetworkRefusedError(str(decoded["error"] if isinstance(decoded, dict) else decoded)[:2000])

@@ -21,7 +21,6 @@ from agents.networks.network_name import read_network_name
 from agents.records import Family, as_json_dict
 from agents.sandbox.confinement import confine
 from agents.sandbox.syscall_filter import Needs
-from agents.sandbox.zygote import die_with_parent
 
 #: A compiled library holds the weights.
 _MOST_FILE_BYTES = 8 << 30
@@ -93,8 +92,7 @@ def _limit_memory(texts: list[str]) -> None:
 
 def main(arguments: list[str]) -> None:
     """Answer one question."""
-    parent, scratch = int(arguments[0]), Path(arguments[1])
-    die_with_parent(parent)
+    scratch = Path(arguments[0])
     question = json.load(sys.stdin)
     answers = os.dup(1)
     os.dup2(2, 1)

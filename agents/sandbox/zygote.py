@@ -36,14 +36,13 @@ from typing import Any
 from agents.host.cuda import make_device_files
 from agents.host.host_lock import make_lock, timing_lock
 from agents.host.own_program import leave_out_torch
-from agents.host.process_control import close_all_but
+from agents.host.process_control import close_all_but, die_with_parent
 from agents.host.rpc_tracker import reachable
 from agents.sandbox.confinement import confine, needs_of
 from agents.sandbox.core_slot import WORKER_NAME, ProcessCores
 from agents.sandbox.scratch import ScratchFolders
 from agents.sandbox.stages import ChildSettings
 
-_PR_SET_PDEATHSIG = 1
 _PR_SET_NAME = 15
 _PACKET_BYTES = 1 << 16
 #: Files that come with a request to fork: the socket and stderr of the new process.
@@ -64,13 +63,6 @@ class _Forked:
     #: Socket for its requests to be moved to other cores.
     moves: socket.socket
     cores: ProcessCores
-
-
-def die_with_parent(parent_pid: int) -> None:
-    """Ask the kernel to end this process when its parent does, so that no orphan keeps the timing lock."""
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent_pid:  # it died before the call
-        os._exit(1)
 
 
 def _name_process(name: bytes) -> None:

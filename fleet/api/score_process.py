@@ -1,30 +1,29 @@
-"""`python -m fleet.api.score_process MODELS STORE CORES`: scores in a process of their own.
+"""`python -m fleet.api.score_process MODELS STORE FD`: scores in a process of their own.
 
 Started by `fleet.api.score_service`. Reading thousands of strangers' traces holds Python's lock for a second
-or more, and a hostile one may take longer: none of it belongs into the coordinator's process. This one makes
-itself nice, stays on the cores that it was given, uses one thread, and ends when its standard input does.
+or more, and a hostile one may take longer: none of it belongs into the coordinator's process.
 
-A frame is a head and its payload. To here: the body of a request. Back: the answer's body, with its status
-and the number of candidates that were scored.
+It reads bodies of requests from a connection, until that is closed, and writes the body of each answer behind
+`ANSWER_HEAD`.
 """
 
 from __future__ import annotations
 
 import json
-import os
 import resource
 import struct
 import sys
 import traceback
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any
 
 from msgspec.structs import replace
 
 from agents.codec import workload_from_json
 from agents.errors import AgentError
-from agents.host.priority import be_nice
 from agents.records import Candidate, DeviceId, ModelRef, Workload, WorkloadId
 from fleet.api.scores import MOST_TRACES
 from fleet.errors import FleetError
@@ -33,11 +32,8 @@ from fleet.models.registry_reader import RegistryReader
 if TYPE_CHECKING:
     from fleet.models.head_scores import HeadCache
 
-#: Length of a request.
-REQUEST_HEAD = struct.Struct(">Q")
-#: Status, candidates that were scored, length of the answer.
-ANSWER_HEAD = struct.Struct(">HIQ")
-_NICE = 10
+#: Status, and candidates that were scored.
+ANSWER_HEAD = struct.Struct(">HI")
 #: Memory beyond which a request fails by itself; the host's is not its to use up.
 _MOST_BYTES = 8 << 30
 _KEYS = frozenset({"device", "workload", "traces", "dialect", "version"})
@@ -55,21 +51,14 @@ def main(arguments: Sequence[str]) -> int:
     """Answer requests until there are no more."""
     from fleet.models.head_scores import HeadCache
 
-    models, store, cores = arguments
-    be_nice(_NICE)
-    if cores:
-        os.sched_setaffinity(0, {int(core) for core in cores.split(",")})
+    models, store, end = arguments
     resource.setrlimit(resource.RLIMIT_DATA, (_MOST_BYTES, _MOST_BYTES))
-    source, sink = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
-    # Output of a library must not stand between the frames.
-    os.dup2(2, 1)
     registry = RegistryReader(Path(models))
     heads = HeadCache(registry)
-    while head := source.read(REQUEST_HEAD.size):
-        body = source.read(*REQUEST_HEAD.unpack(head))
-        status, scored, answer = _answer(registry, heads, Path(store), body)
-        sink.write(ANSWER_HEAD.pack(status, scored, len(answer)) + answer)
-        sink.flush()
+    with Connection(int(end)) as requests, suppress(EOFError):
+        while True:
+            status, scored, answer = _answer(registry, heads, Path(store), requests.recv_bytes())
+            requests.send_bytes(ANSWER_HEAD.pack(status, scored) + answer)
     return 0
 
 
@@ -218,18 +207,6 @@ def _listed(names: Any) -> str:
     sorted_names = sorted(map(str, names))
     more = f" and {len(sorted_names) - 20} more" if len(sorted_names) > 20 else ""
     return (", ".join(sorted_names[:20]) or "none") + more
-
-
-def read_exactly(source: IO[bytes], size: int) -> bytes:
-    """Read so many bytes.
-
-    Raises:
-        EOFError: The other end has closed before.
-    """
-    content = source.read(size)
-    if len(content) < size:
-        raise EOFError
-    return content
 
 
 if __name__ == "__main__":

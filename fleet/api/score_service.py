@@ -8,21 +8,24 @@ from __future__ import annotations
 
 import asyncio
 import json
-import subprocess
-import threading
 from collections import Counter
 from collections.abc import Awaitable, Callable
-from contextlib import suppress
 from dataclasses import dataclass
+from multiprocessing import Pipe
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-from agents.host.own_program import command, environment
-from fleet.api.score_process import ANSWER_HEAD, REQUEST_HEAD, read_exactly
+from agents.host.child_process import ChildProcess
+from fleet.api.score_process import ANSWER_HEAD
 from fleet.histogram import Histogram
 
-#: File of the daemon's folder with what the process has said last.
-LOG = "scores.log"
+#: Folder of the daemon's own with what the process has printed last.
+FOLDER = "scores"
+_MODULE = "fleet.api.score_process"
+_NICE = 10
+#: Seconds in which a process ends whose connection is closed, and after which a killed one is given up.
+_END_SECS, _KILL_SECS = 1.0, 5.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,13 +54,14 @@ class ScoreService:
 
     Args:
         settings: What they come from, and what they may take.
-        root: The daemon's folder, which gets the log of the process.
+        root: The daemon's folder, which gets a folder for what the process prints.
     """
 
     def __init__(self, settings: ScoreSettings, root: Path) -> None:
         self.settings = settings
-        self._log = root / LOG
-        self._process: subprocess.Popen[bytes] | None = None
+        self._folder = root / FOLDER
+        self._process: ChildProcess | None = None
+        self._connection: Connection | None = None
         self._turn = asyncio.Lock()
         self._inside = 0
         self._is_closed = False
@@ -112,64 +116,58 @@ class ScoreService:
 
     def _ask(self, body: bytes) -> tuple[int, int, bytes]:
         """Let the process answer; it is ended where it takes too long."""
-        secs = self.settings.score_secs
         try:
-            process = self._started()
+            process, connection = self._started()
         except (OSError, RuntimeError) as error:
-            refused = {"detail": f"the process that scores cannot be started ({error}); try again later"}
-            return 503, 0, json.dumps(refused).encode()
-        assert process.stdin is not None
-        assert process.stdout is not None
-        is_late = threading.Event()
-
-        def give_up() -> None:
-            is_late.set()
-            process.kill()
-
-        timer = threading.Timer(secs, give_up)
-        timer.daemon = True
-        timer.start()
+            return _failed(f"the process that scores cannot be started ({error}); try again later")
+        process.limit(self.settings.score_secs)
         try:
-            process.stdin.write(REQUEST_HEAD.pack(len(body)))
-            process.stdin.write(body)
-            process.stdin.flush()
-            status, scored, size = ANSWER_HEAD.unpack(read_exactly(process.stdout, ANSWER_HEAD.size))
-            return status, scored, read_exactly(process.stdout, size)
-        except (OSError, EOFError, ValueError):
+            connection.send_bytes(body)
+            answer = connection.recv_bytes()
+        except (OSError, EOFError):
             self._end()
-            why = f"took longer than {secs:.0f} s" if is_late.is_set() else f"ended (see {self._log})"
-            answer = f'{{"detail":"the process that scores {why}; ask for fewer traces at a time"}}'
-            return 503, 0, answer.encode()
-        finally:
-            timer.cancel()
+            why = f"{process.how_it_ended()} (see {self._folder / 'stderr'})"
+            return _failed(f"the process that scores gave no answer: {why}; ask for fewer traces at a time")
+        process.limit(float("inf"))
+        status, scored = ANSWER_HEAD.unpack_from(answer)
+        return status, scored, answer[ANSWER_HEAD.size :]
 
-    def _started(self) -> subprocess.Popen[bytes]:
+    def _started(self) -> tuple[ChildProcess, Connection]:
         if self._is_closed:
             raise RuntimeError("the API is closed")
-        if self._process is None or self._process.poll() is not None:
-            self._end()
-            settings = self.settings
-            cores = ",".join(map(str, settings.cores))
-            with self._log.open("wb") as log:
-                self._process = subprocess.Popen(
-                    command("fleet.api.score_process", str(settings.models), str(settings.store), cores),
-                    stdin=subprocess.PIPE,
-                    stdout=subprocess.PIPE,
-                    stderr=log,
-                    env={**environment(), "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""},
-                    # A Ctrl-C in the coordinator's terminal is for the coordinator.
-                    start_new_session=True,
+        if self._process is not None and self._connection is not None and self._process.poll() is None:
+            return self._process, self._connection
+        self._end()
+        settings = self.settings
+        self._folder.mkdir(exist_ok=True)
+        ours, theirs = Pipe()
+        with theirs:
+            try:
+                self._process = ChildProcess(
+                    [_MODULE, *map(str, (settings.models, settings.store, theirs.fileno()))],
+                    self._folder,
+                    variables={"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""},
+                    cores=settings.cores,
+                    nice=_NICE,
+                    pass_fds=[theirs.fileno()],
                 )
-        return self._process
+            except BaseException:
+                ours.close()
+                raise
+        self._connection = ours
+        return self._process, ours
 
     def _end(self) -> None:
+        """Kill the process, and wait for that."""
         process, self._process = self._process, None
-        if process is None:
-            return
-        process.kill()
-        process.wait()
-        for pipe in (process.stdin, process.stdout):
-            assert pipe is not None
-            # Bytes that the process did not read are lost with it.
-            with suppress(OSError):
-                pipe.close()
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            connection.close()
+        # One that died by itself keeps its own end.
+        if process is not None and not process.wait(_END_SECS):
+            process.end()
+            process.wait(_KILL_SECS)
+
+
+def _failed(why: str) -> tuple[int, int, bytes]:
+    return 503, 0, json.dumps({"detail": why}).encode()

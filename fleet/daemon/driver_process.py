@@ -1,13 +1,11 @@
 """`python -m fleet.daemon.driver_process REQUEST.json FD`: the driver of one request in a process of its own.
 
-Started by `launch.py`. It stays on cores on which it disturbs no timing, and ends with the coordinator. What
-it measured is stored, so the same request begun again goes on.
+Started by `launch.py`. What it measured is stored, so the same request begun again goes on.
 """
 
 from __future__ import annotations
 
 import json
-import os
 import socket
 import sys
 from collections.abc import Callable, Sequence
@@ -15,33 +13,22 @@ from pathlib import Path
 from typing import Any
 
 from agents.errors import AgentError
-from agents.host.priority import be_nice
-from agents.sandbox.zygote import die_with_parent
-from fleet.core.request_words import RequestKind
 from fleet.drivers.session import DriverChannel, EngineSession
 from fleet.durable import is_full
 from fleet.errors import FleetError
 
-#: A collection waits most of the time, a search computes: neither must disturb a timing.
-_NICE = 5
-
 
 def main(arguments: Sequence[str]) -> int:
     """Do what a request file asks for and return the exit code."""
-    if len(arguments) != 3:
-        print("usage: python -m fleet.daemon.driver_process REQUEST.json FD PARENT", file=sys.stderr)
+    if len(arguments) != 2:
+        print("usage: python -m fleet.daemon.driver_process REQUEST.json FD", file=sys.stderr)
         return 2
-    path, end, parent = Path(arguments[0]), int(arguments[1]), int(arguments[2])
-    die_with_parent(parent)
+    path, end = Path(arguments[0]), int(arguments[1])
     from fleet.daemon.driver_display import DriverDisplay
     from fleet.requests.kinds import perform
     from fleet.requests.work import Work
 
     work = Work.model_validate(json.loads(path.read_text()) | {"folder": path.parent})
-    if work.kind is not RequestKind.ONBOARDING:  # whose devices wait until the head is made
-        be_nice(_NICE)
-    if work.cores:
-        os.sched_setaffinity(0, work.cores)
     channel = DriverChannel(socket.socket(fileno=end))
     session = EngineSession(channel, Path(work.settings.store.path))
     display = DriverDisplay(session)

@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import socket
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from agents.host.own_program import command
-from fleet.child_process import ChildProcess, discard_folder
+from agents.host.child_process import ChildProcess, discard_folder
 from fleet.config.settings import FleetConfig
-from fleet.core.request_words import Request
+from fleet.core.request_words import Request, RequestKind
 from fleet.drivers.session import DriverChannel
 from fleet.durable import disk_errors
 from fleet.requests.work import Work
+
+_MODULE = "fleet.daemon.driver_process"
+#: A collection waits most of the time, a search computes: neither must disturb a timing.
+_NICE = 5
 
 
 class DriverProcess:
@@ -41,11 +43,13 @@ class DriverProcess:
         self._folder.mkdir(parents=True)
         path = self._folder / "request.json"
         path.write_text(json.dumps(work.model_dump(mode="json")))
-        arguments = (str(path), str(theirs.fileno()), str(os.getpid()))
+        is_waited_for = work.kind is RequestKind.ONBOARDING  # its devices do nothing until the head is made
         return ChildProcess(
-            command("fleet.daemon.driver_process", *arguments),
+            [_MODULE, str(path), str(theirs.fileno())],
             self._folder,
-            {"OMP_NUM_THREADS": str(max(1, len(work.cores)))},
+            variables={"OMP_NUM_THREADS": str(max(1, len(work.cores)))},
+            cores=work.cores,
+            nice=0 if is_waited_for else _NICE,
             pass_fds=[theirs.fileno()],
         )
 
@@ -60,8 +64,7 @@ class DriverProcess:
 
     def failure(self) -> str:
         """How it ended, with the end of its standard error; once it is over."""
-        tail = self._process.stderr_tail()
-        return self._process.how_it_ended() + (f": {tail}" if tail else "")
+        return self._process.failure()
 
 
 def launcher(

@@ -1,16 +1,13 @@
 """`python -m fleet.refresh.process REQUEST.json`: one refresh in a process of its own.
 
 Started by `fleet.refresh.refresher`. A training takes memory, libraries and a core for minutes, and may be
-killed: none of it belongs into the coordinator. This process makes itself nice, stays on the cores that it
-was given, ends in order on SIGTERM and with whoever started it, and prints one line of JSON. Errors go to
-standard error, the clearest line last. Killed at any moment, the same request goes on.
+killed: none of it belongs into the coordinator. This process ends in order on SIGTERM, and prints one line of
+JSON. Errors go to standard error, the clearest line last. Killed at any moment, the same request goes on.
 """
 
 from __future__ import annotations
 
-import ctypes
 import json
-import os
 import signal
 import sys
 import traceback
@@ -23,9 +20,6 @@ from typing import NoReturn
 #: Exit codes: done; failed, or not begun for want of records, with the reason on standard error; stopped by
 #: SIGTERM, to go on later.
 DONE, FAILED, TOO_FEW, STOPPED = 0, 1, 3, 143
-#: Variable that names the process which started this one.
-PARENT = "FLEET_REFRESH_PARENT"
-_PR_SET_PDEATHSIG = 1
 #: Seconds after which the end is asked for again: a library may swallow any exception, as some do that try an
 #: import.
 _AGAIN_SECS = 1.0
@@ -45,7 +39,6 @@ def main(arguments: Sequence[str]) -> int:
         return 2
     path = Path(arguments[0])
     try:
-        _end_with_parent()
         return _answer(path)
     except Stopped:
         signal.setitimer(signal.ITIMER_REAL, 0)
@@ -56,16 +49,12 @@ def main(arguments: Sequence[str]) -> int:
 
 def _answer(path: Path) -> int:
     from agents.errors import AgentError
-    from agents.host.priority import be_nice
     from fleet.errors import FleetError, TooFewRecordsError
     from fleet.refresh.request import request_from_json
     from transfer.errors import TransferError
 
     try:
         request = request_from_json(path.read_text())
-        be_nice(request.nice)
-        if request.cores:
-            os.sched_setaffinity(0, request.cores)
         if request.kind == "watch":
             from fleet.refresh.freshness_look import run_watch
 
@@ -103,18 +92,6 @@ def _stop(_number: int, _frame: FrameType | None) -> NoReturn:
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     signal.setitimer(signal.ITIMER_REAL, _AGAIN_SECS)
     raise Stopped
-
-
-def _end_with_parent() -> None:
-    """Have the kernel send SIGTERM when whoever started this process ends, however it ends."""
-    parent = os.getppid()
-    libc = ctypes.CDLL(None, use_errno=True)
-    if sys.platform == "linux":
-        libc.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
-    parent_text = os.environ.get(PARENT)
-    if parent_text and int(parent_text) != parent:
-        # It had ended before the kernel was asked.
-        raise Stopped
 
 
 if __name__ == "__main__":

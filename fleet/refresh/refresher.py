@@ -17,8 +17,8 @@ from typing import Any
 
 from msgspec import structs
 
+from agents.host.child_process import remove_discarded
 from agents.records import DeviceId
-from fleet.child_process import remove_discarded
 from fleet.core.events import (
     DriftAlarm,
     Event,

@@ -15,13 +15,12 @@ from pathlib import Path
 from typing import Any
 
 from agents.device.device_cores import quiet_cores
-from agents.host.own_program import command
+from agents.host.child_process import ChildProcess, discard_folder
 from agents.host.probe import core_groups
 from agents.records import DeviceKind, DeviceSpec
-from fleet.child_process import ChildProcess, discard_folder
 from fleet.durable import write_durably
 from fleet.errors import FleetError
-from fleet.refresh.process import DONE, PARENT, STOPPED, TOO_FEW
+from fleet.refresh.process import DONE, STOPPED, TOO_FEW
 from fleet.refresh.request import (
     EPOCHS,
     PLAN,
@@ -37,6 +36,7 @@ from transfer.train import CURVES_NAME
 
 _LOG = logging.getLogger(__name__)
 
+_MODULE = "fleet.refresh.process"
 #: Times that one request is tried again after its process was killed.
 ATTEMPTS = 3
 #: After which a process that was asked to end is killed.
@@ -68,9 +68,11 @@ class RefreshChild:
         count_tried(self._folder, 1)
         try:
             self._process = ChildProcess(
-                command("fleet.refresh.process", str(path)),
+                [_MODULE, str(path)],
                 self._folder,
-                {"OMP_NUM_THREADS": "1", PARENT: str(os.getpid())},
+                variables={"OMP_NUM_THREADS": "1"},
+                cores=request.cores,
+                nice=request.nice,
             )
         except OSError:
             count_tried(self._folder, -1)  # it is no fault of the request

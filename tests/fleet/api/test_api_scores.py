@@ -7,8 +7,8 @@ import dataclasses
 import json
 import os
 import re
+import signal
 import socket
-import sys
 import threading
 from collections.abc import Iterator
 from contextlib import closing
@@ -299,11 +299,13 @@ def test_a_request_that_takes_too_long_is_ended_and_the_next_is_answered(
 ) -> None:
     service = a_service(made, tmp_path, score_secs=0.3)
     with monkeypatch.context() as slow:
-        endless = [sys.executable, "-c", "import time; time.sleep(600)"]
-        slow.setattr(score_service, "command", lambda *_: endless)
+        (tmp_path / "endless.py").write_text("import time; time.sleep(600)")
+        slow.setenv("PYTHONPATH", str(tmp_path))
+        slow.setattr(score_service, "_MODULE", "endless")
         status, found = asyncio.run(service.answer(_body, _stays))
     assert status == 503
-    assert json.loads(found)["detail"].startswith("the process that scores took longer than 0 s")
+    detail = json.loads(found)["detail"]
+    assert detail.startswith("the process that scores gave no answer: it was not done after 0 s (see ")
     assert service.view["refused"]["failed"] == 1
     service.settings = dataclasses.replace(service.settings, score_secs=60.0)
     # A lock belongs to the loop that used it.
@@ -311,8 +313,8 @@ def test_a_request_that_takes_too_long_is_ended_and_the_next_is_answered(
     with closing(service):
         assert asyncio.run(service.answer(_body, _stays))[0] == 200
         # Killed by whoever wants memory: the answer says so, and the next one is whole.
-        service._process.kill()
-        service._process.wait()
+        os.kill(service._process.pid, signal.SIGKILL)
+        assert service._process.wait(60)
         assert asyncio.run(service.answer(_body, _stays))[0] == 200
     status, found = asyncio.run(service.answer(_body, _stays))
     assert status == 503

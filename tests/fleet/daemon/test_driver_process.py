@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -18,7 +17,7 @@ from fleet.errors import StoreFull
 from tests.conftest import until
 
 REQUEST = Request(request_id=RequestId("r1"), kind=RequestKind.COLLECTION, arguments={"devices": ["one"]})
-#: Stand in for `python -m fleet.daemon.driver_process`: one says its end, one ends without a word.
+#: Stand in for `fleet.daemon.driver_process`: one says its end, one ends without a word.
 ENDS = """
 import socket, sys
 with socket.socket(fileno=int(sys.argv[2])) as end:
@@ -31,7 +30,9 @@ DIES = "import sys; sys.exit('it had enough')"
 @pytest.fixture
 def start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], DriverProcess]:
     def started(program: str) -> DriverProcess:
-        monkeypatch.setattr(launch, "command", lambda _, *rest: [sys.executable, "-c", program, *rest])
+        (tmp_path / "stand_in.py").write_text(program)
+        monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+        monkeypatch.setattr(launch, "_MODULE", "stand_in")
         return launcher(tmp_path / "drivers", FleetConfig, tmp_path / "models", lambda: ())(REQUEST)
 
     return started
@@ -68,13 +69,11 @@ def test_how_a_driver_ended_is_known_once_its_folder_is_gone(
     assert list((tmp_path / "drivers").iterdir()) == []
 
 
-def test_a_driver_that_finds_no_room_leaves_nothing(
-    start: Callable[[str], DriverProcess], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_driver_that_finds_no_room_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def no_room(path: Path, text: str) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(Path, "write_text", no_room)
     with pytest.raises(StoreFull, match="no room while starting the driver of a request"):
-        start(ENDS)
+        launcher(tmp_path / "drivers", FleetConfig, tmp_path / "models", lambda: ())(REQUEST)
     until(lambda: list((tmp_path / "drivers").iterdir()) == [])

@@ -20,8 +20,8 @@ import msgspec
 import pytest
 from rich.console import Console
 
+from agents.host.child_process import ChildProcess
 from agents.records import DeviceId, Record
-from fleet.child_process import ChildProcess
 from fleet.core.events import (
     Event,
     ModelPublished,
@@ -128,6 +128,13 @@ def has_ended(pid: int) -> bool:
         return Path(f"/proc/{pid}/stat").read_text().split(") ")[1][0] == "Z"
     except OSError:  # it is gone
         return True
+
+
+def hang(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
+    """Have trainings do nothing for ever."""
+    (folder / "hanging.py").write_text("import time; time.sleep(600)")
+    monkeypatch.setenv("PYTHONPATH", str(folder))
+    monkeypatch.setattr("fleet.refresh.trainer_process._MODULE", "hanging")
 
 
 class Killed(BaseException):
@@ -677,14 +684,14 @@ def test_a_killed_process_is_tried_again_but_not_for_ever(request_: RefreshReque
         refresher.start("cpu", ["test"])
         os.kill(refresher._child.pid, signal.SIGKILL)
         failed = polled(refresher, until=TrainingFailed)[-1]
-        assert failed.reason.startswith("its process was ended by signal 9")
+        assert failed.reason.startswith("its process was ended by SIGKILL")
         assert (unfinished(Path(request_.folder) / "cpu") is None) == (attempt == 2)
 
 
 def test_a_process_that_cannot_be_started_is_no_try(
     request_: RefreshRequest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("fleet.child_process.subprocess.Popen", failing(errno.EAGAIN))
+    monkeypatch.setattr("agents.host.child_process.subprocess.Popen", failing(errno.EAGAIN))
     for _ in range(4):
         with pytest.raises(OSError, match="temporarily"):
             RefreshChild(request_)
@@ -704,9 +711,12 @@ def test_a_training_over_its_deadline_is_ended_and_not_gone_on_with(request_: Re
 
 
 def test_a_hung_scoring_of_strategies_is_ended_and_the_next_family_has_its_turn(
-    request_: RefreshRequest, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    request_: RefreshRequest,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
-    monkeypatch.setattr("fleet.refresh.trainer_process.command", lambda *_: ["sleep", "600"])
+    hang(monkeypatch, tmp_path)
     now = [5.0]
     scorer = StrategyScorer(
         lambda family: replace(request_, kind="standings", family=family),
@@ -728,9 +738,9 @@ def test_a_hung_scoring_of_strategies_is_ended_and_the_next_family_has_its_turn(
 
 
 def test_a_process_that_hangs_in_the_kernel_holds_up_no_turn(
-    request_: RefreshRequest, monkeypatch: pytest.MonkeyPatch
+    request_: RefreshRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("fleet.refresh.trainer_process.command", lambda *_: ["sleep", "600"])
+    hang(monkeypatch, tmp_path)
     refresher = make_refresher(request_)
     pids = []
     with monkeypatch.context() as hung:

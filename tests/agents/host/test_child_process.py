@@ -5,17 +5,19 @@ from __future__ import annotations
 import os
 import resource
 import signal
+import subprocess
 import sys
 import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from agents.host import process_control
-from fleet import child_process
-from fleet.child_process import ChildProcess, discard_folder, remove_discarded
+from agents.host import child_process, process_control
+from agents.host.child_process import ChildProcess, discard_folder, remove_discarded, run_child
 from tests.conftest import until
 
+ROOT = Path(process_control.__file__).parents[2]
 #: Does not end when asked to, and has a child of its own, whose number it prints.
 STUBBORN = """
 import signal, subprocess, sys, time
@@ -45,8 +47,9 @@ def no_waits(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(child_process, "_LOOK_SECS", 0.05)
 
 
-def start(folder: Path, program: str) -> ChildProcess:
-    return ChildProcess([sys.executable, "-c", program], folder, {})
+def start(folder: Path, program: str, **options: Any) -> ChildProcess:
+    (folder.parent / "of_a_test.py").write_text(program)
+    return ChildProcess(["of_a_test"], folder, variables={"PYTHONPATH": f"{folder.parent}:{ROOT}"}, **options)
 
 
 def is_there(pid: int) -> bool:
@@ -95,7 +98,7 @@ def test_the_name_of_its_folder_is_free_while_it_still_dies(
     monkeypatch.undo()
     child.end()
     assert child.wait(60)
-    assert [one.name for one in folder.parent.iterdir()] == [folder.name]
+    assert {one.name for one in folder.parent.iterdir()} == {folder.name, "of_a_test.py"}
     assert [one.name for one in folder.iterdir()] == ["of-the-next"]
 
 
@@ -139,6 +142,62 @@ def test_a_child_that_cannot_be_watched_is_no_child(folder: Path, monkeypatch: p
     monkeypatch.setattr(threading.Thread, "start", none)
     with pytest.raises(OSError, match="no thread to be had"):
         start(folder, STUBBORN)
+
+
+def test_it_is_nice_on_its_cores_and_answers_a_question(folder: Path) -> None:
+    core = max(os.sched_getaffinity(0))
+    child = start(
+        folder,
+        "import os, sys\nprint('noise')\n"
+        "print(sys.stdin.read(), os.nice(0), os.sched_getaffinity(0), len(sys.argv))",
+        question=b"how?",
+        cores=(core,),
+        nice=7,
+    )
+    assert child.wait(60)
+    assert child.answer().startswith(f"how? {min(19, os.nice(0) + 7)} {{{core}}} 1")
+
+
+def test_a_deadline_can_be_set_anew_and_the_end_names_it(folder: Path) -> None:
+    child = start(folder, "import sys, time; print('busy', file=sys.stderr, flush=True); time.sleep(600)")
+    until(lambda: (folder / "stderr").read_text() == "busy\n")
+    child.limit(0.1)
+    assert child.wait(60)
+    assert child.failure() == child.failure_line() == "it was not done after 0 s: busy"
+
+
+def test_it_dies_with_whoever_started_it(tmp_path: Path) -> None:
+    code = (
+        "import time\nfrom agents.host.child_process import ChildProcess\n"
+        "print(ChildProcess(['of_a_test']).pid, flush=True); time.sleep(600)"
+    )
+    (tmp_path / "of_a_test.py").write_text("import time; time.sleep(600)")
+    environment = {**os.environ, "PYTHONPATH": f"{tmp_path}:{ROOT}"}
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, env=environment) as starter:
+        assert starter.stdout is not None
+        pid = int(starter.stdout.readline())
+        assert is_there(pid)
+        starter.kill()
+    until(lambda: not is_there(pid))
+
+
+@pytest.mark.parametrize(
+    ("module", "failure"),
+    [
+        ("agents.no_such_module", "its process ended with code 1: "),
+        ("signal_of_its_own", "its process was ended by SIGTERM: it printed no error"),
+        ("too_much", "its process printed more than 32 MiB: it printed no error"),
+    ],
+)
+def test_how_it_ended_is_one_line(
+    module: str, failure: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "signal_of_its_own.py").write_text("import os; os.kill(os.getpid(), 15)")
+    (tmp_path / "too_much.py").write_text("import os; os.ftruncate(1, 200 << 20)")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    child = run_child([module])
+    assert child.failure_line().startswith(failure)
+    assert "\n" not in child.failure_line()
 
 
 def test_a_process_with_many_files_may_have_children(folder: Path) -> None:
