@@ -98,7 +98,7 @@ def _run(folder: Path, options: Options, found: Figures) -> None:
             "parts": {part: round(secs, 1) for part, secs in arrived["seconds"].items()},
             "strategy": arrived["taken"],
             "samples": arrived["samples"],
-            "sources": len(arrived["siblings"]),
+            "sources": len(arrived["source_devices"]),
         }
 
 

@@ -13,8 +13,8 @@ import numpy as np
 from benchmarks.harness import cell, markdown_table
 from benchmarks.onboarding_parts import DeviceSet, measured_mean
 from benchmarks.onboarding_table import MEASURES, RANDOM, SCRATCH, CurveTable
+from transfer.adapt.base import Regime
 from transfer.data.intervals import Estimate
-from transfer.evaluate.onboarding_cases import Regime
 
 _WORDS = {
     Regime.DEVICE_NEW: (

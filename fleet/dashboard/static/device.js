@@ -45,31 +45,22 @@ function leases(device) {
 
 function onboarding(found, now) {
   if (!found) return null;
-  const { request, points, scratch, more } = found;
+  const { request, points } = found;
   const parts = [h("h2", {}, "Onboarding")];
   if (request) parts.push(requestLine(request, now));
   const measured = points.filter((point) => point.top1 !== undefined);
   if (measured.length) {
-    const most = Math.max(...measured.map((point) => point.samples));
-    const [low, high] = [Math.min(...measured.map((point) => point.samples)), most];
-    const line = scratch.filter(([samples]) => samples >= low / 4 && samples <= high * 4 + 1);
     const log = (samples) => Math.log2(1 + samples);
     parts.push(h("figure", {},
-      h("figcaption", {}, "Expected top-1 of the device's head by number of samples, with its 90 % interval.",
-        line.length ? " The scratch line is the mean over the known devices, each left out in turn." : " No scratch line: leave-one-device-out scores are not there yet."),
-      legend([["this device", 0], ...(line.length ? [["from scratch", 1]] : [])]),
+      h("figcaption", {}, "Expected top-1 of the device's head by number of samples, with its 90 % interval."),
       plot({
         label: `Top-1 by samples: ${measured.map((point) => `${point.samples}: ${score(point.top1)}`).join(", ")}`,
         series: [
           { place: 0, kind: "line", points: measured.map((point) => [log(point.samples), point.top1, ...(point.top1_interval || [null, null]), `${point.samples} samples: ${score(point.top1)}`]) },
-          ...(line.length ? [{ place: 1, kind: "line", points: line.map(([samples, top1]) => [log(samples), top1, null, null, `scratch, ${samples} samples: ${score(top1)}`]) }] : []),
         ],
         xText: (value) => count(Math.round(2 ** value - 1)), yText: (value) => value.toFixed(2), height: 200,
       })));
   } else parts.push(empty("No point of a curve yet: one comes with the end of each onboarding."));
-  parts.push(h("p", {}, more
-    ? `32 more samples would change top-1 by about ${more.gain >= 0 ? "+" : "−"}${Math.abs(more.gain).toFixed(3)}, to ${score(more.top1)} with ${count(more.samples)} samples, by what they did on the ${count(found.known_devices)} known devices.`
-    : "What 32 more samples would buy is not known: it needs leave-one-device-out scores of the known devices."));
   return parts;
 }
 

@@ -28,7 +28,7 @@ from fleet.dashboard.compared import CompareError, compare, parse_side
 from fleet.dashboard.comparison import THRESHOLD, judge, of_series
 from fleet.dashboard.dashboard import Dashboard, DashboardWaits
 from fleet.dashboard.device_timeline import MOST_POINTS, TIMELINE_COLUMNS, DeviceTimeline, canary_ratios
-from fleet.dashboard.onboarding_curve import MORE_SAMPLES, onboarding_curve
+from fleet.dashboard.onboarding_curve import onboarding_curve
 from fleet.dashboard.pages import PageQuery
 from fleet.dashboard.schedule_lines import schedule_lines, side_by_side
 from fleet.dashboard.webhook import LOOK_SECS, MOST_AT_ONCE, MOST_PAUSE_SECS, MOST_WAITING, Webhook
@@ -310,33 +310,18 @@ def test_the_ladder_says_why_promoted_why_rolled_back_and_who_lost(tmp_path: Pat
 # ---- onboarding ----
 
 
-def test_what_more_samples_buy_comes_from_the_known_devices(tmp_path: Path) -> None:
+def test_the_curve_of_a_device_has_its_newest_request(tmp_path: Path) -> None:
     assert onboarding_curve("new", [], tmp_path) is None
     points = [{"samples": k, "top1": 0.5 + k / 1000, "taken": "momentum"} for k in (32, 64)]
-    top1 = {"momentum": [0.4, 0.6, 0.8], "scratch": [None, 0.5, 0.7]}
-    known = {"samples": [0, 64, 256], "top1": top1, "devices": ["a", "b"], "measured": 9}
-    files = {
-        "onboarding/new.jsonl": "\n".join([*map(json.dumps, points), '{"samples": 9']),
-        "standings/standings-1.json": json.dumps(known),
-        "standings/standings-2.json": "{",
-    }
-    request = {
-        **{"id": "r", "kind": "onboarding", "arguments": {"device": "new"}, "submitted_at": 1.0},
-        "result": {"taken": "momentum", "samples": 64},
-    }
-    for name, text in files.items():
-        (tmp_path / name).parent.mkdir(exist_ok=True)
-        (tmp_path / name).write_text(text)
-        if name.startswith("onboarding"):
-            found = onboarding_curve("new", [], tmp_path)
-            assert (found["points"], found["scratch"]) == (points, [])
-            assert (found["more"], found["request"]) == (None, None)
-    found = onboarding_curve("new", [{**request, "id": "older", "submitted_at": 0.5}, request], tmp_path)
-    assert found["request"] is request
-    assert found["scratch"] == [[64, 0.5], [256, 0.7]]
-    gain = 0.2 * math.log((1 + 64 + MORE_SAMPLES) / 65) / math.log(257 / 65)
-    more = {"samples": 64 + MORE_SAMPLES, "gain": round(gain, 4), "top1": round(0.564 + gain, 4)}
-    assert found["more"] == more
+    (tmp_path / "onboarding").mkdir()
+    text = "\n".join([*map(json.dumps, points), '{"samples": 9'])
+    (tmp_path / "onboarding" / "new.jsonl").write_text(text)
+    assert onboarding_curve("new", [], tmp_path) == {"request": None, "points": points}
+    request = {"id": "r", "kind": "onboarding", "arguments": {"device": "new"}, "submitted_at": 1.0}
+    older = {**request, "id": "older", "submitted_at": 0.5}
+    curve = onboarding_curve("new", [older, request], tmp_path)
+    assert curve is not None
+    assert curve["request"] is request
 
 
 # ---- workloads and candidates ----
