@@ -98,7 +98,7 @@ def _run(folder: Path, options: Options, found: Figures) -> None:
             "parts": arrived["seconds"],
             "strategy": arrived["taken"],
             "samples": arrived["samples"],
-            "sources": len(arrived["siblings"]),
+            "sources": len(arrived["source_devices"]),
         }
 
 

@@ -27,16 +27,15 @@ from benchmarks.harness import (
     write_page,
 )
 from benchmarks.onboarding_baselines import FewShot, baselines
+from benchmarks.onboarding_contenders import Adapting
 from benchmarks.onboarding_curve import SAMPLES, CurvePlan, run_curve
 from benchmarks.onboarding_extras import COVERED, How, across, breadth, coverage, selectors, tell
 from benchmarks.onboarding_parts import DeviceSet, as_json, device_sets
 from benchmarks.onboarding_table import CurveTable
-from transfer.adapt.base import Strategy
-from transfer.adapt.registry import CHOICES, NAMES, strategies
+from transfer.adapt.base import Regime, Strategy
+from transfer.adapt.registry import NAMES, auto, strategies
 from transfer.adapt.sample_selection import SELECTORS, selector_named
-from transfer.auto.strategy import Auto
-from transfer.evaluate.onboarding_cases import CasePlan, Regime, networks_to_hold_out
-from transfer.evaluate.onboarding_contenders import Adapting
+from transfer.evaluate.onboarding_cases import CasePlan, networks_to_hold_out
 from transfer.train.config import TrainConfig
 
 _PARTS = ("selectors", "coverage", "breadth", "across")
@@ -73,10 +72,6 @@ class Options:
     strategies: Annotated[
         tuple[str, ...], Option("beside auto", choices=NAMES, may_be_empty=True, quick=("scratch",))
     ] = NAMES
-    #: With one choice `auto` guards that.
-    choices: Annotated[
-        tuple[str, ...], Option("what auto chooses from", choices=NAMES, quick=CHOICES[:1])
-    ] = CHOICES
     selector: Annotated[str, Option("chooses the samples", choices=list(SELECTORS))] = next(iter(SELECTORS))
     selectors: Annotated[
         tuple[str, ...],
@@ -133,12 +128,12 @@ def _measured(options: Options, folder: Path) -> Figures:
 
     Args:
         options: The command line.
-        folder: For what lasts as long as the run: a store of imported logs, leave-one-device-out scores.
+        folder: For what lasts as long as the run: a store of imported logs.
     """
     started = time.monotonic()
     sets = device_sets(options.store, options.device, folder, options.most, options.seed)
     until = started + (options.seconds or float("inf"))
-    runs = [_run(one, options, folder, until) for one in sets]
+    runs = [_run(one, options, until) for one in sets]
     parts = _parts(sets, options)
     result: dict[str, Any] = {
         "benchmark": "onboarding",
@@ -156,8 +151,8 @@ def _measured(options: Options, folder: Path) -> Figures:
     return result
 
 
-def _run(one: DeviceSet, options: Options, folder: Path, until: float) -> _Run:
-    """The curve of one set, regime by regime: `auto` chooses by what it will be asked."""
+def _run(one: DeviceSet, options: Options, until: float) -> _Run:
+    """The curve of one set, regime by regime: `auto` checks by what it will be asked."""
     known = tuple(str(device_id) for device_id in one.dataset.device_ids)
     targets = tuple(name for name in known if not options.target or name in options.target)
     if not targets:
@@ -178,7 +173,7 @@ def _run(one: DeviceSet, options: Options, folder: Path, until: float) -> _Run:
                 most_judged=options.judge,
                 most_splits=options.splits,
             ),
-            contenders=_contenders(options, regime, folder),
+            contenders=_contenders(options, regime),
             selector=selector_named(options.selector),
             config=TrainConfig(epochs=options.epochs, device="cpu"),
             samples=tuple(options.samples),
@@ -196,7 +191,7 @@ def _run(one: DeviceSet, options: Options, folder: Path, until: float) -> _Run:
             on_case=tell,
             kept=options.keep,
         )
-    names = tuple(one.name for one in _strategies(options, Regime.DEVICE_NEW, folder))
+    names = tuple(one.name for one in _strategies(options, Regime.DEVICE_NEW))
     chosen = tuple(f"{_DEFAULT} by {name}" for name in options.selectors)
     return _Run(one, CurveTable(points=points, strategies=(*names, *chosen), default=_DEFAULT))
 
@@ -217,20 +212,18 @@ def _held(one: DeviceSet, options: Options) -> tuple[str, ...]:
     return tuple(name for name in _LOGGED_HELD if name in there)
 
 
-def _strategies(options: Options, regime: Regime, folder: Path) -> list[Strategy]:
+def _strategies(options: Options, regime: Regime) -> list[Strategy]:
     """`auto` and those it is compared with."""
-    known = strategies()
-    choices = tuple(known[one] for one in options.choices)
-    auto = Auto(strategies=choices, regime=regime, cache=folder / "standings")
-    return [auto, *(known[name] for name in options.strategies)]
+    by_name = strategies()
+    return [auto(regime, by_name), *(by_name[name] for name in options.strategies)]
 
 
-def _contenders(options: Options, regime: Regime, folder: Path) -> tuple[Adapting | FewShot, ...]:
-    strategies = _strategies(options, regime, folder)
+def _contenders(options: Options, regime: Regime) -> tuple[Adapting | FewShot, ...]:
+    compared = _strategies(options, regime)
     selector = selector_named(options.selector)
-    found: list[Adapting | FewShot] = [Adapting(one, selector, one.name) for one in strategies]
+    found: list[Adapting | FewShot] = [Adapting(one, selector, one.name) for one in compared]
     found += [
-        Adapting(strategies[0], selector_named(name), f"{_DEFAULT} by {name}") for name in options.selectors
+        Adapting(compared[0], selector_named(name), f"{_DEFAULT} by {name}") for name in options.selectors
     ]
     return (*found, *(one for one in baselines() if one.name in options.baselines))
 

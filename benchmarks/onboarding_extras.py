@@ -17,11 +17,12 @@ from typing import Any
 import numpy as np
 
 from benchmarks.harness import interval
+from benchmarks.onboarding_contenders import Adapting
 from benchmarks.onboarding_curve import CurvePlan, run_curve
 from benchmarks.onboarding_parts import DeviceSet, narrowed
 from benchmarks.onboarding_table import CurveTable
 from fleet.onboarding.adaptation import Onboarding, expectation
-from transfer.adapt.base import Strategy
+from transfer.adapt.base import Regime, Strategy
 from transfer.adapt.multitask import Scratch
 from transfer.adapt.nearest import Nearest
 from transfer.adapt.sample_choice import Choice, Rows, first_of
@@ -34,13 +35,12 @@ from transfer.evaluate.onboarding_cases import (
     Case,
     CasePlan,
     FewShotSet,
-    Regime,
+    choose_few_shot,
     make_cases,
     situation_of,
     visible_dataset,
     with_few_shot,
 )
-from transfer.evaluate.onboarding_contenders import Adapting, choose_few_shot
 from transfer.features.hardware import HARDWARE_NAMES
 from transfer.model.inputs import torch_threads
 from transfer.processes import run_each
@@ -280,6 +280,7 @@ def across(one: DeviceSet, how: How, samples: Sequence[int] = ACROSS) -> dict[st
     contenders = [
         Adapting(strategy, selector, strategy.name) for strategy in (SourceDevices(), Scratch(), Nearest())
     ]
+    compared = [contender.name for contender in contenders]
     rows = []
     for target in names:
         for source in names:
@@ -288,18 +289,18 @@ def across(one: DeviceSet, how: How, samples: Sequence[int] = ACROSS) -> dict[st
             pair = narrowed(one, (target, source))
             table = how.curve(pair, how.cases(pair, regime, targets=(target,)), contenders, samples)
             for k in samples:
-                told = {name: table.estimate(regime, name, k) for name in ("siblings", "scratch", "nearest")}
-                tau = {name: table.estimate(regime, name, k, "tau") for name in ("siblings", "scratch")}
+                told = {name: table.estimate(regime, name, k) for name in compared}
+                tau = {name: table.estimate(regime, name, k, "tau") for name in compared}
                 rows.append(
                     {
                         "target": target,
                         "source": source,
                         "k": k,
-                        "top1": _value(told["siblings"]),
+                        "top1": _value(told["source_devices"]),
                         "scratch": _value(told["scratch"]),
                         "nearest": _value(told["nearest"]),
-                        "less_scratch": interval(table.difference(regime, "siblings", "scratch", k)),
-                        "tau": _value(tau["siblings"]),
+                        "less_scratch": interval(table.difference(regime, "source_devices", "scratch", k)),
+                        "tau": _value(tau["source_devices"]),
                         "scratch_tau": _value(tau["scratch"]),
                     }
                 )

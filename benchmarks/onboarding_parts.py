@@ -21,10 +21,10 @@ from fleet.interchange.import_logs import ImportRequest, import_logs
 from fleet.models.versions import load_snapshot
 from fleet.store.reader import StoreReader
 from fleet.store.store import Store
+from transfer.adapt.base import Regime
 from transfer.data.dataset import Dataset
 from transfer.data.ranking import kendall_tau, top_k
 from transfer.data.splits import few_of_each
-from transfer.evaluate.onboarding_cases import Regime
 
 #: Folders of the AutoTVM logs whose devices are told apart (`x86_hokusai` is the i7-3770 again).
 LOGGED = ("arm_cortex-a72", "x86_AMD3700X", "x86_inteli7-3770")

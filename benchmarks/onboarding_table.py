@@ -12,10 +12,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from benchmarks.onboarding_contenders import Point
+from transfer.adapt.base import Regime
 from transfer.data.intervals import Estimate, resample_ratio
 from transfer.errors import DatasetError
-from transfer.evaluate.onboarding_cases import Regime
-from transfer.evaluate.onboarding_contenders import Point
 
 MEASURES = ("top1", "top5", "tau")
 #: Name of the exact expectation of a random choice, which has no k.

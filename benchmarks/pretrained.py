@@ -41,16 +41,16 @@ from fleet.datasets.dataset_files import read_published
 from fleet.errors import FleetError
 from fleet.models.shipped_model import has_shipped
 from fleet.models.versions import DatasetSnapshot, load_snapshot, train_config
-from fleet.onboarding.day_zero import alone_strategy
+from fleet.onboarding.adaptation import AUTO, strategy_for
 from fleet.store.store import Store
-from transfer.adapt.base import Strategy, without_device
+from transfer.adapt.base import Regime, Strategy, without_device
 from transfer.adapt.multitask import Scratch
 from transfer.adapt.nearest import day_zero_head
 from transfer.adapt.registry import NAMES, strategies
 from transfer.data.dataset import Dataset
 from transfer.data.metrics import evaluate_ranking
 from transfer.data.splits import Split, few_of_each, leave_networks_out
-from transfer.evaluate.onboarding_cases import Case, FewShotSet, Regime, situation_of, visible_dataset
+from transfer.evaluate.onboarding_cases import Case, FewShotSet, situation_of, visible_dataset
 from transfer.evaluate.rankers import Scores
 from transfer.processes import run_each
 
@@ -151,7 +151,7 @@ def run_case(store: Path, case: _Case, asked: Asked) -> dict[str, Any]:
         for k in asked.samples:
             chosen = _samples(dataset, split.train if name == "elsewhere" else rows, column, k, case.seed)
             ways: dict[str, tuple[Strategy, Rows]] = {
-                name: (alone_strategy("auto", Regime.BOTH_NEW), rows[:0])
+                name: (strategy_for(AUTO, Regime.BOTH_NEW, is_alone=True), rows[:0])
             }
             if name == "shipped":
                 ways["scratch"] = (Scratch(), rows[:0])

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from benchmarks.harness import interval
 from fleet.models.promotion import mean_of
-from transfer.evaluate.onboarding_cases import Regime
+from transfer.adapt.base import Regime
 
 #: Samples of the new profile that every case has.
 SAMPLES = 64

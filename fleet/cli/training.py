@@ -193,7 +193,7 @@ def onboard(
     if replay:
         from fleet.onboarding.replay import onboard_recorded
 
-        result = onboard_recorded(settings, request.device, options.models)
+        result = onboard_recorded(settings, request.device)
     else:
         result = run(request, options)
     if result is None:

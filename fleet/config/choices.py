@@ -7,9 +7,9 @@ from typing import Literal
 #: Ways to adapt a model to a new device.
 Strategy = Literal[
     "auto",
-    "siblings",
+    "source_devices",
     "multitask",
-    "finetune-head",
+    "finetune_head",
     "maml",
     "momentum",
     "nearest",

@@ -28,8 +28,6 @@ from fleet.durable import fsync, write_durably
 from fleet.errors import FleetError
 from fleet.state.schema import one_line, refuse_network
 
-#: Folder beside the versions for leave-one-device-out scores, as kept by `transfer.auto`.
-DEVICE_SCORES = "standings"
 #: Name of the file, and the number of its layout.
 REGISTRY, REGISTRY_LAYOUT = "registry.sqlite", 1
 #: `PRAGMA application_id`: the letters FLMO.

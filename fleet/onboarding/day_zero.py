@@ -22,7 +22,7 @@ from fleet.models.registry import Registry
 from fleet.models.registry_file import latest
 from fleet.models.shipped_model import ShippedModel, first_head, has_shipped, read_shipped
 from fleet.models.versions import load_snapshot, train_config
-from fleet.onboarding.adaptation import AUTO, expectation_report, strategy_for
+from fleet.onboarding.adaptation import expectation_report, strategy_for
 from fleet.onboarding.choice import source_devices_of, source_version
 from fleet.onboarding.fingerprint import measure_fingerprint
 from fleet.onboarding.head_version import (
@@ -44,14 +44,10 @@ from transfer.model.kinds import is_extensible
 
 if TYPE_CHECKING:
     from fleet.config.settings import FleetConfig
-    from transfer.adapt.base import Strategy
     from transfer.adapt.fingerprint import Fingerprint
-    from transfer.evaluate.onboarding_cases import Regime
 
 #: Samples of a workload, at least: fewer order nothing.
 _PER_WORKLOAD = 8
-#: What `auto` chooses from where nothing is known of source devices but their heads; best guess first.
-_CHOICES = ("momentum", "finetune-head", "nearest", "scratch")
 
 
 def is_alone(registry: Registry, store: StoreReader, spec: DeviceSpec) -> bool:
@@ -192,7 +188,7 @@ def onboard_alone(
         "version": first,
         "shipped": shipped.name,
         "first_head": first,
-        "siblings": [],
+        "source_devices": [],
         "earlier_environment": None,
         "fingerprint": {
             "programs": mine.tried,
@@ -253,7 +249,7 @@ def _adapted(
     """Move the head by what the device measured, and keep it as a version."""
     import numpy as np
 
-    from transfer.evaluate.onboarding_cases import Regime
+    from transfer.adapt.base import Regime
 
     target, store = spec.device_id, engine.store()
     environment_id = engine.environment_id(target)
@@ -266,15 +262,14 @@ def _adapted(
         *(snapshot, target, chosen, shipped.model, config, settings.training.seed), regime=Regime.BOTH_NEW
     )
     onboarding = replace(onboarding, source_rows=np.zeros(0, dtype=np.int64))
-    strategy = alone_strategy(settings.onboarding.strategy, Regime.BOTH_NEW)
+    strategy = strategy_for(settings.onboarding.strategy, Regime.BOTH_NEW, is_alone=True)
     with clock.part("adapt"):
         others = Strangers(list(hardware_by_device), shipped.manifest.get("trained_workloads", ()))
         adapted, version = adapt_version(onboarding, snapshot, models, strategy, strangers=others)
     strategy_name = str(adapted.notes.get("strategy", strategy.name))
     with clock.part("report"):
-        said = expectation_report(
-            onboarding, adapted, strategy_name, onboarding.few_shot, None, len(onboarding.few_shot)
-        )
+        its_own = strategy_for(strategy_name, Regime.BOTH_NEW)
+        said = expectation_report(onboarding, adapted, its_own, onboarding.few_shot)
     if said["expected"] is None:
         said["expected"] = expected.get("0")
     return {
@@ -286,23 +281,6 @@ def _adapted(
         **said,
         "more": _more(expected, len(onboarding.few_shot)),
     }
-
-
-def alone_strategy(name: str, regime: Regime) -> Strategy:
-    """The strategy of this name for a device without source devices; `auto` has fewer to choose from.
-
-    Raises:
-        FleetError: There is none.
-    """
-    from transfer.adapt.registry import strategies
-    from transfer.auto.strategy import Auto
-
-    if name != AUTO:
-        return strategy_for(name, regime, None)
-    strategies_by_name = strategies()
-    return Auto(
-        strategies=tuple(strategies_by_name[choice] for choice in _CHOICES), regime=regime, waits=False
-    )
 
 
 def _more(expected: Mapping[str, Any], samples: int) -> list[dict[str, float]]:

@@ -20,7 +20,7 @@ from agents.records import DeviceId, Outcome
 from fleet.errors import FleetError
 from fleet.models.head_scores import HeadCache
 from fleet.models.registry import Registry
-from fleet.onboarding.adaptation import Onboarding, folds, strategy_for
+from fleet.onboarding.adaptation import Onboarding, strategy_for
 from fleet.store.noise import noise_floor
 from fleet.store.noise_columns import READING_COLUMNS, readings
 from fleet.store.reader import StoreReader
@@ -152,9 +152,9 @@ def against_champion(
 
 def _held_back(onboarding: Onboarding, name: str) -> NDArray[np.float64]:
     """(k,) scores of the samples by heads that were made without them, NaN where none was."""
-    strategy = strategy_for(name, onboarding.regime, None)
+    strategy = strategy_for(name, onboarding.regime)
     scores = np.full(len(onboarding.few_shot), np.nan)
-    for held in folds(onboarding):
+    for held in onboarding.folds():
         fold = onboarding.adapt(strategy, onboarding.few_shot[~held])
         scores[held] = fold.score_unseen(onboarding.dataset.features.take(onboarding.few_shot[held]))
     return scores

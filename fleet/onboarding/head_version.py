@@ -25,8 +25,7 @@ from fleet.store.noise import settled
 from fleet.store.reader import StoreReader
 
 if TYPE_CHECKING:
-    from transfer.adapt.base import Adapted, Strategy
-    from transfer.evaluate.onboarding_cases import Regime
+    from transfer.adapt.base import Adapted, Regime, Strategy
     from transfer.model.fleet_tlp import FleetTLP
     from transfer.train.config import TrainConfig
 
@@ -49,7 +48,7 @@ def onboarding_of(
     compared with this one. Without a regime the head will be asked about candidates that the source devices
     measured.
     """
-    from transfer.evaluate.onboarding_cases import Regime
+    from transfer.adapt.base import Regime
 
     dataset = snapshot.dataset
     rows, kept_out = learnable(snapshot) if holds_out else (np.arange(len(dataset)), frozenset())

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 from agents.records import (
     Candidate,
     CandidateId,
+    Descriptor,
     DeviceId,
     DeviceSpec,
     Outcome,
@@ -29,9 +30,9 @@ from fleet.errors import FleetError
 from fleet.models.judge import training_workloads
 from fleet.models.onboarding_curves import CURVES, history, remember
 from fleet.models.registry import Registry
-from fleet.models.registry_file import DEVICE_SCORES
+from fleet.models.shipped_model import first_figures
 from fleet.models.versions import DatasetSnapshot, load_snapshot, train_config
-from fleet.onboarding.adaptation import expectation_report, prepared, strategy_for
+from fleet.onboarding.adaptation import expectation_report, strategy_for
 from fleet.onboarding.choice import (
     choose,
     pools_of,
@@ -39,7 +40,7 @@ from fleet.onboarding.choice import (
     source_devices_of,
     source_version,
 )
-from fleet.onboarding.day_zero import onboard_alone, starts_alone
+from fleet.onboarding.day_zero import onboard_alone, starts_alone, usable_shipped
 from fleet.onboarding.drift import (
     Earlier,
     against_champion,
@@ -76,7 +77,6 @@ def onboard_device(
     display: Display,
     *,
     has_drifted: bool = False,
-    waits: bool = True,
 ) -> dict[str, Any]:
     """Fingerprint, choose, measure, adapt, report; keep the head as a version. The driver of an onboarding.
 
@@ -88,21 +88,19 @@ def onboard_device(
         display: Shows how it goes.
         has_drifted: The engine's store parts what the device measured before it drifted. Where its reference
             programs run as before, its head stays; and a new one serves only where it is better.
-        waits: Whether `auto` makes leave-one-device-out scores where none are ready. A daemon makes them in
-            its idle time, and a head must not take longer the more devices are known.
 
     Returns:
         What `fleet onboard --json` prints: samples (as many as asked for, or as source devices have measured
         candidates), `samples_asked`, strategy asked for and taken, version of the model,
         `served_by` (the version that serves the device now; where it is another one, `why_not_served`),
         likeness to source devices by fingerprint, what to expect with intervals (or why nothing can be told),
-        the curve so far, what more samples would buy, seconds by part.
+        the curve so far, seconds by part.
 
     Raises:
         FleetError: The device has no source devices, these have measured nothing, or no sample ran.
         TransferError: No head can be made.
     """
-    from transfer.evaluate.onboarding_cases import Regime
+    from transfer.adapt.base import Regime
 
     target = spec.device_id
     if not has_drifted and starts_alone(settings, Registry(models), engine.store(), spec):
@@ -115,15 +113,12 @@ def onboard_device(
         return {"device": target, "samples": 0, "drift": samples, **serving_of(registry, target, "")}
     snapshot, earlier = samples.snapshot, arrival.earlier
     display.computes(f"{target}: {sum(samples.outcomes.values())} samples are measured; its head is made")
-    cache, asked_strategy = models.parent / DEVICE_SCORES, settings.onboarding.strategy
-    strategy = strategy_for(asked_strategy, Regime.DEVICE_NEW, cache, waits=waits)
+    strategy = strategy_for(settings.onboarding.strategy, Regime.DEVICE_NEW, arrival.version)
     onboarding = onboarding_of(
         *(snapshot, target, samples.few_shot, arrival.source, config, settings.training.seed),
         holds_out=samples.holds_out,
     )
     onboarding = replace(onboarding, inherited=arrival.inherited)
-    with clock.part("standings"):
-        device_scores = prepared(strategy, onboarding)
     with clock.part("adapt"):
         since = environment_since(engine.store(), target, arrival.environment_id)
         judge = partial(against_champion, onboarding, registry, strategy.name) if has_drifted else None
@@ -145,15 +140,15 @@ def onboard_device(
         "version": version,
         "path": str(models / version),
         **serving,
-        "siblings": list(arrival.sources),
+        "source_devices": list(arrival.sources),
         "earlier_environment": earlier.environment_id if earlier is not None else None,
         "fingerprint": samples.fingerprint_report(),
     }
     with clock.part("report"):
-        limit = sum(map(len, samples.pools.values()))
-        result |= expectation_report(
-            onboarding, adapted, strategy_name, rows_of(onboarding, samples.pools), device_scores, limit
-        )
+        its_own = strategy_for(strategy_name, Regime.DEVICE_NEW, arrival.version)
+        result |= expectation_report(onboarding, adapted, its_own, rows_of(onboarding, samples.pools))
+        if result["expected"] is None and usable_shipped(settings, spec):
+            result["expected"] = first_figures(spec, arrival.descriptor)
         result["curve"] = history(models.parent / CURVES, target)
         if result["expected"] is not None:
             point = {"samples": len(samples.few_shot), "taken": strategy_name, **result["expected"]}
@@ -170,8 +165,11 @@ class _Arrival:
     settings: FleetConfig
     spec: DeviceSpec
     environment_id: str
+    descriptor: Descriptor
     #: Measurements from before the device's environment changed.
     earlier: Earlier | None
+    #: Folder of the version that the source model is of.
+    version: Path
     source: FleetTLP
     sources: list[DeviceId]
     #: Workloads that the source model has learnt from.
@@ -208,12 +206,16 @@ def _arrive(engine: EngineSession, settings: FleetConfig, spec: DeviceSpec, mode
     folder = source_version(Registry(models), store, spec, with_own=earlier is not None)
     source, manifest = checkpoint.load_fleet_tlp(folder, DEFAULT_SPEC)
     source = without_head(source, target, earlier)
+    descriptor = store.devices()[target].descriptor
+    assert descriptor is not None  # the device is ready
     return _Arrival(
         engine=engine,
         settings=settings,
         spec=spec,
         environment_id=environment_id,
+        descriptor=descriptor,
         earlier=earlier,
+        version=folder,
         source=source,
         sources=source_devices_of(store, target, spec.family, source.device_ids, str(manifest["version"])),
         inherited=training_workloads(store, manifest),

@@ -15,9 +15,8 @@ import numpy as np
 
 from agents.records import DeviceId
 from fleet.errors import FleetError
-from fleet.models.registry_file import DEVICE_SCORES
 from fleet.models.versions import load_snapshot, train_config
-from fleet.onboarding.adaptation import Onboarding, expectation_report, prepared, strategy_for
+from fleet.onboarding.adaptation import Onboarding, expectation_report, strategy_for
 from fleet.onboarding.choice import family_devices
 from fleet.planner.time_spent import Clock
 from fleet.store.store import Store
@@ -31,10 +30,8 @@ if TYPE_CHECKING:
 _MOST = 128
 
 
-def onboard_recorded(settings: FleetConfig, device: str, models: Path) -> dict[str, Any]:
-    """Choose, look up, adapt, tell, and compare with the truth.
-
-    Leave-one-device-out scores are kept beside the folder `models`; nothing else is written.
+def onboard_recorded(settings: FleetConfig, device: str) -> dict[str, Any]:
+    """Choose, look up, adapt, report, and compare with the truth. Nothing is written.
 
     Raises:
         FleetError: The device has no records, or no source devices.
@@ -43,10 +40,7 @@ def onboard_recorded(settings: FleetConfig, device: str, models: Path) -> dict[s
     clock = Clock()
     recorded = _look_up(settings, device, clock)
     onboarding = recorded.onboarding
-    cache = models.parent / DEVICE_SCORES
-    strategy = strategy_for(settings.onboarding.strategy, onboarding.regime, cache)
-    with clock.part("standings"):
-        device_scores = prepared(strategy, onboarding)
+    strategy = strategy_for(settings.onboarding.strategy, onboarding.regime)
     with clock.part("adapt"):
         adapted = onboarding.adapt(strategy, onboarding.few_shot)
     strategy_name = str(adapted.notes.get("strategy", strategy.name))
@@ -60,14 +54,13 @@ def onboard_recorded(settings: FleetConfig, device: str, models: Path) -> dict[s
         "strategy": strategy.name,
         "taken": strategy_name,
         "selector": settings.onboarding.selector,
-        "siblings": list(recorded.sources),
+        "source_devices": list(recorded.sources),
         "likeness": recorded.likeness,
         "notes": dict(adapted.notes),
     }
     with clock.part("report"):
-        result |= expectation_report(
-            onboarding, adapted, strategy_name, case.test, device_scores, len(case.pool)
-        )
+        its_own = strategy_for(strategy_name, onboarding.regime)
+        result |= expectation_report(onboarding, adapted, its_own, case.test)
     scores = adapted.score(recorded.view, case.test)
     result["truth"] = _truth(recorded.dataset, device, scores, case.test)
     result["seconds"] = clock.parts
@@ -93,19 +86,19 @@ class _Recorded:
 
 def _look_up(settings: FleetConfig, device: str, clock: Clock) -> _Recorded:
     """Train a model of the source devices, choose the few-shot set, and look up what it measured."""
+    from transfer.adapt.base import Regime
     from transfer.adapt.fingerprint import distances, from_anchors
     from transfer.adapt.sample_selection import selector_named
     from transfer.data.splits import few_of_each
     from transfer.evaluate.onboarding_cases import (
         CasePlan,
         FewShotSet,
-        Regime,
+        choose_few_shot,
         make_cases,
         situation_of,
         visible_dataset,
         with_few_shot,
     )
-    from transfer.evaluate.onboarding_contenders import choose_few_shot
     from transfer.train.training import train
 
     seed, samples = settings.training.seed, settings.onboarding.samples

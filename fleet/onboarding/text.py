@@ -23,7 +23,7 @@ def lines_of(result: Mapping[str, Any]) -> Iterator[str]:
         yield WHY_FEWER
     strategy = result["taken"]
     said = "" if strategy == result["strategy"] else f", chosen by {result['strategy']}"
-    sources = ", ".join(result["siblings"])
+    sources = ", ".join(result["source_devices"])
     if "shipped" in result:
         sources = f"none in the store; the model that comes with the program, {result['shipped']}"
     yield f"strategy: {strategy}{said}; source devices: {sources}"
@@ -53,7 +53,7 @@ def lines_of(result: Mapping[str, Any]) -> Iterator[str]:
     for point in result.get("curve", ()):
         yield f"before, with {point['samples']} samples: top-1 {point['top1']:.3f}"
     for point in result.get("more", ()):
-        yield f"with {point['samples']} samples: top-1 {point['top1']:.3f}, as on the known devices"
+        yield f"with {point['samples']} samples: top-1 {point['top1']:.3f}, as on the shipped devices"
     if "path" in result:
         yield f"model: {result['path']}"
     if "why_not_served" in result:

@@ -223,8 +223,7 @@ def _measure(
     with clock.part("onboard: probe"):
         engine.ready([target.device_id])
     resumed = target.device_id in engine.store().device_ids
-    # As in a daemon, which scores all strategies in its idle time: nobody waits a minute for that.
-    onboarded = onboard_device(engine, fleet, target, models, display, waits=False)
+    onboarded = onboard_device(engine, fleet, target, models, display)
     for part, secs in onboarded["seconds"].items():
         clock.parts[f"onboard: {part}"] = secs
     if resumed:

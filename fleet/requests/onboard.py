@@ -77,5 +77,4 @@ class Onboard(RequestArguments, frozen=True, kw_only=True):
             work.models,
             display,
             has_drifted=self.since is not None,
-            waits=work.folder is None,
         )

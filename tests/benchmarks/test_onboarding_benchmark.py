@@ -51,7 +51,7 @@ def test_the_curve_gives_its_keys_and_a_page(
     path = tmp_path / "page.md"
     found = run(
         capsys,
-        *("--store", str(store), "--choices", "nearest", "--table", str(path)),
+        *("--store", str(store), "--table", str(path)),
         *("--target", "x86-64-v3", "--samples", "0", "16", "--parts", "--regime", "device-new"),
     )
     assert set(FIGURES) <= set(found)
@@ -81,7 +81,7 @@ def test_the_curve_gives_its_keys_and_a_page(
 def test_what_stands_beside_the_curve(store: Path, capsys: pytest.CaptureFixture[str]) -> None:
     found = run(
         capsys,
-        *("--store", str(store), "--choices", "nearest", "--baselines", "--strategies", "nearest"),
+        *("--store", str(store), "--baselines", "--strategies", "nearest"),
         *("--target", "x86-64-v3", "--samples", "0", "--regime", "device-new", "--covered", "32"),
     )
     [selectors] = found["parts"]["selectors"]

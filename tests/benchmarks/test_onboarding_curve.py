@@ -11,19 +11,19 @@ import numpy as np
 import pytest
 
 from benchmarks.onboarding_baselines import FewShot, baselines
+from benchmarks.onboarding_contenders import Adapting, Point
 from benchmarks.onboarding_curve import CurvePlan, run_curve
 from benchmarks.onboarding_table import RANDOM, CurveTable
 from tests.model_fixtures import CONFIG, make_dataset
 from tests.strategy_fixtures import LikeNearest
-from transfer.adapt.sample_selection import FewOfEach
+from transfer.adapt.base import Regime
+from transfer.adapt.sample_selection import Paired
 from transfer.data.dataset import Dataset
 from transfer.evaluate.onboarding_cases import (
     CasePlan,
     FewShotSet,
-    Regime,
     Situation,
 )
-from transfer.evaluate.onboarding_contenders import Adapting, Point
 
 DATASET = make_dataset(workloads=9, candidates=12)
 DEVICES = tuple(map(str, DATASET.device_ids))
@@ -35,7 +35,7 @@ def plan(contenders: Sequence[Adapting | FewShot], **changes: object) -> CurvePl
     values: dict[str, object] = {
         "cases": replace(cases, **{k: v for k, v in changes.items() if k in CasePlan.__slots__}),
         "contenders": tuple(contenders),
-        "selector": FewOfEach(),
+        "selector": Paired(),
         "config": SHORT,
         "samples": changes.get("samples", (0, 16)),
         "with_all": changes.get("with_all", False),
@@ -51,7 +51,7 @@ def case_plan(*regimes: Regime, **changes: Any) -> CasePlan:
 def test_a_strategy_sees_its_samples_and_nothing_else_of_the_target() -> None:
     seen: list[tuple[Dataset, np.ndarray, np.ndarray]] = []
     spy = LikeNearest("spy", sees=lambda *what: seen.append(what))
-    run_curve(DATASET, None, plan([Adapting(spy, FewOfEach(), "spy")], targets=DEVICES[:1]))
+    run_curve(DATASET, None, plan([Adapting(spy, Paired(), "spy")], targets=DEVICES[:1]))
     assert {len(rows) for _, rows, _ in seen} == {0, 16}
     for view, rows, _ in seen:
         column = view.column(DEVICES[0])

@@ -197,7 +197,7 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     for number, (name, device) in enumerate(zip(names, recorded, strict=True)):
         place = folder if name in ("board-3", "rpi4") else folder / "configs/hardware"
         write_replay_device(place, name, folder / "recorded.parquet", device=device, seed=number, noise=True)
-    settings = {"schema": 1, "training": {"epochs": 1}, "onboarding": {"strategy": "siblings"}}
+    settings = {"schema": 1, "training": {"epochs": 1}, "onboarding": {"strategy": "source_devices"}}
     settings["daemon"] = {"api_port": 0}
     (folder / "configs/fleet.yaml").write_text(yaml.safe_dump(settings))
     for name in ("logs/board-7/conv.jsonl", "a.json", "b.json.gz"):

@@ -20,7 +20,7 @@ FOLDERS = {
     "agents": ("", "host", "spool", "programs", "sandbox", "networks", "device"),
     "transfer": (
         *("", "language", "features", "data", "model", "search", "train", "adapt", "evaluate"),
-        *("auto", "tvm_cost_model"),
+        "tvm_cost_model",
     ),
     "fleet": (
         *(

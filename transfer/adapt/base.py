@@ -3,15 +3,15 @@
 A strategy gives a new device a head from a few measured candidates, or from none. Onboarding and
 `transfer.evaluate.cross_validation` choose among strategies by name; a strategy knows of neither.
 
-Regimes, which are never mixed: *device new*, where source devices have measured the candidates that are to be
-ranked; *candidate new* and *device and workload new*, where nobody has. `Adapted.score` serves all: it uses
-what the dataset that it is given shows of the source devices, and does without where it shows nothing.
+`Adapted.score` serves all regimes: it uses what the dataset that it is given shows of the source devices, and
+does without where it shows nothing.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
@@ -26,6 +26,17 @@ from transfer.train.config import TrainConfig
 
 if TYPE_CHECKING:
     from transfer.adapt.source_devices import SourceCorrection
+
+
+class Regime(StrEnum):
+    """What is new about the candidates that are to be ranked; regimes are never mixed."""
+
+    #: Source devices have measured them.
+    DEVICE_NEW = "device-new"
+    #: Nobody has, but source devices have measured others of their workloads.
+    CANDIDATE_NEW = "candidate-new"
+    #: Nobody has measured their workloads.
+    BOTH_NEW = "both-new"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -122,6 +133,21 @@ class Strategy(Protocol):
             TransferError: The few-shot set cannot rank anything, or the strategy needs a source model.
         """
         ...
+
+
+def is_enough(strategy: Strategy, group: NDArray[np.int32], latency_secs: NDArray[np.float64]) -> bool:
+    """Whether a strategy can work with samples: as many as it needs, and a pair to compare if it needs any.
+
+    Args:
+        strategy: The strategy.
+        group: (n,) workloads of the samples.
+        latency_secs: (n,) what the target measured, NaN where a sample failed.
+    """
+    if not strategy.least_samples:
+        return True
+    ran = np.isfinite(latency_secs)
+    pairs = np.bincount(group[ran], minlength=1).max(initial=0)
+    return int(ran.sum()) >= strategy.least_samples and pairs >= 2
 
 
 def visible_part(

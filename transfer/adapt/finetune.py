@@ -29,7 +29,7 @@ class FineTuneHead:
         epoch_share: Epochs, as a share of the configuration's.
     """
 
-    name: str = "finetune-head"
+    name: str = "finetune_head"
     rate_shares: tuple[float, ...] = (0.03, 0.1, 0.3, 1.0)
     epoch_share: float = 0.5
     least_samples: int = 2

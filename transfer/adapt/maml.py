@@ -2,29 +2,38 @@
 
 MetaTune (arXiv 2102.04199) pretrains a cost model by ordinary supervision, then by MAML (Finn et al., ICML
 2017): one meta-task is one workload on one source device, parted into a few candidates to learn from and
-others to be judged on. The start is moved so that a few steps on the first rank the second. Rates of the
-inner steps are learnt too, one for each tensor (Meta-SGD). Its first-order form and ANIL (Raghu et al., ICLR
-2020), where only the head moves in the inner steps, ranked worse (`docs/decisions/0045`).
+others to be judged on. The start is moved so that a few steps on the first rank the second. As a new device
+begins with the head of another one, so does each meta-task: a start belongs to a source model and to no
+target. Rates of the inner steps are learnt too, one for each tensor (Meta-SGD). Its first-order form and ANIL
+(Raghu et al., ICLR 2020), where only the head moves in the inner steps, ranked worse (`docs/decisions/0045`).
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from safetensors import SafetensorError
+from safetensors.torch import load as load_tensors
+from safetensors.torch import save as save_tensors
 from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from agents.records import canonical_json, content_hash
 from transfer.adapt.base import Adapted, need_source, visible_part
 from transfer.adapt.heads import with_target_head
 from transfer.adapt.tuning_loop import choose_rate
+from transfer.checked_folder import put_file, read_file
 from transfer.data.batches import lay_out
 from transfer.data.dataset import Dataset
+from transfer.errors import TransferError
 from transfer.model.fleet_tlp import FleetTLP, scoped_seed
 from transfer.model.inputs import block_tensors, torch_threads
 from transfer.train.config import TrainConfig
@@ -36,6 +45,8 @@ Parameters = dict[str, Tensor]
 
 #: Candidates of a meta-task that the inner steps learn from, and that the result is judged on.
 _LEARNT, _JUDGED = 8, 24
+#: Names of heads' parameters in a `_Scorer`: `model.heads.KEY.LAYER.NAME`.
+_HEADS = "model.heads."
 #: Inner rates start here.
 _FIRST_RATE = 0.01
 
@@ -44,8 +55,29 @@ _FIRST_RATE = 0.01
 class MetaStart:
     """What meta-training gives: where to start, and how far to step."""
 
+    #: With the heads of the source devices.
     model: FleetTLP
+    #: By role of a parameter.
     rates: Parameters
+
+    def tensors(self) -> Parameters:
+        """All that was learnt, ready for safetensors."""
+        learnt = {f"model.{name}": value.detach() for name, value in self.model.named_parameters()}
+        return learnt | {f"rates.{name}": rate for name, rate in self.rates.items()}
+
+    @classmethod
+    def restored(cls, tensors: Parameters, source: FleetTLP) -> MetaStart:
+        """Inverse of `tensors`, for the model that the start was made from.
+
+        Raises:
+            KeyError, RuntimeError: It was made from another one.
+        """
+        model = source.copy()
+        with torch.no_grad():
+            for name, parameter in model.named_parameters():
+                parameter.copy_(tensors[f"model.{name}"])
+        roles = map(_role, _Scorer(model, model.device_ids[0]).learnt())
+        return cls(model, {role: tensors[f"rates.{role}"] for role in roles})
 
 
 class _Scorer(nn.Module):
@@ -59,6 +91,21 @@ class _Scorer(nn.Module):
     def forward(self, *inputs: Tensor) -> Tensor:
         """Logits (N,)."""
         return self.model.logits(self.model.backbone(*inputs), self.device_id)
+
+    def learnt(self) -> Parameters:
+        """Parameters of the backbone and the head, by name."""
+        head = {id(parameter) for parameter in self.model.head(self.device_id).parameters()}
+        others = (_HEADS, "model.validity_outputs.")
+        return {
+            name: parameter
+            for name, parameter in self.named_parameters()
+            if id(parameter) in head or not name.startswith(others)
+        }
+
+
+def _role(name: str) -> str:
+    """The name of a parameter of a `_Scorer`, the same for the heads of all devices."""
+    return f"head.{name.split('.', 3)[3]}" if name.startswith(_HEADS) else name
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,9 +126,12 @@ class _Task:
 class Maml:
     """Meta-train a start on the sources, then take learnt steps on the few-shot set.
 
-    Meta-training is done once for given sources and kept; it takes most of the time.
+    Meta-training is done once for a source model and kept, for it takes most of the time. What its devices
+    measure later changes little in a start.
 
     Args:
+        starts: Folder of the source model's version, where the start is kept for the next device; None for
+            nowhere.
         inner_steps: Steps on a meta-task.
         outer_steps: Updates of the start.
         tasks: Meta-tasks of an update.
@@ -96,6 +146,7 @@ class Maml:
     rate_share: float = 0.1
     steps: tuple[int, ...] = (3, 10, 30)
     least_samples: int = 2
+    starts: Path | None = field(default=None, compare=False, repr=False)
     _starts: dict[str, MetaStart] = field(default_factory=dict, compare=False, repr=False)
 
     def adapt(
@@ -113,58 +164,71 @@ class Maml:
         nothing = np.zeros(0, dtype=np.int64)
         part = visible_part(dataset, target_device, few_shot_rows, nothing)
         source_part = visible_part(dataset, target_device, nothing, source_rows, need_few_shot=False)
-        start = self.start(need_source(source, self.name), source_part, target_device, config, seed)
+        start = self.start(need_source(source, self.name), source_part, config, seed)
+        first = with_target_head(start.model, part, target_device, seed=seed)
 
         def fit(visible: Dataset, steps: float) -> FleetTLP:
-            return self._stepped(start, visible, target_device, config, int(steps))
+            return _stepped(first, start.rates, visible, target_device, config, int(steps))
 
         counts = [float(count) for count in self.steps]
-        steps, tried = choose_rate(start.model, part, target_device, counts, seed, fit)
-        model = fit(part, steps) if steps else start.model.copy()
+        steps, tried = choose_rate(first, part, target_device, counts, seed, fit)
+        model = fit(part, steps) if steps else first
         notes = {"steps": int(steps), "agreement": {str(int(count)): tau for count, tau in tried.items()}}
         return Adapted(device_id=target_device, model=model, notes=notes)
 
-    def start(
-        self, source: FleetTLP, source_part: Dataset, target_device: str, config: TrainConfig, seed: int
-    ) -> MetaStart:
-        """The meta-trained start for these sources; of the target nothing is present in `source_part`."""
-        data = torch.from_numpy(np.nan_to_num(source_part.latency_secs))
-        sources_digest = digest(*source.state_dict().values(), data, torch.tensor([seed]))
-        key = f"{target_device} {sources_digest}"
+    def start(self, source: FleetTLP, source_part: Dataset, config: TrainConfig, seed: int) -> MetaStart:
+        """The meta-trained start for a source model; of the target nothing is present in `source_part`."""
+        settings = [*source.device_ids, repr(self), repr(config), seed]
+        key = content_hash(canonical_json(settings), digest(*source.state_dict().values()))
         if key not in self._starts:
+            path = None if self.starts is None else self.starts / f"maml-start-{key}.safetensors"
+            start = None if path is None else _read(path, source)
+            if start is None:
+                start = self._meta_train(source, source_part, config, seed)
+                # A folder that cannot be written keeps none.
+                with suppress(OSError):
+                    if path is not None:
+                        put_file(path, save_tensors(start.tensors()))
             # One at a time: a start is as large as a model.
             self._starts.clear()
-            self._starts[key] = self._meta_train(source, source_part, target_device, config, seed)
+            self._starts[key] = start
         return self._starts[key]
 
     def _meta_train(
-        self, source: FleetTLP, source_part: Dataset, target_device: str, config: TrainConfig, seed: int
+        self, source: FleetTLP, source_part: Dataset, config: TrainConfig, seed: int
     ) -> MetaStart:
-        model = with_target_head(source, source_part, target_device, seed=seed)
-        devices = [
-            d for d in trainable_devices(source_part, np.arange(len(source_part))) if d != target_device
+        model = source.copy().eval()
+        rows = np.arange(len(source_part))
+        devices = [d for d in trainable_devices(source_part, rows) if d in source.device_ids]
+        tasks = [
+            (device_id, data, group)
+            for device_id in devices
+            for data in [gather_rows(source_part, rows, (device_id,))]
+            for group in data.groups
+            if len(group) >= 4
         ]
-        data = [gather_rows(source_part, np.arange(len(source_part)), (device_id,)) for device_id in devices]
-        pools = [(rows, group) for rows in data for group in rows.groups if len(group) >= 4]
-        scorer = _Scorer(model.eval(), target_device)
-        moved = _parameters(scorer, target_device)
-        log_rates = {name: torch.full((), math.log(_FIRST_RATE), requires_grad=True) for name in moved}
-        if pools:
+        scorers = {device_id: _Scorer(model, device_id) for device_id in source.device_ids}
+        roles = map(_role, scorers[source.device_ids[0]].learnt())
+        log_rates = {role: torch.full((), math.log(_FIRST_RATE), requires_grad=True) for role in roles}
+        if tasks:
             random = np.random.default_rng(seed)
+            both = [*model.parameters(), *log_rates.values()]
             with scoped_seed(seed), torch_threads(config.threads), sdpa_kernel([SDPBackend.MATH]):
                 optimizer = torch.optim.Adam(
                     [
-                        {"params": list(moved.values()), "lr": config.learning_rate * self.rate_share},
+                        {"params": list(model.parameters()), "lr": config.learning_rate * self.rate_share},
                         {"params": list(log_rates.values()), "lr": 0.02},
                     ]
                 )
                 for _ in range(self.outer_steps):
                     optimizer.zero_grad(set_to_none=True)
-                    for pick in random.integers(len(pools), size=self.tasks):
-                        loss = self._meta_loss(scorer, moved, log_rates, pools[pick], config, random)
+                    for pick in random.integers(len(tasks), size=self.tasks):
+                        device_id, data, group = tasks[pick]
+                        others = [head for head in devices if head != device_id] or [device_id]
+                        scorer = scorers[others[random.integers(len(others))]]
+                        loss = self._meta_loss(scorer, log_rates, data, group, config, random)
                         if loss is not None and bool(loss.isfinite()):
                             (loss / self.tasks).backward()  # type: ignore[no-untyped-call]
-                    both = [*moved.values(), *log_rates.values()]
                     nn.utils.clip_grad_norm_(both, config.gradient_clip)
                     optimizer.step()
         for parameter in model.parameters():
@@ -174,46 +238,43 @@ class Maml:
     def _meta_loss(
         self,
         scorer: _Scorer,
-        parameters: Parameters,
         log_rates: Parameters,
-        pool: tuple[TrainingRows, NDArray[np.int64]],
+        data: TrainingRows,
+        group: NDArray[np.int64],
         config: TrainConfig,
         random: np.random.Generator,
     ) -> Tensor | None:
         """Loss on some candidates of a workload after inner steps on others."""
-        data, group = pool
         order = random.permutation(group)
         few = min(_LEARNT, len(order) // 2)
         learnt, judged = _task(data, [order[:few]]), _task(data, [order[few : few + _JUDGED]])
         rates = {name: rate.exp() for name, rate in log_rates.items()}
-        stepped = _inner(scorer, parameters, rates, learnt, config, self.inner_steps, second_order=True)
+        stepped = _inner(scorer, rates, learnt, config, self.inner_steps, second_order=True)
         return judged.loss(functional_call(scorer, stepped, judged.inputs), config.loss)
 
-    def _stepped(
-        self, start: MetaStart, visible: Dataset, target_device: str, config: TrainConfig, steps: int
-    ) -> FleetTLP:
-        """A copy of the start after some steps on all labels shown of the target."""
-        model = start.model.copy()
-        data = gather_rows(visible, np.arange(len(visible)), (target_device,))
-        scorer = _Scorer(model.eval(), target_device)
-        parameters = _parameters(scorer, target_device)
-        task = _task(data, data.groups)
-        with torch_threads(config.threads), sdpa_kernel([SDPBackend.MATH]):
-            stepped = _inner(scorer, parameters, start.rates, task, config, steps, second_order=False)
-        with torch.no_grad():
-            for name, parameter in parameters.items():
-                parameter.copy_(stepped[name])
-        return model
+
+def _read(path: Path, source: FleetTLP) -> MetaStart | None:
+    """A start that was kept; None where it is missing or damaged: it is made again then."""
+    try:
+        return MetaStart.restored(load_tensors(read_file(path.parent, path.name)), source)
+    except (TransferError, SafetensorError, KeyError, RuntimeError):
+        return None
 
 
-def _parameters(scorer: _Scorer, device_id: str) -> Parameters:
-    """Parameters of the backbone and one head, by name."""
-    head = {id(p) for p in scorer.model.head(device_id).parameters()}
-    return {
-        name: parameter
-        for name, parameter in scorer.named_parameters()
-        if id(parameter) in head or not name.startswith("model.heads.")
-    }
+def _stepped(
+    first: FleetTLP, rates: Parameters, visible: Dataset, target_device: str, config: TrainConfig, steps: int
+) -> FleetTLP:
+    """A copy of a model after some steps on all labels shown of the target."""
+    model = first.copy().eval()
+    data = gather_rows(visible, np.arange(len(visible)), (target_device,))
+    scorer = _Scorer(model, target_device)
+    task = _task(data, data.groups)
+    with torch_threads(config.threads), sdpa_kernel([SDPBackend.MATH]):
+        stepped = _inner(scorer, rates, task, config, steps, second_order=False)
+    with torch.no_grad():
+        for name, parameter in scorer.learnt().items():
+            parameter.copy_(stepped[name])
+    return model
 
 
 def _task(data: TrainingRows, groups: Sequence[NDArray[np.int64]]) -> _Task:
@@ -226,7 +287,6 @@ def _task(data: TrainingRows, groups: Sequence[NDArray[np.int64]]) -> _Task:
 
 def _inner(
     scorer: _Scorer,
-    parameters: Parameters,
     rates: Parameters,
     task: _Task,
     config: TrainConfig,
@@ -235,7 +295,7 @@ def _inner(
     second_order: bool,
 ) -> Parameters:
     """Gradient steps on one batch, each parameter with its own rate; differentiable where asked for."""
-    current = dict(parameters)
+    current = scorer.learnt()
     for _ in range(steps):
         loss = task.loss(functional_call(scorer, current, task.inputs), config.loss)
         if loss is None:
@@ -248,7 +308,7 @@ def _inner(
         )
         scale = torch.clamp(config.gradient_clip / (norm + 1e-12), max=1.0)
         current = {
-            name: value if gradient is None else value - rates[name] * scale * gradient
+            name: value if gradient is None else value - rates[_role(name)] * scale * gradient
             for (name, value), gradient in zip(current.items(), gradients, strict=True)
         }
     return current

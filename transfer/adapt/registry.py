@@ -1,36 +1,49 @@
-"""The strategies by name, best guess first: what the curve compares, and what `auto` chooses from.
+"""The strategies by name, best guess first: what the curve compares, and what `auto` takes and is checked by.
 
 Called by onboarding and the benchmarks. A strategy is added here and nowhere else.
 """
 
 from __future__ import annotations
 
-from transfer.adapt.base import Strategy
+from pathlib import Path
+
+from transfer.adapt.base import Regime, Strategy
 from transfer.adapt.finetune import FineTuneHead
+from transfer.adapt.guard import Auto
 from transfer.adapt.maml import Maml
 from transfer.adapt.momentum import Momentum
 from transfer.adapt.multitask import MultiTask, Scratch
 from transfer.adapt.nearest import Nearest
 from transfer.adapt.source_devices import SourceDevices
 
+#: What `auto` takes first, and what that is checked against.
+GUARDED = ("source_devices", "multitask", "maml", "scratch")
+#: The same where nothing is known of source devices but their heads.
+GUARDED_ALONE = ("momentum", "nearest", "scratch")
 
-def strategies() -> dict[str, Strategy]:
-    """All strategies, fresh ones: some keep what they made for given sources."""
+
+def strategies(starts: Path | None = None) -> dict[str, Strategy]:
+    """All strategies, fresh ones: some keep what they made for given sources.
+
+    Args:
+        starts: Folder of the source model's version, where its meta-trained start is kept; None for nowhere.
+    """
     several: tuple[Strategy, ...] = (
         SourceDevices(),
         MultiTask(),
         FineTuneHead(),
         Momentum(),
-        Maml(),
+        Maml(starts=starts),
         Nearest(),
         Scratch(),
     )
     return {strategy.name: strategy for strategy in several}
 
 
-#: Strategies that `auto` chooses from. Each further one is tried on every known device first: a minute or so
-#: of a core each.
-CHOICES = ("siblings", "multitask", "momentum", "nearest", "scratch")
+def auto(regime: Regime, by_name: dict[str, Strategy], guarded: tuple[str, ...] = GUARDED) -> Auto:
+    """The strategy that users get, made of some of those in `by_name`."""
+    return Auto(strategies=tuple(by_name[name] for name in guarded), regime=regime)
+
 
 #: All names, for options and settings.
 NAMES = tuple(strategies())

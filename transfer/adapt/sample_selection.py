@@ -51,21 +51,6 @@ class Selector(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class FewOfEach:
-    """Workloads in random order, some random candidates of each: those of one workload can be compared.
-
-    Heads are compared with such samples: no model of source devices has a say in them.
-    """
-
-    name: str = "few-of-each"
-
-    def choose(self, choice: Choice, count: int) -> Rows:
-        """See `Selector.choose`."""
-        key = np.random.default_rng(choice.seed).random(len(choice.pool))
-        return first_of(choice, in_turns(choice, key, _SAMPLES_PER_WORKLOAD), count)
-
-
-@dataclass(frozen=True, slots=True)
 class Paired:
     """What most source devices measured, the fast ones first: their labels line up with the new device's."""
 

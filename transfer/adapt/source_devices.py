@@ -57,7 +57,7 @@ class SourceDevices:
             the time: enough to compare ways of choosing samples.
     """
 
-    name: str = "siblings"
+    name: str = "source_devices"
     epoch_share: float = 0.4
     rate_share: float = 0.5
     most_steps: int = 240
@@ -91,7 +91,7 @@ class SourceDevices:
         if not sources:
             raise TransferError(
                 f"strategy {self.name!r} needs a device beside {target_device!r} with latencies among the "
-                "source rows; use 'finetune-head' or 'scratch'"
+                "source rows; use 'finetune_head' or 'scratch'"
             )
         source_model, log_secs = fit_source_model(part, target_device, sources, seed)
         column = part.column(target_device)
@@ -149,7 +149,7 @@ class SourceCorrection:
     """
 
     #: What its file calls it.
-    kind: ClassVar[str] = "siblings"
+    kind: ClassVar[str] = "source_devices"
     device_id: str
     source_model: SourceModel
     nets: SummaryNets | None = None
@@ -169,7 +169,7 @@ class SourceCorrection:
         """Everything else, as JSON values."""
         return {
             "device_id": self.device_id,
-            "siblings": list(self.source_model.sources),
+            "sources": list(self.source_model.sources),
             "strength": self.source_model.strength,
             "head_share": self.head_share,
             "nets_share": self.nets_share,
@@ -185,7 +185,7 @@ class SourceCorrection:
             TransferError: One of them is missing.
         """
         try:
-            sources = tuple(map(str, settings["siblings"]))
+            sources = tuple(map(str, settings["sources"]))
             names = {field.name for field in fields(SummaryNets)} & set(arrays)
             nets = SummaryNets(**{name: arrays[name] for name in names}) if names else None
             rest = {name: array for name, array in arrays.items() if name not in names}

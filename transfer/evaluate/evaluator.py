@@ -1,9 +1,8 @@
 """The one evaluator: scores of rows held out become measures by workload, with intervals.
 
 Whatever scores (a model, a ranker, a strategy with its samples) is fitted elsewhere: rankers by
-`transfer.evaluate.compare`, an onboarding by `transfer.evaluate.cross_validation`, strategies by
-`transfer.evaluate.onboarding_contenders`. All of them
-judge and resample here, so that their figures mean the same. Fits nothing.
+`transfer.evaluate.compare`, an onboarding by `transfer.evaluate.cross_validation`, strategies by benchmarks.
+All of them judge and resample here, so that their figures mean the same. Fits nothing.
 
 Legend: G workloads, n rows held out.
 """

@@ -101,9 +101,9 @@ def test_what_is_torn_missing_or_of_a_later_program_is_one_clear_error(
         load_adapted(kept, TARGET)
     for number, (about, message) in enumerate(
         (
-            ({"kind": "majik", "settings": "{}"}, "reads siblings"),
-            ({"kind": "siblings", "settings": "{"}, "adapt the device again"),
-            ({"kind": "siblings", "settings": "{}"}, "adapt the device again"),
+            ({"kind": "majik", "settings": "{}"}, "reads source_devices"),
+            ({"kind": "source_devices", "settings": "{"}, "adapt the device again"),
+            ({"kind": "source_devices", "settings": "{}"}, "adapt the device again"),
             (None, "adapt the device again"),
         )
     ):
@@ -120,7 +120,7 @@ def test_a_device_adds_at_most_two_megabytes(adapted: Adapted) -> None:
     assert len(raw) <= adapted.size_bytes + 4096
 
     class Huge:
-        kind = "siblings"
+        kind = "source_devices"
 
         def arrays(self) -> dict[str, np.ndarray]:
             return {"x": np.zeros(MOST_BYTES // 4 + 1, dtype=np.float32)}

@@ -91,7 +91,7 @@ def test_a_second_head_does_not_serve_unjudged_and_it_is_said(
         "samples_asked": 16,
         "strategy": "nearest",
         "taken": "nearest",
-        "siblings": [],
+        "source_devices": [],
         **found,
     }
     text = "\n".join(lines_of({**told, "version": second, "path": "p", "seconds": {}}))

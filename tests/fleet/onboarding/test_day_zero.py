@@ -12,8 +12,9 @@ from agents.records import DeviceId, DeviceKind, Family, Outcome
 from fleet.cli.app import run
 from fleet.config.settings import FleetConfig
 from fleet.models.registry import Registry
-from fleet.models.shipped_model import has_shipped
-from fleet.onboarding.day_zero import alone_strategy, is_alone, usable_shipped
+from fleet.models.shipped_model import first_figures, has_shipped
+from fleet.onboarding.adaptation import strategy_for
+from fleet.onboarding.day_zero import is_alone, usable_shipped
 from fleet.onboarding.head_version import sample_outcomes
 from fleet.onboarding.text import lines_of
 from fleet.store.noise_columns import SAYS_NOTHING
@@ -21,7 +22,7 @@ from fleet.store.store import Store
 from tests.host_fixtures import write_generic_device
 from tests.onboarding_fixtures import NEW, SOURCES, fill
 from tests.record_fixtures import make_descriptor, make_record, make_spec
-from transfer.evaluate.onboarding_cases import Regime
+from transfer.adapt.base import Regime
 from transfer.features.extractor import DEFAULT_SPEC
 from transfer.model.fleet_tlp import FleetTLP, model_config
 
@@ -89,10 +90,19 @@ def test_who_may_be_served_by_it_and_what_auto_chooses_from_then() -> None:
     assert usable_shipped(on, live)
     assert not usable_shipped(on, recorded), "recorded devices speak other dialects"
     assert not usable_shipped(off, live)
-    auto = alone_strategy("auto", Regime.BOTH_NEW)
-    assert auto.name == "auto"
-    assert "siblings" not in {one.name for one in auto.strategies}  # type: ignore[attr-defined]
-    assert alone_strategy("momentum", Regime.BOTH_NEW).name == "momentum"
+    auto = strategy_for("auto", Regime.BOTH_NEW, is_alone=True)
+    assert [one.name for one in auto.strategies] == ["momentum", "nearest", "scratch"]  # type: ignore[attr-defined]
+    assert strategy_for("momentum", Regime.BOTH_NEW, is_alone=True).name == "momentum"
+
+
+def test_the_shipped_table_says_what_to_expect_without_samples() -> None:
+    spec = make_spec(kind=DeviceKind.LOCAL)
+    figures = first_figures(spec, make_descriptor())
+    assert figures is not None
+    low, high = figures["top1_interval"]
+    assert 0 < low < figures["top1"] < high < 1
+    assert (figures["samples"], figures["regime"]) == (0, "both-new")
+    assert first_figures(replace(spec, family=Family.GPU), make_descriptor()) is None
 
 
 def test_the_report_says_what_an_expectation_is_made_of() -> None:
@@ -106,7 +116,7 @@ def test_the_report_says_what_an_expectation_is_made_of() -> None:
             "strategy": "auto",
             "taken": "day_zero",
         },
-        **{"siblings": [], "shipped": "open-cpu-2", "seconds": {}},
+        **{"source_devices": [], "shipped": "open-cpu-2", "seconds": {}},
         "expected": {**figures, "samples": 0, "devices": 6, "regime": "both-new"},
     }
     assert "from what 6 known devices came to)" in "\n".join(lines_of(result))

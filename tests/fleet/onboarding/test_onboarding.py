@@ -9,6 +9,7 @@ import sys
 import threading
 import time
 from dataclasses import replace
+from functools import partial
 from itertools import chain, pairwise
 from pathlib import Path
 from types import FrameType
@@ -32,7 +33,7 @@ from fleet.models.holdout import held_out, is_held_out
 from fleet.models.onboarding_curves import CURVES, history
 from fleet.models.registry import Registry
 from fleet.models.versions import load_snapshot
-from fleet.onboarding.adaptation import more_samples, strategy_for
+from fleet.onboarding.adaptation import strategy_for
 from fleet.onboarding.choice import pools_of, source_devices_of
 from fleet.onboarding.head_version import onboarding_of, without_head
 from fleet.onboarding.replay import onboard_recorded
@@ -46,8 +47,8 @@ from tests.coordinator_fixtures import write_replay_device
 from tests.dataset_fixtures import cpu_device, gmm_workload, record_of
 from tests.model_fixtures import CONFIG, make_dataset
 from tests.onboarding_fixtures import BROKEN, NEW, SOURCES, TILES, WORKLOADS, candidate, fill, records_of
-from transfer.auto.leave_one_out import LeaveOneOutScores
-from transfer.evaluate.onboarding_cases import Regime
+from transfer.adapt.base import Regime
+from transfer.adapt.maml import Maml
 from transfer.train.training import train
 
 ROOT = Path(__file__).parents[3]
@@ -71,37 +72,37 @@ def settings_of(store: Path, folder: Path | None = None, **onboarding: Any) -> F
 
 
 def test_a_recorded_device_is_onboarded_and_the_truth_told(recorded: Path, tmp_path: Path) -> None:
-    settings = settings_of(recorded, samples=48, strategy="siblings")
-    result = onboard_recorded(settings, NEW, tmp_path / "models")
-    assert (result["samples"], result["failed_samples"], result["taken"]) == (48, 0, "siblings")
-    assert set(result["siblings"]) == set(SOURCES)
+    settings = settings_of(recorded, samples=48, strategy="source_devices")
+    result = onboard_recorded(settings, NEW)
+    assert (result["samples"], result["failed_samples"], result["taken"]) == (48, 0, "source_devices")
+    assert set(result["source_devices"]) == set(SOURCES)
     assert result["truth"]["top1"] > result["truth"]["random_top1"] + 0.1
     low, high = result["expected"]["top1_interval"]
     assert 0 < low <= result["expected"]["top1"] <= high <= 1
     assert set(result["likeness"]) == set(SOURCES)
-    assert set(result["seconds"]) == {"read", "train", "choose", "standings", "adapt", "report"}
+    assert set(result["seconds"]) == {"read", "train", "choose", "adapt", "report"}
     text = "\n".join(lines_of(result))
     assert "dev-new: 48 samples" in text
     assert result["expected"]["regime"] == "device-new"
     assert "that is meant for candidates that source devices measured" in text
     assert f"true: top-1 {result['truth']['top1']:.3f}" in text
     # It is the same every time.
-    again = onboard_recorded(settings, NEW, tmp_path / "models")
+    again = onboard_recorded(settings, NEW)
     assert json.dumps(again | {"seconds": 0}) == json.dumps(result | {"seconds": 0})
     with pytest.raises(FleetError, match="it holds: dev-a, dev-b"):
-        onboard_recorded(settings, "dev-x", tmp_path / "models")
+        onboard_recorded(settings, "dev-x")
 
 
 def test_a_replay_takes_as_many_samples_as_there_are(recorded: Path, tmp_path: Path) -> None:
     half = len(WORKLOADS) * len(TILES) // 2
-    result = onboard_recorded(settings_of(recorded, samples=half + 1), NEW, tmp_path / "models")
+    result = onboard_recorded(settings_of(recorded, samples=half + 1), NEW)
     assert (result["samples"], result["samples_asked"]) == (half, half + 1)
     assert next(lines_of(result)) == f"dev-new: {half} samples of {half + 1}"
 
 
 def test_no_samples_at_all_still_give_a_head(recorded: Path, tmp_path: Path) -> None:
-    settings = settings_of(recorded, samples=0, strategy="siblings")
-    result = onboard_recorded(settings, NEW, tmp_path / "models")
+    settings = settings_of(recorded, samples=0, strategy="source_devices")
+    result = onboard_recorded(settings, NEW)
     assert result["samples"] == 0
     assert result["expected"] is None
     assert "needs" in result["reason"]
@@ -109,29 +110,17 @@ def test_no_samples_at_all_still_give_a_head(recorded: Path, tmp_path: Path) -> 
     assert any("expected: not told" in line for line in lines_of(result))
 
 
-def test_auto_keeps_its_standings_for_the_next_time(
-    recorded: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_auto_checks_its_default_against_meta_learning_multitask_and_scratch(
+    recorded: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # Its strategies are tried on every known device, which takes seconds each.
-    monkeypatch.setattr("transfer.adapt.registry.CHOICES", ("momentum", "nearest"))
-    settings = settings_of(recorded, samples=48, strategy="auto")
-    models = tmp_path / "runs" / "models"
-    result = onboard_recorded(settings, NEW, models)
+    monkeypatch.setattr("transfer.adapt.registry.Maml", partial(Maml, outer_steps=2))
+    result = onboard_recorded(settings_of(recorded, samples=48, strategy="auto"), NEW)
     assert result["strategy"] == "auto"
-    assert result["taken"] in result["notes"]["standings"]
-    [kept] = (tmp_path / "runs" / "standings").glob("*.json")
-    written = kept.stat().st_mtime_ns
+    check = result["notes"]["check"]
+    assert set(check["agreement"]) == {"source_devices", "multitask", "maml", "scratch"}
+    assert result["taken"] == check["taken"]
     assert "of_strategy" in result["notes"]
-    assert all({"samples", "top1"} == set(point) for point in result["more"])
-
-    # Without samples the known devices tell what to expect: from what is kept.
-    result = onboard_recorded(settings_of(recorded, samples=0, strategy="auto"), NEW, models)
-    assert [one.stat().st_mtime_ns for one in kept.parent.glob("*.json")] == [written]
-    expected = result["expected"]
-    assert (expected["samples"], expected["devices"]) == (0, len(SOURCES))
-    low, high = expected["top1_interval"]
-    assert 0 <= low <= expected["top1"] <= high <= 1
-    assert any("from what 3 known devices came to" in line for line in lines_of(result))
+    assert f"check: {check['says']}" in list(lines_of(result))
 
 
 def test_devices_of_another_family_are_no_source_devices(tmp_path: Path) -> None:
@@ -143,30 +132,14 @@ def test_devices_of_another_family_are_no_source_devices(tmp_path: Path) -> None
             source_devices_of(store, DeviceId(NEW), Family.GPU, ("dev-a",), "v000001")
         store.append(records_of(NEW))
     with pytest.raises(FleetError, match="the only device of family gpu"):
-        onboard_recorded(settings_of(path, samples=8), NEW, tmp_path / "models")
+        onboard_recorded(settings_of(path, samples=8), NEW)
 
 
 def test_a_strategy_is_found_by_its_name() -> None:
-    with pytest.raises(FleetError, match="auto, siblings"):
-        strategy_for("majik", Regime.DEVICE_NEW, None)
-    for name in ("siblings", "multitask", "finetune-head", "maml", "momentum", "nearest", "scratch"):
-        assert strategy_for(name, Regime.DEVICE_NEW, None).name == name
-
-
-def test_what_more_samples_buy_is_what_they_bought_elsewhere() -> None:
-    device_scores = LeaveOneOutScores(
-        key="k",
-        samples=(0, 32, 256),
-        top1={"siblings": (0.7, 0.8, 0.95)},
-        agreement={"siblings": (0.7, 0.8, 0.9)},
-        devices=("a", "b"),
-    )
-    twice, four = more_samples(device_scores, "siblings", 0.75, 32, 1000)
-    assert (twice["samples"], four["samples"]) == (64, 128)
-    assert 0.75 < twice["top1"] < four["top1"] < 0.9
-    assert more_samples(device_scores, "siblings", 0.75, 32, 100) == [twice]
-    assert more_samples(None, "siblings", 0.75, 32, 1000) == []
-    assert more_samples(device_scores, "scratch", 0.75, 32, 1000) == []
+    with pytest.raises(FleetError, match="auto, source_devices"):
+        strategy_for("majik", Regime.DEVICE_NEW)
+    for name in ("source_devices", "multitask", "finetune_head", "maml", "momentum", "nearest", "scratch"):
+        assert strategy_for(name, Regime.DEVICE_NEW).name == name
 
 
 def test_a_second_onboarding_starts_from_all_of_the_model_but_the_head() -> None:

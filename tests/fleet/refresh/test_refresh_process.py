@@ -18,6 +18,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from fleet.refresh.device_scores import run_device_scores
 from rich.console import Console
 
 from agents.host.child_process import ChildProcess
@@ -38,7 +39,6 @@ from fleet.models.registry import Registry
 from fleet.models.registry_file import DEVICE_SCORES, REGISTRY
 from fleet.planner.candidate_ranker import Uncertainty
 from fleet.refresh.data import read_refresh_data
-from fleet.refresh.device_scores import run_device_scores
 from fleet.refresh.freshness_look import run_watch
 from fleet.refresh.process import FAILED, STOPPED
 from fleet.refresh.refresher import Refresher, RefreshSettings

@@ -330,7 +330,7 @@ def test_an_open_request_stands_in_the_way_whatever_else_it_asks_for() -> None:
         ("import", {"paths": ["/a"], "device": "b", "dialect": "latin"}, "dialect: expected auto"),
         ("tuning", {"device": "one", "trials": 1e9}, "trials: expected `int`"),
         ("tuning", {"device": "one", "trials": 8, "seed": -1}, "seed: expected `int` >= 0"),
-        ("onboarding", {"device": "one", "strategy": "magic"}, "strategy: expected one of auto, siblings"),
+        ("onboarding", {"device": "one", "strategy": "magic"}, "strategy: expected one of auto, source_dev"),
         ("onboarding", {"device": "one", "selector": "magic"}, "selector: expected one of paired, search"),
         ("evaluation", {"devices": ["gone"]}, "no device 'gone' here; there are: gpu-1, one, two"),
         ("evaluation", {"seeds": 0}, "seeds: expected `int` >= 1, got 0"),

@@ -152,11 +152,31 @@ def test_the_slow_copy_moves_less_than_the_fast_one(source):
     assert 0 < moved[0.99] < moved[0.5]
 
 
-def test_meta_training_is_done_once_for_the_same_sources(source):
-    strategy = Maml(outer_steps=2, steps=(2,))
-    first = strategy.start(source, DATASET, TARGET, QUICK, 0)
-    assert strategy.start(source, DATASET, TARGET, QUICK, 0) is first
-    assert strategy.start(source, DATASET, TARGET, QUICK, 1) is not first
+def test_meta_training_is_done_once_for_a_source_model(source, tmp_path):
+    strategy = Maml(outer_steps=2, steps=(2,), starts=tmp_path)
+    first = strategy.start(source, DATASET, QUICK, 0)
+    assert strategy.start(source, DATASET, QUICK, 0) is first
+    [path] = tmp_path.iterdir()
+    # Another process, and another device, go on from what is kept, whatever sources measured since.
+    again = Maml(outer_steps=2, steps=(2,), starts=tmp_path).start(source, BLIND.take(SOURCE_ROWS), QUICK, 0)
+    assert same_weights(again.model, first.model)
+    assert again.rates.keys() == first.rates.keys()
+    assert all(torch.equal(again.rates[name], rate) for name, rate in first.rates.items())
+    assert not same_weights(first.model, source)
+    # A damaged one is made again.
+    path.write_bytes(path.read_bytes()[:-8])
+    made = Maml(outer_steps=2, steps=(2,), starts=tmp_path).start(source, DATASET, QUICK, 0)
+    assert same_weights(made.model, first.model)
+    strategy.start(source, DATASET, QUICK, 1)
+    assert len(list(tmp_path.iterdir())) == 2
+
+
+def test_meta_training_with_one_source_device_uses_its_own_head(source):
+    model = source.copy()
+    model.drop_head("cpu.b")
+    start = Maml(outer_steps=2).start(model, DATASET, QUICK, 0)
+    assert start.model.device_ids == ("cpu.a",)
+    assert not same_weights(start.model, model)
 
 
 def test_nearest_with_no_sample_takes_the_nearest_hardware(source):

@@ -13,14 +13,11 @@ from transfer.adapt.base import without_device
 from transfer.adapt.sample_choice import Choice
 from transfer.adapt.sample_selection import (
     SELECTORS,
-    FewOfEach,
     Paired,
-    Selector,
     selector_named,
 )
 from transfer.errors import TransferError
-from transfer.evaluate.onboarding_cases import Situation
-from transfer.evaluate.onboarding_contenders import choose_few_shot
+from transfer.evaluate.onboarding_cases import Situation, choose_few_shot
 from transfer.model.fleet_tlp import FleetTLP
 from transfer.train.training import train
 
@@ -65,9 +62,8 @@ def test_search_gives_every_workload_its_turn(source: FleetTLP) -> None:
     assert np.unique(DATASET.group[taken], return_counts=True)[1].tolist() == [8] * 4
 
 
-@pytest.mark.parametrize("selector", [Paired(), FewOfEach()], ids=lambda selector: selector.name)
-def test_more_samples_begin_with_the_fewer(selector: Selector, source: FleetTLP) -> None:
-    few, many = (selector.choose(choice_of(source), count) for count in (16, 48))
+def test_more_samples_begin_with_the_fewer(source: FleetTLP) -> None:
+    few, many = (Paired().choose(choice_of(source), count) for count in (16, 48))
     np.testing.assert_array_equal(few, many[:16])
 
 
@@ -86,10 +82,9 @@ def test_an_unknown_way_names_the_known_ones() -> None:
         selector_named("best")
 
 
-@pytest.mark.parametrize("selector", [Paired(), FewOfEach()], ids=lambda selector: selector.name)
-def test_eight_of_a_workload_are_taken_before_the_next(selector: Selector, source: FleetTLP) -> None:
+def test_eight_of_a_workload_are_taken_before_the_next(source: FleetTLP) -> None:
     """Expectations and the check need samples that can be compared with each other."""
-    rows = selector.choose(choice_of(source), 24)
+    rows = Paired().choose(choice_of(source), 24)
     assert np.unique(DATASET.group[rows], return_counts=True)[1].tolist() == [8, 8, 8]
 
 

@@ -1,50 +1,38 @@
 """One case of the onboarding curve: what each contender makes of k samples, judged on what is held out.
 
-Contenders are strategies of `transfer.adapt`, each with a way to choose the k candidates, and in the
-benchmarks other people's ways; all see the same dataset, in which whatever they may not see is taken out.
-Called by `transfer.auto` and the onboarding curve of the benchmarks, in parts by replayed onboardings.
+Contenders are strategies of `transfer.adapt`, each with a way to choose the k candidates, and other people's
+ways; all see the same dataset, in which whatever they may not see is taken out. Called by
+`benchmarks.onboarding_curve`.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Any, Protocol, runtime_checkable
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from transfer.adapt.base import Strategy
-from transfer.adapt.sample_choice import Choice
-from transfer.adapt.sample_selection import Selector, rounds
+from transfer.adapt.base import Regime, Strategy, is_enough
+from transfer.adapt.sample_selection import Selector
 from transfer.data.dataset import Dataset
 from transfer.evaluate.evaluator import judge_by
 from transfer.evaluate.onboarding_cases import (
     Case,
     FewShotSet,
-    Regime,
     Situation,
+    choose_few_shot,
     situation_of,
     visible_dataset,
     with_few_shot,
 )
-from transfer.evaluate.rankers import Rows, Scores
+from transfer.evaluate.rankers import Scores
 from transfer.model.fleet_tlp import FleetTLP
 from transfer.model.inputs import torch_threads
 from transfer.train.config import TrainConfig
 from transfer.train.training import train
-
-
-@runtime_checkable
-class Prepared(Protocol):
-    """A strategy that prepares ahead of any onboarding, once for given records of the source devices."""
-
-    def prepare(
-        self, dataset: Dataset, target_device: str, *, source_rows: Rows, config: TrainConfig
-    ) -> object:
-        """Do it; what comes of it is kept by the strategy."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,14 +131,9 @@ def _points(
         if not isinstance(contender, Adapting):
             scores = contender.score(situation, few_shot)
             seconds = time.perf_counter() - started
-        elif is_enough(contender.strategy, dataset, few_shot):
-            # What is done ahead of an onboarding is not counted as adapting.
+        elif is_enough(contender.strategy, dataset.group[rows], truth[rows]):
             model = source_model()
             few_shot_view = with_few_shot(view, case.target, few_shot) if len(rows) else view
-            if isinstance(contender.strategy, Prepared):
-                contender.strategy.prepare(
-                    few_shot_view, case.target, source_rows=case.source_rows, config=config
-                )
             started = time.perf_counter()
             adapted = contender.strategy.adapt(
                 model,
@@ -168,46 +151,6 @@ def _points(
             if scores is None
             else judged(contender.name, case, dataset, k, len(rows), scores, seconds, notes)
         )
-
-
-def choose_few_shot(
-    selector: Selector,
-    situation: Situation,
-    pool: Rows,
-    truth: Scores,
-    count: int,
-    source_model: Callable[[], FleetTLP],
-) -> Rows:
-    """Rows of the pool that the target measures, ascending.
-
-    As in an onboarding (`rounds`), a way that looks at results is shown the `truth`, (N,) seconds on the
-    target, of the rows that it has chosen before.
-    """
-    if not count:
-        return np.zeros(0, dtype=np.int64)
-    if count >= len(pool):
-        return np.sort(pool)
-    choice = Choice(
-        dataset=situation.dataset,
-        target=situation.target,
-        pool=pool,
-        source_model=source_model,
-        seed=situation.seed,
-    )
-    chosen = choice.measured
-    for so_far in rounds(selector.name, count):
-        choice = replace(choice, measured=chosen, measured_secs=truth[chosen])
-        chosen = np.concatenate([chosen, selector.choose(choice, so_far - len(chosen))])
-    return np.sort(chosen)
-
-
-def is_enough(strategy: Strategy, dataset: Dataset, few_shot: FewShotSet) -> bool:
-    """Whether a strategy can work with a few-shot set: enough samples, and a pair if it compares any."""
-    if not strategy.least_samples:
-        return True
-    is_measured = np.isfinite(few_shot.latency_secs)
-    pairs = np.bincount(dataset.group[few_shot.rows[is_measured]], minlength=1).max(initial=0)
-    return int(is_measured.sum()) >= strategy.least_samples and pairs >= 2
 
 
 def judged(

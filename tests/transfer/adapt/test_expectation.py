@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from transfer.auto.expectation import LEAST_SAMPLES, Expectation, expect
+from transfer.adapt.expectation import LEAST_SAMPLES, Expectation, expect
 from transfer.errors import TransferError
 
 REPLAYED = Path(__file__).parents[2] / "onboardings" / "replayed.npz"

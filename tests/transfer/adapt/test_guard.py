@@ -1,0 +1,191 @@
+"""`auto`: its first strategy, checked on samples that are held back."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from tests.model_fixtures import CONFIG, make_dataset, with_latency
+from tests.strategy_fixtures import LikeNearest, backwards
+from transfer.adapt.base import Adapted, Regime, without_device
+from transfer.adapt.guard import (
+    Auto,
+    agreement_by_workload,
+    checking_view,
+    folds,
+    for_check,
+    held_back_scores,
+    judge,
+)
+from transfer.adapt.multitask import MultiTask, Scratch
+from transfer.adapt.nearest import Nearest
+from transfer.adapt.registry import GUARDED, GUARDED_ALONE, auto, strategies
+from transfer.adapt.source_devices import SourceDevices
+from transfer.errors import TransferError
+from transfer.model.fleet_tlp import FleetTLP
+from transfer.train.training import train
+
+TARGET = "cpu-new"
+DATASET = make_dataset(workloads=9, candidates=12)
+ROWS = np.arange(len(DATASET))
+SHORT = replace(CONFIG, epochs=4)
+LATENCY = DATASET.latency_secs[:, DATASET.column(TARGET)]
+
+
+@pytest.fixture(scope="module")
+def source() -> FleetTLP:
+    view = without_device(DATASET, TARGET)
+    return train(view, ROWS, config=replace(CONFIG, epochs=12), seed=0, devices=("cpu.a", "cpu.b")).model
+
+
+def run(guarded: Auto, source: FleetTLP | None, few_shot: np.ndarray) -> Adapted:
+    return guarded.adapt(source, DATASET, TARGET, few_shot, source_rows=ROWS, config=SHORT, seed=0)
+
+
+def measured(count: int) -> np.ndarray:
+    """Rows with a latency on the target, workload after workload."""
+    return np.flatnonzero(np.isfinite(LATENCY))[:count]
+
+
+def test_it_is_the_default_strategy_with_meta_learning_and_multitask_beside_it() -> None:
+    by_name = strategies()
+    names = ["source_devices", "multitask", "finetune_head", "momentum", "maml", "nearest", "scratch"]
+    assert list(by_name) == names
+    guarded = [strategy.name for strategy in auto(Regime.DEVICE_NEW, by_name).strategies]
+    assert guarded == list(GUARDED) == ["source_devices", "multitask", "maml", "scratch"]
+    alone = auto(Regime.BOTH_NEW, by_name, GUARDED_ALONE)
+    assert "source_devices" not in {strategy.name for strategy in alone.strategies}
+
+
+def test_a_harmful_first_choice_is_replaced(source: FleetTLP) -> None:
+    adapted = run(Auto(strategies=(backwards(), Nearest(), Scratch())), source, measured(90))
+    check = adapted.notes["check"]
+    assert check["chosen"] == "backwards"
+    assert adapted.notes["strategy"] == check["taken"] in {"nearest", "scratch"}
+    assert "does not beat" in check["says"]
+    assert check["agreement"]["backwards"] < check["agreement"][check["taken"]]
+    assert "of_strategy" in adapted.notes
+
+
+def test_it_takes_what_can_work_with_what_there_is(source: FleetTLP) -> None:
+    adapted = run(Auto(strategies=(MultiTask(), Nearest(), Scratch())), source, measured(0))
+    assert adapted.notes["strategy"] == "nearest"
+    assert "too few" in adapted.notes["check"]
+    assert TARGET in adapted.model.device_ids
+    without_source = run(Auto(strategies=(MultiTask(), Nearest(), Scratch())), None, measured(40))
+    assert without_source.notes["strategy"] == "scratch"
+    with pytest.raises(TransferError, match="measure at least two candidates of one workload"):
+        run(Auto(strategies=(MultiTask(), Scratch())), None, measured(0))
+
+
+def test_unseen_latencies_of_the_target_change_nothing(source: FleetTLP) -> None:
+    few_shot = measured(50)
+    rest = np.setdiff1d(ROWS, few_shot)
+    other = with_latency(DATASET, rest, TARGET, LATENCY[rest] * np.linspace(0.1, 10, len(rest)))
+    guarded = Auto(strategies=(MultiTask(), Nearest(), Scratch()))
+    one = run(guarded, source, few_shot)
+    two = guarded.adapt(source, other, TARGET, few_shot, source_rows=ROWS, config=SHORT, seed=0)
+    assert one.notes == two.notes
+    np.testing.assert_array_equal(one.score(DATASET, ROWS), two.score(other, ROWS))
+
+
+@pytest.mark.parametrize(
+    ("rival", "taken"),
+    [
+        # Better on each of eight workloads, by unlike amounts.
+        (0.7 + 0.03 * np.arange(1, 9), "rival"),
+        # As much better in the mean, but by one workload.
+        (np.array([0.7] * 7 + [1.78]), "first"),
+        # On fewer workloads than can tell.
+        (np.array([0.8, 0.9, 1.0]), "first"),
+        (np.full(8, 0.6), "first"),
+    ],
+)
+def test_the_first_stays_unless_another_is_better_beyond_luck(rival: np.ndarray, taken: str) -> None:
+    verdict = judge({"rival": rival, "first": np.full(len(rival), 0.7)}, "first")
+    assert verdict["taken"] == taken
+    assert verdict["beaten_by"] == (["rival"] if rival.mean() > 0.7 else [])
+    assert (verdict["workloads"], verdict["chosen"]) == (len(rival), "first")
+    wording = "is taken" if taken == "rival" else "too few to be sure" if rival.mean() > 0.7 else "beats"
+    assert wording in verdict["says"]
+
+
+def test_the_luckiest_of_several_rivals_has_to_be_clearer_than_one_alone() -> None:
+    first = np.full(8, 0.7)
+    ahead = first + np.array([0.1, -0.02, 0.1, 0.05, 0.02, 0.1, -0.02, 0.1])
+    assert judge({"first": first, "b": ahead}, "first")["taken"] == "b"
+    others = dict.fromkeys("cdefghi", first)
+    assert judge({"first": first, "b": ahead, **others}, "first")["taken"] == "first"
+    # Of two that are clear the better one.
+    clear = {"b": first + 0.1, "c": first + 0.2}
+    assert judge({"first": first, **clear}, "first")["taken"] == "c"
+
+
+def test_what_beats_the_short_form_of_the_default_has_to_beat_it_in_full(
+    source: FleetTLP, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The short form of the default ranks backwards here, its full form as the rival does."""
+    full = SourceDevices(nets=0)
+    asked: list[bool] = []
+
+    def adapt(self: SourceDevices, *arguments: object, **more: object) -> Adapted:
+        asked.append(self.trains_head)
+        maker = Nearest() if self.trains_head else backwards()
+        return maker.adapt(*arguments, **more)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(SourceDevices, "adapt", adapt)
+    adapted = run(Auto(strategies=(full, LikeNearest("rival"))), source, measured(90))
+    assert asked == [False, True, True]
+    assert adapted.notes["strategy"] == "source_devices"
+    assert for_check(full, Regime.BOTH_NEW) is full
+
+
+@pytest.mark.parametrize("regime", list(Regime))
+def test_samples_held_back_are_asked_as_the_head_will_be(source: FleetTLP, regime: Regime) -> None:
+    rows = measured(90)
+    group = DATASET.group[rows]
+    parts = folds(group, regime, seed=0)
+    assert (np.sum(parts, axis=0) == 1).all(), "each sample is held back once"
+    held = parts[0]
+    shared = np.intersect1d(group[~held], group[held])
+    view = checking_view(DATASET, rows[held], regime)
+    shows = bool(np.isfinite(view.latency_secs[rows[held]]).any())
+    expected = {
+        Regime.DEVICE_NEW: (True, True),
+        Regime.CANDIDATE_NEW: (True, False),
+        Regime.BOTH_NEW: (False, False),
+    }
+    assert (len(shared) > 0, shows) == expected[regime]
+    # Of known workloads what source devices measured of other candidates stays.
+    assert np.isfinite(view.latency_secs[rows[~held]]).any()
+    seen: list[tuple[np.ndarray, np.ndarray]] = []
+
+    def make(fit: np.ndarray, hidden: np.ndarray) -> Adapted:
+        seen.append((fit, hidden))
+        return Nearest().adapt(source, DATASET, TARGET, fit, source_rows=ROWS, config=SHORT, seed=0)
+
+    scores = held_back_scores(make, DATASET, rows, held, regime)
+    assert scores.shape == rows[held].shape
+    [(fit, hidden)] = seen
+    assert not set(fit) & set(rows[held])
+    assert set(hidden) == (set(rows[held]) if regime is Regime.CANDIDATE_NEW else set())
+
+
+def test_too_few_samples_are_not_parted(source: FleetTLP) -> None:
+    assert "too few" in run(Auto(strategies=(Nearest(), Scratch())), source, measured(20)).notes["check"]
+
+
+@pytest.mark.parametrize("regime", list(Regime))
+def test_heads_that_know_the_check_are_no_rivals(source: FleetTLP, regime: Regime) -> None:
+    guarded = Auto(strategies=(Nearest(), MultiTask(), Scratch()), regime=regime)
+    check = run(guarded, source, measured(90)).notes["check"]
+    rivals = {"scratch"} if regime is Regime.CANDIDATE_NEW else {"scratch", "multitask"}
+    assert set(check["agreement"]) == {"nearest", *rivals}
+
+
+def test_agreement_is_counted_by_workload_on_what_ran() -> None:
+    group = np.array([0, 0, 0, 1, 1, 2], dtype=np.int32)
+    scores, secs = np.array([3.0, 2, 1, 1, 2, 1]), np.array([1.0, 2, np.nan, 1, 2, 1])
+    np.testing.assert_array_equal(agreement_by_workload(group, scores, secs), [1.0, 0.0])

@@ -1,0 +1,247 @@
+"""`auto`: the default strategy, unless another is better beyond luck on samples that were held back.
+
+A part of the new device's samples is kept from the strategies and put in order by the heads that they make of
+the others. The first strategy stays unless another orders clearly more pairs on most workloads: a check of a
+few workloads is mostly luck. Called by onboarding, which also asks heads that did not see a sample what it is
+worth (`held_back_scores`). Knows strategies by their protocol.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from transfer.adapt.base import Adapted, Regime, Strategy, is_enough
+from transfer.adapt.multitask import Scratch
+from transfer.adapt.source_devices import SourceDevices
+from transfer.data.dataset import Dataset
+from transfer.data.intervals import is_beyond_luck
+from transfer.data.ranking import order_agreement
+from transfer.errors import TransferError
+from transfer.model.fleet_tlp import FleetTLP
+from transfer.train.config import TrainConfig
+
+Rows = NDArray[np.int64]
+Mask = NDArray[np.bool_]
+Floats = NDArray[np.float64]
+
+#: Parts that samples are held back in.
+_FOLDS = 3
+#: Samples that ran, at least, on either side of a check.
+_LEAST_CHECKED = 8
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Auto:
+    """Take the first of some strategies that can work, unless another is better on samples held back.
+
+    Args:
+        strategies: The default first, then those that it is checked against.
+        regime: What the head will be asked.
+    """
+
+    strategies: tuple[Strategy, ...]
+    regime: Regime = Regime.DEVICE_NEW
+    name: str = "auto"
+    least_samples: int = 0
+
+    def adapt(
+        self,
+        source: FleetTLP | None,
+        dataset: Dataset,
+        target_device: str,
+        few_shot_rows: Rows,
+        *,
+        source_rows: Rows,
+        config: TrainConfig,
+        seed: int,
+    ) -> Adapted:
+        """Choose, check, adapt. See `Strategy.adapt`; `notes` say what was chosen and why."""
+        rows = np.asarray(few_shot_rows, dtype=np.int64)
+        latency = dataset.latency_secs[:, dataset.column(target_device)]
+
+        def able(some: Rows) -> list[Strategy]:
+            return [
+                strategy
+                for strategy in self.strategies
+                if (source is not None or isinstance(strategy, Scratch))
+                and is_enough(strategy, dataset.group[some], latency[some])
+            ]
+
+        def make(strategy: Strategy, some: Rows, hidden: Rows) -> Adapted:
+            visible_rows = np.setdiff1d(source_rows, hidden)
+            return strategy.adapt(
+                source, dataset, target_device, some, source_rows=visible_rows, config=config, seed=seed
+            )
+
+        measured = int(np.isfinite(latency[rows]).sum())
+        if not (possible := able(rows)):
+            raise TransferError(
+                f"no strategy can give {target_device!r} a head from {measured} measurements; measure at "
+                "least two candidates of one workload there, or train a model of its source devices first"
+            )
+        chosen, check = possible[0], f"none: {measured} measurements are too few to keep some back"
+        notes: dict[str, Any] = {"strategy": chosen.name, "check": check}
+        held = _held_for_check(dataset.group[rows], latency[rows], self.regime, seed)
+        if held is not None and chosen in (checked := able(rows[~held])) and len(checked) > 1:
+            rivals = [rival for rival in checked if rival is not chosen and _is_fair(rival, self.regime)]
+
+            def agreement(strategy: Strategy) -> Floats:
+                scores = held_back_scores(partial(make, strategy), dataset, rows, held, self.regime)
+                return agreement_by_workload(dataset.group[rows[held]], scores, latency[rows[held]])
+
+            verdict = _checked(chosen, rivals, agreement, self.regime)
+            notes |= {"strategy": verdict["taken"], "check": verdict}
+            chosen = next(strategy for strategy in possible if strategy.name == verdict["taken"])
+        adapted = make(chosen, rows, rows[:0])
+        return replace(adapted, notes={**notes, "of_strategy": dict(adapted.notes)})
+
+
+def _is_fair(rival: Strategy, regime: Regime) -> bool:
+    """Whether a rival knows no more of the samples held back than it will know of what it is asked.
+
+    A model of the source devices has learnt what these measured of the held-back candidates. Where nobody
+    will have measured those in question, that would put a head made from it alone ahead of all others.
+    """
+    return regime is not Regime.CANDIDATE_NEW or isinstance(rival, Scratch)
+
+
+def _checked(
+    chosen: Strategy, rivals: list[Strategy], agreement: Callable[[Strategy], Floats], regime: Regime
+) -> dict[str, Any]:
+    """The verdict on a choice. What beats it in a short form has to beat it in full, too."""
+    agreements = {rival.name: agreement(rival) for rival in rivals}
+    short = for_check(chosen, regime)
+    verdict = judge({**agreements, chosen.name: agreement(short)}, chosen.name)
+    if verdict["taken"] != chosen.name and short is not chosen:
+        verdict = judge({**agreements, chosen.name: agreement(chosen)}, chosen.name)
+    return verdict
+
+
+def judge(agreements: Mapping[str, Floats], chosen: str) -> dict[str, Any]:
+    """Whether the chosen strategy stays.
+
+    Args:
+        agreements: By strategy, (workloads,) share of the held-back pairs in the right order.
+        chosen: One of the strategies.
+
+    Returns:
+        JSON-ready: `taken`, `chosen`, number of `workloads`, mean `agreement` by strategy, `beaten_by` (in
+        the mean, be it by luck) and a sentence.
+    """
+    means = {name: float(values.mean()) for name, values in agreements.items()}
+    better = [
+        name
+        for name, values in agreements.items()
+        if name != chosen and is_beyond_luck(values - agreements[chosen], among=len(agreements) - 1)
+    ]
+    taken = max(better, key=lambda name: means[name], default=chosen)
+    beaten_by = sorted(name for name in means if means[name] > means[chosen])
+    workloads = len(agreements[chosen])
+    if taken != chosen:
+        sentence = f"{chosen} does not beat {taken} on the check samples: {taken} is taken"
+    elif beaten_by:
+        sentence = (
+            f"{chosen} does not beat {', '.join(beaten_by)} on the check samples, but {workloads} workloads "
+            "are too few to be sure of it"
+        )
+    else:
+        sentence = f"{chosen} beats its rivals on the check samples"
+    return {
+        "taken": taken,
+        "chosen": chosen,
+        "workloads": workloads,
+        "agreement": {name: round(value, 4) for name, value in means.items()},
+        "beaten_by": beaten_by,
+        "says": sentence,
+    }
+
+
+def agreement_by_workload(group: NDArray[np.int32], scores: Floats, latency_secs: Floats) -> Floats:
+    """(workloads,) share of the pairs in the right order, of workloads where two candidates ran."""
+    ran = np.isfinite(latency_secs)
+    workloads, counts = np.unique(group[ran], return_counts=True)
+    shares = []
+    for workload in workloads[counts >= 2]:
+        mine = ran & (group == workload)
+        shares.append(order_agreement(scores[mine], latency_secs[mine])[0])
+    return np.array(shares)
+
+
+def folds(group: NDArray[np.int32], regime: Regime, seed: int) -> list[Mask]:
+    """Masks over samples: what is held back in turn, so that held-back ones can be compared with each other.
+
+    Args:
+        group: (n,) workloads of the samples.
+        regime: Whole workloads are held back where the head will be asked about new ones; of each workload
+            its share else.
+        seed: Draws the parts.
+
+    Returns:
+        Up to three masks; none that is empty or leaves nothing.
+    """
+    random = np.random.default_rng(seed)
+    if regime is Regime.BOTH_NEW:
+        groups = random.permutation(np.unique(group))
+        parts = [np.isin(group, groups[fold::_FOLDS]) for fold in range(_FOLDS)]
+    else:
+        order = random.permutation(len(group))
+        order = order[np.argsort(group[order], kind="stable")]
+        fold_of = np.empty(len(group), dtype=np.int64)
+        fold_of[order] = np.arange(len(group)) % _FOLDS
+        parts = [fold_of == fold for fold in range(_FOLDS)]
+    return [part for part in parts if part.any() and not part.all()]
+
+
+def held_back_scores(
+    make: Callable[[Rows, Rows], Adapted], dataset: Dataset, rows: Rows, held: Mask, regime: Regime
+) -> Floats:
+    """(held,) scores of samples by a head that was made without them, asked as it will be in earnest.
+
+    Args:
+        make: Makes a head from some rows, without what source devices measured of others.
+        dataset: Candidates of all devices.
+        rows: (n,) rows of the samples.
+        held: (n,) which are held back.
+        regime: What the head will be asked: of candidates or workloads that nobody will have measured, what
+            source devices measured is hidden.
+    """
+    check = rows[held]
+    hidden = check if regime is Regime.CANDIDATE_NEW else check[:0]
+    adapted = make(rows[~held], hidden)
+    return adapted.score(checking_view(dataset, check, regime), check)
+
+
+def checking_view(dataset: Dataset, check: Rows, regime: Regime) -> Dataset:
+    """What a head may look at when it scores rows held back."""
+    if regime is Regime.DEVICE_NEW:
+        return dataset
+    hidden = np.isin(dataset.group, np.unique(dataset.group[check]))[:, None]
+    if regime is Regime.CANDIDATE_NEW:
+        hidden = np.isin(np.arange(len(dataset)), check)[:, None]
+    return dataset.where(~hidden)
+
+
+def for_check(strategy: Strategy, regime: Regime) -> Strategy:
+    """What gives nearly the same scores where a check asks, in less time if it can.
+
+    Where source devices have measured whatever is asked, half of the weight is theirs, and needs no head.
+    """
+    if regime is Regime.DEVICE_NEW and isinstance(strategy, SourceDevices):
+        return replace(strategy, trains_head=False)
+    return strategy
+
+
+def _held_for_check(group: NDArray[np.int32], latency_secs: Floats, regime: Regime, seed: int) -> Mask | None:
+    """The samples to check by; None where either side would have too little to compare."""
+    ran = np.isfinite(latency_secs)
+    for held in folds(group, regime, seed)[:1]:
+        has_pair = bool(np.bincount(group[ran & held], minlength=1).max() >= 2)
+        if has_pair and min((ran & held).sum(), (ran & ~held).sum()) >= _LEAST_CHECKED:
+            return held
+    return None

@@ -1,1 +1,0 @@
-"""The choice of a strategy for a new device, and what its head is worth."""
