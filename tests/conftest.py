@@ -24,7 +24,9 @@ from agents.sandbox.stages import ChildSettings
 from fleet.state.state_file import StateFile
 
 # A busy machine makes an example slow, not wrong; each test has its own time limit.
-settings.register_profile("fleet", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile(
+    "fleet", deadline=None, max_examples=50, suppress_health_check=[HealthCheck.too_slow]
+)
 settings.load_profile("fleet")
 
 # Ray reads its token once a process, so a Ray that a test starts and a cluster that a later one joins must

@@ -8,7 +8,7 @@ import signal
 import pytest
 
 from transfer.errors import TransferError
-from transfer.processes import run_each, workers_for
+from transfer.processes import run_each
 
 
 def process_of(item: int) -> tuple[int, int]:
@@ -32,10 +32,3 @@ def test_one_worker_or_one_piece_needs_no_process(items: list[int], workers: int
 def test_a_process_that_dies_is_one_clear_error() -> None:
     with pytest.raises(TransferError, match=r"a worker of the test died .* one of 2 numbers; run it again"):
         list(run_each(process_of, [-1, -2], 2, of="the test", pieces="numbers"))
-
-
-def test_few_samples_are_not_worth_the_start_of_processes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("transfer.processes.sched_getaffinity", lambda _: {0, 1, 2})
-    assert workers_for(1_000, 3) == 1
-    assert workers_for(1_000, 24) == 3
-    assert workers_for(1_000_000, 24) == 1, "each process holds a copy"

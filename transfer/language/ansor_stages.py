@@ -4,8 +4,7 @@ Ansor names stages and loops by their position at the time a step is applied, an
 `StageOrder` turns such positions into stable numbers and back; `StageLoops` remembers of each loop which
 axis it came from and how far it runs, as far as the steps tell: a record does not say how many stages and
 loops there are at the start, so both lists grow as positions are met. Called by `transfer.language.ansor`
-and `transfer.language.to_ansor`. This is the reader's memory, not the interpreter:
-`tests.transfer.language.interpreted_loops` applies canonical steps of every dialect and checks them.
+and `transfer.language.to_ansor`.
 """
 
 from __future__ import annotations

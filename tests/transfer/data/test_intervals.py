@@ -16,17 +16,6 @@ def interval(
     return found.low, found.high
 
 
-def test_bootstrap_interval_holds_the_mean_and_follows_seed_and_level() -> None:
-    values = np.random.default_rng(2).normal(5, 1, 40)
-    low, high = interval(values, seed=0)
-    assert low < values.mean() < high
-    # Ninety per cent of a normal mean lie within 1.64 standard errors.
-    assert high - low == pytest.approx(2 * 1.645 * values.std() / 40**0.5, rel=0.15)
-    assert interval(values, seed=0) == (low, high)
-    wide = interval(values, seed=0, level=0.99)
-    assert wide[0] < low < high < wide[1]
-
-
 def coverage(draw, truth: float, trials: int = 300) -> float:
     """Share of trials whose interval holds the truth."""
     random = np.random.default_rng(0)
@@ -75,15 +64,6 @@ def test_the_same_seed_draws_alike_so_differences_are_paired() -> None:
     assert not Estimate(0.1, 0.0, 0.2).is_above_zero
     alone = better.estimate()
     assert alone.high - alone.low > 0.05
-
-
-def test_the_root_of_a_mean_square_has_the_root_of_its_draws() -> None:
-    squares = np.random.default_rng(6).random(20)
-    found = resample_ratio(squares, np.ones(20), 0)
-    plain, root = found.estimate(), found.root().estimate()
-    assert (root.value, root.low, root.high) == pytest.approx(
-        (plain.value**0.5, plain.low**0.5, plain.high**0.5), rel=1e-3
-    )
 
 
 @pytest.mark.parametrize("shape", [(0,), (2, 0), (2, 2, 2)])

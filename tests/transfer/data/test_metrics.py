@@ -3,7 +3,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from transfer.data.metrics import MEASURES, evaluate_ranking, measure_workloads, merge
+from transfer.data.metrics import MEASURES, evaluate_ranking, merge
 from transfer.data.ranking import peak_score, square_error, top_k_recall
 from transfer.errors import DatasetError
 
@@ -95,13 +95,3 @@ def test_merged_parts_may_share_a_workload_which_then_counts_once() -> None:
     assert both.counts.tolist() == [3, 2, 1]
     assert both.top1_by_workload.tolist() == [(1 + 0.25) / 2, 0.25, 1]
     assert merge([one]).summary() == one.summary()
-
-
-def test_a_few_measures_are_those_among_all() -> None:
-    found = evaluate_ranking(*example(), noise_floor=2.9)
-    names = ("tau_by_workload", "top5_by_workload", "noise_regret_by_workload")
-    groups, counts, values = measure_workloads(names, *example(), noise_floor=2.9)
-    assert (groups.tolist(), counts.tolist()) == (found.groups.tolist(), found.counts.tolist())
-    assert tuple(values) == names
-    for name in names:
-        assert np.array_equal(values[name], getattr(found, name))

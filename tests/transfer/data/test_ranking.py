@@ -23,7 +23,6 @@ from transfer.data.ranking import (
     top_k,
     top_k_recall,
 )
-from transfer.errors import DatasetError
 
 # Few distinct values, so that ties are common.
 ROWS = st.lists(st.tuples(st.integers(0, 3), st.integers(1, 4)), min_size=1, max_size=6)
@@ -76,17 +75,6 @@ def test_order_agreement_agrees_with_a_slow_reference(rows: list[tuple[int, int]
                 1.0 if scores[better] > scores[worse] else 0.5 if scores[better] == scores[worse] else 0.0
             )
     assert order_agreement(scores, latency)[0] == pytest.approx(np.mean(points) if points else 0.5)
-
-
-def test_top_k_of_a_known_ranking() -> None:
-    scores = np.array([0.9, 0.1, 0.5, 0.7, np.nan])
-    latency = np.array([4.0, 1.0, 2.0, 8.0, np.nan])
-    assert top_k(scores, latency, 1) == 0.25
-    assert top_k(scores, latency, 2) == 0.25
-    assert top_k(scores, latency, 3) == 0.5
-    assert top_k(scores, latency, 4) == top_k(scores, latency, 99) == 1.0
-    with pytest.raises(DatasetError, match="no candidate"):
-        top_k(scores[4:], latency[4:], 1)
 
 
 @given(ROWS, st.integers(1, 7))

@@ -17,7 +17,6 @@ from transfer.data.joined_records import build_dataset
 from transfer.data.splits import (
     Split,
     SplitKind,
-    leave_device_out,
     leave_networks_out,
     make_splits,
     near_copies,
@@ -123,25 +122,6 @@ def test_within_workload_every_workload_trains_and_most_are_judged(dataset: Data
     assert {index: tested[index] for index in sizes} == {
         index: {1: 0, 2: 1, 3: 1, 4: 1, 5: 1, 6: 2, 7: 2}[size] for index, size in sizes.items()
     }
-
-
-def test_each_device_is_the_target_once(dataset: Dataset) -> None:
-    assert [(split.name, split.targets, split.sources) for split in leave_device_out(dataset)] == [
-        ("a", ("a",), ("b", "c")),
-        ("b", ("b",), ("a", "c")),
-        ("c", ("c",), ("a", "b")),
-    ]
-
-
-def test_a_held_out_network_shares_no_workload_with_training(dataset: Dataset) -> None:
-    alone = {name: (name,) for networks in NETWORKS.values() for name in networks}
-    splits = {split.name: split for split in leave_networks_out(dataset, WORKLOADS, alone)}
-    assert sorted(splits) == ["bert_base", "bert_tiny", "resnet", "vit"]
-    for name, split in splits.items():
-        assert_whole(dataset, split)
-        users = {workload for workload, networks in NETWORKS.items() if name in networks}
-        assert names(dataset, split.test) == users
-        assert names(dataset, split.train).isdisjoint(users)
 
 
 def test_a_family_takes_all_sizes_of_its_network_along(dataset: Dataset) -> None:

@@ -53,7 +53,7 @@ def test_every_workload_is_held_out_once_and_every_approach_is_judged_on_it(resu
 
 
 def test_repeats_are_averaged_by_workload(result):
-    other = cross_validate(DATASET, FOLDS, PLAN, seed=7)
+    other = replace(result, target=dict.fromkeys(result.target, result.target["full"]))
     both = average_repeats([result, other])
     for name, approach in both.target.items():
         parts = [one.target[name].metrics.top1_by_workload for one in (result, other)]

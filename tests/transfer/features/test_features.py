@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -14,7 +13,6 @@ from tests.model_fixtures import DENSE, assert_same_features
 from transfer.errors import TraceError, TransferError
 from transfer.features.access import block_accesses
 from transfer.features.blocks import FeatureBlock
-from transfer.features.box_access import BlockAccess, BufferAccess
 from transfer.features.extractor import DEFAULT_SPEC, Extractor, FeatureSpec
 from transfer.features.hardware import (
     HARDWARE_NAMES,
@@ -23,8 +21,7 @@ from transfer.features.hardware import (
     hardware_table,
     hardware_vector,
 )
-from transfer.features.slots import NUMBER_NAMES, StepTable, encode
-from transfer.features.tiles import Tiles, describe_memory
+from transfer.features.slots import NUMBER_NAMES, encode
 from transfer.language.primitives import Kind, Primitive
 
 SLOTS = (*HARDWARE_NAMES, *MEASURED_NAMES)
@@ -82,21 +79,6 @@ def test_tile_factors_are_aligned_at_the_innermost_level() -> None:
     assert number(step._replace(numbers=(3, 128, 16, 8)), "factor_2") == 0
 
 
-def test_zero_differs_from_what_is_not_there() -> None:
-    zero, none = Primitive(Kind.PR, (0,)), Primitive(Kind.PR)
-    assert [(number(step, "value"), number(step, "has_value")) for step in (zero, none)] == [(0, 1), (0, 0)]
-    depths = Primitive(Kind.CA, (0, 8, 4)), Primitive(Kind.CA, (-1, 0, 0))
-    assert [number(step, "has_depth") for step in depths] == [1, 0]
-
-
-def test_every_primitive_has_finite_slots() -> None:
-    table = StepTable()
-    steps = [Primitive(kind, (-5, 2**63, 0)[:length]) for kind in Kind for length in range(4)]
-    rows = table.look_up([steps], len(steps))
-    assert (rows > 0).all()
-    assert np.isfinite(table.rows()[1]).all()
-
-
 def test_a_long_sequence_keeps_its_telling_steps_in_order() -> None:
     full = extract(gmm_trace())
     cut = extract(gmm_trace(), spec=replace(DEFAULT_SPEC, max_steps=10))
@@ -139,58 +121,9 @@ def test_absurd_factors_give_finite_features() -> None:
     assert np.isfinite(block.numbers).all()
 
 
-def matrix_product() -> BlockAccess:
-    def buffer(shape: Sequence[int], axes: Sequence[int], is_write: bool = False) -> BufferAccess:
-        return BufferAccess(
-            element_bytes=4,
-            shape=tuple(shape),
-            coefficients=np.eye(3)[list(axes)],
-            divisors=np.ones((len(axes), 3)),
-            base=np.ones(len(axes)),
-            is_write=is_write,
-        )
-
-    return BlockAccess(
-        extents=(64, 32, 16),
-        spatial=(True, True, False),
-        buffers=(buffer((64, 16), (0, 2)), buffer((16, 32), (2, 1)), buffer((64, 32), (0, 1), True)),
-    )
-
-
-def test_bytes_of_a_tile_are_those_of_the_boxes_that_it_touches() -> None:
-    factors = np.ones((1, 3, 5))
-    factors[0, 0, :4] = (4, 2, 2, 4)
-    factors[0, 1, :4] = (8, 1, 4, 1)
-    factors[0, 2, :2] = (2, 8)
-    tiles = Tiles(factors=factors, reduction=np.array([False, False, True]))
-    found = {name: float(values[0]) for name, values in describe_memory(tiles, matrix_product()).items()}
-    # Inside the second cut: 4 rows, 8 columns, 2 steps of the reduction.
-    assert found["cut_1_bytes"] == pytest.approx(np.log2(1 + 4 * (4 * 2 + 2 * 8 + 4 * 8)))
-    assert found["cut_1_write_bytes"] == pytest.approx(np.log2(1 + 4 * 4 * 8))
-    # All of it (7 KiB) fits in half a first level cache, so each byte is loaded once.
-    assert found["traffic_l1"] == pytest.approx(np.log2(1 + 4 * (64 * 16 + 16 * 32 + 64 * 32)))
-    assert found["contiguous_reads"] == found["broadcast_reads"] == 1
-    assert found["contiguous_write"] == 1
-    assert (found["loop_0_contiguous"], found["loop_0_unused"]) == (2, 1)
-
-
 @pytest.mark.parametrize("text", ["", "{}", "[]", '{"nodes": 3}', '{"nodes": [{"type": "For"}]}', "[" * 9999])
 def test_a_module_in_another_form_gives_no_accesses(text: str) -> None:
     assert block_accesses(text) == {}
-
-
-def test_axes_that_share_an_index_touch_it_once() -> None:
-    grouped = BufferAccess(
-        element_bytes=4,
-        shape=(32,),
-        coefficients=np.array([[8.0, 1.0]]),
-        divisors=np.array([[4.0, 1.0]]),
-        base=np.ones(1),
-        is_write=False,
-    )
-    tiles = np.array([[1.0, 8.0], [4.0, 8.0], [5.0, 8.0], [8.0, 2.0], [16.0, 8.0]])
-    assert grouped.elements(tiles).tolist() == [8, 8, 16, 10, 32]
-    assert (grouped.stride(0), grouped.stride(1)) == (0, 1)
 
 
 @pytest.mark.tvm
@@ -215,18 +148,6 @@ def test_accesses_of_a_padded_convolution_follow_its_index_expressions() -> None
     assert reads[0].stride(3) == 0
 
 
-def test_the_hash_of_a_spec_changes_with_any_slot() -> None:
-    hashes = {
-        DEFAULT_SPEC.hash,
-        replace(DEFAULT_SPEC, max_steps=41).hash,
-        replace(DEFAULT_SPEC, version=99).hash,
-        replace(DEFAULT_SPEC, summary_names=("other",)).hash,
-        replace(DEFAULT_SPEC, categories=(("kind", 3),)).hash,
-    }
-    assert len(hashes) == 5
-    assert FeatureSpec().hash == DEFAULT_SPEC.hash
-
-
 def test_what_cannot_be_extracted_is_named() -> None:
     workload = gmm_workload()
     bad = Candidate(workload_id=workload.workload_id, trace="nonsense")
@@ -243,14 +164,6 @@ def test_what_cannot_be_extracted_is_named() -> None:
             Extractor().extract(workloads, [strange])
     with pytest.raises(TransferError, match="train the model again"):
         Extractor(replace(DEFAULT_SPEC, number_names=("other",)))
-
-
-def test_workloads_come_in_a_row_or_by_their_id() -> None:
-    one, other = gmm_workload("one"), gmm_workload("other")
-    candidates = [*gmm_candidates(one, 2), *gmm_candidates(other, 1)]
-    by_id = Extractor().extract({workload.workload_id: workload for workload in (one, other)}, candidates)
-    assert_same_features(by_id, Extractor().extract([one, one, other], candidates))
-    assert Extractor().extract([], []).summary.shape == (0, len(DEFAULT_SPEC.summary_names))
 
 
 def test_workload_vectors_tell_operators_and_work_apart() -> None:
@@ -296,12 +209,6 @@ def test_hardware_follows_the_target_and_not_the_host(
     assert (vector["target_fma"], vector["target_avx512"]) == (fma, avx512)
     assert vector["host_vector_bytes"] == pytest.approx(np.log2(65))
     assert vector["clock_mhz"] == pytest.approx(np.log2(3001))
-
-
-def test_target_attributes_are_applied_on_top_of_the_cpu_name() -> None:
-    vector = slots(target='{"kind":"llvm","mattr":["-avx512f","-fma"],"mcpu":"x86-64-v4"}')
-    assert (vector["target_avx512"], vector["target_fma"]) == (0, 0)
-    assert vector["target_vector_bytes"] == pytest.approx(np.log2(33))
 
 
 def test_a_target_and_sizes_of_a_stranger_may_be_anything() -> None:

@@ -4,11 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from tests.dataset_fixtures import NRM_TRACE
 from tests.language_fixtures import step_of
-from tests.transfer.features.test_place import extract
-from transfer.features.extractor import DEFAULT_SPEC
-from transfer.features.flat import flat_inputs
 from transfer.features.locations import LOCATION_NAMES, describe_locations
 from transfer.features.slots import StepTable, laid_out
 from transfer.language.primitives import Primitive
@@ -64,15 +60,3 @@ def test_two_reductions_that_swap_their_places_are_two_candidates() -> None:
     """)
     found = told((first, here, there), (first, there, here))
     assert found["producer_0_around"] == found["producer_1_around"][::-1] == [5, 10]
-
-
-def test_flat_features_hold_them_last_but_for_the_place() -> None:
-    block = extract(NRM_TRACE)
-    columns = np.stack(describe_locations(block.categories, block.numbers), axis=1)
-    assert columns.any()
-    sizes = DEFAULT_SPEC.category_sizes
-    without = flat_inputs(block, sizes, locations=False)
-    np.testing.assert_array_equal(flat_inputs(block, sizes), np.concatenate([without, columns], axis=1))
-    np.testing.assert_array_equal(
-        flat_inputs(block, sizes, place=True), np.concatenate([without, columns, block.place], axis=1)
-    )

@@ -1,13 +1,11 @@
 from __future__ import annotations
 
-import gzip
 import json
 
 import numpy as np
 import pytest
 
 from tests.dataset_fixtures import gmm_trace, gmm_workload
-from tests.log_fixtures import ANSOR_LOGS
 from tests.table_fixtures import rows
 from transfer.features.published_features import (
     CPU_LAYOUT,
@@ -17,9 +15,6 @@ from transfer.features.published_features import (
 )
 from transfer.language.ansor import AnsorReader
 from transfer.language.meta_schedule import MetaScheduleReader
-from transfer.language.primitives import Kind, Primitive
-
-LOG = ANSOR_LOGS / "benchmarks/microkernels/DpAnsor/a100/log/a100_conv2d.log.gz"
 
 
 def one_hot(place: int) -> list[int]:
@@ -79,14 +74,6 @@ def test_numbers_of_no_program_are_cut_and_others_stay() -> None:
     assert row.tolist() == [*one_hot(6), 0, 0, 2**31, 2**31, 2**30, 1, *[0] * 5]
 
 
-def test_long_rows_lose_their_end() -> None:
-    order = list(range(30))[::-1]
-    split = [["SP", 0, place, 4, [2], 1] for place in range(0, 30, 2)]
-    sequence = AnsorReader().read(json.dumps([*split, ["RE", 0, order]]))
-    row = published_features([sequence], CPU_LAYOUT)[0, len(split)]
-    assert row.tolist() == [*one_hot(2), 0, *order[:10]]
-
-
 def test_other_dialects_come_by_way_of_ansor() -> None:
     sequence = MetaScheduleReader().read(gmm_trace(), gmm_workload())
     found = published_features([sequence], CPU_LAYOUT)[0]
@@ -95,22 +82,3 @@ def test_other_dialects_come_by_way_of_ansor() -> None:
     assert tags.index("SP") < tags.index("RE") < tags.index("CHW")
     # 2 * 128 * 64 * 128: the second split is of 128 into 16, 2, 1, 4.
     assert [128, 2, 1, 4] in [row[13:17].tolist() for row in found]
-
-
-@pytest.mark.data
-@pytest.mark.skipif(not LOG.is_file(), reason="no logs of other people's devices beside the checkout")
-def test_real_logs_give_the_rows_of_their_own_steps() -> None:
-    with gzip.open(LOG, "rt") as file:
-        logged = [
-            json.loads(line)["i"][1][1] for line in file if line.startswith("{") and line.endswith("\n")
-        ]
-    assert len(logged) > 100
-    found = published_features([AnsorReader().read(json.dumps(steps)) for steps in logged], GPU_LAYOUT)
-    for schedule, steps in zip(found, logged, strict=True):
-        for row, step in zip(schedule, steps, strict=False):
-            expected = step_vector(step, GPU_LAYOUT)[: GPU_LAYOUT.width]
-            assert row.tolist() == [*expected, *[0] * (GPU_LAYOUT.width - len(expected))]
-
-
-def test_an_unknown_primitive_gives_no_row() -> None:
-    assert not published_features([[Primitive(Kind.UNK)]], GPU_LAYOUT).any()

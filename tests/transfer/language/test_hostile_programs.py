@@ -16,7 +16,6 @@ from transfer.features.access import block_accesses
 from transfer.features.extractor import Extractor
 from transfer.features.published_features import LAYOUTS, published_features
 from transfer.features.slots import block_bucket, encode
-from transfer.features.summary import SUMMARY_NAMES
 from transfer.language import program as program_module
 from transfer.language.ansor import AnsorReader
 from transfer.language.ansor_steps import MAX_ITEMS
@@ -126,22 +125,6 @@ def test_a_block_whose_parts_do_not_fit_together_tells_nothing(change: Callable[
     assert block_accesses(graph.text) == {}
 
 
-def test_a_module_that_writes_nothing_gives_features() -> None:
-    graph = Graph(ONE_BLOCK)
-    no_write(graph)
-    workload = program_workload(graph.text)
-    trace = """[[
-        ["GetSBlock", [], ["C", "main"], ["b0"]],
-        ["Annotate", ["b0", "\\"SSRSRS\\""], ["meta_schedule.tiling_structure"], []],
-        ["GetLoops", ["b0"], [], ["l1"]],
-        ["SamplePerfectTile", ["l1"], [4, 64], ["v1", "v2", "v3", "v4"]],
-        ["Split", ["l1", "v1", "v2", "v3", "v4"], [1], ["l2", "l3", "l4", "l5"]]
-    ], [[3, [1, 2, 2, 2]]]]"""
-    block = Extractor().extract([workload], [Candidate(workload_id=workload.workload_id, trace=trace)])
-    assert block.summary[0, SUMMARY_NAMES.index("tiled")] == 1
-    assert np.isfinite(block.summary).all()
-
-
 def long_lists(graph: Graph) -> None:
     """A long list that many blocks share."""
     axis = next(place for place, node in enumerate(graph.nodes) if node["type"] == "tirx.IterVar")
@@ -219,21 +202,6 @@ def test_thousands_of_loops_looked_through_for_each_other_are_over_budget(kind: 
         MetaScheduleReader().read(trace)
 
 
-def test_a_loop_that_a_reorder_names_twice_stays_where_it_is() -> None:
-    twice = ["Reorder", ["l1", "l1", "l2"], [], []]
-    trace = schedule(twice, twice, ["Reorder", ["l1"], [], []], ["Vectorize", ["l2"], [], []])
-    assert [step.loops for step in MetaScheduleReader().read(trace)] == [(), (), (0, 1, 2), (1,)]
-
-
-def test_sampled_choices_are_kept_once_for_all_outputs() -> None:
-    outputs = [f"v{number}" for number in range(3000)]
-    sample = ["SampleCategorical", [], [list(range(3000)), []], outputs]
-    trace = schedule(
-        sample, *(["Annotate", ["b0", value], ["x"], []] for value in outputs[:5]), decisions=[[2, 7]]
-    )
-    assert [step.numbers for step in MetaScheduleReader().read(trace)] == [(-1, 7)] * 5
-
-
 @pytest.mark.parametrize(("count", "factor"), [(3000, 2**62), (16, 2**30), (40, 2**62)])
 def test_a_split_into_thousands_of_factors_has_a_product_of_64_bits(count: int, factor: int) -> None:
     factors = [f"v{number}" for number in range(count)]
@@ -242,15 +210,6 @@ def test_a_split_into_thousands_of_factors_has_a_product_of_64_bits(count: int, 
     [step] = MetaScheduleReader().read(schedule(sample, split, decisions=[[2, [factor] * count]]))
     assert step.numbers[1] == 2**63 - 1
     assert np.isfinite(published_features([[step]], LAYOUTS["cpu"])).all()
-
-
-def test_plans_of_long_texts_are_not_all_kept() -> None:
-    reader = MetaScheduleReader()
-    for number in range(40):
-        sample = ["SampleCategorical", [], [[1], [1.0]], ["v0"]]
-        long = ["Annotate", ["b0", "x" * 500_000], [f"note{number}"], []]
-        reader.read(schedule(sample, long, decisions=[[2, 0]]))
-    assert 0 < sum(len(text) for _, text in reader._plans) < 13_000_000
 
 
 LOCATED = ["SampleComputeLocation", ["b0"], [], ["l5"]]
@@ -282,22 +241,6 @@ def test_candidates_of_one_space_are_not_all_kept(monkeypatch: pytest.MonkeyPatc
 def test_a_trace_longer_than_any_is_refused_before_it_is_parsed() -> None:
     with pytest.raises(TraceError, match=f"characters, at most {MAX_TEXT} are read"):
         MetaScheduleReader().read(schedule(["Annotate", ["b0", "x" * MAX_TEXT], ["note"], []]))
-
-
-@pytest.mark.parametrize(
-    "decision", [[2, [1] * 9999], [2, 1, *range(9999)], [2, [*range(9999), True]], [4, [1] * 9999]]
-)
-def test_a_message_does_not_repeat_a_whole_log(decision: list[Any]) -> None:
-    trace = schedule(
-        ["SamplePerfectTile", [], [2, 64], ["v1", "v2"]],
-        ["Split", ["l1", "v1", "v2"], [1], ["l4", "l5"]],
-        ["SampleCategorical", [], [[1, 2], [0.5, 0.5]], ["v3"]],
-        ["Annotate", ["b0", "v3"], ["note"], []],
-        decisions=[[2, [1, 1]], decision],
-    )
-    with pytest.raises(TraceError) as caught:
-        MetaScheduleReader().read(trace)
-    assert len(str(caught.value)) < 200
 
 
 #: Steps of Ansor, what becomes of them, and what is counted as unknown.

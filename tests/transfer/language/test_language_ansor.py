@@ -9,7 +9,6 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from tests.ansor_agreement import Agreement, agreement, axis_extents
 from tests.language_fixtures import as_lines, columns
 from tests.log_fixtures import ANSOR_LOGS
 from tests.table_fixtures import rows
@@ -249,18 +248,6 @@ def test_the_tiling_of_the_main_stage_tells_its_work(text: str, flops: int) -> N
     assert main_stage_flops(json.loads(text)) == flops
 
 
-def test_records_of_one_workload_determine_each_other() -> None:
-    text = schedule("cached")
-    assert axis_extents(AnsorReader().read(text)) == {2: (512, 256, 128)}
-    first, second = agreement([text]), agreement([text, text])
-    assert (first.determined[Kind.SP], first.undetermined[Kind.SP]) == (0, 3)
-    assert (second.determined[Kind.SP], second.undetermined[Kind.SP]) == (3, 3)
-    assert not second.mismatched
-    third = agreement([text, text.replace("512, [1, 8, 4]", "500, [1, 5, 4]")])
-    assert third.mismatched[Kind.SP] >= 1
-    assert (third.examples[0][1].expected, third.examples[0][1].got) == (512, 500)
-
-
 numbers = st.integers(-2, 12) | st.sampled_from([64, 999, 1000, 2**63, 2**80, 0.5, True, None])
 fields = numbers | st.lists(numbers, max_size=5) | st.sampled_from(["local", "shared", "a$5", "", "$"])
 wild_steps = st.lists(
@@ -295,7 +282,7 @@ tame_steps = st.lists(tame_step, max_size=14)
 
 @given(wild_steps)
 @example([["CHR", 0, "shared", []], ["CA", 1, 1, 0]])
-def test_no_value_crashes_reader_check_or_interpreter(steps: list[Any]) -> None:
+def test_no_value_crashes_reader_or_check(steps: list[Any]) -> None:
     text = json.dumps(steps)
     reader = AnsorReader()
     sequence = reader.read(text)
@@ -306,7 +293,6 @@ def test_no_value_crashes_reader_check_or_interpreter(steps: list[Any]) -> None:
     if all(map(is_well_formed, steps)):
         assert reason == ""
     main_stage_flops([step for step in steps if isinstance(step, list)])
-    agreement([text], Agreement())
 
 
 @given(tame_steps)
@@ -317,20 +303,6 @@ def test_steps_that_hang_together_anyhow_are_read(steps: list[Any]) -> None:
     assert check_steps(steps) == ""
     reader = AnsorReader()
     assert reader.read(text) == reader.read(json.dumps(steps))
-    agreement([text, text])
-
-
-@given(st.binary(max_size=60), st.integers(0, 400), st.integers(0, 40))
-def test_mutated_text_gives_steps_or_one_error(junk: bytes, start: int, cut: int) -> None:
-    text = schedule("gpu")
-    mutated = text[:start] + junk.decode("latin-1") + text[start + cut :]
-    reader = AnsorReader()
-    try:
-        sequence = reader.read(mutated)
-    except TraceError:
-        return
-    assert check_steps(json.loads(mutated)) == "" or reader.unknown
-    assert len(sequence) == len(json.loads(mutated))
 
 
 def logged_steps() -> dict[str, list[str]]:
@@ -348,19 +320,3 @@ def logged_steps() -> dict[str, list[str]]:
                     continue
                 found[key].append(json.dumps(steps, separators=(",", ":")))
     return found
-
-
-@pytest.mark.data
-@pytest.mark.slow
-@pytest.mark.timeout(300)
-@pytest.mark.skipif(not ANSOR_LOGS.exists(), reason="the published logs do not lie beside the checkout")
-def test_published_records_agree_with_the_interpreter() -> None:
-    counts = Agreement()
-    for traces in logged_steps().values():
-        assert all(map(check_text, traces))
-        agreement(traces, counts)
-    assert not counts.unknown
-    assert counts.traces > 35_000
-    assert not counts.mismatched, counts.examples[:3]
-    # What is left are first records of a workload and splits of loops that bound inference sizes.
-    assert counts.determined[Kind.SP] > 4 * counts.undetermined[Kind.SP]

@@ -24,13 +24,6 @@ from tests.program_fixtures import nrm_workload
 from tests.table_fixtures import rows
 from transfer.errors import TraceError
 from transfer.language.meta_schedule import MetaScheduleReader
-from transfer.language.primitives import (
-    Kind,
-    detail_index,
-    kind_index,
-    role_index,
-    vocabulary_hash,
-)
 
 NRM = nrm_workload()
 GMM_STEPS = """
@@ -273,22 +266,3 @@ def test_a_check_says_of_every_trace_what_reading_says(several: list[list[Any]])
             except TraceError as error:
                 told.append(str(error))
         assert told[0] == told[1]
-
-
-@given(st.text(max_size=40))
-def test_any_text_is_refused_with_a_trace_error(text: str) -> None:
-    with pytest.raises(TraceError):
-        MetaScheduleReader().read(text)
-
-
-def test_words_outside_the_vocabulary_share_the_unknown_index() -> None:
-    assert kind_index("nonsense") == role_index("nonsense") == detail_index("nonsense") == 1
-    assert len({kind_index(kind) for kind in Kind}) == len(Kind)
-    assert 0 not in {kind_index(kind) for kind in Kind}
-
-
-def test_the_vocabulary_hash_changes_with_the_vocabulary(monkeypatch: pytest.MonkeyPatch) -> None:
-    before = vocabulary_hash()
-    assert before == vocabulary_hash()
-    monkeypatch.setattr("transfer.language.primitives.DETAILS", ("", "other"))
-    assert vocabulary_hash() != before

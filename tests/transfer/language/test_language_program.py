@@ -31,13 +31,6 @@ def test_other_json_tells_nothing(text: str) -> None:
     assert program_stages(text) == ()
 
 
-def test_a_module_that_contains_itself_tells_nothing() -> None:
-    value = json.loads(nrm_module())
-    loop = next(node for node in value["nodes"] if node["type"] == "tirx.For")
-    loop["data"]["body"] = value["nodes"].index(loop)
-    assert program_stages(json.dumps(value)) == ()
-
-
 @given(st.data())
 def test_a_damaged_module_tells_something_or_nothing(data: st.DataObject) -> None:
     value = json.loads(nrm_module())

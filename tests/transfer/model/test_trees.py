@@ -76,15 +76,6 @@ def test_slow_candidates_keep_the_score_that_was_estimated() -> None:
     assert joint_scores(slow, slow) == pytest.approx(np.exp(slow), rel=2e-3)
 
 
-def test_equal_seeds_give_equal_trees() -> None:
-    models = [FleetTLP(SHAPE) for _ in range(3)]
-    for model, seed in zip(models, (1, 1, 2), strict=True):
-        fit_trees(model, DATASET, ROWS, ("cpu.a",), config=replace(RUN, trees=20), seed=seed)
-    raws = [model.trees.raw for model in models if model.trees is not None]
-    assert torch.equal(raws[0], raws[1])
-    assert not torch.equal(raws[0], raws[2])
-
-
 def test_one_device_may_have_trees_of_its_own_beside_those_of_all() -> None:
     models = [FleetTLP(SHAPE) for _ in range(3)]
     how = {"config": replace(RUN, trees=20), "seed": 1}
@@ -150,7 +141,7 @@ def test_vectors_with_and_without_measured_speeds_meet(then: int, now: int, tmp_
     shared = random.normal(size=(len(DATASET.device_ids), min(WIDTHS))).astype(np.float32)
     more = random.normal(size=(len(shared), WIDTHS[1] - WIDTHS[0])).astype(np.float32)
     vectors = {WIDTHS[0]: shared, WIDTHS[1]: np.concatenate([shared, more], axis=1)}
-    made = train(replace(DATASET, hardware=vectors[then]), ROWS, config=RUN, seed=0).model
+    made = train(replace(DATASET, hardware=vectors[then]), ROWS, config=replace(RUN, epochs=1), seed=0).model
     checkpoint.save(tmp_path / "v1", made, {})
     again, _ = checkpoint.load_fleet_tlp(tmp_path / "v1")
     block = make_block(30, seed=5)

@@ -76,15 +76,6 @@ def test_missing_labels_and_candidates_do_not_matter_at_all(term):
     assert (scores.grad[mask] != 0).any()
 
 
-def test_order_terms_are_blind_to_a_common_offset_and_log_ratio_to_a_common_factor_of_the_labels():
-    scores, labels, mask = random_groups()
-    for term in (losses.pairwise_hinge, losses.log_ratio):
-        assert torch.allclose(term(scores, labels, mask), term(scores + 3, labels, mask))
-    labels = labels.clamp(min=0.2)
-    halved = losses.log_ratio(scores, labels / 2, mask)
-    assert torch.allclose(losses.log_ratio(scores, labels, mask), halved)
-
-
 def test_head_loss_is_the_weighted_sum_of_its_terms_over_groups_with_two_labels():
     whole = random_groups()
     scores, labels, mask = (x[:3] for x in whole)

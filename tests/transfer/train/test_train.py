@@ -153,17 +153,6 @@ def test_the_most_alike_device_that_measured_a_workload_lends_it(kept: int) -> N
     assert np.array_equal(found[others], lacking.latency_secs[others], equal_nan=True)
 
 
-def test_nothing_is_lent_by_other_devices_or_from_other_rows_or_where_nothing_is_lacking() -> None:
-    own, lender = DEVICES[:2]
-    lacking = lacking_of(DATASET, own, [0, 1])
-    found = with_lent_latencies(lacking, np.flatnonzero(DATASET.group != 0), (own, lender))
-    column = lacking.column(own)
-    assert np.isnan(found.latency_secs[DATASET.group == 0, column]).all()
-    assert np.isfinite(found.latency_secs[DATASET.group == 1, column]).any()
-    assert with_lent_latencies(lacking, ROWS, (own,)) is lacking
-    assert with_lent_latencies(DATASET, ROWS, DEVICES) is DATASET
-
-
 def test_a_device_that_measured_nothing_is_trained_only_where_others_lend() -> None:
     own = DEVICES[0]
     lacking = lacking_of(DATASET, own, list(range(len(DATASET.workload_ids))))

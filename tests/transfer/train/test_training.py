@@ -17,13 +17,8 @@ import torch
 from tests.model_fixtures import CONFIG, DEVICES, make_dataset, same_weights, with_latency
 from transfer.checked_folder import CheckpointError
 from transfer.errors import TransferError
-from transfer.model.fleet_tlp import FleetTLP, model_config, scoped_seed
-from transfer.model.inputs import block_tensors
 from transfer.train import CURVES_NAME
 from transfer.train.config import TrainConfig, torch_device
-from transfer.train.losses import head_loss
-from transfer.train.rows import gather_rows
-from transfer.train.step import Stepper
 from transfer.train.training import TrainRun, train
 
 ROOT = Path(__file__).parents[3]
@@ -143,52 +138,11 @@ def test_tensorboard_reads_the_curves(tmp_path):
     assert tags == {"loss/train", "loss/validation", "learning_rate", "samples_per_s"}
 
 
-def test_large_workloads_are_dealt_whole_within_an_epoch():
-    data = gather_rows(DATASET, ROWS, DEVICES)
-    random = np.random.default_rng(0)
-    parts = data.parts(most=4, per_epoch=100, random=random)
-    assert sorted(np.concatenate(parts)) == list(range(len(data.rows)))
-    assert max(map(len, parts)) <= 4
-    assert min(map(len, parts)) >= 2
-    for part in parts:
-        assert len(np.unique(DATASET.group[data.rows[part]])) == 1
-    assert len(parts) == data.part_count(most=4, per_epoch=100)
-    few = data.parts(most=4, per_epoch=6, random=random)
-    assert len(few) == data.part_count(most=4, per_epoch=6) == 2 * len(data.groups)
-
-
-def test_a_batch_gives_the_mean_over_heads_of_the_mean_over_workloads():
-    config = replace(CONFIG, sizes=replace(CONFIG.sizes, dropout=0.0))
-    data = gather_rows(DATASET, ROWS, DEVICES)
-    with scoped_seed(0):
-        model = FleetTLP(model_config(DATASET.spec, config.sizes), DEVICES)
-    parts = list(data.groups[:3])
-    expected = []
-    with torch.no_grad():
-        for column, device_id in enumerate(DEVICES):
-            per_head = []
-            for part in parts:
-                x = model.backbone(*block_tensors(DATASET.features, data.rows[part]))
-                labels = torch.from_numpy(data.labels[part][:, column])[None]
-                scores = model.logits(x, device_id)[None]
-                per_head.append(head_loss(scores, labels, labels.isfinite(), terms=config.loss))
-            expected.append(torch.stack(per_head).mean())
-    found = Stepper(model, config, torch.device("cpu")).step(data, parts, 1.0)
-    assert found == pytest.approx(torch.stack(expected).mean().item(), rel=1e-5)
-
-
 def test_workloads_without_a_pair_are_left_out_and_counted():
     lonely = np.flatnonzero(DATASET.group == 2)
     result = train(with_latency(DATASET, lonely[1:], None, np.nan), ROWS, config=RUN, seed=0)
     assert result.lonely_workloads == 1
     assert result.history[0].samples < len(ROWS) - len(lonely) + 1
-
-
-def test_validation_may_lack_a_device_but_not_all():
-    part, nothing = (with_latency(DATASET, HELD, name, np.nan) for name in ("cpu.b", None))
-    assert train(part, ROWS, config=RUN, seed=0, validation_rows=HELD).history[0].validation_loss
-    with pytest.raises(TransferError, match="no workload has two measured candidates"):
-        train(nothing, ROWS, config=RUN, seed=0, validation_rows=HELD)
 
 
 def test_a_gpu_that_is_not_there_is_named():

@@ -7,12 +7,12 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from tests.model_fixtures import CONFIG, SPEC, make_block, make_dataset, same_weights
+from tests.model_fixtures import CONFIG, SPEC, make_block, make_dataset
 from transfer.data.dataset import Dataset
 from transfer.errors import TransferError
 from transfer.model import checkpoint
 from transfer.model.fleet_tlp import FleetTLP
-from transfer.train.training import TrainRun, train
+from transfer.train.training import train
 from transfer.train.validity import LEAST_OF_EACH
 
 RUN = replace(CONFIG, epochs=4)
@@ -89,11 +89,3 @@ def test_a_new_head_starts_with_what_its_like_tells(model: FleetTLP) -> None:
     twin.drop_head("alike")
     twin.add_head("alike")
     assert not twin.tells_validity("alike")
-
-
-def test_training_on_makes_it_anew(model: FleetTLP) -> None:
-    assert not train(CALM, ROWS, config=RUN, seed=1, run=TrainRun(init=model)).model.tells_validity("cpu.a")
-    again, twin = (train(DATASET, ROWS, config=RUN, seed=1, run=TrainRun(init=model)).model for _ in range(2))
-    assert again.tells_validity("cpu.a")
-    assert model.tells_validity("cpu.a")
-    assert same_weights(again, twin)
