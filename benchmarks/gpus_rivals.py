@@ -62,34 +62,6 @@ def mean_rank(space: Space, target: int, seed: int) -> Chooser:
     yield from _in_order(np.argsort(np.mean(ranks, axis=0), kind="stable"))
 
 
-def trees_from_scratch(space: Space, target: int, seed: int) -> Chooser:
-    """XGBoost on the new GPU's own measurements, the first ones drawn at random."""
-
-    def predict(rows: Rows, secs: Floats) -> Floats:
-        return _fit(space.numbers[rows], secs, np.ones(len(rows)), seed)(space.numbers)
-
-    yield from _by_model(space, seed, predict, np.random.default_rng(seed).permutation(len(space.traces)))
-
-
-def pooled_trees(space: Space, target: int, seed: int) -> Chooser:
-    """XGBoost on all GPUs with their descriptors, each one's times relative to its fastest."""
-    others = _others(space, target)
-    random = np.random.default_rng(seed)
-    parts = []
-    for one in others:
-        rows = random.permutation(len(space.traces))[:_SOURCE_ROWS]
-        parts.append((_with(space, rows, one), _relative(space.secs[:, one])[rows]))
-    x, y = np.concatenate([part for part, _ in parts]), np.concatenate([part for _, part in parts])
-    own = _with(space, np.arange(len(space.traces)), target)
-
-    def predict(rows: Rows, secs: Floats) -> Floats:
-        weight = np.concatenate([np.ones(len(y)), np.full(len(rows), _weight(len(y), len(rows)))])
-        labels = np.concatenate([y, secs])
-        return _fit(np.concatenate([x, own[rows]]), labels, weight, seed)(own)
-
-    yield from _by_model(space, seed, predict, np.argsort(predict(np.zeros(0, np.int64), np.zeros(0))))
-
-
 def change_of_label(space: Space, target: int, seed: int) -> Chooser:
     """XGBoost on the change of the label from one GPU to another, averaged over the GPUs to start from."""
     others = _others(space, target)
@@ -121,7 +93,7 @@ def change_of_label(space: Space, target: int, seed: int) -> Chooser:
         )
         return np.asarray(np.mean([labels[start] + model(own[start]) for start in others], axis=0))
 
-    yield from _by_model(space, seed, predict, np.argsort(predict(np.zeros(0, np.int64), np.zeros(0))))
+    yield from _by_model(space, predict, np.argsort(predict(np.zeros(0, np.int64), np.zeros(0))))
 
 
 CHOOSERS: dict[str, Callable[[Space, int, int], Chooser]] = {
@@ -129,15 +101,11 @@ CHOOSERS: dict[str, Callable[[Space, int, int], Chooser]] = {
     "random": random_order,
     "nearest GPU": nearest_gpu,
     "mean rank": mean_rank,
-    "XGBoost scratch": trees_from_scratch,
-    "XGBoost pooled": pooled_trees,
     "XGBoost change of label": change_of_label,
 }
 
 
-def _by_model(
-    space: Space, seed: int, predict: Callable[[Rows, Floats], Floats], first: NDArray[np.int64]
-) -> Chooser:
+def _by_model(space: Space, predict: Callable[[Rows, Floats], Floats], first: NDArray[np.int64]) -> Chooser:
     """Measure in the order of `first`, then of what a model expects, which learns in rounds."""
     order: Iterator[int] = iter(first.tolist())
     rows: list[int] = []
@@ -170,10 +138,6 @@ def _relative(secs: Floats) -> Floats:
         return np.zeros(len(secs))
     found = np.log(secs / np.nanmin(secs))
     return np.where(np.isnan(found), np.nanmax(found) + np.log(_FAILED), found)
-
-
-def _with(space: Space, rows: Rows, device: int) -> Floats:
-    return np.column_stack([space.numbers[rows], np.tile(space.hardware[device], (len(rows), 1))])
 
 
 def _weight(sources: int, own: int) -> float:

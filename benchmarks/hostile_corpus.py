@@ -134,10 +134,8 @@ def make_case(seed: int, case: int, marker_folder: str) -> Case:
     if dialect == "bomb":
         path = rng.choice(sorted((SEEDS / "bombs").iterdir()))
         data = path.read_bytes()
-        line_count = gzip.decompress(data).count(b"\n")
-        return Case(
-            name=str(case), dialect=dialect, form="gz", files=((b"bomb.json.gz", data),), lines=line_count
-        )
+        count = gzip.decompress(data).count(b"\n")
+        return Case(name=str(case), dialect=dialect, form="gz", files=((b"bomb.json.gz", data),), lines=count)
     place, workloads = "none", []
     if dialect == "meta_schedule":
         place = rng.choice(("beside", "beside", "front", "none"))

@@ -9,7 +9,6 @@ from agents.programs.tvm_import import load_tensor_intrinsics
 from agents.records import Candidate, Family, Workload
 from benchmarks.learning_tvm import (
     MLP_COLUMNS,
-    XGB_COLUMNS,
     PerStoreFeatures,
     TvmMlp,
     TvmXgb,
@@ -68,24 +67,3 @@ def test_features_of_real_candidates(matmul: Workload, matmul_candidates: list[C
     assert len(found[3]) == 0
     np.testing.assert_array_equal(found[0], found[4])
     assert any(not np.array_equal(found[0], part) for part in found[1:3])
-    # The workload group stands behind the columns that TVM's XGBoost reads.
-    plain = _plain_features(matmul, traces[0])
-    np.testing.assert_array_equal(found[0][:, :XGB_COLUMNS], plain)
-
-
-def _plain_features(workload: Workload, trace: str) -> np.ndarray:
-    """What `XGBModel` extracts by itself."""
-    import json
-
-    import tvm
-    from tvm.s_tir import meta_schedule as ms
-    from tvm.s_tir.schedule import Schedule, Trace
-
-    module = tvm.ir.load_json(workload.module_json)
-    schedule = Schedule(module)
-    Trace.apply_json_to_schedule(json.loads(trace), schedule)
-    context = ms.TuneContext(mod=module, target=tvm.target.Target(GENERIC_CPU), num_threads=1)
-    candidate = ms.MeasureCandidate(schedule, ms.arg_info.ArgInfo.from_entry_func(module, True))
-    extractor = ms.feature_extractor.PerStoreFeature()
-    values: np.ndarray = extractor.extract_from(context, [candidate])[0].numpy().astype(np.float32)
-    return values
