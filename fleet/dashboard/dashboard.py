@@ -1,7 +1,7 @@
 """The views of the dashboard as plain values: what `fleet.api.dashboard` sends.
 
-Each view is made from the coordinator's last view, the registry's files, and what `StoreView` reads of the
-store. Nothing here waits for the coordinator.
+Each view is made from the coordinator's last view, the registry's files, and what `DashboardStore` reads.
+Nothing here waits for the coordinator.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from fleet.dashboard.candidate_view import candidate_view
 from fleet.dashboard.device_history import champion_ladder, model_alerts, onboardings
 from fleet.dashboard.device_timeline import TIMELINE_COLUMNS, device_timeline
 from fleet.dashboard.pages import PageQuery, cut, page_of_comparison
-from fleet.dashboard.store_view import StoreSummary, StoreView
+from fleet.dashboard.store_view import DashboardStore, StoreSummary
 from fleet.dashboard.workload_view import CandidateMatrix
 from fleet.errors import FleetError
 from fleet.models.registry_file import RegistryError
@@ -47,7 +47,7 @@ class Dashboard:
         self, view: View, registry: RegistryReader, store: Path, requests: Requests = lambda: ()
     ) -> None:
         self.view, self._registry, self._requests = view, registry, requests
-        self.store = StoreView(store)
+        self.store = DashboardStore(store)
         #: What the registry's files say, by what was asked; made again when they change.
         self._registry_mark: tuple[object, ...] = ()
         self._of_registry: dict[str, Any] = {}

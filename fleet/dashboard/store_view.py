@@ -36,7 +36,7 @@ _READER_SECS, _SUMMARY_SECS, _LEAST_WAIT = 2.0, 5.0, 4.0
 _FORGET_SECS = 600.0
 
 
-class Cell(NamedTuple):
+class WorkloadCell(NamedTuple):
     """What one device has of one workload."""
 
     records: int
@@ -55,7 +55,7 @@ class StoreSummary:
     #: The last records of each device (`fleet.dashboard.recent_records.recent`), and its last A/A run.
     devices: Mapping[str, Mapping[str, Any]]
     #: By workload and device.
-    cells: Mapping[str, Mapping[str, Cell]]
+    cells: Mapping[str, Mapping[str, WorkloadCell]]
     #: What a page says of each workload (`facts_of`).
     workloads: Mapping[str, Mapping[str, Any]]
 
@@ -79,7 +79,7 @@ def facts_of(workload: Workload) -> dict[str, Any]:
     }
 
 
-class StoreView:
+class DashboardStore:
     """A store as the dashboard sees it. Threads may share it.
 
     Args:
@@ -139,9 +139,9 @@ class StoreView:
         with StateReader(self._path / STATE) as state:
             sums, times, best = state.record_sums(), state.times(), state.best_latencies()
         reader = self.reader()
-        cells: dict[str, dict[str, Cell]] = {}
+        cells: dict[str, dict[str, WorkloadCell]] = {}
         for device_id, workload_id, records, ok, _ in sums:
-            cell = Cell(records, ok, best.get((workload_id, device_id)))
+            cell = WorkloadCell(records, ok, best.get((workload_id, device_id)))
             cells.setdefault(workload_id, {})[device_id] = cell
         names = [WorkloadId(name) for name in cells if name not in before.workloads]
         made = reader.workloads(names) if names else {}

@@ -13,7 +13,7 @@ import pyarrow as pa
 
 from agents.records import Outcome
 from fleet.dashboard.pages import Key
-from fleet.dashboard.store_view import Cell
+from fleet.dashboard.store_view import WorkloadCell
 
 #: Devices of one page of a workload, and candidates of one page of its matrix.
 PAGE_DEVICES, PAGE_CANDIDATES = 8, 25
@@ -38,7 +38,7 @@ _QUANTILES = (0.0, 0.25, 0.5, 0.75, 1.0)
 
 
 def workload_rows(
-    cells: Mapping[str, Mapping[str, Cell]], facts: Mapping[str, Mapping[str, Any]]
+    cells: Mapping[str, Mapping[str, WorkloadCell]], facts: Mapping[str, Mapping[str, Any]]
 ) -> list[dict[str, Any]]:
     """A row for each workload with records, by what each device has of it."""
     rows = []
@@ -65,7 +65,7 @@ def workload_rows(
     return rows
 
 
-def workload_device_rows(by_device: Mapping[str, Cell]) -> list[dict[str, Any]]:
+def workload_device_rows(by_device: Mapping[str, WorkloadCell]) -> list[dict[str, Any]]:
     """A row for each device that has measured a workload."""
     return [{"device_id": device_id, **cell._asdict()} for device_id, cell in by_device.items()]
 

@@ -38,12 +38,20 @@ Document = Mapping[str, Any]
 
 
 class WarmStartVerdict(StrEnum):
-    """How the warm start compares with another way to get a head from the same samples."""
+    """How the warm start compares with another way to get a head from the same samples, and words for it."""
 
-    BETTER = "better"
-    UNCLEAR = "unclear"
-    WORSE = "worse"
-    NOT_MEASURED = "not_measured"
+    words: str
+
+    def __new__(cls, value: str, words: str) -> WarmStartVerdict:
+        """A verdict and the words that stand before the name of a rival."""
+        verdict = str.__new__(cls, value)
+        verdict._value_, verdict.words = value, words
+        return verdict
+
+    BETTER = "better", "better than"
+    UNCLEAR = "unclear", "not clearly different from"
+    WORSE = "worse", "worse than"
+    NOT_MEASURED = "not_measured", "not clearly different from"
 
 
 class Rival(NamedTuple):
@@ -114,8 +122,7 @@ def verdict_title(onboarding: Document) -> str:
 
 
 def _against(rival: Rival) -> str:
-    words = {WarmStartVerdict.BETTER: "better than", WarmStartVerdict.WORSE: "worse than"}
-    return f"{words.get(rival.verdict, 'not clearly different from')} {rival.name}"
+    return f"{rival.verdict.words} {rival.name}"
 
 
 def verdict_text(onboarding: Document) -> str:

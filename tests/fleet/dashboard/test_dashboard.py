@@ -19,7 +19,7 @@ from fleet.api.client import DaemonClient
 from fleet.dashboard.fleet_rows import AttentionLevel, attention, by_attention
 from fleet.dashboard.pages import PageError, PageQuery, cut
 from fleet.dashboard.recent_records import SPARK_POINTS, SPARK_SECS, spark
-from fleet.dashboard.store_view import StoreView
+from fleet.dashboard.store_view import DashboardStore
 from fleet.report.status import read_status
 from fleet.store.store import Store
 from tests.conftest import until
@@ -118,7 +118,7 @@ def fill(path: Path, count: int) -> None:
 def test_a_summary_says_what_status_says_of_rows_that_wait_and_rows_of_the_table(tmp_path: Path) -> None:
     path = tmp_path / "store"
     fill(path, 40)
-    view = StoreView(path)
+    view = DashboardStore(path)
     view.refresh()
     with Store.open(path) as store:
         pairs = [
@@ -149,7 +149,7 @@ def test_a_summary_says_what_status_says_of_rows_that_wait_and_rows_of_the_table
 def test_only_devices_with_new_records_are_read_again(tmp_path: Path) -> None:
     path = tmp_path / "store"
     fill(path, 12)
-    view = StoreView(path)
+    view = DashboardStore(path)
     view.refresh()
     first = view.summary()
     with Store.open(path) as store:
@@ -165,7 +165,7 @@ def test_only_devices_with_new_records_are_read_again(tmp_path: Path) -> None:
 
 
 def test_a_store_that_is_not_there_is_said(tmp_path: Path) -> None:
-    view = StoreView(tmp_path / "none")
+    view = DashboardStore(tmp_path / "none")
     assert view.summary().state == "loading"
     until(lambda: view.summary().state == "failed")
     assert "none" in view.summary().reason

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
@@ -112,25 +113,26 @@ def test_a_report_that_cannot_be_written_leaves_the_old_one_and_no_temporary_fil
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
 
 
-@pytest.mark.parametrize(
-    ("difference", "pairs", "expected"),
-    [
-        (BETTER, 12, WarmStartVerdict.BETTER),
-        (WORSE, 12, WarmStartVerdict.WORSE),
-        (UNCLEAR, 12, WarmStartVerdict.UNCLEAR),
-        ((0.1, [0.0, 0.2]), 12, WarmStartVerdict.UNCLEAR),
-        (BETTER, MIN_PAIRS, WarmStartVerdict.BETTER),
-        (BETTER, MIN_PAIRS - 1, WarmStartVerdict.UNCLEAR),
-        (WORSE, 0, WarmStartVerdict.UNCLEAR),
-        ((0.5, None), 12, WarmStartVerdict.UNCLEAR),
-        ((None, None), 12, WarmStartVerdict.NOT_MEASURED),
-        ((math.nan, [0.1, 0.2]), 12, WarmStartVerdict.NOT_MEASURED),
-    ],
-)
-def test_a_verdict_needs_an_interval_on_one_side_and_enough_workloads(
-    difference: tuple[float | None, list[float] | None], pairs: int, expected: WarmStartVerdict
-) -> None:
-    assert verdict(*difference, pairs) is expected
+#: A difference, its interval, the number of workloads; and the verdict.
+VERDICTS = """
+[0.1, [0.01, 0.2], 12]    | better
+[-0.1, [-0.2, -0.01], 12] | worse
+[0.1, [-0.01, 0.2], 12]   | unclear
+[0.1, [0.0, 0.2], 12]     | unclear
+[0.1, [0.01, 0.2], 5]     | better
+[0.1, [0.01, 0.2], 4]     | unclear
+[-0.1, [-0.2, -0.01], 0]  | unclear
+[0.5, null, 12]           | unclear
+[null, null, 12]          | not_measured
+[.nan, [0.1, 0.2], 12]    | not_measured
+"""
+
+
+def test_a_verdict_needs_an_interval_on_one_side_and_enough_workloads() -> None:
+    assert MIN_PAIRS == 5
+    for line in VERDICTS.strip().splitlines():
+        arguments, expected = line.split("|")
+        assert verdict(*yaml.safe_load(arguments)) == expected.strip(), line
 
 
 finite = st.floats(-1, 1)
@@ -208,30 +210,33 @@ def test_a_latency_reads_back_within_half_a_percent(secs: float) -> None:
     assert float(number.replace(",", "")) * size == pytest.approx(secs, rel=0.0051)
 
 
-@pytest.mark.parametrize(
-    ("show", "value", "text"),
-    [
-        (latency, 1.5, "1.50 s"),
-        (latency, 0.99949, "999 ms"),
-        (latency, 0.9996, "1.00 s"),
-        (latency, 94.4e-6, "94.4 µs"),
-        (latency, 3e-9, "3.00 ns"),
-        (latency, None, NOT_MEASURED),
-        (latency, math.inf, NOT_MEASURED),
-        (duration, 0.25, "250 ms"),
-        (duration, 99.94, "99.9 s"),
-        (duration, 431.4, "7 min 11 s"),
-        (duration, 7260, "2 h 01 min"),
-        (percent, 0.0031, "0.3 %"),
-        (percent, 0.859, "86 %"),
-        (signed, -0.0001, "+0.000"),
-        (signed, -0.25, "-0.250"),
-        (three_digits, 9.996, "10.0"),
-        (three_digits, 1234, "1,234"),
-    ],
-)
-def test_numbers_are_said_as_people_say_them(show: Any, value: float | None, text: str) -> None:
-    assert show(value) == text
+#: A function, a number, and how people say it.
+SAID = """
+latency      | 1.5       | 1.50 s
+latency      | 0.99949   | 999 ms
+latency      | 0.9996    | 1.00 s
+latency      | 0.0000944 | 94.4 µs
+latency      | 0.000000003 | 3.00 ns
+latency      | null      | not measured
+latency      | .inf      | not measured
+duration     | 0.25      | 250 ms
+duration     | 99.94     | 99.9 s
+duration     | 431.4     | 7 min 11 s
+duration     | 7260      | 2 h 01 min
+percent      | 0.0031    | 0.3 %
+percent      | 0.859     | 86 %
+signed       | -0.0001   | +0.000
+signed       | -0.25     | -0.250
+three_digits | 9.996     | 10.0
+three_digits | 1234      | 1,234
+"""
+
+
+def test_numbers_are_said_as_people_say_them() -> None:
+    functions = {one.__name__: one for one in (latency, duration, percent, signed, three_digits)}
+    for line in SAID.strip().splitlines():
+        name, value, text = (cell.strip() for cell in line.split("|"))
+        assert functions[name](yaml.safe_load(value)) == text, line
 
 
 @given(st.text(), st.integers(2, 40))
@@ -241,20 +246,11 @@ def test_a_label_is_printable_and_short(text: str, limit: int) -> None:
     assert len(got) <= limit
 
 
-@pytest.mark.parametrize(
-    ("name", "words"),
-    [
-        (
-            "C2D_1x56x56x96x24x1x1x0",
-            "2-D convolution: 1\u00d756\u00d756\u00d796 input, 24 filters of 1\u00d71, stride 1",
-        ),
-        ("SFM_1536x128", "softmax: 1536 rows of 128"),
-        ("GMM_oddly", "matrix product"),
-        ("a network of my own", ""),
-    ],
-)
-def test_a_workload_is_explained(name: str, words: str) -> None:
-    assert explain(name) == words
+def test_a_workload_is_explained() -> None:
+    convolution = "2-D convolution: 1\u00d756\u00d756\u00d796 input, 24 filters of 1\u00d71, stride 1"
+    assert explain("C2D_1x56x56x96x24x1x1x0") == convolution
+    names = ("SFM_1536x128", "GMM_oddly", "a network of my own")
+    assert list(map(explain, names)) == ["softmax: 1536 rows of 128", "matrix product", ""]
 
 
 def test_cut_names_stay_apart() -> None:
