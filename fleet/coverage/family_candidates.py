@@ -158,7 +158,8 @@ class FamilyCandidates:
     def write(self, turn: Turn) -> None:
         """Write candidates that came with records, and those under quarantine, into a turn."""
         for (family, workload_id), candidates in self._recorded.items():
-            turn.add_measured(self.names.of(family)[-1], workload_id, list(candidates.values()))
+            name = self.names.of(family)[-1]
+            turn.add_candidates(name, workload_id, list(candidates.values()), are_measured=True)
         for (family, workload_id), candidate_ids in self._quarantined.items():
             for name in self.names.of(family):
                 turn.block(name, workload_id, candidate_ids)

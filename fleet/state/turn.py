@@ -90,35 +90,37 @@ class Turn:
         return added
 
     def add_candidates(
-        self, family: str, workload_id: WorkloadId, candidates: Sequence[Candidate]
+        self,
+        family: str,
+        workload_id: WorkloadId,
+        candidates: Sequence[Candidate],
+        *,
+        are_measured: bool = False,
     ) -> list[int]:
-        """Make candidates known to a family, and note that they wait to be measured.
+        """Make candidates known to a family; what is known of them stays as it is.
+
+        Args:
+            family: Who knows them from now on.
+            workload_id: Of which workload they are.
+            candidates: Each with its trace.
+            are_measured: Whether somebody has measured them; the others wait for that, also those that are
+                known.
 
         Returns:
             The number of each; of one that was known, the number that it has.
         """
         space = self._labels.number(family), self._labels.number(workload_id)
-        rows = self._packed(space, candidates)
         numbers: list[int] = []
-        for row in rows:
+        for row in self._packed(space, candidates):
             [number] = self._connection.execute(
-                "INSERT INTO candidate (family, workload, id, dialect, origin, trace, base)"
-                " VALUES (?, ?, ?, ?, ?, ?, ?)"
-                " ON CONFLICT DO UPDATE SET is_waiting = 1 RETURNING number",
-                row,
+                "INSERT INTO candidate (family, workload, id, dialect, origin, trace, base, is_waiting)"
+                " VALUES (?, ?, ?, ?, ?, ?, ?, ?)"
+                " ON CONFLICT DO UPDATE SET is_waiting = max(is_waiting, excluded.is_waiting)"
+                " RETURNING number",
+                (*row, not are_measured),
             ).fetchone()
             numbers.append(number)
         return numbers
-
-    def add_measured(self, family: str, workload_id: WorkloadId, candidates: Sequence[Candidate]) -> None:
-        """Make candidates known to a family that somebody has measured; what is known stays as it is."""
-        space = self._labels.number(family), self._labels.number(workload_id)
-        for row in self._packed(space, candidates):
-            self._connection.execute(
-                "INSERT INTO candidate (family, workload, id, dialect, origin, trace, base, is_waiting)"
-                " VALUES (?, ?, ?, ?, ?, ?, ?, 0) ON CONFLICT DO NOTHING",
-                row,
-            )
 
     def settle_candidates(self, numbers: Iterable[int]) -> None:
         """Note that somebody has measured candidates: they wait no more, and keep their traces."""

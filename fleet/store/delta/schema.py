@@ -100,8 +100,8 @@ def records_to_table(records: Sequence[Record], record_ids: Sequence[str] | None
         record_ids: Their ids, if they are at hand: hashing takes a sixth of the time.
 
     Raises:
-        StoreError: A field cannot be kept: an unsupported record layout, wrong type, or text that is not
-            Unicode.
+        StoreError: A field cannot be kept: a wrong type, or text that is not Unicode. What else is wrong with
+            rows, `fleet.store.delta.columns.check_columns` says.
     """
     ids = [record.record_id for record in records] if record_ids is None else list(record_ids)
     # Column by column: a dictionary a row takes twice as long.
@@ -115,7 +115,6 @@ def records_to_table(records: Sequence[Record], record_ids: Sequence[str] | None
     # Hashing a protocol takes longer than all else here, and those of a batch are mostly one object.
     texts: dict[int, str] = {}
     for record, record_id in zip(records, ids, strict=True):
-        _check_schema(record, record_id)
         if id(record.protocol) not in texts:
             texts[id(record.protocol)] = _protocol_of(record, record_id)
     columns["protocol"] = [texts[id(record.protocol)] for record in records]
@@ -135,14 +134,6 @@ def records_to_table(records: Sequence[Record], record_ids: Sequence[str] | None
         raise StoreError(
             f"a record cannot be stored: {error}; each field must have the type of Record"
         ) from error
-
-
-def _check_schema(record: Record, record_id: str) -> None:
-    if record.schema != RECORD_SCHEMA:
-        raise StoreError(
-            f"record {record_id}: cannot store record layout {record.schema}, this version writes"
-            f" {RECORD_SCHEMA} only"
-        )
 
 
 def _protocol_of(record: Record, record_id: str) -> str:

@@ -329,7 +329,7 @@ with opened(Path(sys.argv[1])) as store:
         if number % 40 == 39:
             store.table.compact(["dev-a"])
             store.table.checkpoint()
-            store.table.delete_unused(max(0, store.table.version - 20))
+            store.table.delete_unused(max(0, store.table.version - 100))
 """
 
 _BACKUP = """
@@ -372,18 +372,25 @@ def writer(store: Path, tmp_path: Path) -> Iterator[Writer]:
     made.kill()
 
 
-def test_beside_a_writer_every_acknowledged_record_is_in_it(
+def test_beside_a_writer_every_acknowledged_record_is_in_it_and_nothing_is_taken_for_damage(
     store: Path, tmp_path: Path, writer: Writer
 ) -> None:
     folder = tmp_path / "backup"
+    versions: list[int] = []
     for number in range(3):
         writer.wait_for(50)
+        found = verify(store)
+        assert found.damage == []
+        versions.append(found.version)
         before = writer.acknowledged()
         back_up(store, folder)
         again = tmp_path / f"again-{number}"
         restore(folder, again)
         assert verify(again).damage == []
         assert before <= ids(again)
+    assert versions == sorted(set(versions)), "the writer goes on meanwhile"
+    writer.kill()
+    assert verify(store).damage == []
 
 
 def test_a_killed_backup_is_none_or_the_earlier_one(store: Path, tmp_path: Path, writer: Writer) -> None:

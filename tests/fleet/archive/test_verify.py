@@ -7,8 +7,6 @@ import os
 import random
 import shutil
 import sqlite3
-import subprocess
-import sys
 from collections.abc import Callable
 from contextlib import closing
 from dataclasses import replace
@@ -345,42 +343,6 @@ def test_many_damages_are_counted_and_some_told(store: Path, monkeypatch: pytest
     assert len(found.damage) == 2
     assert found.damages >= 4
     assert found.to_json()["ok"] is False
-
-
-_WRITER = """
-import sys
-from pathlib import Path
-from tests.archive_fixtures import LANE, batch, opened
-with opened(Path(sys.argv[1])) as store:
-    print("ready", flush=True)
-    for number in range(10_000):
-        store.take_in(batch(1000 + 8 * number, 8))
-        if number % 2:
-            store.table.flush([LANE])
-        if number % 20 == 19:
-            store.table.compact(["dev-a"])
-            store.table.checkpoint()
-            store.table.delete_unused(max(0, store.table.version - 100))
-"""
-
-
-def test_beside_a_writer_nothing_is_taken_for_damage(store: Path) -> None:
-    command = [sys.executable, "-c", _WRITER, str(store)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as writer:
-        try:
-            assert writer.stdout is not None
-            assert writer.stdout.readline() == "ready\n"
-            versions = []
-            for _ in range(4):
-                found = verify(store)
-                assert found.damage == []
-                versions.append(found.version)
-        finally:
-            writer.kill()
-    assert versions == sorted(versions)
-    assert versions[-1] > versions[0], "the writer goes on meanwhile"
-    # And after its kill.
-    assert verify(store).damage == []
 
 
 def test_the_verb_says_what_to_do_and_fails(store: Path, capsys: pytest.CaptureFixture[str]) -> None:

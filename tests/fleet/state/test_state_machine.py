@@ -175,7 +175,7 @@ class StateMachine(RuleBasedStateMachine):
     @rule(workload=st.sampled_from(WORKLOADS), first=st.integers(0, 3))
     def know(self, workload: WorkloadId, first: int) -> None:
         with self.state.turn() as turn:
-            turn.add_measured(FAMILY, workload, CANDIDATES[workload][first:])
+            turn.add_candidates(FAMILY, workload, CANDIDATES[workload][first:], are_measured=True)
         for candidate in CANDIDATES[workload][first:]:
             self.model.candidates.setdefault(candidate.candidate_id, False)
 

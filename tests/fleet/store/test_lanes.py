@@ -15,18 +15,6 @@ def lanes(**settings: int | float) -> Lanes:
     return Lanes(LaneSettings(**{"devices": 2, "rows_per_device": 10, "wait_secs": 60.0, **settings}))
 
 
-def test_a_lane_is_due_with_enough_rows_for_each_device_that_has_any() -> None:
-    some = lanes()
-    some.add(0, [A], 9, 100, 0.0)
-    assert some.due(0.0) == []
-    some.add(0, [A], 1, 100, 0.0)
-    assert some.due(0.0) == [0]
-    some.add(0, [B], 1, 100, 0.0)
-    assert some.due(0.0) == [], "two devices make twice as many rows"
-    some.add(0, [A, B], 9, 100, 0.0)
-    assert some.due(0.0) == [0]
-
-
 def test_a_lane_is_due_when_its_oldest_row_has_waited_so_long() -> None:
     some = lanes()
     some.add(1, [C], 1, 10, 100.0)
@@ -52,16 +40,6 @@ def test_the_fullest_goes_on_where_too_much_waits() -> None:
         assert (some.is_full, some.due(0.0)) == (True, [1])
         some.drop([1])
         assert (some.is_full, some.due(0.0)) == (False, [])
-
-
-def test_a_recount_keeps_how_long_rows_have_waited() -> None:
-    some = lanes()
-    some.add(0, [A], 5, 50, 100.0)
-    some.add(1, [C], 5, 50, 100.0)
-    some.recount([(0, [A], 2, 20), (0, [B], 1, 10), (3, [C], 4, 40)], 150.0)
-    assert (some.rows, some.waiting()) == (7, [0, 3])
-    assert some.due(160.0) == [0]
-    assert some.due(210.0) == [0, 3]
 
 
 @given(st.lists(st.tuples(st.integers(0, 3), st.integers(1, 30), st.booleans()), max_size=30))
