@@ -27,7 +27,6 @@ from agents.device.messages import (
 from agents.errors import AgentError
 from agents.records import REPEATS, Candidate, CandidateId, DeviceId, Record, WorkloadId, as_json_dict
 from agents.trust import is_live
-from fleet.core import events as ev
 from fleet.core.device_state import USABLE
 from fleet.core.events import DeviceState, JobId, JobState
 from fleet.core.request_words import RequestId
@@ -292,8 +291,7 @@ class DriverQuestions:
                 priority=request.priority,
             )
             question.jobs.add(job.job_id)
-            parts.planner.queues.opened(job)
-            parts.event_log.append(ev.JobSubmitted(at_secs=parts.clock(), job=job))
+            parts.planner.submit(job)
         if not question.jobs:
             self._answer(key, value=[])
 

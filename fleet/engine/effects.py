@@ -138,7 +138,7 @@ class EffectRunner:
                 for job in parts.noise.planned(plan, family, answer.value or []):
                     if plan.device_id not in parts.roster.specs:
                         break  # it left meanwhile
-                    parts.event_log.append(ev.JobSubmitted(at_secs=parts.clock(), job=job))
+                    parts.planner.submit(job)
             case Drawn() as drawn:
                 candidates, version = answer.value or (drawn.candidates, "")
                 parts.planner.ranked(drawn.device_id, drawn.request_id, candidates, version)

@@ -14,7 +14,7 @@ import msgspec
 
 from agents.device.messages import Proposed
 from agents.records import Candidate, CandidateId, DeviceId, Workload, WorkloadId
-from fleet.core.events import Origin
+from fleet.core.events import Job, Origin
 from fleet.core.scheduling import Ask, plan
 from fleet.planner.batch_plan import BATCH_SIZE
 from fleet.planner.candidate_requests import CandidateRequest, CandidateRequests
@@ -76,6 +76,12 @@ class JobPlanner:
     def workloads_of(self, device_id: DeviceId) -> Mapping[WorkloadId, Workload]:
         """What a device measures; empty while nobody knows."""
         return self._workloads.get(device_id, {})
+
+    def submit(self, job: Job) -> None:
+        """Hand in a job, whoever made it."""
+        # Now, not when it is durable: another answer of this turn may hold the same candidates.
+        self.queues.opened(job)
+        self._job_sink.submit(job)
 
     def want(self, room: Mapping[DeviceId, int]) -> None:
         """Plan for devices with room; those whose last request is still open are left to it."""
@@ -277,6 +283,4 @@ class JobPlanner:
         if not pending.waiting:
             del self._pending[device_id]
         for job in self.factory.jobs_of(device_id, pending):
-            # Now, not when it is durable: another answer of this turn may hold the same candidates.
-            self.queues.opened(job)
-            self._job_sink.submit(job)
+            self.submit(job)
