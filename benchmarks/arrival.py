@@ -16,8 +16,6 @@ The folder is kept where one is given, and a second run goes on from what is mea
 
 from __future__ import annotations
 
-import subprocess
-import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -33,7 +31,6 @@ from benchmarks.live_daemon import START_SECS, fleet, onboarded, running, until
 from fleet.api.client import DaemonClient
 from fleet.config.settings import load_fleet, select_devices
 from fleet.models.versions import load_snapshot, train_config
-from fleet.refresh.request import RefreshRequest, request_text
 from fleet.report.demo import choose_devices
 from fleet.store.store import Store
 from transfer.evaluate.evaluator import difference, judge_folds
@@ -79,7 +76,6 @@ def _run(folder: Path, samples: int) -> Figures:
     fleet(folder, "collect", "--workloads", str(WORKLOADS), "--samples", str(CANDIDATES), *_named(known))
     if not (folder / "runs" / "models").exists():
         fleet(folder, "train")
-    tried_secs = _try_strategies(folder)
     with running(folder) as daemon:
         until(lambda: _is_at_work(daemon, known), START_SECS, "the known devices are at work")
         began = time.monotonic()
@@ -105,7 +101,6 @@ def _run(folder: Path, samples: int) -> Figures:
         "known_devices": known,
         "device": name,
         "workloads": WORKLOADS,
-        "strategies_tried_secs": round(tried_secs, 1),
         "known_secs": round(known_secs, 1),
         "head_secs": round(head_secs, 1),
         "parts": {part: round(secs, 1) for part, secs in arrived["seconds"].items()},
@@ -123,30 +118,6 @@ def _run(folder: Path, samples: int) -> Figures:
         "refreshed_samples": again["samples"],
         "refreshed_served": again["served_by"] == again["version"],
     }
-
-
-def _try_strategies(folder: Path) -> float:
-    """Do what a daemon that has been at work for an hour has long done in its idle time; seconds of it."""
-    began = time.monotonic()
-    runs = folder / "runs"
-    request = RefreshRequest(
-        kind="standings",
-        family="cpu",
-        store=str(runs / "store"),
-        models=str(runs / "models"),
-        folder=str(runs),
-        request_id="ahead",
-        nice=0,
-    )
-    path = folder / "standings.json"
-    path.write_text(request_text(request))
-    subprocess.run(
-        [sys.executable, "-m", "fleet.refresh.process", str(path)],
-        cwd=folder,
-        check=True,
-        stdout=subprocess.DEVNULL,
-    )
-    return time.monotonic() - began
 
 
 def _judge(folder: Path, target: DeviceId, version: str, asked: set[str], known: set[str]) -> dict[str, Any]:

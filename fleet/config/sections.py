@@ -101,8 +101,6 @@ class DaemonSection(Section):
     quarantine_secs: float = Field(default=600.0, ge=1, le=86_400)
     #: Whether models are trained and published.
     refresh: bool = True
-    #: Whether all strategies are tried on the known devices in idle time, for those that arrive later.
-    score_strategies: bool = True
     #: Candidates that a new device measures for its first head, and a known one in another environment; 0: it
     #: waits for a training.
     arrival_samples: int = Field(default=64, ge=0, le=1_000_000)
