@@ -193,4 +193,4 @@ class Trouble:
 
     def _training_pid(self) -> int | None:
         child = self._refresher._child
-        return None if child is None or child.poll() is not None else child.pid
+        return None if child is None or child.has_ended else child.pid

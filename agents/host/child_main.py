@@ -1,4 +1,4 @@
-"""`python -m agents.host.child_main PARENT NICE CORES MODULE ARGUMENT...`: what every child begins with.
+"""`python -m agents.host.child_main MODULE PARENT NICE CORES ARGUMENT...`: what every child begins with.
 
 Started by `agents.host.child_process`. It dies with its parent, gives way to others and stays on its cores
 before the module that it is for is imported.
@@ -17,7 +17,7 @@ from agents.host.process_control import die_with_parent
 
 def main(arguments: Sequence[str]) -> None:
     """Prepare this process, and be the program of a module."""
-    parent, nice, cores, module, *rest = arguments
+    module, parent, nice, cores, *rest = arguments
     die_with_parent(int(parent))
     if int(nice):
         be_nice(int(nice))

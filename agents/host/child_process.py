@@ -25,7 +25,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import IO
 
-from agents.host.own_program import command, environment
+from agents.host.own_program import CHILD_MAIN, command, environment
 from agents.host.process_control import cut_output, signal_name
 
 #: How often a child's output is looked at.
@@ -51,7 +51,7 @@ class ChildProcess:
     Args:
         program: Module and arguments.
         folder: Folder for its `stdout` and `stderr`; None keeps them in files without a name.
-        question: Its standard input.
+        question: Its standard input; nothing where empty.
         variables: Variables of its environment that differ from ours.
         cores: Logical CPUs that it stays on; all of this process where empty.
         nice: By how much it gives way to others.
@@ -83,17 +83,20 @@ class ChildProcess:
         #: Held while its number is used: only until it is reaped does the number mean this process.
         self._lock = threading.Lock()
         self._remover: threading.Thread | None = None
-        begin = (str(os.getpid()), str(nice), ",".join(map(str, cores)))
+        module, *arguments = program
+        begin = (module, str(os.getpid()), str(nice), ",".join(map(str, cores)))
         started: Future[subprocess.Popen[bytes]] = Future()
         with ExitStack() as files:
             out, err = (files.enter_context(_output(folder, name)) for name in ("stdout", "stderr"))
-            stdin = files.enter_context(tempfile.TemporaryFile(buffering=0))
-            stdin.write(question)
-            stdin.seek(0)
+            stdin: IO[bytes] | int = subprocess.DEVNULL
+            if question:
+                stdin = written = files.enter_context(tempfile.TemporaryFile())
+                written.write(question)
+                written.seek(0)
 
             def start() -> subprocess.Popen[bytes]:
                 return subprocess.Popen(
-                    command("agents.host.child_main", *begin, *program),
+                    command(CHILD_MAIN, *begin, *arguments),
                     stdin=stdin,
                     stdout=out,
                     stderr=err,
@@ -145,6 +148,11 @@ class ChildProcess:
         self.end()
         if self._folder is not None:
             self._remover = discard_folder(self._folder, self._watcher.join)
+
+    @property
+    def was_late(self) -> bool:
+        """Whether it was killed at its deadline."""
+        return bool(self._end_reason)
 
     def answer(self) -> str:
         """The last line that it printed, broken if that was too long; once it has ended."""

@@ -14,6 +14,8 @@ from pathlib import Path
 
 import psutil
 
+from agents.host.own_program import CHILD_MAIN
+
 #: Seconds between two looks: each reads the times of every process of the host.
 _EVERY_SECS = 5.0
 #: CPUs that others may keep busy on an idle host: background services need some.
@@ -94,7 +96,9 @@ def program_of(command: Sequence[str]) -> str:
     is_python, arguments = program.startswith("python"), iter(command[1:])
     for argument in arguments:
         if is_python and (module := _MODULE.fullmatch(argument)):
-            return f"{program} -m {(module['name'] or next(arguments, ''))[:_LONGEST_NAME]}".rstrip()
+            name = module["name"] or next(arguments, "")
+            name = next(arguments, "") if name == CHILD_MAIN else name
+            return f"{program} -m {name[:_LONGEST_NAME]}".rstrip()
         if re.fullmatch(text, argument):
             return f"{program} {argument[:1]}{argument[-1]}"
         if is_python and argument in ("-W", "-X"):

@@ -15,6 +15,8 @@ from pathlib import Path
 
 #: Ray's token runs code on every host: a program that is measured must not find it.
 _SECRETS = frozenset({"RAY_AUTH_TOKEN"})
+#: Module that every child begins with; the module that the child is for is its first argument.
+CHILD_MAIN = "agents.host.child_main"
 #: Rights that no new file or folder gets: writing for the group, anything for others.
 _UMASK = 0o027
 

@@ -105,8 +105,6 @@ class DaemonSection(Section):
     """A device whose agent failed five times in a row is left alone for this long."""
     refresh: bool = True
     """Whether models are trained and published."""
-    score_strategies: bool = True
-    """Whether all strategies are tried on the known devices in idle time, for those that arrive later."""
     arrival_samples: int = Field(default=64, ge=0, le=1_000_000)
     """Candidates that a new device measures for its first head; 0: it waits for a training."""
     return_samples: int = Field(default=32, ge=0, le=1_000_000)
@@ -121,8 +119,8 @@ class DaemonSection(Section):
     training_pause_secs: float = Field(default=300.0, ge=0, le=7 * 86_400)
     """Least time between two trainings."""
     training_deadline_secs: float = Field(default=6 * 3600.0, ge=60, le=7 * 86_400)
-    """A training that takes longer is ended and told as failed; the next waits for new records. So are looks
-    at fresh records, and scores of strategies."""
+    """A training that takes longer is ended and reported as failed; the next waits for new records. So are looks
+    at fresh records."""
     upkeep_secs: float = Field(default=3600.0, ge=60, le=7 * 86_400)
     """Seconds between two rounds of upkeep of the store."""
     stop_secs: float = Field(default=60.0, ge=0, le=3600)

@@ -43,7 +43,7 @@ from fleet.models.registry_reader import RegistryReader
 from fleet.models.shipped_model import has_shipped
 from fleet.planner.candidate_ranker import CandidateRanker, Uncertainty
 from fleet.planner.workload_discovery import WorkloadChoice
-from fleet.refresh.trainer_process import refresh_cores
+from fleet.refresh.refresh_child import refresh_cores
 from fleet.store.store import Store
 from fleet.transport.transport import AgentTransport
 
@@ -329,7 +329,6 @@ def _trainer(settings: FleetConfig, options: UpOptions, devices: DeviceChoice, c
             epochs=settings.training.epochs,
             seed=settings.training.seed,
             cores=partial(_quiet_cores, devices),
-            score_strategies=settings.daemon.score_strategies,
             deadline_secs=settings.daemon.training_deadline_secs,
         ),
         clock,

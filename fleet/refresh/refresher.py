@@ -10,10 +10,11 @@ from __future__ import annotations
 
 import time
 import uuid
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from msgspec import structs
 
@@ -31,9 +32,12 @@ from fleet.core.events import (
 )
 from fleet.models.freshness import Freshness
 from fleet.models.registry import KEEP, Registry
+from fleet.refresh.refresh_child import RefreshChild, unfinished
 from fleet.refresh.request import RefreshRequest
-from fleet.refresh.trainer_process import RefreshChild, StrategyScorer, unfinished
 from transfer.model.kinds import FLEET_TLP
+
+#: Times that the process of one training may be killed before the next training begins anew.
+_MOST_KILLS = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,14 +53,12 @@ class RefreshSettings:
     nice: int = 10
     #: Where to train: `cpu`, `cuda` or `auto`. A GPU that is measured should have no other work.
     compute: str = "cpu"
-    #: Whether leave-one-device-out scores are kept ready for devices that arrive.
-    score_strategies: bool = True
     #: Newest model versions to keep, besides those that serve or may be gone back to.
     keep: int = KEEP
     #: New records of a device before its champion is looked at again, and least seconds between two looks.
     watch_records: int = 256
     watch_secs: float = 120.0
-    #: A training, a look or a scoring that takes longer is ended and counts as failed.
+    #: A training or a look that takes longer is ended and counts as failed.
     deadline_secs: float = 6 * 3600.0
 
 
@@ -95,19 +97,14 @@ class Refresher:
         self._settings = settings or RefreshSettings()
         self._clock, self._wall = clock, wall
         self._child: RefreshChild | None = None
-        #: When the process was started, and the same for people.
-        self._since = self._since_wall = 0.0
+        #: When the process was started, for people.
+        self._since_wall = 0.0
+        #: Times in a row that the process of a family's training was killed.
+        self._kills: Counter[str] = Counter()
         self._watching = _Watching()
         self._events: list[Event] = []
         #: Serial of the last change of champions that was turned into events; None before any was.
         self._last_serial: int | None = None
-        #: Families of which a champion was seen.
-        self._served: set[str] = set()
-        self._scorer = StrategyScorer(
-            lambda family: self._request("standings", family, self._folder / "standings"),
-            deadline_secs=self._settings.deadline_secs,
-            clock=clock,
-        )
         self._last: dict[str, Any] = {}
         self._last_look: dict[str, Any] = {}
 
@@ -120,7 +117,7 @@ class Refresher:
         if self._child is not None:
             if self._child.request.kind == "refresh":
                 return
-            self._child.stop()
+            self._child.end()
             self._child = None
         texts = [reason if isinstance(reason, str) else reason.text or str(reason.kind) for reason in reasons]
         leftover = unfinished(self._folder / family)
@@ -151,14 +148,7 @@ class Refresher:
         self._events = [event for event in self._events if not isinstance(event, TrainingStarted)]
 
     def records_stored(self, device_id: DeviceId, family: str, count: int) -> None:
-        """Count new records of a device: enough of them ask for a look at its champion.
-
-        The first ones of a family that is served have its strategies tried, where that was not done lately.
-        """
-        if family not in self._served and self._registry.champion(device_id) is not None:
-            self._served.add(family)
-            if self._settings.score_strategies:
-                self._scorer.want(family)
+        """Count new records of a device: enough of them ask for a look at its champion."""
         self._watching.families[device_id] = family
         self._watching.new[device_id] = self._watching.new.get(device_id, 0) + count
 
@@ -168,24 +158,20 @@ class Refresher:
         The first call tells all champions that there are, the later ones what changed.
         """
         child = self._child
-        if child is not None and child.poll() is not None:
+        if child is not None and child.has_ended:
             self._child = None
             self._ended(child)
-        elif child is not None:
-            child.end_if_late(self._clock() - self._since, self._settings.deadline_secs)
-        elif self._clock() >= self._watching.next_at:
+        elif child is None and self._clock() >= self._watching.next_at:
             self._look()
-        self._scorer.poll(may_start=self._child is None)
         self._tell_changes()
         events, self._events = self._events, []
         return events
 
-    def close(self, timeout_secs: float = 10.0) -> None:
-        """End the processes in order; a later `start` of its family goes on where it was."""
-        self._scorer.close()
+    def close(self) -> None:
+        """End the process; a later `start` of its family goes on where it was."""
         child, self._child = self._child, None
         if child is not None:
-            child.close(timeout_secs)
+            child.close()
 
     @property
     def view(self) -> dict[str, Any]:
@@ -201,12 +187,11 @@ class Refresher:
             "models": str(self._registry.folder.absolute()),
             "last": self._last,
             "last_look": self._last_look,
-            "scoring": self._scorer.family,
         }
 
     # ---- the process ----
 
-    def _request(self, kind: str, family: str, folder: Path) -> RefreshRequest:
+    def _request(self, kind: Literal["refresh", "watch"], family: str, folder: Path) -> RefreshRequest:
         settings = self._settings
         return RefreshRequest(
             kind=kind,
@@ -225,34 +210,42 @@ class Refresher:
         )
 
     def _launch(self, request: RefreshRequest) -> None:
-        self._child = RefreshChild(request)
-        self._since, self._since_wall = self._clock(), self._wall()
+        self._child = RefreshChild(request, self._settings.deadline_secs)
+        self._since_wall = self._wall()
 
     def _ended(self, child: RefreshChild) -> None:
-        now, answer, family = self._clock(), child.answer(), child.request.family
+        answer = child.answer()
         if child.request.kind == "watch":
             self._looked(answer, child)
-        elif answer is not None:
+        elif answer is None or "wants_records" in answer:
+            self._failed(child, (answer or {}).get("wants_records", ""))
+        else:
             self._last = {"at": self._wall(), "ok": True, **answer}
             # What was published comes before the end of the training that published it.
             self._tell_changes()
-            self._events.append(_finished(answer, family, now))
+            self._events.append(_finished(answer, child.request.family, self._clock()))
+            self._kills.pop(child.request.family, None)
             child.forget()
-            if self._settings.score_strategies:
-                self._scorer.want(family)
-        else:
-            reason = child.failure()
-            self._last = {"at": self._wall(), "ok": False, "family": family, "text": reason}
-            failed = TrainingFailed(
-                at_secs=now,
-                family=family,
-                reason=reason,
-                is_hopeless=child.was_given_up,
-                wants_records=child.wants_records,
-            )
-            self._events.append(failed)
-            child.forget_if_hopeless()
-        self._watching.next_at = now + self._settings.watch_secs
+        self._watching.next_at = self._clock() + self._settings.watch_secs
+
+    def _failed(self, child: RefreshChild, lack: str) -> None:
+        """Note a training that made no model; `lack` says which records it lacks, if it ended for that."""
+        family, reason = child.request.family, lack or child.failure()
+        if child.was_late:
+            reason += " (daemon.training_deadline_secs)"
+        self._last = {"at": self._wall(), "ok": False, "family": family, "text": reason}
+        failed = TrainingFailed(
+            at_secs=self._clock(),
+            family=family,
+            reason=reason,
+            is_hopeless=child.was_late,
+            wants_records=bool(lack),
+        )
+        self._events.append(failed)
+        self._kills[family] += 1
+        if not child.was_killed or self._kills[family] >= _MOST_KILLS:
+            del self._kills[family]
+            child.forget()
 
     # ---- fresh records ----
 

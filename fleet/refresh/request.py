@@ -1,23 +1,19 @@
-"""What a refresh process is asked for, and how often it was tried.
-
-Written by `fleet.refresh.trainer_process`, read by `fleet.refresh.process`.
-"""
+"""What a refresh process is asked for: `fleet.refresh.refresh_child` writes it, `process.py` reads it."""
 
 from __future__ import annotations
 
-import json
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
-from agents.records import Family
-from fleet.durable import write_durably
-from fleet.errors import FleetError
+import msgspec
+
 from fleet.models.registry import KEEP
-from transfer.model.kinds import FLEET_TLP, KINDS
+from transfer.model.kinds import FLEET_TLP
 
-#: Names in the folder of a request: what is asked for, how often it was tried, what was decided before it
-#: began, and what each epoch has left.
-REQUEST, TRIED, PLAN, EPOCHS = "request.json", "tried", "plan.json", "epochs"
+#: Names in the folder of a request: what is asked for, what was decided before it began, and what each epoch
+#: leaves.
+REQUEST, PLAN, EPOCHS = "request.json", "plan.json", "epochs"
 #: Epochs of a warm start over those of a training from nothing.
 WARM_EPOCHS = 0.5
 
@@ -26,8 +22,8 @@ WARM_EPOCHS = 0.5
 class RefreshRequest:
     """What a refresh process is asked for."""
 
-    #: `refresh`; `watch`: one look at fresh records; `standings`: leave-one-device-out scores.
-    kind: str
+    #: `watch` is a look at fresh records.
+    kind: Literal["refresh", "watch"]
     #: A value of `Family`.
     family: str
     store: str
@@ -52,45 +48,19 @@ class RefreshRequest:
     keep: int = KEEP
 
 
-def request_from_json(text: str) -> RefreshRequest:
+def read_request(path: Path) -> RefreshRequest:
     """Read a request.
 
     Raises:
-        FleetError: It is none.
+        OSError: There is no such file.
+        ValueError: It is no request.
     """
-    try:
-        value = json.loads(text)
-        for name in ("reasons", "device_ids", "cores"):
-            value[name] = tuple(value[name])
-        request = RefreshRequest(**value)
-        Family(request.family)
-        if request.kind not in ("refresh", "watch", "standings"):
-            raise ValueError(f"kind {request.kind!r}")
-        if request.model not in KINDS:
-            raise ValueError(f"model {request.model!r}")
-        return request
-    except (ValueError, TypeError, KeyError) as error:
-        raise FleetError(
-            f"not a request for a refresh: {error!r}; see fleet.refresh.request.RefreshRequest"
-        ) from error
+    return msgspec.json.decode(path.read_bytes(), type=RefreshRequest)
 
 
-def request_text(request: RefreshRequest) -> str:
-    """Inverse of `request_from_json`."""
-    return json.dumps(asdict(request), indent=1, sort_keys=True) + "\n"
-
-
-def tried(folder: Path) -> int:
-    """Times that the request of a folder was begun and not stopped in order."""
-    try:
-        return int((folder / TRIED).read_text())
-    except (OSError, ValueError):
-        return 0
-
-
-def count_tried(folder: Path, more: int) -> None:
-    """Add to the times that a request was begun, or take one back."""
-    write_durably(folder / TRIED, str(max(0, tried(folder) + more)).encode())
+def request_bytes(request: RefreshRequest) -> bytes:
+    """What `read_request` reads."""
+    return msgspec.json.encode(request)
 
 
 def warm_epochs(epochs: int) -> int:

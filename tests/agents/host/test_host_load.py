@@ -82,6 +82,7 @@ def test_a_process_with_any_name_is_counted() -> None:
 #: What a process was started with, and how it is named.
 PROGRAMS = """
     /opt/venv/bin/python -P -m agents.sandbox.zygote 44 9104           -> python -m agents.sandbox.zygote
+    /venv/bin/python -P -m agents.host.child_main fleet.api.score 44 5 -> python -m fleet.api.score
     python3.11 -Im pytest -x                                           -> python3.11 -m pytest
     python -mhttp.server 80                                            -> python -m http.server
     python -X importtime -W ignore /srv/train.py --token secret        -> python train.py

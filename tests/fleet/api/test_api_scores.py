@@ -307,7 +307,7 @@ def test_a_request_that_takes_too_long_is_ended_and_the_next_is_answered(
     detail = json.loads(found)["detail"]
     assert detail.startswith("the process that scores gave no answer: it was not done after 0 s (see ")
     assert service.view["refused"]["failed"] == 1
-    service.settings = dataclasses.replace(service.settings, score_secs=60.0)
+    service.settings = dataclasses.replace(service.settings, score_secs=600.0)
     # A lock belongs to the loop that used it.
     service._turn = asyncio.Lock()
     with closing(service):

@@ -62,8 +62,6 @@ class Fleet:
                 # Has fingerprints measured; every device here gets its head by hand.
                 "arrival_samples": 8,
                 "return_samples": 0,
-                # Nobody arrives; tests/fleet/refresh has them tried.
-                "score_strategies": False,
             },
         }
         self.settings = folder / "fleet.yaml"

@@ -286,7 +286,7 @@ def test_dead_cycles_are_looked_for_seldom_and_then_as_before() -> None:
 def trains(settings: Path, tmp_path: Path) -> Path:
     """The same fleet with the API, a trainer, and a store that a training can learn from."""
     value = yaml.safe_load(settings.read_text())
-    value["daemon"] |= {"refresh": True, "score_strategies": False, "api_host": "127.0.0.1", "api_port": 0}
+    value["daemon"] |= {"refresh": True, "api_host": "127.0.0.1", "api_port": 0}
     value["training"] = {"epochs": 4}
     settings.write_text(yaml.safe_dump(value))
     make_store(tmp_path / "runs" / "store", some_workloads(8, 4), candidates=8)

@@ -18,7 +18,6 @@ from typing import Any
 
 import msgspec
 import pytest
-from fleet.refresh.device_scores import run_device_scores
 from rich.console import Console
 
 from agents.host.child_process import ChildProcess
@@ -36,15 +35,14 @@ from fleet.core.events import (
 from fleet.engine.notices import Notices, announce_event
 from fleet.errors import FleetError
 from fleet.models.registry import Registry
-from fleet.models.registry_file import DEVICE_SCORES, REGISTRY
+from fleet.models.registry_file import REGISTRY
 from fleet.planner.candidate_ranker import Uncertainty
 from fleet.refresh.data import read_refresh_data
 from fleet.refresh.freshness_look import run_watch
-from fleet.refresh.process import FAILED, STOPPED
+from fleet.refresh.refresh_child import refresh_cores, unfinished
 from fleet.refresh.refresher import Refresher, RefreshSettings
-from fleet.refresh.request import EPOCHS, PLAN, RefreshRequest, request_from_json, request_text, tried
+from fleet.refresh.request import EPOCHS, PLAN, REQUEST, RefreshRequest, request_bytes
 from fleet.refresh.run import run_refresh
-from fleet.refresh.trainer_process import RefreshChild, StrategyScorer, refresh_cores, unfinished
 from fleet.store.store import Store
 from tests.dataset_fixtures import cpu_device
 from tests.disk_fixtures import failing
@@ -57,8 +55,6 @@ from tests.refresh_fixtures import (
     small_model,
     some_workloads,
 )
-from transfer.adapt.multitask import Scratch
-from transfer.adapt.nearest import Nearest
 from transfer.model import checkpoint
 
 #: Workloads that are learnt from, then those that judge.
@@ -123,18 +119,11 @@ def wait_for(is_so: Callable[[], bool], turn: Callable[[], object] = lambda: Non
         time.sleep(0.02)
 
 
-def has_ended(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().split(") ")[1][0] == "Z"
-    except OSError:  # it is gone
-        return True
-
-
 def hang(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
     """Have trainings do nothing for ever."""
     (folder / "hanging.py").write_text("import time; time.sleep(600)")
     monkeypatch.setenv("PYTHONPATH", str(folder))
-    monkeypatch.setattr("fleet.refresh.trainer_process._MODULE", "hanging")
+    monkeypatch.setattr("fleet.refresh.refresh_child._MODULE", "hanging")
 
 
 class Killed(BaseException):
@@ -388,17 +377,9 @@ def test_a_champion_with_a_damaged_manifest_is_followed(refreshed: RefreshReques
     assert found["verdicts"]["box.a"]["reason"].startswith("v000001 cannot serve any more (")
 
 
-def test_an_empty_family_and_a_foreign_request_are_refused(request_: RefreshRequest) -> None:
+def test_an_empty_family_is_refused(request_: RefreshRequest) -> None:
     with pytest.raises(FleetError, match="knows no device of the family gpu"):
         run_refresh(replace(request_, family="gpu"))
-    assert request_from_json(request_text(request_)) == request_
-    older = json.loads(request_text(request_))
-    del older["model"]
-    assert request_from_json(json.dumps(older)).model == "fleet_tlp"
-    unknown = json.dumps({**older, "model": "tlp"})
-    for text in ("", "[]", "{}", unknown, request_text(request_).replace('"refresh"', '"remove"')):
-        with pytest.raises(FleetError, match="not a request for a refresh"):
-            request_from_json(text)
 
 
 # ---- in a process of its own ----
@@ -421,56 +402,18 @@ sys.exit(process.main(sys.argv[1:]))
 """
 
 
-def launched(request: RefreshRequest, *how: str) -> subprocess.Popen[str]:
-    path = Path(request.folder) / "request.json"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(request_text(request))
-    return subprocess.Popen(
-        [sys.executable, *(how or ("-m", "fleet.refresh.process")), str(path)],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-
-
-#: A refresh in a library that takes the wish to end for a failure of its own.
-DEAF = """
-import sys, time
-from fleet.refresh import process
-def answer(path):
-    for number in range(3):
-        try:
-            print("at work", number, flush=True)
-            time.sleep(600)
-        except BaseException:
-            pass
-    time.sleep(600)
-process._answer = answer
-sys.exit(process.main(sys.argv[1:]))
-"""
-
-
-def test_a_wish_to_end_that_is_swallowed_is_said_again(request_: RefreshRequest) -> None:
-    process = launched(request_, "-c", DEAF)
-    assert process.stdout.readline() == "at work 0\n"
-    process.terminate()
-    out, err = process.communicate()
-    assert process.returncode == STOPPED, err
-    assert out == "at work 1\nat work 2\n"
-    assert "the same request goes on" in err
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
-def test_a_killed_refresh_goes_on_to_the_same_model(request_: RefreshRequest, number: signal.Signals) -> None:
+def test_a_killed_refresh_goes_on_to_the_same_model(request_: RefreshRequest) -> None:
     long = replace(request_, epochs=4)
-    process = launched(long, "-c", VICTIM)
-    assert process.stdout.readline() == "kept 1\n", process.communicate()[1]
-    process.send_signal(number)
-    _, err = process.communicate()
-    assert process.returncode == (-number if number is signal.SIGKILL else STOPPED)
-    if number is signal.SIGTERM:
-        assert err.strip() == "stopped; the same request goes on from what is kept"
+    path = Path(long.folder) / REQUEST
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(request_bytes(long))
+    with subprocess.Popen(
+        [sys.executable, "-c", VICTIM, str(path)], stdout=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "kept 1\n"
+        process.kill()
     # Records that came meanwhile are for the next refresh: the plan holds.
     append(Path(request_.store), records_for(LEARNT[2:3], 20, seed=9))
     resumed = run_refresh(long)
@@ -510,27 +453,6 @@ def test_a_refresh_killed_after_training_publishes_without_training_again(
     assert registry_of(request_).versions() == ["v000001"]
 
 
-#: Whoever starts a refresh and is killed.
-STARTER = """
-import subprocess, sys, time
-print(subprocess.Popen([sys.executable, "-m", "fleet.refresh.process", sys.argv[1]]).pid, flush=True)
-time.sleep(600)
-"""
-
-
-@pytest.mark.slow
-def test_a_process_ends_with_whoever_started_it(request_: RefreshRequest) -> None:
-    long = replace(request_, epochs=5000)
-    starter = launched(long, "-c", STARTER)
-    child = int(starter.stdout.readline())
-    wait_for(lambda: any(Path(long.folder).glob(f"{EPOCHS}/*/epoch-*")))
-    starter.kill()
-    starter.wait()
-    starter.stdout.close()
-    wait_for(lambda: has_ended(child))
-    starter.stderr.close()
-
-
 # ---- the coordinator's side ----
 
 
@@ -541,7 +463,7 @@ def polled(refresher: Refresher, *, until: type[Event]) -> list[Event]:
 
 
 def make_refresher(request: RefreshRequest, **changes: Any) -> Refresher:
-    values = {"epochs": 4, "watch_secs": 0.0, "watch_records": 50, "score_strategies": False, **changes}
+    values = {"epochs": 4, "watch_secs": 0.0, "watch_records": 50, **changes}
     settings = RefreshSettings(**values)
     registry = Registry(Path(request.models))
     refresher = Refresher(registry, Path(request.store), Path(request.folder), settings)
@@ -629,8 +551,10 @@ def test_a_failure_shows_the_end_of_standard_error(
     monkeypatch.chdir(tmp_path)
     refresher = make_refresher(request_)
     refresher.start("gpu", ["test"])
+    # A disk that became read-only meanwhile ends no coordinator.
+    monkeypatch.setattr(Path, "unlink", failing(errno.EROFS))
     failed = polled(refresher, until=TrainingFailed)[-1]
-    assert f"its process ended with code {FAILED}: " in failed.reason
+    assert "its process ended with code 1: " in failed.reason
     assert failed.reason.endswith("knows no device of the family gpu; collect first")
     assert unfinished(Path(request_.folder) / "gpu") is None
 
@@ -657,6 +581,12 @@ def test_a_stopped_coordinator_leaves_no_process_and_a_request_to_go_on_with(
     refresher.start("cpu", ["test"])
     child = refresher._child
     wait_for(lambda: any(Path(request_.folder).glob(f"cpu/{EPOCHS}/*/epoch-*")), refresher.poll)
+    # What runs says how far it is, and is not the training of another family.
+    epochs = refresher.view["epochs"]
+    assert (epochs["of"], epochs["done"] >= 1, epochs["left_secs"] > 0) == (12, True, True)
+    assert epochs["finding"].startswith(f"epoch {epochs['done']} of at most 12, loss ")
+    refresher.stop("gpu")
+    assert refresher.view["state"] == "training"
     refresher.close()
     with pytest.raises(ProcessLookupError):
         os.kill(child.pid, 0)
@@ -669,17 +599,23 @@ def test_a_stopped_coordinator_leaves_no_process_and_a_request_to_go_on_with(
     assert registry_of(request_).manifest("v000001")["train"]["epochs"] == 12
 
 
-def test_a_request_that_cannot_be_deleted_ends_no_coordinator(
-    request_: RefreshRequest, monkeypatch: pytest.MonkeyPatch
+def test_a_training_that_nobody_wants_any_more_leaves_nothing(
+    request_: RefreshRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    hang(monkeypatch, tmp_path)
     refresher = make_refresher(request_)
-    refresher.start("gpu", ["test"])
-    monkeypatch.setattr(Path, "unlink", failing(errno.EROFS))
-    assert isinstance(polled(refresher, until=TrainingFailed)[-1], TrainingFailed)
+    refresher.start("cpu", [])
+    refresher.stop("cpu")
+    assert refresher.poll() == []
+    assert (refresher.view["state"], refresher.view["epochs"]) == ("idle", {})
+    assert unfinished(Path(request_.folder) / "cpu") is None, "the next one begins anew"
 
 
-def test_a_killed_process_is_tried_again_but_not_for_ever(request_: RefreshRequest) -> None:
-    refresher = make_refresher(request_, epochs=5000)
+def test_a_killed_process_is_tried_again_but_not_for_ever(
+    request_: RefreshRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hang(monkeypatch, tmp_path)
+    refresher = make_refresher(request_)
     for attempt in range(3):
         refresher.start("cpu", ["test"])
         os.kill(refresher._child.pid, signal.SIGKILL)
@@ -688,53 +624,16 @@ def test_a_killed_process_is_tried_again_but_not_for_ever(request_: RefreshReque
         assert (unfinished(Path(request_.folder) / "cpu") is None) == (attempt == 2)
 
 
-def test_a_process_that_cannot_be_started_is_no_try(
-    request_: RefreshRequest, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("agents.host.child_process.subprocess.Popen", failing(errno.EAGAIN))
-    for _ in range(4):
-        with pytest.raises(OSError, match="temporarily"):
-            RefreshChild(request_)
-    assert tried(Path(request_.folder)) == 0
-
-
-def test_a_training_over_its_deadline_is_ended_and_not_gone_on_with(request_: RefreshRequest) -> None:
-    refresher = make_refresher(request_, epochs=100_000, deadline_secs=1.0)
-    refresher.start("cpu", ["test"])
-    child = refresher._child
-    failed = polled(refresher, until=TrainingFailed)[-1]
-    assert failed.reason.startswith("it was not done after 1 s, its deadline (daemon.training_deadline_secs)")
-    assert failed.is_hopeless
-    with pytest.raises(ProcessLookupError):
-        os.kill(child.pid, 0)
-    assert unfinished(Path(request_.folder) / "cpu") is None
-
-
-def test_a_hung_scoring_of_strategies_is_ended_and_the_next_family_has_its_turn(
-    request_: RefreshRequest,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
+def test_a_training_over_its_deadline_is_ended_and_not_gone_on_with(
+    request_: RefreshRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     hang(monkeypatch, tmp_path)
-    now = [5.0]
-    scorer = StrategyScorer(
-        lambda family: replace(request_, kind="standings", family=family),
-        deadline_secs=60.0,
-        clock=lambda: now[0],
-    )
-    try:
-        for family in ("cpu", "gpu"):
-            scorer.want(family)
-        for now[0] in (5.0, 65.0):
-            scorer.poll(may_start=True)
-            assert scorer.family == "cpu"
-        now[0] = 66.0
-        wait_for(lambda: scorer.family != "cpu", lambda: scorer.poll(may_start=True))
-        assert scorer.family == "gpu"
-        assert "scores of cpu: it was not done after 60 s, its deadline" in caplog.text
-    finally:
-        scorer.close()
+    refresher = make_refresher(request_, deadline_secs=1.0)
+    refresher.start("cpu", ["test"])
+    failed = polled(refresher, until=TrainingFailed)[-1]
+    assert failed.reason == "it was not done after 1 s (daemon.training_deadline_secs)"
+    assert failed.is_hopeless
+    assert unfinished(Path(request_.folder) / "cpu") is None
 
 
 def test_a_process_that_hangs_in_the_kernel_holds_up_no_turn(
@@ -755,7 +654,7 @@ def test_a_process_that_hangs_in_the_kernel_holds_up_no_turn(
     assert unfinished(Path(request_.folder) / "cpu") is not None, "an older one has removed it"
     for pid in pids:
         os.killpg(pid, signal.SIGKILL)
-    refresher.close(0.1)
+    refresher.close()
     assert refresher.poll()
 
 
@@ -766,59 +665,3 @@ def test_a_refresh_stays_away_from_the_cores_that_time() -> None:
     if len(usable) > 1:
         assert usable[0] not in cores
     assert set() < set(cores) <= set(usable)
-
-
-@pytest.mark.slow
-def test_a_training_tells_how_far_it_is_and_one_that_nobody_wants_leaves_nothing(
-    request_: RefreshRequest,
-) -> None:
-    refresher = make_refresher(request_, epochs=100_000)
-    refresher.start("cpu", [])
-    told: list[Event] = []
-    wait_for(lambda: bool(refresher.view["epochs"]), lambda: told.extend(refresher.poll()))
-    assert [type(one) for one in told] == [TrainingStarted]
-    epochs = refresher.view["epochs"]
-    assert (epochs["of"], epochs["done"] >= 1, epochs["left_secs"] > 0) == (100_000, True, True)
-    assert epochs["finding"].startswith(f"epoch {epochs['done']} of at most 100000, loss ")
-    refresher.stop("gpu")
-    assert refresher.view["state"] == "training", "the training of another family is not meant"
-    refresher.stop("cpu")
-    assert refresher.poll() == []
-    assert (refresher.view["state"], refresher.view["epochs"]) == ("idle", {})
-    assert unfinished(Path(request_.folder) / "cpu") is None, "the next one begins anew"
-    # One that is started and stopped in one turn has not begun for anybody.
-    refresher.start("cpu", [])
-    refresher.stop("cpu")
-    assert refresher.poll() == []
-
-
-@pytest.mark.slow
-def test_after_a_training_all_strategies_are_tried_ahead_of_the_next_arrival(
-    request_: RefreshRequest, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    refresher = make_refresher(request_, score_strategies=True)
-    refresher.start("cpu", [])
-    assert refresher.view["scoring"] == ""
-    polled(refresher, until=TrainingFinished)
-    assert refresher.view["scoring"] == "cpu"
-    # A training does not wait for it.
-    refresher.start("cpu", [])
-    assert refresher.view["state"] == "training"
-    refresher.close()
-    assert refresher.view["scoring"] == ""
-
-    # What that process does, with fewer strategies.
-    few = {one.name: one for one in (Nearest(), Scratch())}
-    monkeypatch.setattr("transfer.adapt.registry.strategies", lambda: few)
-    asked = replace(request_, kind="standings", epochs=1)
-    first = run_device_scores(asked)
-    assert first == {"kind": "standings", "family": "cpu", "devices": list(DEVICES)}
-    [kept] = (Path(request_.models).parent / DEVICE_SCORES).iterdir()
-    before = kept.read_bytes()
-    append(Path(request_.store), records_for(LEARNT[:1], 3, seed=9))
-    assert run_device_scores(asked) == first
-    assert kept.read_bytes() == before, "so few more records change nothing"
-    append(Path(request_.store), records_for(LEARNT, 12, seed=10))
-    run_device_scores(asked)
-    [made_again] = kept.parent.iterdir()
-    assert made_again != kept

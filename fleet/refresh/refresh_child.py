@@ -1,0 +1,143 @@
+"""The process of a training or a look, seen from the coordinator: its request, how far it is, its answer.
+
+It knows files and processes, nothing of models.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from agents.device.device_cores import quiet_cores
+from agents.host.child_process import ChildProcess, discard_folder
+from agents.host.probe import core_groups
+from agents.records import DeviceKind, DeviceSpec
+from fleet.durable import write_durably
+from fleet.refresh.request import (
+    EPOCHS,
+    PLAN,
+    REQUEST,
+    RefreshRequest,
+    read_request,
+    request_bytes,
+    warm_epochs,
+)
+from transfer.train import CURVES_NAME
+
+_MODULE = "fleet.refresh.process"
+#: After which a killed process is given up: it hangs in the kernel.
+_KILL_SECS = 5.0
+
+
+class RefreshChild:
+    """A process at work on a request, which is written to its folder.
+
+    Raises:
+        OSError: There is no room, or no process to be had.
+    """
+
+    def __init__(self, request: RefreshRequest, deadline_secs: float) -> None:
+        self.request = request
+        self._folder = Path(request.folder)
+        before = unfinished(self._folder)
+        if before is None or before.request_id != request.request_id:
+            discard_folder(self._folder)
+        self._folder.mkdir(parents=True, exist_ok=True)
+        path = self._folder / REQUEST
+        write_durably(path, request_bytes(request))
+        self._process = ChildProcess(
+            [_MODULE, str(path)],
+            self._folder,
+            variables={"OMP_NUM_THREADS": "1"},
+            cores=request.cores,
+            nice=request.nice,
+            deadline_secs=deadline_secs,
+        )
+
+    @property
+    def pid(self) -> int:
+        """Its process id."""
+        return self._process.pid
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether the process has ended."""
+        return self._process.poll() is not None
+
+    @property
+    def was_late(self) -> bool:
+        """Whether it was killed at its deadline: the same request would only come to the same."""
+        return self._process.was_late
+
+    @property
+    def was_killed(self) -> bool:
+        """Whether a signal ended it before its deadline."""
+        return not self.was_late and (self._process.poll() or 0) < 0
+
+    def end(self) -> None:
+        """Kill it, and return at once; what is on the disk stays for the same request."""
+        self._process.end()
+
+    def close(self) -> None:
+        """Kill it, and wait for that."""
+        self._process.end()
+        self._process.wait(_KILL_SECS)
+
+    def answer(self) -> dict[str, Any] | None:
+        """The line of JSON that it ended with, if it did."""
+        if self._process.poll() != 0:
+            return None
+        try:
+            value = json.loads(self._process.answer())
+        except ValueError:
+            return None
+        return value if isinstance(value, dict) else None
+
+    def epochs(self) -> dict[str, Any]:
+        """How far the training is: epochs `done` and `of` how many at most, `left_secs`, a `finding`.
+
+        Empty before the first epoch has ended.
+        """
+        try:
+            plan = json.loads((self._folder / PLAN).read_text())
+            curves = (self._folder / EPOCHS).glob(f"*/{CURVES_NAME}")
+            newest = max(curves, key=lambda path: path.stat().st_mtime)
+            reports = [json.loads(line) for line in newest.read_text().splitlines()]
+        except (OSError, ValueError):  # not there yet, or half written
+            return {}
+        if not reports:
+            return {}
+        done, of = len(reports), self.request.epochs
+        of = warm_epochs(of) if plan["base"] else of
+        secs = sum(report["seconds"] for report in reports) / done
+        finding = f"epoch {done} of at most {of}, loss {reports[-1]['train_loss']:.4g}"
+        return {"done": done, "of": of, "left_secs": secs * (of - done), "finding": finding}
+
+    def failure(self) -> str:
+        """How it ended, with the end of its standard error."""
+        return self._process.failure()
+
+    def forget(self) -> None:
+        """Drop what was kept of the request: the next one begins anew."""
+        # What cannot be deleted, as on a disk that became read-only, is gone on with: its run is known then.
+        with suppress(OSError):
+            (self._folder / REQUEST).unlink(missing_ok=True)
+        self._process.discard()
+
+
+def unfinished(folder: Path) -> RefreshRequest | None:
+    """The request that an earlier process left in a folder, to go on with."""
+    try:
+        return read_request(folder / REQUEST)
+    except (OSError, ValueError):
+        return None
+
+
+def refresh_cores(specs: Iterable[DeviceSpec]) -> tuple[int, ...]:
+    """Logical CPUs of this process on which a refresh disturbs no timing of the fleet's devices."""
+    timing = {core for spec in specs if spec.kind is DeviceKind.LOCAL for core in spec.cores}
+    return quiet_cores(sorted(timing), sorted(os.sched_getaffinity(0)), core_groups())
