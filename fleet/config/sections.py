@@ -119,8 +119,8 @@ class DaemonSection(Section):
     training_pause_secs: float = Field(default=300.0, ge=0, le=7 * 86_400)
     """Least time between two trainings."""
     training_deadline_secs: float = Field(default=6 * 3600.0, ge=60, le=7 * 86_400)
-    """A training that takes longer is ended and reported as failed; the next waits for new records. So are looks
-    at fresh records."""
+    """A training that takes longer is ended and reported as failed; the next waits for new records. Looks at
+    fresh records are ended too."""
     upkeep_secs: float = Field(default=3600.0, ge=60, le=7 * 86_400)
     """Seconds between two rounds of upkeep of the store."""
     stop_secs: float = Field(default=60.0, ge=0, le=3600)
