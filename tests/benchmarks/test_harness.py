@@ -10,19 +10,8 @@ from typing import Annotated, Any
 
 import pytest
 
-from benchmarks.harness import (
-    Figures,
-    Option,
-    benchmark,
-    by_turns,
-    cell,
-    child_json,
-    command_of,
-    interval,
-    markdown_table,
-    page,
-    working_folder,
-)
+from benchmarks.harness import Figures, Option, benchmark, by_turns, child_json, command_of, working_folder
+from benchmarks.tables import cell, interval, markdown_table, page
 from fleet.errors import FleetError
 from transfer.data.intervals import Estimate
 
