@@ -70,9 +70,9 @@ def _section(values: Mapping[str, Any], level: int) -> list[str]:
         if rows and len(rows) == len(part) and all(map(_is_figure, cells_of)):
             columns = list(dict.fromkeys(itertools.chain(*rows.values())))
             cells = [(key, *(text_of(row.get(column)) for column in columns)) for key, row in rows.items()]
-            lines += [f"{'#' * level} {name}", "", *markdown_table(("", *columns), cells), ""]
+            lines += [f"{'#' * min(level, 6)} {name}", "", *markdown_table(("", *columns), cells), ""]
         elif inside := _section(part, level + 1):
-            lines += [f"{'#' * level} {name}", "", *inside]
+            lines += [f"{'#' * min(level, 6)} {name}", "", *inside]
     return lines
 
 
