@@ -55,7 +55,7 @@ def page(title: str, command: str, result: Mapping[str, Any], note: str = "") ->
 
 
 def _section(values: Mapping[str, Any], level: int) -> list[str]:
-    figures = {name: value for name, value in values.items() if _is_figure(value)}
+    figures = {name: value for name, value in values.items() if _is_figure(value) and text_of(value)}
     lines: list[str] = []
     if figures:
         shown = [(f"`{name}`", text_of(value)) for name, value in figures.items()]
