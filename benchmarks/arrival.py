@@ -26,8 +26,9 @@ import numpy as np
 import yaml
 
 from agents.records import DeviceId, Outcome
-from benchmarks.harness import Figures, Option, benchmark, interval, working_folder
+from benchmarks.harness import Figures, Option, benchmark, working_folder
 from benchmarks.live_daemon import START_SECS, fleet, onboarded, running, until
+from benchmarks.tables import interval
 from fleet.api.client import DaemonClient
 from fleet.config.settings import load_fleet, select_devices
 from fleet.models.versions import load_snapshot, train_config

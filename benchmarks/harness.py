@@ -1,4 +1,4 @@
-"""What every benchmark has in common: its command line, its JSON, its folder, turns, intervals and tables.
+"""What every benchmark has in common: its command line, its JSON, its folder, and turns.
 
 A benchmark declares its options as a frozen dataclass, whose annotations hold the help and the bounds::
 
@@ -16,7 +16,6 @@ exit code 1.
 from __future__ import annotations
 
 import argparse
-import itertools
 import json
 import shlex
 import statistics
@@ -33,7 +32,6 @@ from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
 from agents.files import write_durably
 from fleet.errors import FleetError
-from transfer.data.intervals import Estimate
 from transfer.errors import TransferError
 
 Figures = dict[str, Any]
@@ -327,104 +325,3 @@ def command_of(name: str, options: Any) -> str:
 def _shown(value: object) -> str:
     is_absolute = isinstance(value, Path) and value.is_absolute()
     return str(Path(*Path(str(value)).parts[-3:])) if is_absolute else str(value)
-
-
-def interval(estimate: Estimate | None, digits: int = 4) -> list[float] | None:
-    """A figure with its interval, for JSON; None where there is none."""
-    if estimate is None:
-        return None
-    return [round(value, digits) for value in (estimate.value, estimate.low, estimate.high)]
-
-
-def cell(value: float | Estimate | Sequence[float] | None, sign: str = "") -> str:
-    """A figure of a table, with its interval if it has one; nothing where there is none.
-
-    Args:
-        value: A number, an estimate, or an estimate as `interval` gives it.
-        sign: `+` of a difference.
-    """
-    if value is None:
-        return ""
-    if isinstance(value, int | float):
-        return f"{value:{sign}.3f}"
-    figure, low, high = (value.value, value.low, value.high) if isinstance(value, Estimate) else value
-    return f"{figure:{sign}.3f} [{low:{sign}.3f}, {high:{sign}.3f}]"
-
-
-def markdown_table(head: Sequence[str], rows: Iterable[Sequence[object]]) -> list[str]:
-    """Lines of a Markdown table; rows whose figures are all empty are left out."""
-    lines = [f"| {' | '.join(head)} |", "|---" * len(head) + "|"]
-    for name, *figures in rows:
-        if any(figures) or not figures:
-            lines.append(f"| {' | '.join(map(str, (name, *figures)))} |")
-    return lines
-
-
-def page(title: str, command: str, result: Figures, note: str = "") -> list[str]:
-    """A result as Markdown: a table of its figures, and one of each part whose entries are alike.
-
-    Args:
-        title: Of the page.
-        command: That made it.
-        result: What a benchmark prints as JSON. Lists of lists are left out: they are no figures.
-        note: What its words mean.
-    """
-    lines = [f"# {title}", "", f"`{command}`", "", "Made by that command; do not edit."]
-    return [*lines, *([note] if note else []), "", *_section(result, level=2)][:-1]
-
-
-def _section(values: Mapping[str, Any], level: int) -> list[str]:
-    figures = {name: value for name, value in values.items() if _is_figure(value)}
-    lines: list[str] = []
-    if figures:
-        shown = [(f"`{name}`", text_of(value)) for name, value in figures.items()]
-        lines += [*markdown_table(("figure", "value"), shown), ""]
-    for name, part in values.items():
-        if name in figures or not part:
-            continue
-        if isinstance(part, list):
-            part = {str(place): one for place, one in enumerate(part, start=1) if isinstance(one, dict)}
-        rows = {key: _flat(row) for key, row in part.items() if isinstance(row, dict)}
-        cells_of = itertools.chain.from_iterable(row.values() for row in rows.values())
-        if rows and len(rows) == len(part) and all(map(_is_figure, cells_of)):
-            columns = list(dict.fromkeys(itertools.chain(*rows.values())))
-            cells = [(key, *(text_of(row.get(column)) for column in columns)) for key, row in rows.items()]
-            lines += [f"{'#' * level} {name}", "", *markdown_table(("", *columns), cells), ""]
-        elif inside := _section(part, level + 1):
-            lines += [f"{'#' * level} {name}", "", *inside]
-    return lines
-
-
-def _flat(row: Mapping[str, Any]) -> dict[str, Any]:
-    """A row in which the figures of a part have names of their own."""
-    flat: dict[str, Any] = {}
-    for name, value in row.items():
-        if isinstance(value, dict):
-            flat |= {f"{name} {key}": one for key, one in value.items()}
-        else:
-            flat[name] = value
-    return flat
-
-
-def _is_figure(value: object) -> bool:
-    if isinstance(value, list | tuple):
-        return not any(isinstance(one, list | tuple | dict) for one in value)
-    return not isinstance(value, dict)
-
-
-def text_of(value: object) -> str:
-    """A value of a table; three numbers are a figure with its interval."""
-    if value is None:
-        return ""
-    if isinstance(value, float):
-        return cell(value)
-    if isinstance(value, list | tuple):
-        is_interval = len(value) == 3 and all(isinstance(one, float) for one in value)
-        return cell(value) if is_interval else ", ".join(map(text_of, value))
-    return str(value)
-
-
-def write_page(path: Path, lines: Iterable[str]) -> None:
-    """Write a page, in a folder that is made if need be."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text("\n".join(lines) + "\n")

@@ -149,7 +149,8 @@ class DirectEngine(EngineSession):
     """
 
     def __init__(self, worker: DeviceWorker, store: Store) -> None:
-        self._worker, self._store = worker, store
+        self._worker, self._store, self._path = worker, store, store.path
+        self._part = {}
         self.traces: Counter[str] = Counter()
         store.put_device(worker.spec, worker.descriptor)
 

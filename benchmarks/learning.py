@@ -14,10 +14,11 @@ from pathlib import Path
 from typing import Annotated
 
 from agents.records import DeviceId
-from benchmarks.harness import Figures, Option, benchmark, command_of, page, working_folder, write_page
+from benchmarks.harness import Figures, Option, benchmark, command_of, working_folder
 from benchmarks.learning_parts import NETWORK, OURS, TVM_RANKERS, make_rankers, sampled
 from benchmarks.rivals.kept_scores import run_kept_fits
 from benchmarks.rivals.named import PUBLISHED, RIVALS
+from benchmarks.tables import page, write_page
 from benchmarks.training import LOGS, import_devices
 from fleet.models.versions import load_snapshot, train_config
 from fleet.store.store import Store

@@ -30,7 +30,8 @@ from agents.host.process_control import die_with_parent
 from agents.networks.corpus import CORPUS
 from agents.networks.network_name import NetworkRefusedError, read_network_name
 from agents.records import Family
-from benchmarks.harness import Figures, markdown_table
+from benchmarks.harness import Figures
+from benchmarks.tables import markdown_table
 
 DTYPES: Final = ("float32", "float16", "bfloat16")
 #: What any processor of this kind runs, compiled in half the time: it is run once.

@@ -16,22 +16,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
-from benchmarks.harness import (
-    Figures,
-    Option,
-    benchmark,
-    command_of,
-    interval,
-    page,
-    working_folder,
-    write_page,
-)
+from benchmarks.harness import Figures, Option, benchmark, command_of, working_folder
 from benchmarks.onboarding_baselines import FewShot, baselines
 from benchmarks.onboarding_contenders import Adapting
 from benchmarks.onboarding_curve import SAMPLES, CurvePlan, run_curve
 from benchmarks.onboarding_extras import COVERED, How, across, breadth, coverage, selectors, tell
 from benchmarks.onboarding_parts import DeviceSet, as_json, device_sets
 from benchmarks.onboarding_table import CurveTable
+from benchmarks.tables import interval, page, write_page
 from transfer.adapt.base import Regime, Strategy
 from transfer.adapt.registry import NAMES, auto, strategies
 from transfer.adapt.sample_selection import SELECTORS, selector_named

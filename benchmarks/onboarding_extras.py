@@ -1,6 +1,6 @@
 """What stands beside the onboarding curve: ways to choose samples, breadth, intervals, kinds of processors.
 
-Each part gives JSON-ready values for one set of devices; `benchmarks.harness.page` makes tables of them.
+Each part gives JSON-ready values for one set of devices; `benchmarks.tables.page` makes tables of them.
 Called by `benchmarks.onboarding`. Nothing is measured.
 """
 
@@ -16,11 +16,11 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.harness import interval
 from benchmarks.onboarding_contenders import Adapting
 from benchmarks.onboarding_curve import CurvePlan, run_curve
 from benchmarks.onboarding_parts import DeviceSet, narrowed
 from benchmarks.onboarding_table import CurveTable
+from benchmarks.tables import interval
 from fleet.onboarding.adaptation import Onboarding, expectation
 from transfer.adapt.base import Regime, Strategy
 from transfer.adapt.multitask import Scratch

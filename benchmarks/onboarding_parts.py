@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 
 from agents.records import CONFIRM, DeviceId, DeviceKind, Family, Outcome, Workload, WorkloadId
-from benchmarks.harness import interval
 from benchmarks.onboarding_table import MEASURES, RANDOM, CurveTable
+from benchmarks.tables import interval
 from benchmarks.training import LOGS
 from fleet.interchange.import_logs import ImportRequest, import_logs
 from fleet.models.versions import load_snapshot

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from benchmarks.harness import interval
+from benchmarks.tables import interval
 from fleet.models.promotion import mean_of
 from transfer.adapt.base import Regime
 

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from benchmarks.harness import markdown_table, write_page
+from benchmarks.tables import markdown_table, write_page
 from fleet.models.judge import training_provenance
 from fleet.models.shipped_model import SHIPPED_KEY, ShippedDevice, write_shipped
 from fleet.models.training import divide

@@ -10,19 +10,8 @@ from typing import Annotated, Any
 
 import pytest
 
-from benchmarks.harness import (
-    Figures,
-    Option,
-    benchmark,
-    by_turns,
-    cell,
-    child_json,
-    command_of,
-    interval,
-    markdown_table,
-    page,
-    working_folder,
-)
+from benchmarks.harness import Figures, Option, benchmark, by_turns, child_json, command_of, working_folder
+from benchmarks.tables import cell, interval, markdown_table, page
 from fleet.errors import FleetError
 from transfer.data.intervals import Estimate
 
@@ -106,7 +95,12 @@ def test_tables_leave_out_rows_without_figures() -> None:
 
 def test_a_page_has_the_figures_of_a_result_and_a_table_of_each_part() -> None:
     rows = {"a": {"top1": [0.5, 0.25, 1.0], "by": {"cpu": 0.1}}, "b": {"top1": None, "runs": 3}}
-    result = {"secs": 1.5, "used": ["x", "y"], "raw": [[1, 2]], "parts": {"first": [rows], "empty": {}}}
+    result = {
+        "secs": 1.5,
+        "used": ["x", "y"],
+        "raw": [[1, 2]],
+        "parts": {"first": [rows], "empty": [], "no": None},
+    }
     assert page("Title", "python -m it", result)[6:] == [
         *("| figure | value |", "|---|---|", "| `secs` | 1.500 |", "| `used` | x, y |", ""),
         *("## parts", "", "### first", "", "#### 1", ""),

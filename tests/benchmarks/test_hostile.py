@@ -109,6 +109,7 @@ def test_cases_hold_every_dialect_form_and_attack_and_are_the_same_again() -> No
     marked = [case for case in cases if case.markers and case.form == "plain"]
     assert len(marked) > 10
     assert any(b"/watched/1-" in case.files[0][1] for case in marked)
+    assert {case.dialect for case in cases if case.markers} >= {"ansor", "autotvm", "meta_schedule"}
     # Every instruction that the rules know is tried, and some that they do not.
     instructions = {step[0] for line in seeds("meta_schedule") for step in steps_of("meta_schedule", line)}
     assert set(_INSTRUCTIONS) < instructions

@@ -72,7 +72,7 @@ def test_the_curve_gives_its_keys_and_a_page(
     text = path.read_text()
     assert "#### 16\n" in text
     assert "| mean-rank |" in text
-    assert "| `device_new_gain_k64` |" in text
+    assert "| `default` | auto |" in text
     assert "`python -m benchmarks.onboarding --quick" in text
     assert str(tmp_path.parts[1:3]) not in text
     assert str(store.parent) not in json.dumps(found)
