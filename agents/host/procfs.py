@@ -202,29 +202,11 @@ def turbo(root: Path) -> str:
 
 def temperature_c(root: Path) -> float | None:
     """Read the hottest sensor of the CPU in degrees Celsius; None where there is none to read."""
-    return max((degrees for _, degrees in _cpu_temperatures(root)), default=None)
+    return max(_cpu_temperatures(root), default=None)
 
 
-def temperature_margin_c(root: Path) -> float | None:
-    """Read by how many degrees Celsius the CPU is below the point at which its clock is lowered.
-
-    None where no sensor of the CPU shows both.
-    """
-    margins: list[float] = []
-    for sensor, degrees in _cpu_temperatures(root):
-        limits = [sensor.with_name(sensor.name.replace("_input", "_crit"))]
-        if sensor.name == "temp":
-            # Trips of other kinds (`active`) start a fan.
-            kinds = sensor.parent.glob("trip_point_*_type")
-            slowing = [kind for kind in kinds if read_text(kind) in ("passive", "hot", "critical")]
-            limits = [kind.with_name(kind.name.replace("_type", "_temp")) for kind in slowing]
-        temperatures = [read_number(limit) / 1000 for limit in limits]
-        margins.extend(limit - degrees for limit in temperatures if limit > 0)
-    return min(margins, default=None)
-
-
-def _cpu_temperatures(root: Path) -> Iterator[tuple[Path, float]]:
-    """File and degrees Celsius of each sensor of the CPU."""
+def _cpu_temperatures(root: Path) -> Iterator[float]:
+    """Degrees Celsius of each sensor of the CPU."""
     files: list[Path] = []
     for zone in (root / "sys/class/thermal").glob("thermal_zone*"):
         kind = read_text(zone / "type").replace("-", "_")
@@ -236,7 +218,7 @@ def _cpu_temperatures(root: Path) -> Iterator[tuple[Path, float]]:
     for sensor in files:
         text = read_text(sensor)
         if text.lstrip("-").isdecimal():
-            yield sensor, int(text) / 1000
+            yield int(text) / 1000
 
 
 def steal_ticks(root: Path, cores: Collection[int]) -> int | None:
@@ -254,12 +236,6 @@ def steal_ticks(root: Path, cores: Collection[int]) -> int | None:
         if words and words[0] in cpu_names and len(words) > 8 and words[8].isdecimal()
     ]
     return sum(stolen) if stolen else None
-
-
-def uptime_secs(root: Path) -> float:
-    """Read the seconds since boot; 0 if unknown."""
-    words = read_text(root / "proc/uptime").split()
-    return float(words[0]) if words and words[0].replace(".", "", 1).isdecimal() else 0.0
 
 
 def memory_bytes(root: Path, field: str) -> int:

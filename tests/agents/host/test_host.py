@@ -28,25 +28,6 @@ def test_a_kernel_that_counts_no_steal_is_no_zero(tmp_path: Path, text: str) -> 
     assert host.steal_ticks(write_tree(tmp_path, {"proc/stat": text}), (0,)) is None
 
 
-@pytest.mark.parametrize(
-    ("text", "secs"), [("353.17 690.12\n", 353.17), ("12 1\n", 12.0), ("", 0.0), ("soon\n", 0.0)]
-)
-def test_uptime(tmp_path: Path, text: str, secs: float) -> None:
-    assert host.uptime_secs(write_tree(tmp_path, {"proc/uptime": text})) == secs
-
-
-def test_the_margin_is_to_the_nearest_point_at_which_the_clock_falls(tmp_path: Path) -> None:
-    files = laptop_files()
-    assert host.temperature_margin_c(write_tree(tmp_path / "none", files)) is None
-    files["sys/class/hwmon/hwmon2/temp2_crit"] = "100000\n"
-    root = write_tree(tmp_path / "monitor", files)
-    assert host.temperature_margin_c(root) == 36.5
-    zone = "sys/class/thermal/thermal_zone1"
-    files |= {f"{zone}/trip_point_0_type": "active\n", f"{zone}/trip_point_0_temp": "55000\n"}
-    files |= {f"{zone}/trip_point_1_type": "passive\n", f"{zone}/trip_point_1_temp": "85000\n"}
-    # Firmware leaves unused trips at zero.
-    files |= {f"{zone}/trip_point_2_type": "passive\n", f"{zone}/trip_point_2_temp": "0\n"}
-    files |= {f"{zone}/trip_point_3_type": "critical\n", f"{zone}/trip_point_3_temp": "105000\n"}
-    root = write_tree(tmp_path / "zone", files)
-    assert host.temperature_margin_c(root) == 24.0
+def test_the_temperature_is_that_of_the_warmest_sensor_of_the_cpu(tmp_path: Path) -> None:
+    root = write_tree(tmp_path, laptop_files())
     assert host.temperature_c(root) == 63.5

@@ -134,6 +134,7 @@ BEGINNINGS = {
 }
 
 
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize("name", SESSIONS)
 def test_a_session(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     BEGINNINGS[name]()
