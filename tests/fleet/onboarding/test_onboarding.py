@@ -53,12 +53,6 @@ from transfer.train.training import train
 ROOT = Path(__file__).parents[3]
 
 
-@pytest.fixture(scope="module")
-def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A store of source devices, a device to replay, and one on which everything failed."""
-    return fill(tmp_path_factory.mktemp("recorded") / "store", *SOURCES, NEW, BROKEN)
-
-
 def settings_of(store: Path, folder: Path | None = None, **onboarding: Any) -> FleetConfig:
     return FleetConfig.model_validate(
         {
@@ -70,8 +64,8 @@ def settings_of(store: Path, folder: Path | None = None, **onboarding: Any) -> F
     )
 
 
-def test_a_recorded_device_is_onboarded_and_the_truth_told(recorded: Path, tmp_path: Path) -> None:
-    settings = settings_of(recorded, samples=48, strategy="siblings")
+def test_a_recorded_device_is_onboarded_and_the_truth_told(recorded_store: Path, tmp_path: Path) -> None:
+    settings = settings_of(recorded_store, samples=48, strategy="siblings")
     result = onboard_recorded(settings, NEW, tmp_path / "models")
     assert (result["samples"], result["failed_samples"], result["taken"]) == (48, 0, "siblings")
     assert set(result["siblings"]) == set(SOURCES)
@@ -92,15 +86,15 @@ def test_a_recorded_device_is_onboarded_and_the_truth_told(recorded: Path, tmp_p
         onboard_recorded(settings, "dev-x", tmp_path / "models")
 
 
-def test_a_replay_takes_as_many_samples_as_there_are(recorded: Path, tmp_path: Path) -> None:
+def test_a_replay_takes_as_many_samples_as_there_are(recorded_store: Path, tmp_path: Path) -> None:
     half = len(WORKLOADS) * len(TILES) // 2
-    result = onboard_recorded(settings_of(recorded, samples=half + 1), NEW, tmp_path / "models")
+    result = onboard_recorded(settings_of(recorded_store, samples=half + 1), NEW, tmp_path / "models")
     assert (result["samples"], result["samples_asked"]) == (half, half + 1)
     assert next(lines_of(result)) == f"dev-new: {half} samples of {half + 1}"
 
 
-def test_no_samples_at_all_still_give_a_head(recorded: Path, tmp_path: Path) -> None:
-    settings = settings_of(recorded, samples=0, strategy="siblings")
+def test_no_samples_at_all_still_give_a_head(recorded_store: Path, tmp_path: Path) -> None:
+    settings = settings_of(recorded_store, samples=0, strategy="siblings")
     result = onboard_recorded(settings, NEW, tmp_path / "models")
     assert result["samples"] == 0
     assert result["expected"] is None
@@ -110,11 +104,11 @@ def test_no_samples_at_all_still_give_a_head(recorded: Path, tmp_path: Path) -> 
 
 
 def test_auto_keeps_its_standings_for_the_next_time(
-    recorded: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    recorded_store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Its strategies are tried on every known device, which takes seconds each.
     monkeypatch.setattr("transfer.adapt.registry.CHOICES", ("momentum", "nearest"))
-    settings = settings_of(recorded, samples=48, strategy="auto")
+    settings = settings_of(recorded_store, samples=48, strategy="auto")
     models = tmp_path / "runs" / "models"
     result = onboard_recorded(settings, NEW, models)
     assert result["strategy"] == "auto"
@@ -125,7 +119,7 @@ def test_auto_keeps_its_standings_for_the_next_time(
     assert all({"samples", "top1"} == set(point) for point in result["more"])
 
     # Without samples the known devices tell what to expect: from what is kept.
-    result = onboard_recorded(settings_of(recorded, samples=0, strategy="auto"), NEW, models)
+    result = onboard_recorded(settings_of(recorded_store, samples=0, strategy="auto"), NEW, models)
     assert [one.stat().st_mtime_ns for one in kept.parent.glob("*.json")] == [written]
     expected = result["expected"]
     assert (expected["samples"], expected["devices"]) == (0, len(SOURCES))
@@ -235,14 +229,14 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def world(trained: Path, recorded: Path, tmp_path: Path) -> tuple[Path, Path, Path]:
+def world(trained: Path, recorded_store: Path, tmp_path: Path) -> tuple[Path, Path, Path]:
     """A store of source devices with their model, and YAML of boards that answer from the recorded store."""
     runs = tmp_path / "runs"
     shutil.copytree(trained, runs)
     folder = tmp_path / "hardware"
     folder.mkdir()
-    write_replay_device(folder, "board", recorded, device=NEW)
-    write_replay_device(folder, "dead", recorded, device=BROKEN, failures=True)
+    write_replay_device(folder, "board", recorded_store, device=NEW)
+    write_replay_device(folder, "dead", recorded_store, device=BROKEN, failures=True)
     return runs / "store", folder, runs / "models"
 
 
