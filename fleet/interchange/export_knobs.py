@@ -173,6 +173,14 @@ def _timestamp(record: Record) -> dict[str, str]:
     return {"timestamp": str(datetime.fromtimestamp(at, UTC))} if at else {}
 
 
+def _write(path: Path, before: str, items: Iterator[str], after: str, between: str = ",\n") -> None:
+    with path.open("w", encoding="utf-8", newline="\n") as stream:
+        stream.write(before)
+        for place, item in enumerate(items):
+            stream.write((between if place else "") + item)
+        stream.write(after)
+
+
 def _cache_item(kernel: _Kernel, record: Record, knobs: dict[str, Any]) -> str:
     word = _word(record, _CACHE_WORDS)
     names = kernel.ordered(knobs)
@@ -202,12 +210,8 @@ def _finish_cache(kernel: _Kernel, folder: Path, items: Iterator[str]) -> None:
         "objective": "time",
         "cache": {},
     }
-    with (folder / f"{kernel.file_name}.json").open("w", encoding="utf-8") as stream:
-        # As Kernel Tuner leaves a closed cache: without the last three characters it goes on.
-        stream.write(json.dumps(head, indent="")[:-3])
-        for place, item in enumerate(items):
-            stream.write(("," if place else "") + "\n" + item)
-        stream.write("}\n}")
+    # As Kernel Tuner leaves a closed cache: without the last three characters it goes on.
+    _write(folder / f"{kernel.file_name}.json", json.dumps(head, indent="")[:-3] + "\n", items, "}\n}")
     sizes = problem if isinstance(problem, list) else [problem] if size else []
     best = {
         "device_name": re.sub("[^0-9a-zA-Z]+", "_", kernel.device_name.strip()),
@@ -255,11 +259,8 @@ def _finish_t4(kernel: _Kernel, folder: Path, items: Iterator[str]) -> None:
         "order": kernel.ordered(kernel.values),
         "timeunit": "milliseconds",
     }
-    with (folder / f"{kernel.file_name}_T4.json").open("w", encoding="utf-8") as stream:
-        stream.write(f'{{"metadata": {json.dumps(metadata)}, "results": [')
-        for place, item in enumerate(items):
-            stream.write(("," if place else "") + "\n" + item)
-        stream.write('\n], "schema_version": "1.0.0"}\n')
+    before = f'{{"metadata": {json.dumps(metadata)}, "results": [\n'
+    _write(folder / f"{kernel.file_name}_T4.json", before, items, '\n], "schema_version": "1.0.0"}\n')
 
 
 def _triton_item(kernel: _Kernel, record: Record, knobs: dict[str, Any]) -> str:
@@ -278,11 +279,8 @@ def _finish_triton(kernel: _Kernel, folder: Path, items: Iterator[str]) -> None:
     # As in Triton's cache, a folder a key: files are named after kernels.
     place = folder / kernel.workload_id
     place.mkdir()
-    with (place / f"{kernel.key['kernel']}{triton.SUFFIX}").open("w", encoding="utf-8") as stream:
-        stream.write(f'{{"key": {json.dumps(kernel.key["problem"])}, "configs_timings": [')
-        for number, item in enumerate(items):
-            stream.write((", " if number else "") + item)
-        stream.write("]}")
+    before = f'{{"key": {json.dumps(kernel.key["problem"])}, "configs_timings": ['
+    _write(place / f"{kernel.key['kernel']}{triton.SUFFIX}", before, items, "]}", ", ")
 
 
 def _helion_item(kernel: _Kernel, record: Record, knobs: dict[str, Any]) -> str:
@@ -299,9 +297,7 @@ def _helion_item(kernel: _Kernel, record: Record, knobs: dict[str, Any]) -> str:
 
 
 def _finish_helion(kernel: _Kernel, folder: Path, items: Iterator[str]) -> None:
-    with (folder / f"{kernel.file_name}.csv").open("w", encoding="utf-8", newline="\n") as stream:
-        stream.write(",".join(helion.COLUMNS) + "\n")
-        stream.writelines(f"{item}\n" for item in items)
+    _write(folder / f"{kernel.file_name}.csv", ",".join(helion.COLUMNS) + "\n", items, "\n", "\n")
     problem = kernel.key["problem"]
     shapes, dtypes = problem if isinstance(problem, list) and len(problem) == 2 else (problem, None)
     run = {

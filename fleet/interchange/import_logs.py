@@ -163,7 +163,7 @@ class _Import:
         for log in logs:
             _, lines = reader.open(log.path, with_companion=False)
             for number, entry in enumerate(islice(lines, _LOOK_LINES), 1):
-                if type(entry) is not Rejected:
+                if not isinstance(entry, Rejected):
                     self._check_family(entry.environment, f"{visible(str(log.path))}:{number}")
                     break
 
@@ -184,7 +184,7 @@ class _Import:
         position = 0
         for entry in lines:
             counts.lines += 1
-            if type(entry) is Rejected:
+            if isinstance(entry, Rejected):
                 self._reject(entry, log, counts)
             else:
                 self._keep(entry, log, counts)

@@ -79,59 +79,49 @@ def autotvm_operator(function: str, args: Sequence[Any]) -> Operator:
 def _with_output(name: str, shapes: Sequence[Shape], args: Sequence[Any]) -> tuple[str, Shape, float] | None:
     """Operator's word, shape of the output, FLOPs; None where they are not known."""
     data, kernel = shapes[:2]
-    if name.startswith(("dense", "matmul")) and len(data) == len(kernel) == 2:
+    ranks = len(data), len(kernel)
+    if name.startswith(("dense", "matmul")) and ranks == (2, 2):
         return _matmul(data, kernel)
-    if name.startswith("batch_matmul") and len(data) == len(kernel) == 3:
+    if name.startswith("batch_matmul") and ranks == (3, 3):
         return _batch_matmul(data, kernel, args)
-    if name.startswith("conv2d_transpose_nchw") and len(data) == len(kernel) == 4:
+    if name.startswith("conv2d_transpose_nchw") and ranks == (4, 4):
         return _transposed(data, kernel, args)
-    if name.startswith("depthwise_conv2d") and len(data) == len(kernel) == 4:
-        last = "nhwc" in name
-        size = _convolved(data[1:3] if last else data[2:], kernel[:2] if last else kernel[2:], args)
-        # HWIO or OIHW: what each input channel is multiplied to stands behind it, or in front.
-        channels = kernel[2] * kernel[3] if last else kernel[0] * kernel[1]
-        output = (data[0], *size, channels) if last else (data[0], channels, *size)
-        area = math.prod(kernel[:2] if last else kernel[2:])
-        return "DEP", output, 2.0 * math.prod(output) * area
-    for dimensions in (1, 2, 3):
-        if name.startswith((f"conv{dimensions}d", f"group_conv{dimensions}d")):
-            return _convolution(name, dimensions, data, kernel, args)
+    for dimensions, spatial in ((1, "w"), (2, "hw"), (3, "dhw")):
+        prefixes = (f"conv{dimensions}d", f"group_conv{dimensions}d", f"depthwise_conv{dimensions}d")
+        if name.startswith(prefixes) and "transpose" not in name:
+            has_form = f"nc{spatial}" in name or f"n{spatial}c" in name
+            if has_form and ranks == (dimensions + 2, dimensions + 2):
+                return _convolution(name, f"n{spatial}c" in name, data, kernel, args)
     return None
 
 
 def _convolution(
-    name: str, dimensions: int, data: Shape, kernel: Shape, args: Sequence[Any]
-) -> tuple[str, Shape, float] | None:
-    if "transpose" in name or len(data) != dimensions + 2 or len(kernel) != dimensions + 2:
-        return None
-    spatial = {1: "w", 2: "hw", 3: "dhw"}[dimensions]
-    if f"nc{spatial}" in name:
-        size = _convolved(data[2:], kernel[2:], args)
-        channels, per_output = kernel[0], math.prod(kernel[1:])
-        output: Shape = (data[0], channels, *size)
-    elif f"n{spatial}c" in name:
-        size = _convolved(data[1:-1], kernel[:-2], args)
-        channels, per_output = kernel[-1], math.prod(kernel[:-1])
-        output = (data[0], *size, channels)
+    name: str, channels_last: bool, data: Shape, kernel: Shape, args: Sequence[Any]
+) -> tuple[str, Shape, float]:
+    """Kernel (O, I, ...), or (..., I, O) where channels come last."""
+    if channels_last:
+        size, taps, (inputs, channels) = data[1:-1], kernel[:-2], kernel[-2:]
     else:
-        return None
-    word = f"C{dimensions}D"
-    if name.startswith("group"):
-        word = "GRP"
-    elif dimensions == 2 and max(_several(args[4], 2), default=1) > 1:
-        word = "DIL"
-    return word, output, 2.0 * math.prod(output) * per_output
+        size, taps, (channels, inputs) = data[2:], kernel[2:], kernel[:2]
+    products = math.prod(taps)
+    if name.startswith("depthwise"):
+        # What each input channel is multiplied to stands beside it.
+        word, channels = "DEP", channels * inputs
+    else:
+        products *= inputs
+        is_dilated = len(size) == 2 and max(_several(args[4], 2), default=1) > 1
+        word = "GRP" if name.startswith("group") else "DIL" if is_dilated else f"C{len(size)}D"
+    convolved = _convolved(size, taps, args)
+    output = (data[0], *convolved, channels) if channels_last else (data[0], channels, *convolved)
+    return word, output, 2.0 * math.prod(output) * products
 
 
 def _matmul(data: Shape, kernel: Shape) -> tuple[str, Shape, float] | None:
     """(M, K) times (N, K), as `dense` has it; (K, N) where only that fits."""
     rows, inner = data
-    if inner == kernel[1]:
-        columns = kernel[0]
-    elif inner == kernel[0]:
-        columns = kernel[1]
-    else:
+    if inner not in kernel:
         return None
+    columns = kernel[0] if inner == kernel[1] else kernel[1]
     return "GMM", (rows, columns), 2.0 * rows * columns * inner
 
 

@@ -10,6 +10,8 @@ import re
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
+from msgspec.structs import replace
+
 from agents.host.gpu_sheets import gpu_sheet
 from agents.records import (
     ANSOR_HARDWARE_PARAMS,
@@ -19,6 +21,7 @@ from agents.records import (
     DeviceSpec,
     Family,
     canonical_json,
+    unknown_descriptor,
 )
 from fleet.interchange.logs.json_values import Rejected, excerpt
 
@@ -134,26 +137,12 @@ def device_from_log(device_id: DeviceId, machine: Machine) -> tuple[DeviceSpec, 
         cores=tuple(range(threads)),
         note="known from imported logs only",
     )
-    descriptor = Descriptor(
-        host="",
+    descriptor = replace(
+        unknown_descriptor(""),
         arch=_architecture(machine),
-        cpu_model="",
         physical_cores=cores if is_cpu else 0,
-        logical_cores=0,
-        usable_cores=(),
-        isa_flags=(),
         vector_bytes=max(0, hardware.get("vector_unit_bytes", 0)) if is_cpu else 0,
-        l1d_bytes=0,
-        l2_bytes=0,
-        l3_bytes=0,
         cache_line_bytes=max(0, hardware.get("cache_line_bytes", 0)) if is_cpu else 0,
-        memory_bytes=0,
-        clock_min_mhz=0.0,
-        clock_max_mhz=0.0,
-        clock_now_mhz=0.0,
-        governor="",
-        smt=False,
-        kernel="",
         versions=(("tvm", machine.tvm_version),) if machine.tvm_version else (),
         ansor_params=machine.hardware,
         cuda_devices=() if is_cpu else _gpu(device_id, machine),

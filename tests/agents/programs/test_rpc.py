@@ -28,7 +28,7 @@ from agents.device.worker import DeviceWorker
 from agents.host import rpc_tracker
 from agents.host.device_kinds import board_differences
 from agents.host.probe import probe, remote_descriptor
-from agents.host.rpc_tracker import Listed, NotYetError, listing
+from agents.host.rpc_tracker import Listed, NotYetError, listing, served
 from agents.programs.build import build
 from agents.programs.check import argument_values
 from agents.programs.design_space import DesignSpace
@@ -38,7 +38,6 @@ from agents.programs.rpc_session import (
     ENVIRONMENT_FUNCTION,
     RpcLink,
     RpcSession,
-    served,
 )
 from agents.programs.timing import time_module
 from agents.programs.workloads import operator_workload
@@ -200,7 +199,7 @@ def call(session: RpcSession, function: str, *numbers: int) -> None:
 
 def test_asking_who_is_served_loads_no_tvm() -> None:
     code = (
-        "import sys\nfrom agents.programs.rpc_session import served\n"
+        "import sys\nfrom agents.host.rpc_tracker import served\n"
         "served('127.0.0.1:1', 'x')\nprint('tvm' in sys.modules)"
     )
     assert run_code(code, cwd=ROOT) == "False\n"

@@ -30,10 +30,9 @@ from fleet.models.versions import DatasetSnapshot, load_snapshot, retention_reas
 from fleet.onboarding.head_version import with_columns
 from fleet.store.store import Store
 from tests.dataset_fixtures import cpu_device
-from tests.onboarding_fixtures import NEW, SOURCES, fill
+from tests.onboarding_fixtures import NEW, SOURCES
 from transfer.adapt.fingerprint import Fingerprint
-from transfer.train.config import TrainConfig
-from transfer.train.training import train
+from transfer.model.fleet_tlp import FleetTLP
 
 TARGET = DeviceId("board-7")
 SPEC, DESCRIPTOR = cpu_device(TARGET)
@@ -46,22 +45,16 @@ def secs_of(place: int) -> dict[CandidateId, float]:
 
 
 @pytest.fixture(scope="module")
-def snapshot(tmp_path_factory: pytest.TempPathFactory) -> DatasetSnapshot:
-    return load_snapshot(Store.read(fill(tmp_path_factory.mktemp("shipped") / "store", *SOURCES)))
-
-
-@pytest.fixture(scope="module")
-def folder(snapshot: DatasetSnapshot, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    rows = np.arange(len(snapshot.dataset))
-    config = TrainConfig(epochs=1, trees=5)
-    model = train(snapshot.dataset, rows, config=config, seed=0, devices=SOURCES).model
+def folder(
+    recorded_sources: DatasetSnapshot, source_model: FleetTLP, tmp_path_factory: pytest.TempPathFactory
+) -> Path:
     devices = {}
     for place, one in enumerate(map(DeviceId, SOURCES)):
-        spec, descriptor = snapshot.devices[one]
+        spec, descriptor = recorded_sources.devices[one]
         devices[one] = ShippedDevice(spec=spec, descriptor=descriptor, fingerprint=secs_of(place))
     found = tmp_path_factory.mktemp("release") / "cpu"
     told = {SHIPPED_KEY: "test-1", "trained_workloads": ["w1"], "expected": {"0": {"top1": 0.7}}}
-    write_shipped(found, model, told, devices)
+    write_shipped(found, source_model, told, devices)
     return found
 
 
@@ -132,13 +125,12 @@ def test_its_trees_are_told_the_hardware_of_the_device(shipped: ShippedModel) ->
 
 
 def test_a_first_head_is_judged_on_all_that_its_device_measured(
-    shipped: ShippedModel, tmp_path: Path
+    shipped: ShippedModel, recorded_store: Path, tmp_path: Path
 ) -> None:
-    path = fill(tmp_path / "store", NEW)
-    snapshot = load_snapshot(Store.read(path))
+    snapshot = load_snapshot(Store.read(recorded_store), device_ids=[DeviceId(NEW)])
     spec, descriptor = snapshot.devices[DeviceId(NEW)]
     version = first_head(tmp_path / "models", shipped, spec, descriptor)
-    settings = FleetConfig.model_validate({"store": {"path": str(path)}})
+    settings = FleetConfig.model_validate({"store": {"path": str(recorded_store)}})
     found = evaluate_model(settings, tmp_path / "models", version, [NEW])
     [metrics] = found.comparison.metrics[version, NEW]
     assert found.comparison.left_out == {}
@@ -160,9 +152,11 @@ def test_a_damaged_one_is_refused_with_the_way_out(folder: Path, tmp_path: Path)
     assert shipped_folder(Family.GPU).name == "gpu"
 
 
-def test_empty_columns_stand_for_devices_of_others(snapshot: DatasetSnapshot) -> None:
+def test_empty_columns_stand_for_devices_of_others(recorded_sources: DatasetSnapshot) -> None:
     source = DeviceId(SOURCES[0])
-    grown = with_columns(snapshot, {TARGET: (SPEC, DESCRIPTOR), source: snapshot.devices[source]})
-    assert grown.dataset.device_ids == (*snapshot.dataset.device_ids, TARGET)
+    grown = with_columns(
+        recorded_sources, {TARGET: (SPEC, DESCRIPTOR), source: recorded_sources.devices[source]}
+    )
+    assert grown.dataset.device_ids == (*recorded_sources.dataset.device_ids, TARGET)
     assert np.isnan(grown.dataset.latency_secs[:, -1]).all()
     assert with_columns(grown, {TARGET: (SPEC, DESCRIPTOR)}) is grown

@@ -7,7 +7,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 from agents.records import DeviceId
@@ -17,36 +16,13 @@ from fleet.models.versions import DatasetSnapshot, load_snapshot, retention_reas
 from fleet.onboarding.head_version import adapt_version, onboarding_of, serving_of
 from fleet.onboarding.text import lines_of
 from fleet.store.store import Store
-from tests.onboarding_fixtures import NEW, SOURCES, fill
+from tests.onboarding_fixtures import NEW, SOURCES
 from transfer.adapt.nearest import Nearest
 from transfer.model.fleet_tlp import FleetTLP
 from transfer.train.config import TrainConfig
-from transfer.train.training import train
 
 CONFIG = TrainConfig(epochs=1, trees=5)
 TARGET = DeviceId(NEW)
-
-
-@pytest.fixture(scope="module")
-def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return fill(tmp_path_factory.mktemp("adapt") / "store", *SOURCES, NEW)
-
-
-@pytest.fixture(scope="module")
-def snapshot(store: Path) -> DatasetSnapshot:
-    return load_snapshot(Store.read(store))
-
-
-@pytest.fixture(scope="module")
-def source(snapshot: DatasetSnapshot) -> FleetTLP:
-    rows = np.arange(len(snapshot.dataset))
-    return train(snapshot.dataset, rows, config=CONFIG, seed=0, devices=SOURCES).model
-
-
-@pytest.fixture(scope="module")
-def trained(snapshot: DatasetSnapshot) -> FleetTLP:
-    """A model that was trained of the target too."""
-    return train(snapshot.dataset, np.arange(len(snapshot.dataset)), config=CONFIG, seed=0).model
 
 
 @pytest.fixture
@@ -58,12 +34,12 @@ Onboard = Callable[..., str]
 
 
 @pytest.fixture
-def onboard(snapshot: DatasetSnapshot, registry: Registry, source: FleetTLP) -> Onboard:
+def onboard(recorded: DatasetSnapshot, registry: Registry, source_model: FleetTLP) -> Onboard:
     """Gives the target a head from so many samples, and the name of its version."""
 
-    def made(samples: int, records: DatasetSnapshot = snapshot, **changes: Any) -> str:
+    def made(samples: int, records: DatasetSnapshot = recorded, **changes: Any) -> str:
         few_shot = set(records.dataset.candidate_ids[:samples])
-        one = onboarding_of(records, TARGET, few_shot, source, CONFIG, 0)
+        one = onboarding_of(records, TARGET, few_shot, source_model, CONFIG, 0)
         return adapt_version(replace(one, **changes), records, registry.folder, Nearest())[1]
 
     return made
@@ -101,13 +77,13 @@ def test_a_second_head_does_not_serve_unjudged_and_it_is_said(
 
 
 def test_a_version_says_what_its_source_model_learnt_from(
-    store: Path, snapshot: DatasetSnapshot, onboard: Onboard, registry: Registry
+    recorded_store: Path, recorded: DatasetSnapshot, onboard: Onboard, registry: Registry
 ) -> None:
     """The weights of the source have seen it, whether the onboarding looks at its rows or not."""
-    reader = Store.read(store)
+    reader = Store.read(recorded_store)
     told = {"trained_workloads": ["x"], "inherited_workloads": ["y"]}
     manifest = registry.manifest(onboard(16, inherited=training_workloads(reader, told)))
-    own = set(snapshot.dataset.workload_ids)
+    own = set(recorded.dataset.workload_ids)
     assert set(manifest["trained_workloads"]) == own
     assert manifest["inherited_workloads"] == ["x", "y"]
     # What goes on from this one has seen all of it.
@@ -117,14 +93,14 @@ def test_a_version_says_what_its_source_model_learnt_from(
 
 
 def test_a_champion_that_comes_while_a_head_is_kept_stays(
-    onboard: Onboard, registry: Registry, trained: FleetTLP, monkeypatch: pytest.MonkeyPatch
+    onboard: Onboard, registry: Registry, model_of_all: FleetTLP, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As a refresh publishes one between the onboarding's question who serves and its own publication."""
     add = Registry.add
 
     def beaten(self: Registry, *arguments: Any) -> str:
         monkeypatch.undo()
-        registry.publish(registry.add(trained, {}), {one: {} for one in trained.device_ids})
+        registry.publish(registry.add(model_of_all, {}), {one: {} for one in model_of_all.device_ids})
         return add(self, *arguments)
 
     monkeypatch.setattr(Registry, "add", beaten)
@@ -153,8 +129,8 @@ def test_a_champion_that_cannot_serve_is_followed_unless_it_is_pinned(
     assert {one.version for device, one in registry.champions().items() if device != TARGET} == {first}
 
 
-def test_a_trained_head_stays(onboard: Onboard, registry: Registry, trained: FleetTLP) -> None:
-    registry.publish(registry.add(trained, {}), {one: {} for one in trained.device_ids})
+def test_a_trained_head_stays(onboard: Onboard, registry: Registry, model_of_all: FleetTLP) -> None:
+    registry.publish(registry.add(model_of_all, {}), {one: {} for one in model_of_all.device_ids})
     version = onboard(64)
     assert registry.champions()[TARGET].version == "v000001"
     assert "was trained" in serving_of(registry, TARGET, version)["why_not_served"]
@@ -164,10 +140,12 @@ def test_a_trained_head_stays(onboard: Onboard, registry: Registry, trained: Fle
 
 
 def test_a_head_that_the_store_has_no_records_of_is_no_error(
-    store: Path, onboard: Onboard, registry: Registry
+    recorded_store: Path, onboard: Onboard, registry: Registry
 ) -> None:
     """It was seen at the very end, when all samples had been measured."""
-    fewer = load_snapshot(Store.read(store), device_ids=[DeviceId("dev-a"), DeviceId("dev-b"), TARGET])
+    fewer = load_snapshot(
+        Store.read(recorded_store), device_ids=[DeviceId("dev-a"), DeviceId("dev-b"), TARGET]
+    )
     manifest = registry.manifest(onboard(16, fewer))
     assert set(manifest["heads"]) == {*SOURCES, NEW}
     assert set(manifest["trained_heads"]) == {"dev-a", "dev-b", NEW}

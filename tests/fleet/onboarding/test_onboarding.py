@@ -54,12 +54,6 @@ from transfer.train.training import train
 ROOT = Path(__file__).parents[3]
 
 
-@pytest.fixture(scope="module")
-def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A store of source devices, a device to replay, and one on which everything failed."""
-    return fill(tmp_path_factory.mktemp("recorded") / "store", *SOURCES, NEW, BROKEN)
-
-
 def settings_of(store: Path, folder: Path | None = None, **onboarding: Any) -> FleetConfig:
     return FleetConfig.model_validate(
         {
@@ -71,8 +65,8 @@ def settings_of(store: Path, folder: Path | None = None, **onboarding: Any) -> F
     )
 
 
-def test_a_recorded_device_is_onboarded_and_the_truth_told(recorded: Path, tmp_path: Path) -> None:
-    settings = settings_of(recorded, samples=48, strategy="source_devices")
+def test_a_recorded_device_is_onboarded_and_the_truth_told(recorded_store: Path, tmp_path: Path) -> None:
+    settings = settings_of(recorded_store, samples=48, strategy="source_devices")
     result = onboard_recorded(settings, NEW)
     assert (result["samples"], result["failed_samples"], result["taken"]) == (48, 0, "source_devices")
     assert set(result["source_devices"]) == set(SOURCES)
@@ -93,15 +87,15 @@ def test_a_recorded_device_is_onboarded_and_the_truth_told(recorded: Path, tmp_p
         onboard_recorded(settings, "dev-x")
 
 
-def test_a_replay_takes_as_many_samples_as_there_are(recorded: Path, tmp_path: Path) -> None:
+def test_a_replay_takes_as_many_samples_as_there_are(recorded_store: Path, tmp_path: Path) -> None:
     half = len(WORKLOADS) * len(TILES) // 2
-    result = onboard_recorded(settings_of(recorded, samples=half + 1), NEW)
+    result = onboard_recorded(settings_of(recorded_store, samples=half + 1), NEW)
     assert (result["samples"], result["samples_asked"]) == (half, half + 1)
     assert next(lines_of(result)) == f"dev-new: {half} samples of {half + 1}"
 
 
-def test_no_samples_at_all_still_give_a_head(recorded: Path, tmp_path: Path) -> None:
-    settings = settings_of(recorded, samples=0, strategy="source_devices")
+def test_no_samples_at_all_still_give_a_head(recorded_store: Path, tmp_path: Path) -> None:
+    settings = settings_of(recorded_store, samples=0, strategy="source_devices")
     result = onboard_recorded(settings, NEW)
     assert result["samples"] == 0
     assert result["expected"] is None
@@ -111,10 +105,10 @@ def test_no_samples_at_all_still_give_a_head(recorded: Path, tmp_path: Path) -> 
 
 
 def test_auto_checks_its_default_against_meta_learning_multitask_and_scratch(
-    recorded: Path, monkeypatch: pytest.MonkeyPatch
+    recorded_store: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("transfer.adapt.registry.Maml", partial(Maml, outer_steps=2))
-    result = onboard_recorded(settings_of(recorded, samples=48, strategy="auto"), NEW)
+    result = onboard_recorded(settings_of(recorded_store, samples=48, strategy="auto"), NEW)
     assert result["strategy"] == "auto"
     check = result["notes"]["check"]
     assert set(check["agreement"]) == {"source_devices", "multitask", "maml", "scratch"}
@@ -208,14 +202,14 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def world(trained: Path, recorded: Path, tmp_path: Path) -> tuple[Path, Path, Path]:
+def world(trained: Path, recorded_store: Path, tmp_path: Path) -> tuple[Path, Path, Path]:
     """A store of source devices with their model, and YAML of boards that answer from the recorded store."""
     runs = tmp_path / "runs"
     shutil.copytree(trained, runs)
     folder = tmp_path / "hardware"
     folder.mkdir()
-    write_replay_device(folder, "board", recorded, device=NEW)
-    write_replay_device(folder, "dead", recorded, device=BROKEN, failures=True)
+    write_replay_device(folder, "board", recorded_store, device=NEW)
+    write_replay_device(folder, "dead", recorded_store, device=BROKEN, failures=True)
     return runs / "store", folder, runs / "models"
 
 
