@@ -28,13 +28,6 @@ def test_a_kernel_that_counts_no_steal_is_no_zero(tmp_path: Path, text: str) -> 
     assert host.steal_ticks(write_tree(tmp_path, {"proc/stat": text}), (0,)) is None
 
 
-@pytest.mark.parametrize(
-    ("text", "secs"), [("353.17 690.12\n", 353.17), ("12 1\n", 12.0), ("", 0.0), ("soon\n", 0.0)]
-)
-def test_uptime(tmp_path: Path, text: str, secs: float) -> None:
-    assert host.uptime_secs(write_tree(tmp_path, {"proc/uptime": text})) == secs
-
-
 def test_the_margin_is_to_the_nearest_point_at_which_the_clock_falls(tmp_path: Path) -> None:
     files = laptop_files()
     assert host.temperature_margin_c(write_tree(tmp_path / "none", files)) is None
