@@ -24,7 +24,7 @@ from typing import Any
 
 from agents.host.own_program import command, environment
 from agents.records import as_json_dict
-from agents.sandbox.confinement import MOST_FILE_BYTES, system_call
+from agents.sandbox.confinement import system_call
 from agents.sandbox.core_slot import MoverClient
 from agents.sandbox.stages import ChildSettings
 from agents.sandbox.wire import Channel
@@ -33,33 +33,18 @@ from agents.sandbox.zygote import _Zygote
 ROOT = Path(__file__).parent.parent
 #: System calls of x86-64 and AArch64.
 NUMBERS = {
-    "x86_64": {"ptrace": 101, "unshare": 272, "mount": 165, "setsid": 112, "bpf": 321, "vmsplice": 278},
-    "aarch64": {"ptrace": 117, "unshare": 97, "mount": 40, "setsid": 157, "bpf": 280, "vmsplice": 75},
+    "x86_64": {"ptrace": 101, "mount": 165, "setsid": 112, "bpf": 321},
+    "aarch64": {"ptrace": 117, "mount": 40, "setsid": 157, "bpf": 280},
 }
-PTRACE_SEIZE, CLONE_NEWUSER, IO_URING_SETUP = 0x4206, 0x10000000, 425
+PTRACE_SEIZE, IO_URING_SETUP = 0x4206, 425
 F_SETSIG, MS_REMOUNT, MEMFD_SECRET = 10, 32, 447
 SHARED, PRIVATE = mmap.MAP_SHARED | mmap.MAP_ANONYMOUS, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
-
-
-def fork() -> None:
-    if os.fork() == 0:
-        os._exit(0)
 
 
 def share_zeros() -> None:
     """Map the device of zeros, whose pages are memory that stays while the rest is unmapped."""
     with Path("/dev/zero").open("rb", buffering=0) as zeros:
         mmap.mmap(zeros.fileno(), 1 << 20, mmap.MAP_SHARED, mmap.PROT_READ).close()
-
-
-def splice(number: int) -> None:
-    """Give a pipe nothing: a page of this process would be held as well."""
-    ends = os.pipe()
-    try:
-        system_call(number, ends[1])
-    finally:
-        for end in ends:
-            os.close(end)
 
 
 def attempts(folder: Path, port: int, stranger: int) -> dict[str, Callable[[], object]]:
@@ -76,15 +61,10 @@ def attempts(folder: Path, port: int, stranger: int) -> dict[str, Callable[[], o
         "connect": lambda: socket.create_connection(("127.0.0.1", port), 5).close(),
         "bind": lambda: socket.create_server(("127.0.0.1", 0)).close(),
         "local_socket": lambda: socket.socket(socket.AF_UNIX, socket.SOCK_STREAM).connect(f"{folder}/socket"),
-        "make_file": lambda: (folder / "made").open("x").close(),
         "make_folder": (folder / "folder").mkdir,
         "make_link": lambda: (folder / "link").symlink_to(kept),
         "make_name": lambda: (folder / "name").hardlink_to(kept),
-        "write": lambda: kept.open("a").close(),
         "empty": lambda: os.truncate(kept, 0),
-        "empty_when_reading": lambda: os.close(os.open(kept, os.O_RDONLY | os.O_TRUNC)),
-        "remove": (folder / "spare").unlink,
-        "rename": lambda: kept.rename(folder / "renamed"),
         "set_times": lambda: os.utime(kept, (1, 1)),
         "set_attribute": lambda: os.setxattr(kept, "user.mark", b"1"),
         "write_settings": lambda: Path("/proc/self/oom_score_adj").open("w").close(),
@@ -97,12 +77,10 @@ def attempts(folder: Path, port: int, stranger: int) -> dict[str, Callable[[], o
         "signal_by_descriptor": lambda: fcntl.fcntl(0, F_SETSIG, 9),
         "ptrace": lambda: system_call(own["ptrace"], PTRACE_SEIZE, zygote, 0, 0),
         "read_memory": lambda: Path(f"/proc/{zygote}/mem").open("rb").close(),
-        "move_to_cores": lambda: os.sched_setaffinity(stranger, os.sched_getaffinity(stranger)),
         "limit": lambda: resource.prlimit(stranger, resource.RLIMIT_NOFILE, (64, 64)),
         "be_nicer": lambda: os.setpriority(os.PRIO_PROCESS, stranger, 19),
         # Where it may be made, the kernel finds nothing there to mount again.
         "mount": lambda: system_call(own["mount"], b"none", str(folder).encode(), b"tmpfs", MS_REMOUNT, 0),
-        "make_namespace": lambda: system_call(own["unshare"], CLONE_NEWUSER),
         "io_uring": lambda: system_call(IO_URING_SETUP, 1, ctypes.create_string_buffer(120)),
         "bpf": lambda: system_call(own["bpf"], 0, ctypes.create_string_buffer(128), 128),
         "leave_group": lambda: system_call(own["setsid"]),
@@ -110,15 +88,12 @@ def attempts(folder: Path, port: int, stranger: int) -> dict[str, Callable[[], o
         "secret_memory": lambda: os.close(system_call(MEMFD_SECRET, 0)),
         "shared_memory": lambda: mmap.mmap(-1, 1 << 20, SHARED).close(),
         "shared_zeros": share_zeros,
-        "splice": lambda: splice(own["vmsplice"]),
         "socket_pair": lambda: [end.detach() for end in socket.socketpair()],
         "raise_limit": lambda: resource.prlimit(
             0, resource.RLIMIT_DATA, resource.getrlimit(resource.RLIMIT_DATA)
         ),
         "take_memory": lambda: mmap.mmap(-1, 4 << 30, PRIVATE).close(),
         "many_files": lambda: [os.dup(0) for _ in range(5000)],
-        "grow": lambda: os.pwrite(2, b"x", MOST_FILE_BYTES),
-        "fork": fork,
         "start_program": lambda: os.posix_spawn("/bin/true", ["true"], {}),
     }
 
@@ -184,9 +159,6 @@ def run(channel: socket.socket, moves: socket.socket, settings: ChildSettings) -
             for _ in range(message["count"]):
                 threading.Thread(target=threading.Event().wait, daemon=True).start()
             answer = os.getpid()
-        elif message["op"] == "mode":
-            Path(settings.environment["folder"], "kept").chmod(0o4755)
-            answer = "tried"
         elif message["op"] == "pin":
             answer = pinned(mover)
         else:

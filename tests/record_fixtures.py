@@ -13,7 +13,6 @@ from agents.records import (
     NOISE,
     REMEASURE,
     Candidate,
-    CandidateId,
     Descriptor,
     DeviceId,
     DeviceKind,
@@ -145,54 +144,48 @@ _JSON = st.recursive(
 )
 
 
-@st.composite
-def any_protocols(draw: st.DrawFn) -> Protocol:
-    """Any protocol that the type allows."""
-    return Protocol(
-        repeat=draw(st.integers(1, 100)),
-        extra_repeats=draw(st.integers(0, 2**31)),
-        target_interval=draw(_SECONDS),
-        reject_interval=draw(_SECONDS),
-        min_repeat_ms=draw(_SECONDS),
-        max_number=draw(st.integers(1, 2**31)),
-        warmup_ms=draw(_SECONDS),
-        cooldown_ms=draw(_SECONDS),
-        visits=draw(st.integers(1, 1000)),
-        cache_flush=draw(st.booleans()),
-        early_stop_ratio=draw(st.just(0.0) | st.floats(1, 1e9, exclude_min=True)),
-        check_share=draw(st.floats(0, 1)),
-        build_timeout_secs=draw(st.floats(1e-9, 1e9)),
-        run_timeout_secs=draw(st.floats(1e-9, 1e9)),
-        memory_limit_gib=draw(st.floats(1e-9, 1e9)),
-    )
+#: Any JSON, and the numbers that Python has beside it.
+ANY_JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+    max_leaves=8,
+)
 
 
-@st.composite
-def any_records(draw: st.DrawFn) -> Record:
+def any_records() -> st.SearchStrategy[Record]:
     """Any record that the types allow, odd text and extreme numbers included."""
-    run_secs = tuple(draw(st.lists(_SECONDS, max_size=4)))
-    return Record(
-        device_id=DeviceId(draw(st.sampled_from(["dev-a", "dev-b", "e5-2673.v4_x"]))),
-        workload_id=WorkloadId(draw(_TEXT)),
-        candidate_id=CandidateId(draw(_TEXT)),
-        dialect=draw(_TEXT),
-        trace=draw(_TEXT),
-        origin=draw(_TEXT),
-        outcome=draw(st.sampled_from(Outcome)),
-        run_secs=run_secs,
-        warmup_secs=tuple(draw(st.lists(_SECONDS, max_size=3))),
-        number=draw(st.integers(0, 2**40)),
-        build_secs=draw(_SECONDS),
-        wait_secs=draw(_SECONDS),
-        timing_secs=draw(_SECONDS),
-        error=draw(_TEXT),
-        protocol=draw(any_protocols()),
-        environment=draw(_TEXT),
-        environment_id=draw(_TEXT),
-        attempt=draw(st.integers(0, 1000)),
-        measured_at=draw(_SECONDS),
-        model_version=draw(_TEXT),
-        quality=canonical_json(draw(st.dictionaries(_TEXT, _JSON, max_size=3))),
+    limits = st.floats(1e-9, 1e9)
+    protocols = st.builds(
+        Protocol,
+        repeat=st.integers(1, 100),
+        extra_repeats=st.integers(0, 2**31),
+        target_interval=_SECONDS,
+        reject_interval=_SECONDS,
+        min_repeat_ms=_SECONDS,
+        max_number=st.integers(1, 2**31),
+        warmup_ms=_SECONDS,
+        cooldown_ms=_SECONDS,
+        visits=st.integers(1, 1000),
+        cache_flush=st.booleans(),
+        early_stop_ratio=st.just(0.0) | st.floats(1, 1e9, exclude_min=True),
+        check_share=st.floats(0, 1),
+        build_timeout_secs=limits,
+        run_timeout_secs=limits,
+        memory_limit_gib=limits,
+    )
+    texts = ("workload_id", "candidate_id", "dialect", "trace", "origin", "error", "environment")
+    return st.builds(
+        Record,
+        **dict.fromkeys((*texts, "environment_id", "model_version"), _TEXT),
+        **dict.fromkeys(("build_secs", "wait_secs", "timing_secs", "measured_at"), _SECONDS),
+        device_id=st.sampled_from(["dev-a", "dev-b", "e5-2673.v4_x"]),
+        outcome=st.sampled_from(Outcome),
+        run_secs=st.lists(_SECONDS, max_size=4).map(tuple),
+        warmup_secs=st.lists(_SECONDS, max_size=3).map(tuple),
+        number=st.integers(0, 2**40),
+        protocol=protocols,
+        attempt=st.integers(0, 1000),
+        quality=st.dictionaries(_TEXT, _JSON, max_size=3).map(canonical_json),
     )
 
 

@@ -5,18 +5,14 @@ from typing import Any
 
 import pytest
 from hypothesis import given
-from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from agents.codec import (
-    MOST_VALUES,
     SpooledRecord,
     bounded_json,
     decode_spooled,
     device_from_json,
     encode_spooled,
-    protocol_from_json,
-    protocol_to_json,
     record_from_json,
     record_to_json,
     workload_from_json,
@@ -24,8 +20,8 @@ from agents.codec import (
 from agents.errors import AgentError
 from agents.records import Protocol, Record, as_json_dict
 from tests.record_fixtures import (
+    ANY_JSON,
     RECORD_TEXT,
-    any_protocols,
     any_records,
     make_descriptor,
     make_record,
@@ -38,11 +34,6 @@ from tests.table_fixtures import rows
 @given(any_records())
 def test_round_trip_is_exact(record: Record) -> None:
     assert record_from_json(json.loads(json.dumps(record_to_json(record)))) == record
-
-
-@given(any_protocols())
-def test_a_protocol_alone_makes_the_round_trip_too(protocol: Protocol) -> None:
-    assert protocol_from_json(json.loads(json.dumps(protocol_to_json(protocol)))) == protocol
 
 
 def test_halves_of_characters_in_an_error_are_written_out() -> None:
@@ -165,26 +156,16 @@ def test_a_value_that_no_record_has_is_refused(line: str, words: str) -> None:
         record_from_json(value)
 
 
-def test_a_protocol_has_no_number_that_is_none() -> None:
-    with pytest.raises(ValueError, match="min_repeat_ms must be at least 0, got nan"):
-        Protocol(min_repeat_ms=float("nan"))
-
-
-@given(
-    st.recursive(
-        st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
-        lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
-    )
-)
+@given(ANY_JSON)
 def test_any_other_json_is_refused_with_one_error(value: Any) -> None:
     with pytest.raises(AgentError):
         record_from_json(value)
 
 
 def test_json_of_a_stranger_is_bounded_by_its_values_and_not_by_what_stands_in_texts() -> None:
-    text = '\\"[' + "[],{}" * MOST_VALUES + '"\\'
-    assert bounded_json(json.dumps({text: [text, 1]})) == {text: [text, 1]}
-    for many in ("[" + "[]," * MOST_VALUES + "[]]", json.dumps([text, *range(MOST_VALUES)])):
-        with pytest.raises(ValueError, match="more than 1,000,000 values"):
-            bounded_json(many)
-    assert len(bounded_json(json.dumps([0] * (MOST_VALUES - 2)))) == MOST_VALUES - 2
+    text = '\\"[' + "[],{}" * 1000 + '"\\'
+    assert bounded_json(json.dumps({text: [text, 1]}), 1000) == {text: [text, 1]}
+    for many in ("[" + "[]," * 1000 + "[]]", json.dumps([text, *range(1000)])):
+        with pytest.raises(ValueError, match="more than 1,000 values"):
+            bounded_json(many, 1000)
+    assert len(bounded_json(json.dumps([0] * 998), 1000)) == 998

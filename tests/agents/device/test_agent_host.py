@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 import threading
 import time
 from collections.abc import Callable, Collection, Generator, Iterator
@@ -285,16 +286,6 @@ def test_a_long_spool_comes_in_several_messages_ahead_of_results(recorded: Path,
         assert spool.pending() == []
 
 
-def test_a_fresh_life_waits_for_the_spool_of_the_one_that_ends(recorded: Path, tmp_path: Path) -> None:
-    dying = Spool(tmp_path)
-    timer = threading.Timer(0.3, dying.close)
-    timer.start()
-    host, said = done_by(ReplayWorkerFactory(spooled=True).open, start_of(recorded, tmp_path))
-    assert [type(one) for one in said] == [AgentUp]
-    host.close_workers()
-    timer.join()
-
-
 def test_an_agent_that_was_told_to_stop_at_once_lets_go_of_its_spool_when_its_host_is_closed(
     recorded: Path, tmp_path: Path
 ) -> None:
@@ -337,19 +328,14 @@ def test_what_a_host_cannot_do_is_told_apart_from_what_a_batch_does(
     host.close_workers()
 
 
-def test_only_a_device_that_asks_for_it_tells_of_its_host(recorded: Path) -> None:
-    for fleet_pids, told in ((None, {None}), ((), {None, True, False})):
-        host = AgentHost(ReplayWorkerFactory().open, heartbeat_secs=0.0)
-        host.ask([replace(start_of(recorded), fleet_pids=fleet_pids)])
-        assert host.work()
-        assert (host._load is None) == (fleet_pids is None)
-        heartbeats = only(Heartbeat, host.take(0, 0)[1])
-        assert {one.is_host_idle for one in heartbeats} <= told
-        if host._load is not None:
-            host._load._is_idle = True
-            [heartbeat] = only(Heartbeat, host.take(1, 0)[1])
-            assert heartbeat.is_host_idle is True
-        host.close_workers()
+def test_one_candidate_of_many_batches_goes_once() -> None:
+    candidate = Candidate(workload_id=WORKLOAD.workload_id, trace="x" * 10_000)
+
+    def size(count: int) -> int:
+        batches = [batch_of((candidate,)) for _ in range(count)]
+        return len(pickle.dumps([replace(measure_of(1, 0, 1), batch=batch) for batch in batches]))
+
+    assert size(9) < size(1) + 8 * 300
 
 
 def test_what_canaries_add_to_a_descriptor_is_told_ahead_of_the_results(recorded: Path) -> None:

@@ -22,7 +22,6 @@ from agents.lease import LeaseTag
 from agents.programs.canaries import is_same_roofline
 from agents.records import (
     Candidate,
-    Descriptor,
     DeviceId,
     DeviceKind,
     DeviceSpec,
@@ -112,16 +111,6 @@ def measure(
     return [record for record in subject.worker.measure(batch) if record.attempt == attempt]
 
 
-def test_a_worker_knows_its_descriptor_and_a_replay_has_that_of_what_it_replays(
-    real: Subject, replay: Subject
-) -> None:
-    assert isinstance(real.worker.descriptor, Descriptor)
-    assert real.worker.descriptor.vector_bytes > 0
-    assert replay.worker.descriptor == real.worker.descriptor
-    assert replay.worker.spec.target == real.worker.spec.target
-    assert replay.worker.spec.family is real.worker.spec.family
-
-
 def test_the_same_seed_gives_the_same_draws_and_exclude_only_filters(subject: Subject) -> None:
     propose = subject.worker.propose
     drawn = propose(subject.workload, 4, seed=5)
@@ -189,21 +178,6 @@ def test_a_candidate_that_cannot_be_measured_gets_an_outcome_and_the_batch_goes_
     assert found[known.candidate_id].outcome is Outcome.OK
 
 
-def test_records_are_pending_until_they_are_acknowledged(subject: Subject) -> None:
-    subject.worker.acknowledge([record.record_id for _, record in subject.worker.pending_tagged()])
-    [first] = measure(subject, subject.candidates[:1], attempt=50)
-    [second] = measure(subject, subject.candidates[1:2], attempt=50)
-
-    def waiting() -> list[Record]:
-        return [record for _, record in subject.worker.pending_tagged() if record.attempt == 50]
-
-    assert waiting() == [first, second]
-    subject.worker.acknowledge([first.record_id])
-    assert waiting() == [second]
-    subject.worker.acknowledge([first.record_id, second.record_id, "unknown"])
-    assert waiting() == []
-
-
 def test_parts_come_with_the_lease_that_the_spool_notes(subject: Subject) -> None:
     subject.worker.acknowledge([record.record_id for _, record in subject.worker.pending_tagged()])
     tag = LeaseTag(job_id="job-7", fencing_token=7)
@@ -220,16 +194,6 @@ def test_parts_come_with_the_lease_that_the_spool_notes(subject: Subject) -> Non
     assert subject.worker.finished - before >= 3
     assert subject.worker.busy is Activity.IDLE
     subject.worker.acknowledge([record.record_id for record in records])
-
-
-def test_the_environment_lasts_and_attempts_tell_measurements_apart(subject: Subject, tmp_path: Path) -> None:
-    one = subject.candidates[:1]
-    records = [record for attempt in (60, 70) for record in measure(subject, one, attempt=attempt)]
-    assert {record.environment_id for record in records} == {subject.worker.environment_id(QUICK)}
-    assert len({record.record_id for record in records}) == len(records)
-    with Store.open(tmp_path / "store") as store:
-        assert store.append(records).appended == len(records)
-        assert store.append(measure(subject, one, attempt=70)).appended == 0
 
 
 def test_workloads_of_known_networks_come_with_their_modules_and_unknown_ones_are_refused(

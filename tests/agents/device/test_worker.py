@@ -103,22 +103,6 @@ def test_numbers_that_scatter_too_much_are_rejected(
     assert record.run_secs
 
 
-def test_leaders_of_a_steady_window_are_measured_twice(
-    worker: DeviceWorker, tmp_path: Path, matmul: Workload, matmul_candidates: list[Candidate]
-) -> None:
-    with another(worker, SteadyWatch, tmp_path) as own:
-        records = measure(own, matmul, matmul_candidates[:4], confirm_within=0.05)
-        alone = measure(own, matmul, matmul_candidates[:4], attempt=2)
-    first = [record for record in records if record.attempt == 0]
-    again = [record for record in records if record.attempt == 1]
-    assert len(first) == 4
-    assert {record.origin for record in again} == {"confirm"}
-    best = min(first, key=lambda record: record.latency_secs)
-    led = {record.candidate_id for record in first if record.latency_secs <= 1.05 * best.latency_secs}
-    assert best.candidate_id in {record.candidate_id for record in again} <= led
-    assert len(alone) == 4
-
-
 class ScriptedWatch(CanaryWatch):
     """A watch whose device drifts in its first batch, leaders again included, and then no more."""
 

@@ -8,8 +8,6 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from agents.host import cuda
 from agents.host.device_kinds import differences
@@ -163,13 +161,6 @@ def test_what_a_card_does_not_show_is_left_out(
 ) -> None:
     monkeypatch.setitem(sys.modules, "pynvml", _fake_nvml(**dict.fromkeys(fails, _raise)))
     assert set(cuda.gpu_state(0)) == shown
-
-
-@given(st.integers(0, 2**64 - 1))
-def test_every_bit_of_a_throttle_mask_gets_one_name(mask: int) -> None:
-    names = cuda.throttle_reasons(mask)
-    assert len(set(names)) == len(names) == mask.bit_count()
-    assert names == sorted(names)
 
 
 @pytest.fixture

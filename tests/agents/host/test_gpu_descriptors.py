@@ -35,16 +35,6 @@ def test_logged_gpus_are_told_apart() -> None:
     assert slot(found[0], "cache_line_bytes") > slot(found[1], "cache_line_bytes")
 
 
-def test_gpu_without_a_sheet_keeps_the_vector_that_it_had() -> None:
-    """Records of before know the architecture at most."""
-    machine = Machine(gpu_target("NVIDIA of tomorrow"))
-    spec, descriptor = device_from_log(DeviceId("board"), machine)
-    before = hardware_vector(spec, replace(descriptor, cuda_devices=()))
-    assert np.array_equal(hardware_vector(spec, descriptor), before)
-    old = replace(descriptor, cuda_devices=((("arch", "sm_75"),),))
-    assert np.array_equal(hardware_vector(spec, old), before)
-
-
 def test_two_cards_of_one_host_differ(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     monkeypatch.setattr(cuda, "_from_nvml", lambda: [A100, T4])
@@ -56,15 +46,6 @@ def test_two_cards_of_one_host_differ(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not np.array_equal(first, second)
     assert slot(first, "physical_cores") == pytest.approx(np.log2(109))
     assert slot(second, "physical_cores") == pytest.approx(np.log2(41))
-
-
-def test_driver_is_believed_before_the_sheet(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    cores = {**A100, "cuda_cores": "6784", "clock_max_mhz": "1000"}
-    monkeypatch.setattr(cuda, "_from_nvml", lambda: [cores])
-    (card,) = cuda.cuda_devices()
-    assert (card["compute_units"], card["peak_flops"]) == ("106", str(2 * 6784 * 10**9))
-    assert card["memory_bytes_per_sec"] == "1555000000000"
 
 
 def test_numbers_of_a_stranger_are_bounded() -> None:

@@ -28,7 +28,7 @@ def test_a_process_lowers_its_own_session_and_no_other(leads: bool) -> None:
         [sys.executable, "-c", GIVES_WAY], start_new_session=leads, capture_output=True, text=True, check=True
     )
     nice, *session = printed.stdout.split()
-    assert int(nice) == os.nice(0) + 7
+    assert int(nice) == min(19, os.nice(0) + 7)
     before = SESSION.read_text().split() if SESSION.exists() else []
     if not before:  # the file is empty for a process whose control group has a weight of its own
         pytest.skip("this kernel shares the CPU between processes or groups, not sessions")

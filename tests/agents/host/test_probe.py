@@ -12,7 +12,6 @@ from msgspec.structs import replace
 from agents.host import procfs as host
 from agents.host.device_kinds import differences, environment_id
 from agents.host.probe import (
-    LASTING_KEYS,
     core_groups,
     environment,
     probe,
@@ -35,13 +34,6 @@ from tests.host_fixtures import (
     x86_host,
 )
 from tests.table_fixtures import rows
-
-STAT = (
-    "cpu  9208 0 3532 169071 338 0 50 17 0 0\n"
-    "cpu0 670 0 821 89460 83 0 4 6 0 0\n"
-    "cpu1 8538 0 2711 79611 254 0 45 11 0 0\n"
-    "intr 155408 0 0\nctxt 231880\n"
-)
 
 
 def test_this_host_is_described() -> None:
@@ -128,22 +120,6 @@ def test_the_snapshot_holds_what_the_host_shows(tmp_path: Path) -> None:
     assert snapshot["memory_pressure"] == 1.25
     assert snapshot["memory_available_bytes"] == 3000000 * 1024
     assert json.loads(canonical_json(snapshot)) == snapshot
-
-
-def test_the_snapshot_counts_stolen_ticks_of_the_timing_cores_only(tmp_path: Path) -> None:
-    root = write_tree(tmp_path, laptop_files() | {"proc/stat": STAT})
-    assert environment((1,), root)["steal_ticks"] == 11
-    assert environment((0, 1), root)["steal_ticks"] == 17
-    assert "steal_ticks" not in environment((9,), root)
-
-
-def test_the_snapshot_of_a_gpu_device_holds_the_gpu(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    states = {0: {"sm_clock_mhz": 1980}, 1: {}}
-    monkeypatch.setattr("agents.host.probe.gpu_state", states.__getitem__)
-    assert environment((0,), tmp_path, gpu_index=0)["gpu"] == {"sm_clock_mhz": 1980}
-    # A card that shows nothing, and a device that is no GPU.
-    assert "gpu" not in environment((0,), tmp_path, gpu_index=1)
-    assert "gpu" not in environment((0,), tmp_path)
 
 
 SNAPSHOT = {
@@ -245,20 +221,9 @@ def test_what_lasts_changes_the_environment_id(line: str) -> None:
     assert after != before
 
 
-@pytest.mark.parametrize("key", LASTING_KEYS)
-def test_an_environment_without_a_lasting_part_has_no_id(key: str) -> None:
-    with pytest.raises(KeyError, match=key):
-        environment_id({name: value for name, value in SNAPSHOT.items() if name != key}, CPU_SPEC, Protocol())
-
-
 def test_ids_of_records_with_default_visits_stay() -> None:
     # As version 0.1 hashed it, which did not know of visits.
     assert environment_id(SNAPSHOT, CPU_SPEC, Protocol()) == "489ff828a13f554bffb564448d68b230"
-
-
-def test_this_hosts_own_snapshot_has_a_steady_id() -> None:
-    first, second = (environment_id(environment((0,)), CPU_SPEC, Protocol()) for _ in range(2))
-    assert first == second
 
 
 #: What only a probe on a board could tell.
@@ -289,11 +254,6 @@ def test_a_board_is_described_by_its_file(target: str, found: str) -> None:
     assert seen.ansor_params == (0, seen.vector_bytes, 0, 0, 0, 0, 0, 0)
     assert dict(seen.versions)["apache-tvm"]
     assert not [name for name in NOT_KNOWN if getattr(seen, name)]
-
-
-def test_a_board_without_a_triple_is_taken_for_this_hosts_architecture() -> None:
-    seen = remote_descriptor(remote_spec({"kind": "cuda", "arch": "sm_80"}))
-    assert seen.arch == probe().arch
 
 
 @pytest.mark.parametrize(("quota", "cores"), [("150000 100000\n", 1.5), ("max 100000\n", 4.0)])

@@ -4,14 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import numpy as np
 import pytest
-from msgspec.structs import replace
 
 from agents.host import rocm
-from agents.records import DeviceId, DeviceKind, DeviceSpec, Family
-from fleet.interchange.logs.targets import Machine, device_from_log, gpu_target
-from transfer.features.hardware import HARDWARE_NAMES, hardware_vector
 
 ROCMINFO = """\
 ROCk module is loaded
@@ -149,21 +144,3 @@ def test_what_neither_sheet_nor_driver_tells_is_left_out() -> None:
     [first, _] = printed(text.replace("110", "many").replace("8192(0x2000) KB", "-1"))
     assert not {"compute_units", "peak_flops", "l2_bytes"} & first.keys()
     assert first["clock_max_mhz"] == "1700"
-
-
-def test_a_host_without_the_programs_is_asked_in_vain(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PATH", "")
-    assert rocm.rocm_devices() == ()
-
-
-def test_vectors_of_two_amd_cards_of_one_host_differ() -> None:
-    cards = tuple(tuple(sorted(one.items())) for one in printed(ROCMINFO))
-    _, descriptor = device_from_log(DeviceId("x"), Machine(gpu_target("")))
-    descriptor = replace(descriptor, cuda_devices=(), rocm_devices=cards, arch="x86_64")
-    spec = DeviceSpec(
-        device_id=DeviceId("card"), kind=DeviceKind.RPC, family=Family.GPU, target_json='{"kind": "rocm"}'
-    )
-    vectors = [hardware_vector(replace(spec, index=index), descriptor) for index in (0, 1)]
-    units = HARDWARE_NAMES.index("physical_cores")
-    assert [one[units] for one in vectors] == pytest.approx([np.log2(111), np.log2(29)])
-    assert vectors[0][HARDWARE_NAMES.index("arch_arm")] == 1.0  # the slot of AMD's makers

@@ -28,10 +28,8 @@ from benchmarks.hostile_archives import (
     program,
     tensor_meta,
 )
-from benchmarks.hostile_networks import make_archive, with_attack, with_pickle
-from tests.network_fixtures import save_network, small_network
-
-_CASES = Path(__file__).parents[3] / "../shared/data/cases/networks"
+from benchmarks.hostile_networks import make_archive, with_attack
+from tests.network_fixtures import small_network
 
 
 def checked(content: bytes) -> dict[str, bytes]:
@@ -90,18 +88,6 @@ def test_no_text_that_is_run_gets_into_the_copy(attack: Any) -> None:
             continue
         for text in (b"/watched", b"__import__", b"antigravity", b"os.system", b"defaultdict"):
             assert text not in b"".join(copy.values())
-
-
-def test_pickles_are_refused_unless_they_hold_tensors_alone() -> None:
-    rng = Random(0)
-    for _ in range(60):
-        content = archive(with_pickle(rng, "/watched/x"))
-        copy = io.BytesIO()
-        try:
-            given = rewrite_archive(io.BytesIO(content), copy, "net")
-        except NetworkRefusedError:
-            continue
-        assert b"posix" not in copy.getvalue() + given
 
 
 OPEN_SIZES = {"sizes": [{"as_expr": {"expr_str": "1"}}, {"as_int": 4}]}
@@ -231,10 +217,8 @@ def test_an_archive_written_by_hand_is_one_that_torch_loads(tmp_path: Path) -> N
 
 
 @pytest.mark.filterwarnings("ignore::FutureWarning")  # of torch about itself
-@pytest.mark.parametrize("place", ["guards", "input", "tree"])
-def test_a_network_that_torch_would_run_code_of_runs_none(
-    place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.parametrize("place", ["guards", "input"])
+def test_a_network_that_torch_would_run_code_of_runs_none(place: str, tmp_path: Path) -> None:
     """torch runs it where it is given the file itself: in loading it, or in making a module of it."""
     import torch
 
@@ -242,26 +226,10 @@ def test_a_network_that_torch_would_run_code_of_runs_none(
 
     planted = tmp_path / "planted"
     code = f"__import__('os').mkdir('{planted}')"
-    (tmp_path / "planted_module.py").write_text(f"import os\nos.mkdir({str(planted)!r})\nf = dict\n")
-    monkeypatch.syspath_prepend(str(tmp_path))
 
     def change(made: dict[str, Any]) -> None:
-        call = made["graph_module"]["module_call_graph"][0]["signature"]
         if place == "guards":
             made["guards_code"] = [f"{code} or True"]
-        elif place == "tree":
-            factory: dict[str, Any] = {
-                "default_factory_module": "planted_module",
-                "default_factory_name": "f",
-            }
-            factory["dict_context"] = ["y"]
-            leaf: dict[str, Any] = {"type": None, "context": None, "children_spec": []}
-            tree = {
-                "type": "collections.defaultdict",
-                "context": factory,
-                "children_spec": [leaf],
-            }
-            call["out_spec"] = json.dumps([1, tree])
         else:
             whole = json.dumps(made).replace('"x"', json.dumps(f"x={code}"))
             made.clear()
@@ -308,40 +276,3 @@ def test_networks_of_several_kinds_give_the_outputs_of_their_module(tmp_path: Pa
         assert len(outputs) == len(expected)
         for one, other in zip(outputs, expected, strict=True):
             assert one is other is None or torch.equal(one, other)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ["bert", "gpt2"])
-def test_token_ids_and_outputs_of_transformers_stay_what_they_were(name: str, tmp_path: Path) -> None:
-    transformers = pytest.importorskip("transformers")
-    import torch
-
-    small = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 32}
-    if name == "gpt2":
-        small = {"n_embd": 32, "n_layer": 1, "n_head": 2, "use_cache": False}
-    config = transformers.AutoConfig.for_model(name, vocab_size=100, **small)
-    module = transformers.AutoModel.from_config(config).eval()
-    ids = torch.randint(0, 100, (1, 8))
-    path = tmp_path / "net.pt2"
-    with warnings.catch_warnings(), torch.no_grad():
-        warnings.simplefilter("ignore")
-        torch.export.save(torch.export.export(module, (), {"input_ids": ids}), str(path))
-        loaded, outputs = loaded_with_outputs(path, (ids,))
-        expected = torch.utils._pytree.tree_leaves(module(input_ids=ids))
-    assert all(torch.equal(*pair) for pair in zip(outputs, expected, strict=True))
-    assert (loaded.random_inputs()[0] == ids.numpy()).all()
-
-
-@pytest.mark.data
-def test_networks_of_the_reports_get_past_the_check() -> None:
-    if not _CASES.is_dir():
-        pytest.skip("needs ../shared/data/cases/networks")
-    for path in sorted(_CASES.glob("*.pt2")):
-        if path.stem == "nonzero":
-            assert "nonzero" in refusal(path.read_bytes())
-        else:
-            assert any("models/" in name for name in checked(path.read_bytes()))
-
-
-def test_a_file_of_torch_passes(tmp_path: Path) -> None:
-    assert "network/models/model.json" in checked(save_network(tmp_path / "small.pt2").read_bytes())

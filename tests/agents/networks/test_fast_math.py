@@ -56,11 +56,3 @@ def test_polynomials_are_as_right_as_torch_s_float32() -> None:
         known = ~torch.isnan(right).numpy()
         apart = np.abs(one.numpy()[known] - right.numpy()[known])
         assert apart.max() <= 1e-6 * np.abs(right.numpy()[known]).max()
-
-
-@pytest.mark.tvm
-def test_other_types_and_gpus_keep_tvm_s_lowering() -> None:
-    load_tensor_intrinsics(Family.CPU)
-    for family, dtype in ((Family.CPU, "float64"), (Family.GPU, "float32")):
-        script = fused(network(dtype), family, "net").script()
-        assert [call for call in _CALLS if call in script] == list(_CALLS)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from agents.networks.outputs import array_of, difference, narrowest, tensor_of, tolerance_of
+from agents.networks.outputs import array_of, difference, tensor_of
 
 _NONE = float("inf")
 
@@ -31,14 +31,6 @@ def test_an_infinity_agrees_with_itself_and_nan_with_nan() -> None:
         wrong[place] = other
         assert difference([wrong], [values]) == _NONE
         assert difference([values], [wrong]) == _NONE
-
-
-def test_the_narrowest_type_says_how_far_outputs_may_be_apart() -> None:
-    assert narrowest(["int64", "float32", "float16", "bool"]) == "float16"
-    assert narrowest(["float16", "bfloat16", "float64"]) == "bfloat16"
-    assert narrowest(["int64"]) == "float32"
-    assert tolerance_of("float32") == tolerance_of("float64") == 1e-4
-    assert 1e-4 < tolerance_of("float16") < tolerance_of("bfloat16") < tolerance_of("float8_e4m3fn")
 
 
 def test_numbers_of_bfloat16_pass_between_torch_and_numpy() -> None:

@@ -5,7 +5,6 @@ import json
 import os
 from typing import Any
 
-import numpy as np
 import pytest
 
 from agents.programs.build import build
@@ -84,22 +83,15 @@ def test_each_cpu_canary_has_the_working_set_of_its_kind(cpu_canaries: dict[str,
     assert 256 << 10 < moved["latency"] <= 1 << 20
 
 
-def test_the_compute_canary_sums_its_product_again_and_again(cpu_canaries: dict[str, Canary]) -> None:
-    values, found, _ = run_on_this_host(cpu_canaries["compute"])
-    np.testing.assert_allclose(found[2], 192 * (values[0].T @ values[1]), rtol=1e-4)
-
-
-@pytest.mark.parametrize("fill", ["ones and zeros", "zeros"])
-def test_the_latency_canary_walks_over_all_of_its_array(cpu_canaries: dict[str, Canary], fill: str) -> None:
+def test_the_latency_canary_walks_over_all_of_its_array(cpu_canaries: dict[str, Canary]) -> None:
     values, found, _ = run_on_this_host(cpu_canaries["latency"])
     data = values[0]
     place, lines, steps = 0, set(), 300_000
-    source = data.tolist() if fill != "zeros" else [0] * data.size
+    source = data.tolist()
     for step in range(steps):
         lines.add(place // 16)  # 64-byte lines of int32
         place = (place * 645 + source[place] + step) % data.size
-    if fill != "zeros":
-        assert found[1].tolist() == [place]
+    assert found[1].tolist() == [place]
     assert len(lines) * 64 > data.nbytes // 2  # far more than a first-level cache
 
 

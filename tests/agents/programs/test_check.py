@@ -19,7 +19,7 @@ from agents.programs.check import (
     reference_outputs,
     tolerance_of,
 )
-from agents.programs.workloads import network_workloads, operator_workload
+from agents.programs.workloads import network_workloads
 
 #: That of a sum of 4,608 terms in float32, the longest of the known networks.
 TOLERANCE = 4.237e-5
@@ -49,16 +49,6 @@ def test_values_depend_on_shape_dtype_and_seed_only() -> None:
     assert float(values[2]) == pytest.approx(0.18471578, rel=1e-6)
     assert all(isinstance(value, np.ndarray) for value in values)
     assert not np.array_equal(values[0], argument_values(shapes, dtypes, 4)[0])
-
-
-def test_values_are_typical_numbers() -> None:
-    real, half, whole, truth = argument_values([(1000,)] * 4, ["float32", "bfloat16", "int8", "bool"], seed=1)
-    assert real.min() >= 0.1
-    assert real.max() < 1.0
-    assert half.dtype.name == "bfloat16"
-    assert float(half.astype("float32").min()) >= 0.099
-    assert set(whole.tolist()) == {0, 1}
-    assert set(truth.tolist()) == {False, True}
 
 
 def test_only_outputs_are_poisoned() -> None:
@@ -120,12 +110,6 @@ def test_integers_and_shapes_agree_exactly(expected: Any, found: Any, agrees: bo
     assert (difference(*outputs, tolerance=TOLERANCE) == "") is agrees
 
 
-def test_every_output_of_the_program_is_looked_at_and_no_other() -> None:
-    output = {0: np.zeros(2)}
-    assert difference(output, {}, tolerance=TOLERANCE)
-    assert difference({}, output, tolerance=TOLERANCE) == ""
-
-
 def test_a_difference_is_told_in_one_sentence() -> None:
     right = np.arange(12, dtype="float32").reshape(3, 4)
     wrong = right.copy()
@@ -144,13 +128,6 @@ def test_every_output_agrees_with_itself_and_with_no_poison(values: Any) -> None
     assert difference({0: values}, {0: values.copy()}, tolerance=TOLERANCE) == ""
     if np.isfinite(values).any():
         assert difference({0: values}, {0: poisoned([values], {0})[0]}, tolerance=TOLERANCE)
-
-
-@given(arrays.arrays("int8", 5), st.integers(0, 4), st.integers(1, 255))
-def test_every_change_of_an_integer_is_found(values: Any, place: int, change: int) -> None:
-    changed = values.copy()
-    changed[place] ^= np.uint8(change).astype("int8")
-    assert "differs in 1 of 5" in difference({0: values}, {0: changed}, tolerance=TOLERANCE)
 
 
 @pytest.mark.tvm
@@ -192,19 +169,6 @@ def test_without_a_tolerance_only_numbers_are_asked_for() -> None:
 
 
 @pytest.mark.tvm
-def test_the_reference_is_what_the_operator_means() -> None:
-    import tvm
-
-    workload = operator_workload("GMM", (2, 16, 24, 32))
-    values = argument_values(workload.arg_shapes, workload.arg_dtypes, 7)
-    before = [value.copy() for value in values]
-    found = reference_outputs(tvm.ir.load_json(workload.module_json), values)
-    assert list(found) == [2]
-    np.testing.assert_allclose(found[2], values[0] @ values[1], rtol=1e-5)
-    assert all(np.array_equal(value, kept) for value, kept in zip(values, before, strict=True))
-
-
-@pytest.mark.tvm
 @pytest.mark.filterwarnings("ignore:build is deprecated")
 def test_programs_that_compute_something_else_or_write_too_little_are_found() -> None:
     import tvm
@@ -237,18 +201,6 @@ def test_programs_that_compute_something_else_or_write_too_little_are_found() ->
     half = verdict(product(8, 8), 8)
     assert "differs in 128 of 256" in half
     assert "nan instead of" in half
-
-
-@pytest.mark.tvm
-def test_an_output_that_equals_what_was_there_before_is_still_an_output() -> None:
-    import tvm
-    from tvm import te
-
-    source = te.placeholder((4,), name="A", dtype="int32")
-    copy = te.compute((4,), lambda i: source[i], name="B")
-    module = tvm.IRModule({"main": te.create_prim_func([source, copy])})
-    values = [np.array([0, 1, 1, 0], "int32")] * 2
-    assert reference_outputs(module, values)[1].tolist() == [0, 1, 1, 0]
 
 
 @pytest.mark.tvm

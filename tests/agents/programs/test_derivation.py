@@ -23,30 +23,10 @@ SPACE = json.loads("""[
     ["SampleCategorical", [], [[0, 16], [0.5, 0.5]], ["v7"]]
 ]""")
 DECISIONS = [[3, [4, 4]], [5, 1]]
-MORE = ["GetLoops", ["b0"], [], ["l8", "l9"]]
 
 
 def matched(steps: Any, decisions: Any, *spaces: Any) -> Any:
     return match([comparable(one) for one in (spaces or (SPACE,))], canonical_json([steps, decisions]))
-
-
-def test_a_trace_is_matched_by_its_first_instructions() -> None:
-    assert matched([*SPACE, MORE], DECISIONS) == (0, DECISIONS)
-    assert matched([*SPACE, MORE], list(reversed(DECISIONS))) == (0, DECISIONS)
-    # The longest of several that fit.
-    assert matched([*SPACE, MORE], DECISIONS, SPACE[:4], SPACE, [*SPACE, MORE, MORE]) == (1, DECISIONS)
-    # What the post-processors sampled is not ours to take.
-    tail = ["SampleCategorical", [], [[1], [1.0]], ["v9"]]
-    assert matched([*SPACE, tail], [*DECISIONS, [6, 0]]) == (0, DECISIONS)
-
-
-def test_an_older_tvm_and_another_target_may_have_written_it() -> None:
-    older = json.loads(canonical_json(SPACE))
-    older[0][0] = "GetBlock"
-    older[1][1][1] = 1024
-    older[4][2] = [1]
-    older[5][2][1] = [0.25, 0.75]
-    assert matched(older, DECISIONS) == (0, DECISIONS)
 
 
 NO_SPACE = "its instructions are those of no design space of ours"

@@ -49,10 +49,8 @@ class FakeModule:
 @pytest.mark.parametrize(
     ("kind", "flush"),
     [
-        (CPU, {"f_preproc": "cache_flush_cpu_non_first_arg"}),
         (CUDA, {"cache_flush_bytes": 256 << 20}),
         (CPU + REMOTE, {"f_preproc": "cache_flush_cpu_non_first_arg"}),
-        (CUDA + REMOTE, {"cache_flush_bytes": 256 << 20}),
     ],
 )
 def test_the_caches_of_the_right_processor_are_emptied(kind: int, flush: dict[str, Any]) -> None:

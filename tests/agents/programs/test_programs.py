@@ -1,13 +1,17 @@
-"""Arguments of workloads in a worker process."""
+"""Workloads of our own networks, their arguments, and the intrinsics of their schedules."""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
 
+from agents.errors import AgentError
 from agents.programs import loaded_workloads as programs
 from agents.programs.loaded_workloads import Programs, elsewhere
+from agents.programs.networks import NETWORKS, layers
+from agents.programs.workloads import network_workloads, operator_workload
 from agents.records import Workload
+from tests.conftest import run_code
 
 
 def test_arguments_are_copied_to_another_place_unless_they_are_large(
@@ -23,3 +27,68 @@ def test_arguments_are_copied_to_another_place_unless_they_are_large(
         assert np.from_dlpack(before).ctypes.data != np.from_dlpack(after).ctypes.data
     monkeypatch.setattr(programs, "_MOST_MOVED_BYTES", held - 1)
     assert elsewhere(arguments, tvm.cpu(0)) is arguments
+
+
+def test_networks_have_the_layer_counts_of_their_papers_each_layer_once() -> None:
+    convolutions = {
+        network: sum(layer.count for layer in layers(network) if layer.operator in {"C2D", "GRP", "DEP"})
+        for network in NETWORKS
+    }
+    # 53 = 49 in the blocks' chains + 4 down-sampling ones; MobileNet-V2 has 52.
+    assert convolutions["resnet-50"] == convolutions["resnext-50"] == 53
+    assert convolutions["mobilenet-v2"] == 52
+    assert sum(layer.count for layer in layers("bert-base") if layer.operator == "GMM") == 12 * 7
+    for network in NETWORKS:
+        keys = [(layer.operator, layer.args) for layer in layers(network)]
+        assert len(keys) == len(set(keys))
+
+
+@pytest.mark.tvm
+def test_workloads_describe_their_program_with_the_same_ids_in_every_process(
+    bert_workloads: list[Workload],
+) -> None:
+    by_name = {workload.name: workload for workload in bert_workloads}
+    dense = by_name["GMM_1x128x128x128"]
+    assert dense.arg_shapes == ((1, 128, 128), (1, 128, 128), (1, 128, 128))
+    assert dense.flops == 2 * 128**3
+    assert dense.bytes_moved == 3 * 128 * 128 * 4
+    assert dense.networks == (("bert-tiny", 8),)
+    assert len({workload.workload_id for workload in bert_workloads}) == len(bert_workloads)
+    here = {workload.name: workload.workload_id for workload in network_workloads(["bert-tiny"])}
+    assert here == {workload.name: workload.workload_id for workload in bert_workloads}
+
+
+@pytest.mark.tvm
+def test_unknown_networks_and_operators_are_refused() -> None:
+    with pytest.raises(AgentError, match="resnet-51"):
+        network_workloads(["resnet-51"])
+    with pytest.raises(AgentError, match="known: C1D"):
+        operator_workload("NOPE", (1,))
+    with pytest.raises(AgentError, match="refuses the shape"):
+        operator_workload("GMM", (1, 2))
+
+
+#: Runs in a process of its own: what is imported stays imported.
+_PROGRAM = """
+import inspect
+from agents.programs.tvm_import import load_tensor_intrinsics
+from agents.records import Family
+before = inspect.stack
+load_tensor_intrinsics(Family.CPU)
+from tvm.s_tir import TensorIntrin
+assert inspect.stack is before
+dot_product = "dot_16x4_vnni"
+tensor_core = "wmma_sync_16x16x16_f16f16f32"
+assert TensorIntrin.get(dot_product) is not None
+assert TensorIntrin.get(tensor_core, allow_missing=True) is None, "nothing of a GPU was parsed"
+import tvm.s_tir.tensor_intrin
+load_tensor_intrinsics(Family.GPU)
+assert TensorIntrin.get(tensor_core) is not None
+from tvm.s_tir.tensor_intrin import metal
+assert metal.__name__ == "tvm.s_tir.tensor_intrin.metal"
+"""
+
+
+@pytest.mark.tvm
+def test_a_family_has_its_own_intrinsics_and_the_others_stay_in_reach() -> None:
+    run_code(_PROGRAM)

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
@@ -23,6 +23,7 @@ from agents.programs.quality import (
     wants_repeats,
 )
 from agents.records import Protocol
+from tests.record_fixtures import ANY_JSON
 
 PROTOCOL = Protocol(early_stop_ratio=3.0)
 NAMES = ("compute", "memory", "latency")
@@ -51,14 +52,6 @@ def test_stopping_when_the_interval_looks_narrow_costs_little_coverage() -> None
             made += 1
         held += min(row[:made]) * (1 - relative_interval(row[:made])) <= 1
     assert 0.82 < held / trials < 0.9
-
-
-def test_the_slowest_two_of_five_may_be_any_outliers() -> None:
-    calm = relative_interval([1.0, 1.01, 1.02, 1.021, 1.022])
-    assert relative_interval([50.0, 1.01, 1.02, 1.0, 9.0]) == pytest.approx(calm)
-    assert 0 < calm < 0.1
-    assert relative_interval([1.0, 1.01, 5.0, 6.0, 7.0]) > 1
-    assert relative_interval([2e-3] * 5) == 0
 
 
 def test_the_closed_form_is_the_quantile_of_the_f_distribution() -> None:
@@ -106,15 +99,6 @@ def test_repeats_end_when_they_agree_or_the_budget_does() -> None:
         assert not wants_repeats(wild, replace(PROTOCOL, **never_extra))
 
 
-@given(st.lists(st.floats(), max_size=15), st.integers(1, 8), st.integers(0, 6))
-def test_the_budget_of_repeats_always_ends(run_secs: list[float], repeat: int, extra: int) -> None:
-    protocol = replace(PROTOCOL, repeat=repeat, extra_repeats=extra)
-    if len(run_secs) >= repeat + extra:
-        assert not wants_repeats(run_secs, protocol)
-    if len(run_secs) < repeat:
-        assert wants_repeats(run_secs, protocol)
-
-
 def test_only_repeats_that_disagree_wildly_are_rejected() -> None:
     wild = [1.0, 3.0, 4.0, 5.0, 6.0]
     assert is_rejected(wild, PROTOCOL)
@@ -149,19 +133,6 @@ def test_a_program_several_times_slower_is_stopped(line: str) -> None:
     protocol = replace(PROTOCOL, early_stop_ratio=float(ratio))
     is_stopped = surely_slower([*map(float, warmup.split())], float(best), protocol)
     assert is_stopped is (verdict.strip() == "stopped")
-
-
-@given(st.lists(_SECS, min_size=1, max_size=4), _SECS, st.floats(1.5, 10))
-def test_more_runs_and_a_higher_ratio_never_stop_what_was_let_go(
-    warmup: list[float], best: float, ratio: float
-) -> None:
-    strict = replace(PROTOCOL, early_stop_ratio=ratio)
-    if surely_slower(warmup, best, replace(PROTOCOL, early_stop_ratio=ratio + 1)):
-        assert surely_slower(warmup, best, strict)
-    if surely_slower([*warmup, best], best, strict):
-        pytest.fail("a run as fast as the best cannot belong to a slower program")
-    if surely_slower(warmup, best * 2, strict):
-        assert surely_slower(warmup, best, strict)
 
 
 # ---- drift of the device -------------------------------------------------------------------------------
@@ -199,19 +170,13 @@ def alarms(drifts: list[Drift]) -> int:
 
 
 def test_a_week_of_gaussian_noise_at_the_learnt_spread_raises_at_most_one_alarm() -> None:
-    assert alarms(observed(DriftMonitor(), noise(7, 100_000))) <= 1
-
-
-def test_monitors_that_learnt_from_different_luck_seldom_raise_an_alarm() -> None:
-    raised = sum(alarms(observed(DriftMonitor(), noise(seed, 500))) for seed in range(120))
-    # 60,000 observations; nearly all alarms fall into the first ones, with little learnt.
-    assert raised <= 6
+    assert alarms(observed(DriftMonitor(), noise(7, 20_000))) <= 1
 
 
 @pytest.mark.parametrize("change", [1.03, 1 / 1.03])
 def test_a_lasting_change_of_three_percent_is_met_within_five_minutes(change: float) -> None:
     needed = []
-    for seed in range(60):
+    for seed in range(20):
         logs = noise(1000 + seed, 50)
         logs[:, 1] += math.log(change)
         drifts = observed(taught(seed, count=150), logs)
@@ -286,13 +251,6 @@ def test_a_first_reading_that_was_disturbed_does_not_become_the_baseline() -> No
     assert not any(drift.suspect for drift in drifts)
 
 
-def test_equal_readings_leave_room_for_the_timer() -> None:
-    monitor = DriftMonitor()
-    for _ in range(300):
-        assert not monitor.observe(steady()).suspect
-    assert not any(monitor.observe(steady(compute=1.004)).suspect for _ in range(50))
-
-
 def test_canaries_that_could_not_be_timed_say_nothing() -> None:
     monitor = taught()
     for value in (0.0, -1.0, math.nan, math.inf, 5e-324, 1e300):
@@ -314,7 +272,6 @@ _READINGS = st.dictionaries(st.sampled_from(NAMES), st.floats(), max_size=3)
 _NEAR = st.fixed_dictionaries({name: st.floats(0.5e-3, 2e-3) for name in NAMES})
 
 
-@settings(max_examples=60, deadline=None)
 @given(st.lists(_READINGS | _NEAR, max_size=60))
 def test_any_readings_give_plain_answers(observations: list[dict[str, float]]) -> None:
     monitor = DriftMonitor()
@@ -326,7 +283,6 @@ def test_any_readings_give_plain_answers(observations: list[dict[str, float]]) -
     json.dumps(monitor.to_json(), allow_nan=False)
 
 
-@settings(max_examples=60, deadline=None)
 @given(st.lists(_NEAR, max_size=60), st.lists(_READINGS | _NEAR, max_size=50))
 def test_a_restarted_monitor_goes_on_where_it_was(
     before: list[dict[str, float]], after: list[dict[str, float]]
@@ -337,21 +293,6 @@ def test_a_restarted_monitor_goes_on_where_it_was(
     again = DriftMonitor.from_json(json.loads(json.dumps(monitor.to_json())))
     assert again.to_json() == monitor.to_json()
     assert [again.observe(each) for each in after] == [monitor.observe(each) for each in after]
-
-
-@settings(max_examples=30, deadline=None)
-@given(st.integers(0, 1000), st.sampled_from([2.0**-10, 2.0**12]))
-def test_the_verdict_does_not_depend_on_how_long_a_canary_takes(seed: int, factor: float) -> None:
-    small, large = DriftMonitor(), DriftMonitor()
-    logs = noise(seed, 60, 0.02)
-    logs[40:] += 0.1
-    for observation in readings(logs):
-        scaled = {name: secs * factor for name, secs in observation.items()}
-        assert small.observe(observation).which == large.observe(scaled).which
-
-
-def test_what_a_monitor_keeps_stays_small() -> None:
-    assert len(json.dumps(taught(count=3000).to_json())) < 20_000
 
 
 #: A sound state of one canary, damaged in one place by each of these.
@@ -390,14 +331,7 @@ def test_a_damaged_state_is_one_clear_error(text: str) -> None:
         DriftMonitor.from_json(json.loads(text))
 
 
-_JSON = st.recursive(
-    st.none() | st.booleans() | st.floats() | st.text(max_size=5) | st.integers(),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
-    max_leaves=8,
-)
-
-
-@given(st.sampled_from(["learnt", "recent", "high", "low"]), _JSON)
+@given(st.sampled_from(["learnt", "recent", "high", "low"]), ANY_JSON)
 def test_any_json_is_a_monitor_or_a_clear_error(key: str, value: Any) -> None:
     canary = {"learnt": [0.0] * 9, "recent": [], "high": 0.0, "low": 0.0} | {key: value}
     try:

@@ -8,7 +8,6 @@ import socket
 import struct
 import subprocess
 import sys
-import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -20,7 +19,7 @@ from typing import Any
 import msgspec
 import psutil
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from agents.device import rpc_server
@@ -34,8 +33,6 @@ from agents.programs.check import argument_values
 from agents.programs.design_space import DesignSpace
 from agents.programs.link import LinkLostError
 from agents.programs.rpc_session import (
-    DESCRIPTOR_FUNCTION,
-    ENVIRONMENT_FUNCTION,
     RpcLink,
     RpcSession,
 )
@@ -49,7 +46,6 @@ from agents.records import (
     Outcome,
     Protocol,
     Workload,
-    as_json_dict,
 )
 from agents.sandbox.job import CandidateJob
 from agents.sandbox.pool import WorkerPool
@@ -221,20 +217,6 @@ def test_a_candidate_is_timed_over_there_and_computes_the_right_numbers(
     assert abs(result - left @ right).max() < 1e-3
 
 
-def test_files_are_gone_on_both_sides_once_a_program_is_loaded(
-    lab: Lab, matmul: tuple[Workload, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    program = compiled(*matmul)
-    with lab.link("box").connect() as session:
-        folder = Path(lab.session_process("box").cwd())
-        loaded = [session.load(program) for _ in range(2)]
-        assert list(folder.iterdir()) == []
-        assert list(tmp_path.iterdir()) == []
-        assert all(module["main"] is not None for module in loaded)
-    wait_until(lambda: not folder.exists())
-
-
 def test_threads_and_cores_are_those_of_the_link(lab: Lab) -> None:
     usable = sorted(os.sched_getaffinity(0))
     with lab.link("box", cores=usable[-1:]).connect():
@@ -244,20 +226,6 @@ def test_threads_and_cores_are_those_of_the_link(lab: Lab) -> None:
         threads = lab.session_process("box").threads()
         assert len(threads) == 2
         assert {frozenset(os.sched_getaffinity(thread.id)) for thread in threads} == {frozenset(usable[:2])}
-
-
-def test_a_server_of_ours_tells_what_its_host_is_and_that_of_tvm_does_not(lab: Lab) -> None:
-    with lab.link("box").connect() as session:
-        seen = session.host_facts(DESCRIPTOR_FUNCTION)
-        moment = session.host_facts(ENVIRONMENT_FUNCTION, "[0, 4095]", -1)
-        assert session.alive()
-    here = as_json_dict(probe())
-    assert seen | {"clock_now_mhz": 0.0} == here | {"clock_now_mhz": 0.0}
-    assert moment["arch"] == here["arch"]
-    assert moment["cores"] == [0]
-    with lab.link("stock").connect() as session:
-        assert session.host_facts(DESCRIPTOR_FUNCTION) == {}
-        assert session.alive()
 
 
 @pytest.mark.parametrize("key", ["box", "stock"])
@@ -329,13 +297,6 @@ def test_a_tracker_that_is_not_there_is_named() -> None:
         assert_lost(RpcLink(nowhere, "box", wait_secs=0.0), rf"no RPC tracker answers at {nowhere} .*start")
 
 
-@pytest.mark.parametrize(
-    "address", ["", "host", ":", "127.0.0.1:x", "127.0.0.1:99999", "no.such.host.invalid:1"]
-)
-def test_an_address_that_is_none_gives_one_sentence(address: str) -> None:
-    assert re.fullmatch(r"no RPC tracker answers at .* \(.*\): start .*", served(address, "box"))
-
-
 @contextmanager
 def listener(answer: Callable[[socket.socket], None]) -> Iterator[str]:
     """Address of something that is no tracker; `answer` is called with each connection."""
@@ -383,7 +344,6 @@ VALUES = st.recursive(
 )
 
 
-@settings(max_examples=150, deadline=None)
 @given(
     st.binary(max_size=12)
     | st.binary(max_size=12).map(lambda rest: GREETING + rest)
@@ -401,33 +361,6 @@ def test_whatever_a_tracker_sends_gives_one_sentence(sent: bytes) -> None:
     with listener(answer) as address:
         sentence = served(address, "box")
     assert sentence.startswith(("no RPC tracker answers at", "nobody serves the key"))
-
-
-def test_a_server_that_takes_connections_but_never_answers_ends_in_one_error(
-    lab: Lab, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from tvm.rpc import base
-
-    monkeypatch.setattr("agents.programs.rpc_session._OPEN_SECS", 0.5)
-    host, _, port = lab.tracker.rpartition(":")
-    with (
-        socket.create_server(("127.0.0.1", 0)) as mute,
-        socket.create_connection((host, int(port))) as tracker,
-    ):
-        mute_port = mute.getsockname()[1]
-        tracker.sendall(GREETING)
-        assert base.recvall(tracker, 4) == GREETING
-        for message in (
-            [base.TrackerCode.UPDATE_INFO, {"key": "server:mute", "addr": [None, mute_port]}],
-            [base.TrackerCode.PUT, "mute", [mute_port, "mute:0.5"], None],
-        ):
-            base.sendjson(tracker, message)
-            assert base.recvjson(tracker) == base.TrackerCode.SUCCESS
-        words = (
-            rf"server 127.0.0.1:{mute_port} with the key 'mute' opened no session \(it did not answer within"
-        )
-        assert_lost(lab.link("mute", wait_secs=2.0), words)
-    wait_until(lambda: "mute" not in listing(lab.tracker), 10)
 
 
 def test_a_server_that_was_killed_is_known_as_dead_and_waited_for(

@@ -8,9 +8,9 @@ import pytest
 
 from agents.programs.build import build, replay
 from agents.programs.check import argument_values, difference, poisoned, reference_outputs, tolerance_of
-from agents.programs.design_space import DesignSpace, Proposal
+from agents.programs.design_space import DesignSpace
 from agents.programs.workloads import operator_workload
-from agents.records import Family, Workload, WorkloadId
+from agents.records import Family, Workload
 from tests.conftest import run_code
 
 pytestmark = [pytest.mark.tvm, pytest.mark.filterwarnings("ignore:build is deprecated")]
@@ -100,13 +100,6 @@ def test_proposals_are_the_same_in_every_process(cpu_space: DesignSpace, parents
     assert other_seed != here
 
 
-def test_excluded_candidates_do_not_come_back(cpu_space: DesignSpace, parents: list[str]) -> None:
-    first = {candidate.candidate_id for candidate in cpu_space.evolve(parents, 10, seed=1).candidates}
-    second = cpu_space.evolve(parents, 10, seed=1, exclude=first)
-    assert len(second.candidates) == 10
-    assert not first & {candidate.candidate_id for candidate in second.candidates}
-
-
 def test_better_parents_have_more_children(cpu_space: DesignSpace) -> None:
     one, other = (cpu_space.sample(1, seed=seed).candidates[0].trace for seed in (11, 12))
     assert changes(one, other) > 2  # no child is near to both
@@ -135,28 +128,6 @@ def test_parents_that_do_not_replay_are_skipped_and_counted(
     assert len(mixed.candidates) == 5
     assert mixed.refused >= len(bad)
     assert all(changes(candidate.trace, parents[0]) == 1 for candidate in mixed.candidates)
-
-
-def test_a_mark_before_the_post_processors_makes_no_difference(
-    cpu_space: DesignSpace, parents: list[str]
-) -> None:
-    [plain] = parents[:1]
-    steps, decisions = json.loads(plain)
-    length = max(len(space) for space in cpu_space._space_steps if steps[: len(space)] == space)
-    marked = [*steps[:length], ["EnterPostproc", [], [], []], *steps[length:]]
-    moved = [[place + (place >= length), value] for place, value in decisions]
-    from_marked = cpu_space.evolve([json.dumps([marked, moved])], 6, seed=2)
-    assert from_marked == cpu_space.evolve([plain], 6, seed=2)
-
-
-def test_a_small_neighbourhood_is_used_up(small_space: DesignSpace) -> None:
-    [parent] = small_space.sample(1, seed=1).candidates
-    every = small_space.evolve([parent.trace], 200, seed=1).candidates
-    assert 0 < len(every) < 200
-    known = {candidate.candidate_id for candidate in every}
-    rest = small_space.evolve([parent.trace], 200, seed=2, exclude=known)
-    assert not known & {candidate.candidate_id for candidate in rest.candidates}
-    assert len(rest.candidates) < len(every)
 
 
 def test_gpu_candidates_evolve_without_a_gpu(product: Workload, gpu_space: DesignSpace) -> None:
@@ -190,16 +161,3 @@ def test_a_space_is_used_up_when_draws_show_nothing_new(monkeypatch: pytest.Monk
     assert space.sample(500, seed=0, exclude=known).candidates == []
     monkeypatch.setattr("agents.programs.design_space._MOST_TRIES", 20)
     assert space.sample(500, seed=0).tries == 20
-
-
-@pytest.mark.parametrize(
-    ("programs", "barren", "passed", "is_used_up"),
-    [(5, 99, 99, False), (5, 99, 100, True), (50, 99, 100, False), (50, 99, 500, True), (50, 600, 60, True)],
-)
-def test_a_space_of_few_programs_is_used_up_sooner(
-    programs: int, barren: int, passed: int, is_used_up: bool
-) -> None:
-    """Each of a few programs comes up often, while one of many may be rare; refused draws say less."""
-    known = set(range(programs))
-    search = Proposal(WorkloadId("w"), "random", (), programs=known, barren=barren, passed=passed)
-    assert search.is_used_up(600) is is_used_up

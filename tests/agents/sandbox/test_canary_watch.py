@@ -10,7 +10,7 @@ import pytest
 
 from agents.programs.canaries import Canary
 from agents.records import Candidate, Outcome, Record, WorkloadId
-from agents.sandbox.canary_watch import CanaryWatch, front_runners, unmeasured
+from agents.sandbox.canary_watch import CanaryWatch, front_runners
 from agents.sandbox.job import JobResult
 from tests.record_fixtures import make_record, make_workload
 
@@ -51,12 +51,6 @@ def records(count: int, **changes: object) -> list[Record]:
     ]
 
 
-def test_a_set_of_readings_is_one_job_a_canary_kept_compiled(watch: CanaryWatch) -> None:
-    assert [job.candidate.trace for job in watch.jobs()] == [f'["{name}"]' for name in NAMES]
-    assert all(job.is_canary and job.protocol.early_stop_ratio == 0 for job in watch.jobs())
-    assert not watch.is_due()
-
-
 def test_a_window_is_suspect_from_the_first_bad_reading_through_the_next_good_one(watch: CanaryWatch) -> None:
     assert not watch.read(reading()).suspect
     bad = watch.read(reading(1.0, 1.6, 1.0))
@@ -88,17 +82,6 @@ def test_leaders_are_near_the_best_that_their_workload_ever_had() -> None:
         assert [one.candidate.trace for one in near_best] == leaders
     assert {one.candidate.origin for one in near} == {"confirm"}
     assert len(front_runners(found, KNOWN, within=10.0, origin="confirm")) == 3
-
-
-def test_a_second_measurement_is_asked_for_once_though_two_reasons_want_it(watch: CanaryWatch) -> None:
-    found = records(4)
-    watch.remember(found, KNOWN)
-    again = [*watch.take_again(), *front_runners(found, KNOWN, within=10.0, origin="confirm", ahead=2)]
-    known_ids = {(record.candidate_id, 0) for record in found}
-    left = unmeasured(again, known_ids)
-    assert len(again) == 6
-    assert [one.candidate.trace for one in left] == [record.trace for record in found[:3]]
-    assert unmeasured(again, known_ids) == []
 
 
 def test_failures_and_second_measurements_are_not_measured_again(watch: CanaryWatch) -> None:

@@ -17,7 +17,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from agents.host.host_lock import HostLockError, make_lock, timing_lock
+from agents.host.host_lock import make_lock, timing_lock
 from agents.records import Workload
 from agents.sandbox import core_slot
 from agents.sandbox.core_slot import WORKER_NAME, CoresHeldError, CoreSlot, ProcessCores
@@ -149,18 +149,6 @@ def test_candidates_are_drawn_on_the_timing_cores_too(paths: tuple[Path, Path], 
         assert pool.ask({**question, "count": 1}, matmul)["traces"], "without the slot it draws where it is"
 
 
-def test_a_builder_that_ends_during_a_timing_is_not_called_back(
-    paths: tuple[Path, Path], builder: Builder
-) -> None:
-    with timing_lock(paths[1]), slot_of(*paths).cleared():
-        assert builder.finish() == CORES[-1:]
-    own = slot_of(*paths)
-    with own.building() as lent:
-        assert lent
-        assert sorted(os.sched_getaffinity(0)) == CORES[:1]
-    assert sorted(os.sched_getaffinity(0)) == CORES[-1:]
-
-
 def test_a_killed_builder_frees_the_slot(paths: tuple[Path, Path], builder: Builder) -> None:
     builder.process.send_signal(signal.SIGKILL)
     builder.process.wait(10)
@@ -210,38 +198,16 @@ def test_worker_processes_of_other_users_are_waited_for_not_moved(
             assert done.result(20) == CORES[-1:]
 
 
-@pytest.mark.parametrize("text", ["", "{", "[]", '{"token": [1]}', "foreign", "\x00" * 50])
-def test_what_the_file_of_the_slot_holds_moves_nobody(paths: tuple[Path, Path], text: str) -> None:
+def test_what_the_file_of_the_slot_holds_moves_nobody(paths: tuple[Path, Path]) -> None:
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as stranger:
         started = int(Path(f"/proc/{stranger.pid}/stat").read_text().rpartition(")")[2].split()[19])
-        token = {"token": [stranger.pid, started, 1], "timing": CORES[:1], "quiet": CORES[-1:]}
-        written = json.dumps(token) if text == "foreign" else text
+        written = json.dumps({"token": [stranger.pid, started, 1], "timing": CORES[:1], "quiet": CORES[-1:]})
         paths[0].write_text(written)
         with timing_lock(paths[1]), slot_of(*paths).cleared():
             assert sorted(os.sched_getaffinity(stranger.pid)) == CORES
         assert sorted(os.sched_getaffinity(stranger.pid)) == CORES
-        with slot_of(*paths).building() as lent:
-            assert lent
         assert paths[0].read_text() == written
         stranger.communicate(b"\n")
-
-
-def test_a_link_in_place_of_the_slot_is_refused_and_its_target_left_alone(
-    paths: tuple[Path, Path], tmp_path: Path
-) -> None:
-    victim = tmp_path / "victim"
-    victim.write_text("kept")
-    paths[0].unlink()
-    paths[0].symlink_to(victim)
-    with pytest.raises(HostLockError, match=r"timing\.slot"), slot_of(*paths).building():
-        pytest.fail("it was lent")
-    with (
-        pytest.raises(HostLockError, match=r"timing\.slot"),
-        timing_lock(paths[1]),
-        slot_of(*paths).cleared(),
-    ):
-        pytest.fail("it timed")
-    assert victim.read_text() == "kept"
 
 
 def test_without_its_files_nobody_is_in_the_slot(paths: tuple[Path, Path]) -> None:

@@ -120,15 +120,15 @@ def test_bad_programs_have_their_outcomes_and_the_batch_goes_on(
 
 def test_arguments_that_the_program_does_not_take_are_refused(good: Good) -> None:
     """They are not checked at the call: the program would read beyond their ends."""
-    shapes, types = ((1, 128, 128), (1, 128, 64), (1, 128, 128)), ("float16",) * 3
-    for changes in ({"arg_shapes": shapes}, {"arg_dtypes": types}):
-        with WorkerPool([child_settings()]) as own:
-            for check in (False, True):
-                [job] = good(1, check=check)
-                wrong = replace(job.workload, **changes)
-                [result] = own.run([dataclasses.replace(job, workload=wrong)])
-                assert result.outcome is Outcome.BUILD_FAILED
-                assert "the workload names arguments" in result.error
+    with WorkerPool([child_settings()]) as own:
+        for changes in (
+            {"arg_shapes": ((1, 128, 128), (1, 128, 64), (1, 128, 128))},
+            {"arg_dtypes": ("float16",) * 3},
+        ):
+            [job] = good(1, check=True)
+            [result] = own.run([dataclasses.replace(job, workload=replace(job.workload, **changes))])
+            assert result.outcome is Outcome.BUILD_FAILED
+            assert "the workload names arguments" in result.error
 
 
 def test_a_timing_lock_that_cannot_be_opened_costs_candidates_no_strike(good: Good, tmp_path: Path) -> None:
@@ -405,16 +405,6 @@ def test_a_batch_that_was_dropped_long_ago_ends_nothing_of_the_next(pool: Worker
     assert [result.outcome for result in results] == [Outcome.OK] * 3
 
 
-def test_an_abandoned_batch_leaves_no_program_behind(pool: WorkerPool, good: Good) -> None:
-    often = replace(QUICK, visits=2, early_stop_ratio=0.0)
-    nobody_leads = {good()[0].workload.workload_id: 1e-9}
-    running = pool.run(slowly(good(3, protocol=often), secs=3.2), nobody_leads)
-    assert next(running).job == 0
-    running.close()
-    again = by_job(list(pool.run(good(5, protocol=often)[3:], nobody_leads)))
-    assert [(result.job, result.quality["visits"]) for result in again] == [(0, 2), (1, 2)]
-
-
 def slowly(made: Sequence[CandidateJob], secs: float) -> Iterator[CandidateJob]:
     for number, job in enumerate(made):
         if number:
@@ -427,11 +417,9 @@ def slowly(made: Sequence[CandidateJob], secs: float) -> Iterator[CandidateJob]:
     [
         [{"event": "done", "job": 5, "outcome": "ok", "error": ""}],
         None,
-        *([{"event": "ready", "pid": 1}], [{"event": "retiming"}], [{"event": "rested"}]),
-        [{"event": "retimed", "job": 0, "run_secs": [1e-3], "timing_secs": 0.1, "left": 0}],
         [{"event": "stage", "job": 0, "stage": "timing", "build_secs": 0.0, "wait_secs": 0.0}] * 99,
     ],
-    ids=["another job", "no JSON", "ready again", "retiming", "rested", "retimed", "stages without end"],
+    ids=["another job", "no JSON", "stages without end"],
 )
 def test_a_process_whose_memory_is_damaged_is_a_strike_against_its_candidate(
     pool: WorkerPool, good: Good, monkeypatch: pytest.MonkeyPatch, garbage: list[dict[str, Any]] | None
@@ -457,26 +445,3 @@ def test_a_process_whose_memory_is_damaged_is_a_strike_against_its_candidate(
     assert pool.started == before + 1
     assert [result.outcome for result in results] == [Outcome.OK, Outcome.OK]
     assert sorted(result.quality.get("strikes", 0) for result in results) == [0, 1]
-
-
-def test_a_process_that_gives_a_damaged_answer_is_replaced(
-    pool: WorkerPool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    damaged: list[Channel] = []
-    receive_ready = Channel.receive_ready
-
-    def receive(channel: Channel) -> tuple[list[dict[str, Any]], bool]:
-        messages, alive = receive_ready(channel)
-        if not damaged and any(message.get("event") == "canaries" for message in messages):
-            damaged.append(channel)
-            return [{"event": "canaries", "canaries": 7}], alive
-        return messages, alive
-
-    monkeypatch.setattr(Channel, "receive_ready", receive)
-    question = {"op": "canaries", "family": "cpu"}
-    pool.ask(NOTHING)
-    before = pool.started
-    with pytest.raises(MessageError, match=r"'canaries' as none does: Expected .array., got .int."):
-        pool.ask(question)
-    assert len(pool.ask(question)["canaries"]) == 3
-    assert pool.started == before + 1

@@ -84,15 +84,6 @@ def test_a_front_runner_that_is_overtaken_has_no_more_timings_than_others() -> N
     assert moments(retiming, clock, 1, 20.0) == [GAP_SECS, 2 * GAP_SECS, 3 * GAP_SECS]
 
 
-def test_a_slow_front_runner_is_timed_again_no_more_often_than_its_time_allows() -> None:
-    clock = Clock()
-    retiming = SpacedRetiming(clock)
-    keep(retiming, 1, 3, secs=0.1)
-    assert len(moments(retiming, clock, 1, 30.0)) == 3 + 4
-    keep(retiming, 2, 3, secs=0.3)
-    assert len(moments(retiming, clock, 2, 30.0)) == 3
-
-
 @pytest.mark.parametrize(
     ("secs", "order"),
     [
@@ -109,18 +100,6 @@ def test_at_the_end_every_program_has_its_last_timing(secs: tuple[float, ...], o
     assert [one.job for one, _ in timed] == order
     assert {one.timings_left for one, _ in timed} == {0}
     assert retiming.last() == []
-
-
-def test_of_too_many_programs_the_oldest_have_their_last_timing_at_once() -> None:
-    retiming = SpacedRetiming(Clock())
-    for job in range(134):
-        keep(retiming, job, 7)
-    due = retiming.due()
-    assert [one.job for one in due] == list(range(6))
-    for one in due:
-        retiming.time_again(one)
-        assert one.timings_left == 0
-    assert retiming.due() == []
 
 
 def test_a_program_that_raises_the_second_time_is_let_go() -> None:

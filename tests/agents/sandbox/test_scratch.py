@@ -64,22 +64,6 @@ def test_folders_without_modes_are_removed() -> None:
         assert run_code(_AS_USER, folder) == "[]\n"
 
 
-@pytest.mark.skipif(os.geteuid() != 0 or shutil.which("chattr") is None, reason="needs root and chattr")
-def test_what_cannot_be_removed_is_said_and_all_the_rest_goes(tmp_path: Path) -> None:
-    for name in ("a", "b", "c"):
-        (tmp_path / "folder" / name).mkdir(parents=True)
-        (tmp_path / "folder" / name / "file").touch()
-    stuck = tmp_path / "folder" / "b" / "file"
-    if subprocess.run(["chattr", "+i", stuck], capture_output=True).returncode:
-        pytest.skip("this file system has no immutable files")
-    try:
-        with pytest.raises(PermissionError):
-            remove_tree(tmp_path / "folder")
-    finally:
-        subprocess.run(["chattr", "-i", stuck], check=True)
-    assert [path for path in (tmp_path / "folder").rglob("*") if path.is_file()] == [stuck]
-
-
 def test_what_a_worker_process_nested_goes_with_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     with Worker(child_settings(), tmp_path, 1) as worker:

@@ -8,28 +8,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from agents.codec import SpooledRecord, decode_spooled, encode_spooled, record_to_json
-from agents.errors import AgentError, SpoolError, SpoolFull
+from agents.codec import record_to_json
+from agents.errors import SpoolError, SpoolFull
 from agents.lease import LeaseTag
 from agents.records import Record
 from agents.row_file import RowFile
 from agents.spool.disk_spool import FILE, Spool
 from tests.disk_fixtures import failing
 from tests.record_fixtures import make_batch, make_record
-
-
-def test_records_come_back_in_order_after_reopening(tmp_path: Path) -> None:
-    with Spool(tmp_path / "s") as spool:
-        spool.put(make_batch(0, 3))
-        # Put twice, pending once.
-        spool.put([*make_batch(2, 3), make_record(4)])
-        assert spool.pending() == make_batch(0, 5)
-    with Spool(tmp_path / "s") as spool:
-        assert spool.pending() == make_batch(0, 5)
 
 
 def test_acknowledged_records_do_not_come_back_unless_they_are_put_again(tmp_path: Path) -> None:
@@ -92,15 +82,6 @@ def test_a_record_of_a_newer_version_stops_the_spool_and_stays(tmp_path: Path) -
             Spool(tmp_path)
 
 
-def test_a_record_that_could_not_be_read_again_is_not_put(tmp_path: Path) -> None:
-    with Spool(tmp_path) as spool:
-        with pytest.raises(AgentError, match="quality"):
-            spool.put([make_record(1), make_record(2, quality="fine")])
-        spool.put([make_record(3)])
-    with Spool(tmp_path) as spool:
-        assert spool.pending() == [make_record(3)]
-
-
 def test_it_waits_for_a_predecessor_that_lets_go(tmp_path: Path) -> None:
     first = Spool(tmp_path)
     first.put(make_batch(0, 1))
@@ -128,32 +109,6 @@ def test_records_come_back_with_their_lease_and_a_newer_one_replaces_the_older(t
         assert spool.pending() == [record for _, record in expected]
         spool.acknowledge([again.record_id])
         assert list(spool.pending_tagged()) == expected[:-1]
-
-
-@given(tag=st.none() | st.builds(LeaseTag, job_id=st.text(), fencing_token=st.integers(0, 2**63)))
-def test_every_tag_can_be_read_again(tag: LeaseTag | None) -> None:
-    tagged = SpooledRecord(record=make_record(0), lease=tag)
-    assert decode_spooled(encode_spooled(tagged)) == tagged
-
-
-@pytest.mark.parametrize(
-    "value", [0, "j", [], ["j", 1], {"job_id": "j"}, {"job_id": "j", "fencing_token": True}, {"j": 1}]
-)
-def test_what_is_no_tag_is_refused(tmp_path: Path, value: Any) -> None:
-    put_row(tmp_path, {"record": record_to_json(make_record(0)), "lease": value})
-    with pytest.raises(SpoolError, match=r"row 1: record: .*`\$\.lease"):
-        Spool(tmp_path)
-
-
-def test_a_closed_spool_refuses_and_so_does_a_file_in_the_place_of_the_folder(tmp_path: Path) -> None:
-    spool = Spool(tmp_path / "s")
-    spool.close()
-    spool.close()
-    with pytest.raises(SpoolError, match="was closed"):
-        spool.put(make_batch(0, 1))
-    (tmp_path / "file").write_text("x")
-    with pytest.raises(SpoolError, match="cannot be opened"):
-        Spool(tmp_path / "file")
 
 
 def test_a_full_disk_keeps_nothing_of_the_batch_and_all_before(tmp_path: Path) -> None:
