@@ -84,28 +84,7 @@ def assemble(context: EngineContext) -> Composition:
     for note in store.repairs:
         context.notices.alarm("", note, "storage")
     tallies, up, thread = Tallies(), dict[DeviceId, int](), StoreThread(store.path)
-    planning = PlannerContext(
-        coverage=coverage,
-        pools=pools,
-        families=roster.sharing,
-        spaces=roster.spaces,
-        job_sink=JobSink(
-            transport=context.transport,
-            up=up,
-            thread=thread,
-            specs=roster.all_specs,
-            ranker=context.ranker,
-            log=context.notices.log,
-            submit=lambda job: event_log.append(ev.JobSubmitted(at_secs=context.clock(), job=job)),
-        ),
-        seed=settings.seed,
-        token=os.urandom(4).hex(),
-        exploration=settings.exploration,
-        turns=roster.turns,
-        is_open=lambda device_id: not event_log.state.describe(device_id)["closed"],
-        uncertainty=context.uncertainty.of if context.uncertainty is not None else None,
-        imports=ImportedCandidates(roster.live_names),
-    )
+    planning = _planner_context(context, roster, event_log, coverage, pools, up, thread)
     planner = JobPlanner(planning)
     sharing, counts = roster.sharing, record_counts(store.state)
     record_sink = RecordSink(*(store, counts, coverage, pools, tallies, sharing), DeadLetters(store.state))
@@ -134,4 +113,39 @@ def assemble(context: EngineContext) -> Composition:
         ),
         disk=DiskWatch(root, event_log, context.notices, context.clock),
         steadiness=Steadiness(event_log.state.unsteady()),
+    )
+
+
+def _planner_context(
+    context: EngineContext,
+    roster: Roster,
+    event_log: EventLog,
+    coverage: Coverage,
+    pools: CandidatePools,
+    up: dict[DeviceId, int],
+    thread: StoreThread,
+) -> PlannerContext:
+    """What the planner asks, and where its jobs go."""
+    settings = context.settings
+    return PlannerContext(
+        coverage=coverage,
+        pools=pools,
+        families=roster.sharing,
+        spaces=roster.spaces,
+        job_sink=JobSink(
+            transport=context.transport,
+            up=up,
+            thread=thread,
+            specs=roster.all_specs,
+            ranker=context.ranker,
+            log=context.notices.log,
+            submit=lambda job: event_log.append(ev.JobSubmitted(at_secs=context.clock(), job=job)),
+        ),
+        seed=settings.seed,
+        token=os.urandom(4).hex(),
+        exploration=settings.exploration,
+        turns=roster.turns,
+        is_open=lambda device_id: not event_log.state.describe(device_id)["closed"],
+        uncertainty=context.uncertainty.of if context.uncertainty is not None else None,
+        imports=ImportedCandidates(roster.live_names),
     )

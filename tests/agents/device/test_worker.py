@@ -175,7 +175,7 @@ def test_a_gpu_whose_programs_cannot_be_compiled_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(agents.device.worker, "probe", lambda: gpu_host(GPU))
-    monkeypatch.setattr(agents.device.worker, "compiler_fault", lambda: "no CUDA toolkit is at /opt/cuda")
+    monkeypatch.setattr("agents.host.device_kinds.compiler_fault", lambda: "no CUDA toolkit is at /opt/cuda")
     with pytest.raises(DeviceRefusedError, match=r"cuda-0 is refused by host .*: no CUDA toolkit is at /opt"):
         DeviceWorker(cuda_spec(), tmp_path / "spool")
 
