@@ -151,7 +151,7 @@ def judge(agreements: Mapping[str, Floats], chosen: str) -> dict[str, Any]:
             "are too few to be sure of it"
         )
     else:
-        sentence = f"{chosen} beats its rivals on the check samples"
+        sentence = f"{chosen} is not beaten on the check samples"
     return {
         "taken": taken,
         "chosen": chosen,

@@ -108,7 +108,9 @@ def test_the_first_stays_unless_another_is_better_beyond_luck(rival: np.ndarray,
     assert verdict["taken"] == taken
     assert verdict["beaten_by"] == (["rival"] if rival.mean() > 0.7 else [])
     assert (verdict["workloads"], verdict["chosen"]) == (len(rival), "first")
-    wording = "is taken" if taken == "rival" else "too few to be sure" if rival.mean() > 0.7 else "beats"
+    wording = (
+        "is taken" if taken == "rival" else "too few to be sure" if rival.mean() > 0.7 else "is not beaten"
+    )
     assert wording in verdict["says"]
 
 
