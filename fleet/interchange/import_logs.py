@@ -34,6 +34,9 @@ FRESH_BYTES: Final = 32 << 20
 #: Lines at the beginning of a file that are asked for its family.
 _LOOK_LINES = 50
 
+#: Lines between two looks at how far a file has been read.
+_LINES_PER_REPORT = 256
+
 #: Told (bytes of the files read so far, bytes of all files, what is going on).
 Watch = Callable[[int, int, str], None]
 #: The logs, and files that are none.
@@ -188,9 +191,10 @@ class _Import:
                 self._reject(entry, log, counts)
             else:
                 self._keep(entry, log, counts)
-            if file.position != position:
+            if not counts.lines % _LINES_PER_REPORT and file.position != position:
                 self._report_progress(file.position - position, log.path.name, counts.lines)
                 position = file.position
+        self._report_progress(file.position - position, log.path.name, counts.lines)
         if file.damage:
             self._report.damaged[str(log.path)] = file.damage
         return counts

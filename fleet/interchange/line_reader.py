@@ -127,19 +127,22 @@ class LineReader:
             # A compressed file may hold a million such lines in some kilobytes: none is looked at twice.
             if type(line) is not bytes:
                 yield Rejected(str(line))
-            elif not line or line.isspace():
+            elif not line:
                 yield blank
-            elif line[:1] == b"#":
-                yield comment
             elif garbage is not None and is_garbage(line):
-                yield garbage
+                yield comment if line[:1] == b"#" else garbage
             else:
                 try:
                     yield careful(self._measurement, line, sources)
                 except Rejected as reason:
-                    if reason.reason == NOT_JSON and is_garbage(line):
-                        garbage = reason
-                    yield reason
+                    if line.isspace():
+                        yield blank
+                    elif line[:1] == b"#":
+                        yield comment
+                    else:
+                        if reason.reason == NOT_JSON and is_garbage(line):
+                            garbage = reason
+                        yield reason
 
     def _measurement(self, line: bytes, sources: list[tuple[LineFormat, Any]]) -> Measurement:
         if len(line) > MAX_RECORD_BYTES and not line.startswith(b'["'):
