@@ -54,7 +54,7 @@ from fleet.core.limits import Limits
 from fleet.core.request_words import RequestCancelled, RequestEnded, RequestProgressed, RequestSubmitted
 
 #: Version of the rules by which the state decides: a log of others would be replayed differently.
-RULES = 7
+RULES = 8
 
 
 class CoordinatorStarted(Fact, frozen=True, kw_only=True):

@@ -42,6 +42,8 @@ class Limits(Value, frozen=True, kw_only=True):
     drivers: int = 2
     #: Measure for requests only: no jobs of the background are asked for or granted.
     requests_only: bool = False
+    #: Whether there is a trainer: without one only requests ask for trainings, and get that answer.
+    trains: bool = True
     #: New records of a family since its last training that ask for the next: at least so many, and at least
     #: this share of those it was made from.
     training_records: int = 512

@@ -258,6 +258,25 @@ def requests_due(core: Core) -> list[Instruction]:
     return instructions
 
 
+def ask_for_training(core: Core) -> list[Instruction]:
+    """Ask for the training that is due; where nobody's request is for it, it gets one of the fleet's own.
+
+    Whoever lists the requests sees it, with its reasons, its progress and its end, and may cancel it.
+    """
+    triggers, now = core.triggers, core.leasing.now
+    instructions: list[Instruction] = [*triggers.ask(now, core.leasing.limits)]
+    if not instructions or _in_training(core):
+        return instructions
+    request_id = RequestId(f"training-{triggers.family}-{now:.0f}")
+    if core.requests.get(request_id) is not None:
+        return instructions
+    arguments = {"family": triggers.family, "reasons": [reason.text for reason in triggers.reasons]}
+    request = Request(request_id=request_id, kind=RequestKind.TRAINING, arguments=arguments)
+    core.requests.submit(request, now)
+    triggers.own_request = request_id
+    return [ShowRequest(request_id=request_id), *instructions]
+
+
 def training_runs(core: Core) -> list[Instruction]:
     """The training began: so did the requests that asked for it."""
     entries = [entry for entry in _in_training(core) if entry.state is RequestState.QUEUED]
@@ -298,11 +317,8 @@ def training_broke(core: Core, reason: str) -> list[Instruction]:
 
 def _in_training(core: Core) -> list[RequestEntry]:
     """Open requests that the present training was asked for by."""
-    entries = (
-        core.requests.get(RequestId(reason.request_id))
-        for reason in core.triggers.reasons
-        if reason.request_id
-    )
+    names = [core.triggers.own_request, *(reason.request_id for reason in core.triggers.reasons)]
+    entries = (core.requests.get(RequestId(name)) for name in names if name)
     return [entry for entry in entries if entry is not None and not entry.state.is_end]
 
 
@@ -319,7 +335,8 @@ def _give_up(core: Core, entry: RequestEntry, state: RequestState, reason: str) 
         return instructions + reserve_devices(core)
     if request.kind is RequestKind.RETIREMENT:
         return instructions
-    return instructions + core.triggers.drop_request(request.family, request.request_id, core.leasing.now)
+    now, limits = core.leasing.now, core.leasing.limits
+    return instructions + core.triggers.drop_request(request.family, request.request_id, now, limits)
 
 
 def _show_requests(entries: list[RequestEntry]) -> list[Instruction]:

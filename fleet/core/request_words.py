@@ -87,6 +87,11 @@ class Request(Value, frozen=True, kw_only=True):
         return bool(self.arguments.get("embedded"))
 
     @property
+    def is_own_training(self) -> bool:
+        """Whether the fleet asked for this training by itself: nobody's request is refused because of it."""
+        return self.kind is RequestKind.TRAINING and bool(self.arguments.get("reasons"))
+
+    @property
     def is_background(self) -> bool:
         """Whether its jobs are of the background: it waits for every other request, and holds up none.
 

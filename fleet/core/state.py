@@ -71,7 +71,7 @@ class FleetState:
         if device_id is not None:
             self._core.remember(device_id, event)
         if not leasing.is_stopping and not leasing.is_full:
-            instructions += self._core.triggers.ask(leasing.now, leasing.limits)
+            instructions += request_events.ask_for_training(self._core)
         return instructions
 
     def is_news(self, event: Event) -> bool:
@@ -150,7 +150,7 @@ class FleetState:
         return device | {"queued": leasing.jobs.queued(device_id)}
 
     def training(self) -> dict[str, Any]:
-        """The training, JSON-ready: state (idle, asked, running), since, family, reasons, last, failures."""
+        """The training, JSON-ready: state, since, family, reasons, own_request, last, failures."""
         return self._core.triggers.describe(self._core.leasing.wall_ahead_secs)
 
     def request_ids(self) -> list[RequestId]:

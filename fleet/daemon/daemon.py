@@ -259,6 +259,7 @@ def _coordinator_settings(
             # A command does its own request at once; what others asked for waits for the next daemon.
             drivers=0 if is_embedded else Limits().drivers,
             requests_only=is_embedded,
+            trains=daemon.refresh and not is_embedded,
         ),
         noise=0 if is_embedded else settings.workloads.noise_samples,
         exploration=settings.workloads.exploration,

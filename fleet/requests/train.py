@@ -53,4 +53,4 @@ class Train(RequestArguments, frozen=True, kw_only=True):
     def conflict(self, other: Request, fleet: KnownFleet) -> str:
         """See `RequestArguments.conflict`; a family has one model."""
         family = self.check(fleet)["family"]
-        return f"asks for family {family}" if other.family == family else ""
+        return f"asks for family {family}" if other.family == family and not other.is_own_training else ""

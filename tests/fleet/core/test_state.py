@@ -695,8 +695,7 @@ def test_only_beats_that_matter_are_news() -> None:
 
 def trained(fleet: Fleet, records: int = 1000) -> Fleet:
     """A device with a champion and so many records in it."""
-    (asked,) = fleet.of_a(ev.RecordsStored, count=records, ok=records)
-    assert isinstance(asked, ev.StartTraining)
+    assert only(ev.StartTraining, fleet.of_a(ev.RecordsStored, count=records, ok=records))
     fleet.tell(ev.TrainingStarted, family="cpu")
     fleet.tell(ev.TrainingFinished, family="cpu", version="v1")
     fleet.tell(ev.ModelPublished, version="v1", device_ids=(A, DeviceId("elsewhere")))
@@ -715,7 +714,7 @@ def test_a_new_device_asks_for_a_head_and_enough_new_records_for_a_training() ->
     assert kinds(fleet.stores(1)) == [[ReasonKind.NEW_DEVICE]]
     fleet = trained(Fleet().up(), records=10_000)
     assert fleet.stores(1999) == []  # less than a fifth
-    (asked,) = fleet.stores(1)
+    (asked,) = only(ev.StartTraining, fleet.stores(1))
     assert asked.reasons[0].kind is ReasonKind.NEW_RECORDS
     assert asked.reasons[0].text == "2000 new records after the 10000 of the last training"
 
@@ -743,7 +742,7 @@ def test_one_training_at_a_time_and_a_pause_between() -> None:
     assert fleet.stores(600) == []
     fleet.tell(ev.TrainingStarted, family="cpu")
     assert fleet.stores(600) == []
-    assert fleet.tell(ev.TrainingFinished, family="cpu", version="v1") == []
+    assert only(ev.StartTraining, fleet.tell(ev.TrainingFinished, family="cpu", version="v1")) == []
     assert fleet.state.training()["last"] == "made v1"
     assert only(ev.StartTraining, fleet.wait(299.0)) == []
     assert kinds(fleet.wait(1.0)) == [[ReasonKind.NEW_RECORDS]]
@@ -754,7 +753,7 @@ def test_a_failed_training_is_tried_again_later_each_time_for_the_same_reasons()
     asked = kinds(fleet.stores(600))
     assert asked == [[ReasonKind.NEW_DEVICE, ReasonKind.NEW_RECORDS]]
     for wait in (60.0, 120.0, 240.0):
-        assert fleet.training_fails() == []
+        assert only(ev.StartTraining, fleet.training_fails()) == []
         assert only(ev.StartTraining, fleet.wait(wait - 1.0)) == []
         assert kinds(fleet.wait(1.0)) == asked
     assert fleet.state.training()["failures"] == {"cpu": 3}
@@ -773,6 +772,46 @@ def test_a_new_coordinator_asks_for_the_interrupted_training_again() -> None:
     assert fleet.state.training()["state"] == "asked"
     fleet.training_fails()
     assert kinds(fleet.wait(60.0)) == asked, "its reasons stand"
+
+
+def test_a_training_that_nobody_asked_for_is_a_request_of_the_fleet() -> None:
+    fleet = Fleet().up()
+    fleet.stores(600)
+    [request_id] = fleet.state.request_ids()
+    request = fleet.state.request(request_id)
+    assert (request["kind"], request["state"], request["arguments"]["family"]) == (
+        "training",
+        "queued",
+        "cpu",
+    )
+    assert request["arguments"]["reasons"] == [
+        "a has no head yet",
+        "600 new records after the 0 of the last training",
+    ]
+    assert fleet.state.open_requests()[0].is_own_training
+    fleet.tell(ev.TrainingStarted, family="cpu")
+    assert fleet.state.request(request_id)["state"] == "running"
+    fleet.tell(ev.TrainingFinished, family="cpu", version="v1", text="made v1", serves={"a": "first"})
+    assert fleet.state.request(request_id)["state"] == "succeeded"
+    assert fleet.state.request(request_id)["result"]["version"] == "v1"
+
+
+def test_a_training_of_the_fleet_is_stopped_with_its_request_until_there_are_new_records() -> None:
+    fleet = Fleet().up()
+    fleet.stores(600)
+    [request_id] = fleet.state.request_ids()
+    fleet.tell(ev.TrainingStarted, family="cpu")
+    stopped = fleet.tell(ev.RequestCancelled, request_id=request_id, reason="not now")
+    assert only(ev.StopTraining, stopped) == [ev.StopTraining(family="cpu")]
+    assert fleet.state.request(request_id)["state"] == "cancelled"
+    assert only(ev.StartTraining, fleet.wait(86_400.0)) == []
+    assert kinds(fleet.stores(512)) == [[ReasonKind.NEW_RECORDS]]
+
+
+def test_where_nothing_trains_only_people_ask_for_trainings() -> None:
+    fleet = Fleet(Limits(trains=False)).up()
+    assert only(ev.StartTraining, fleet.stores(10_000)) == []
+    assert fleet.state.request_ids() == []
 
 
 def test_a_roll_back_changes_the_champion() -> None:
