@@ -65,8 +65,8 @@ class BackedUp(Struct, kw_only=True, forbid_unknown_fields=True):
     secs: float = 0.0
 
 
-#: A path below a store, in which no control character is.
-_Path = Annotated[str, Meta(pattern=r"^[^\x00-\x1f\x7f]{1,1024}$")]
+#: A path below a store, with no control character and nothing that UTF-8 lacks.
+_Path = Annotated[str, Meta(pattern=r"^[^\x00-\x1f\x7f\ud800-\udfff]{1,1024}$")]
 
 
 class Manifest(Struct, kw_only=True, forbid_unknown_fields=True):

@@ -125,7 +125,7 @@ def told(few_logs: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capture
     [
         (
             onboarding,
-            "--quick --epochs 1 --workers 1 --held mobilenet --samples 0 8 --parts --choices nearest "
+            "--quick --epochs 1 --workers 1 --held mobilenet --samples 0 8 --parts "
             "--target x86-amd3700x --baselines",
             lambda found: (
                 found["used"] == ["Devices of imported logs"]

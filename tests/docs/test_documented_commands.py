@@ -114,7 +114,7 @@ ELSEWHERE: dict[str, tuple[str, ...]] = {
         "workloads --store runs/demo/store --limit 3",
     ),
     "tests/fleet/state/test_rebuild.py": ("store verify --rebuild",),
-    "tests.fleet.planner/test_replaying.py": (
+    "tests/fleet/daemon/test_replaying.py": (
         "collect --device sim-board --store runs/sim/store",
         "collect --device sim-w6600 --store runs/sim/store --set workloads.min_flops=0 "
         "--set workloads.max_flops=1000000000000",
