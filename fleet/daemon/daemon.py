@@ -57,6 +57,8 @@ _TURN_SECS = 0.25
 _DRIVEN_TURN_SECS = 0.02
 #: How long agents may take to end; then they are ended.
 _CLOSE_SECS = 20.0
+#: Strategies that use the start of meta-learning of a version.
+_META_LEARNT = ("auto", "maml")
 LOCK, HOLDER = "daemon.lock", "daemon.pid"
 #: Folder of the agents' spools, beside the store.
 SPOOL = "spool"
@@ -331,6 +333,7 @@ def _trainer(settings: FleetConfig, options: UpOptions, devices: DeviceChoice, c
             seed=settings.training.seed,
             cores=partial(_quiet_cores, devices),
             deadline_secs=settings.daemon.training_deadline_secs,
+            makes_starts=settings.daemon.arrival_samples > 0 and settings.onboarding.strategy in _META_LEARNT,
         ),
         clock,
         clock.wall,

@@ -55,6 +55,8 @@ class RefreshSettings:
     compute: str = "cpu"
     #: Newest model versions to keep, besides those that serve or may be gone back to.
     keep: int = KEEP
+    #: Whether a training ends with the start of meta-learning, for devices that arrive later.
+    makes_starts: bool = False
     #: New records of a device before its champion is looked at again, and least seconds between two looks.
     watch_records: int = 256
     watch_secs: float = 120.0
@@ -207,6 +209,7 @@ class Refresher:
             nice=settings.nice,
             compute=settings.compute,
             keep=settings.keep,
+            makes_start=settings.makes_starts,
         )
 
     def _launch(self, request: RefreshRequest) -> None:

@@ -46,6 +46,8 @@ class RefreshRequest:
     compute: str = "cpu"
     #: Newest versions to keep.
     keep: int = KEEP
+    #: Whether the start of meta-learning is made for a version that serves, for devices that arrive later.
+    makes_start: bool = False
 
 
 def read_request(path: Path) -> RefreshRequest:

@@ -11,6 +11,7 @@ import json
 import shutil
 import time
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -33,7 +34,7 @@ from fleet.models.judge import (
 )
 from fleet.models.promotion import DeviceDecision, refusal, start_from, summary
 from fleet.models.registry import Registry
-from fleet.models.versions import learnable
+from fleet.models.versions import learnable, train_config
 from fleet.onboarding.choice import family_devices
 from fleet.refresh.challengers import CHALLENGER, Challenger, challenger
 from fleet.refresh.data import RefreshData, read_refresh_data
@@ -113,6 +114,8 @@ def run_refresh(request: RefreshRequest) -> dict[str, Any]:
     elif registry.champions():
         registry.retain(_retention(verdicts, plan.base))
     shutil.rmtree(Path(request.folder) / CHALLENGER, ignore_errors=True)
+    if request.makes_start:
+        _make_start(registry, challengers, dataset.take(rows), request)
     return {
         "kind": "refresh",
         "family": request.family,
@@ -188,6 +191,24 @@ def _published(
             "verdicts": verdicts_as_json(decided),
         }
     return challengers
+
+
+def _make_start(
+    registry: Registry, challengers: Mapping[str, Mapping[str, Any]], part: Dataset, request: RefreshRequest
+) -> None:
+    """Make the start of meta-learning of a published version; a device that arrives would wait for it."""
+    from transfer.adapt.maml import Maml
+    from transfer.errors import TransferError
+    from transfer.features.extractor import DEFAULT_SPEC
+    from transfer.model import checkpoint
+
+    for kind, outcome in challengers.items():
+        if not outcome["published"] or not is_extensible(kind):
+            continue
+        folder = registry.path(outcome["version"])
+        with suppress(TransferError):  # without a start an arrival is checked against the other strategies
+            source, _ = checkpoint.load_fleet_tlp(folder, DEFAULT_SPEC)
+            Maml(starts=folder).start(source, part, train_config(request.epochs), request.seed)
 
 
 def _retention(verdicts: Sequence[Sequence[DeviceDecision]], base: str) -> dict[str, str]:

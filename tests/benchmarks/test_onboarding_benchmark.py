@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ import pytest
 from benchmarks import onboarding_parts
 from benchmarks.onboarding import main, part_figures
 from benchmarks.onboarding_extras import SELECTED
+from transfer.adapt.maml import Maml
 
 PROFILES = Path(__file__).parents[1] / "onboardings" / "profiles"
 FIGURES = (
@@ -29,6 +31,12 @@ FIGURES = (
     "chosen_samples_share",
 )
 FEW = ("--quick", "--json", "--epochs", "1", "--seeds", "1", "--part-seeds", "1", "--workers", "1")
+
+
+@pytest.fixture(autouse=True)
+def _quick_meta_learning(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A start of meta-learning takes most of a minute."""
+    monkeypatch.setattr("transfer.adapt.registry.Maml", partial(Maml, outer_steps=2))
 
 
 @pytest.fixture(scope="module")

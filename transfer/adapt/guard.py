@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from transfer.adapt.base import Adapted, Regime, Strategy, is_enough
+from transfer.adapt.maml import Maml
 from transfer.adapt.multitask import Scratch
 from transfer.adapt.source_devices import SourceDevices
 from transfer.data.dataset import Dataset
@@ -89,7 +90,13 @@ class Auto:
         notes: dict[str, Any] = {"strategy": chosen.name, "check": check}
         held = _held_for_check(dataset.group[rows], latency[rows], self.regime, seed)
         if held is not None and chosen in (checked := able(rows[~held])) and len(checked) > 1:
-            rivals = [rival for rival in checked if rival is not chosen and _is_fair(rival, self.regime)]
+            rivals = [
+                rival
+                for rival in checked
+                if rival is not chosen
+                and _is_fair(rival, self.regime)
+                and _is_ready(rival, source, config, seed)
+            ]
 
             def agreement(strategy: Strategy) -> Floats:
                 scores = held_back_scores(partial(make, strategy), dataset, rows, held, self.regime)
@@ -109,6 +116,11 @@ def _is_fair(rival: Strategy, regime: Regime) -> bool:
     will have measured those in question, that would put a head made from it alone ahead of all others.
     """
     return regime is not Regime.CANDIDATE_NEW or isinstance(rival, Scratch)
+
+
+def _is_ready(rival: Strategy, source: FleetTLP | None, config: TrainConfig, seed: int) -> bool:
+    """Whether a rival takes seconds: nobody waits for a start of meta-learning, which a training makes."""
+    return source is None or not isinstance(rival, Maml) or rival.has_start(source, config, seed)
 
 
 def _checked(

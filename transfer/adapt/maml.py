@@ -176,12 +176,16 @@ class Maml:
         notes = {"steps": int(steps), "agreement": {str(int(count)): tau for count, tau in tried.items()}}
         return Adapted(device_id=target_device, model=model, notes=notes)
 
+    def has_start(self, source: FleetTLP, config: TrainConfig, seed: int) -> bool:
+        """Whether the start for a source model is there; without a folder it is made when it is needed."""
+        key = self._key(source, config, seed)
+        return key in self._starts or self.starts is None or self._path(self.starts, key).exists()
+
     def start(self, source: FleetTLP, source_part: Dataset, config: TrainConfig, seed: int) -> MetaStart:
         """The meta-trained start for a source model; of the target nothing is present in `source_part`."""
-        settings = [*source.device_ids, repr(self), repr(config), seed]
-        key = content_hash(canonical_json(settings), digest(*source.state_dict().values()))
+        key = self._key(source, config, seed)
         if key not in self._starts:
-            path = None if self.starts is None else self.starts / f"maml-start-{key}.safetensors"
+            path = None if self.starts is None else self._path(self.starts, key)
             start = None if path is None else _read(path, source)
             if start is None:
                 start = self._meta_train(source, source_part, config, seed)
@@ -193,6 +197,14 @@ class Maml:
             self._starts.clear()
             self._starts[key] = start
         return self._starts[key]
+
+    def _key(self, source: FleetTLP, config: TrainConfig, seed: int) -> str:
+        settings = [*source.device_ids, repr(self), repr(config), seed]
+        return content_hash(canonical_json(settings), digest(*source.state_dict().values()))
+
+    @staticmethod
+    def _path(folder: Path, key: str) -> Path:
+        return folder / f"maml-start-{key}.safetensors"
 
     def _meta_train(
         self, source: FleetTLP, source_part: Dataset, config: TrainConfig, seed: int

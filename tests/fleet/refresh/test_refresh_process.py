@@ -13,6 +13,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +37,7 @@ from fleet.engine.notices import Notices, announce_event
 from fleet.errors import FleetError
 from fleet.models.registry import Registry
 from fleet.models.registry_file import REGISTRY
+from fleet.models.versions import train_config
 from fleet.planner.candidate_ranker import Uncertainty
 from fleet.refresh.data import read_refresh_data
 from fleet.refresh.freshness_look import run_watch
@@ -55,6 +57,8 @@ from tests.refresh_fixtures import (
     small_model,
     some_workloads,
 )
+from transfer.adapt.maml import Maml
+from transfer.features.extractor import DEFAULT_SPEC
 from transfer.model import checkpoint
 
 #: Workloads that are learnt from, then those that judge.
@@ -132,6 +136,19 @@ class Killed(BaseException):
 
 def killed(*_: object) -> None:
     raise Killed
+
+
+def test_a_training_leaves_the_start_of_meta_learning_to_devices_that_arrive(
+    refreshed: RefreshRequest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    quick = partial(Maml, outer_steps=2)
+    monkeypatch.setattr("transfer.adapt.maml.Maml", quick)
+    version = run_refresh(replace(refreshed, makes_start=True))["version"]
+    folder = registry_of(refreshed).path(version)
+    source, _ = checkpoint.load_fleet_tlp(folder, DEFAULT_SPEC)
+    config = train_config(refreshed.epochs)
+    assert quick(starts=folder).has_start(source, config, refreshed.seed)
+    assert not quick(starts=folder).has_start(source, config, refreshed.seed + 1)
 
 
 @pytest.mark.slow

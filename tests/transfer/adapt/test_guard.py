@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -19,6 +20,7 @@ from transfer.adapt.guard import (
     held_back_scores,
     judge,
 )
+from transfer.adapt.maml import Maml
 from transfer.adapt.multitask import MultiTask, Scratch
 from transfer.adapt.nearest import Nearest
 from transfer.adapt.registry import GUARDED, GUARDED_ALONE, auto, strategies
@@ -177,6 +179,18 @@ def test_samples_held_back_are_asked_as_the_head_will_be(source: FleetTLP, regim
 
 def test_too_few_samples_are_not_parted(source: FleetTLP) -> None:
     assert "too few" in run(Auto(strategies=(Nearest(), Scratch())), source, measured(20)).notes["check"]
+
+
+def test_a_check_does_not_wait_for_a_start_of_meta_learning(source: FleetTLP, tmp_path: Path) -> None:
+    maml = Maml(outer_steps=2, steps=(2,), starts=tmp_path)
+    guarded = Auto(strategies=(Nearest(), maml, Scratch()))
+    assert set(run(guarded, source, measured(90)).notes["check"]["agreement"]) == {"nearest", "scratch"}
+    maml.start(source, DATASET, SHORT, 0)
+    assert set(run(guarded, source, measured(90)).notes["check"]["agreement"]) == {
+        "nearest",
+        "maml",
+        "scratch",
+    }
 
 
 @pytest.mark.parametrize("regime", list(Regime))
