@@ -14,8 +14,9 @@ install: $(VENV)/installed
 run: install
 	$(BIN)/fleet demo
 
+# Many tests wait for processes: three at a time keep two cores at work.
 test: $(VENV)/installed-dev
-	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder
+	$(BIN)/python -m pytest --numprocesses 3 --dist loadfile --no-loadscope-reorder
 
 check: $(VENV)/installed-dev
 	$(BIN)/ruff format --check .

@@ -15,7 +15,7 @@ import pytest
 from msgspec import structs
 
 from fleet.core.events import Event, TrainingFinished, TrainingReason, TrainingStarted
-from fleet.core.request_words import Request, RequestId
+from fleet.core.request_words import Request, RequestId, RequestKind, RequestSubmitted
 from fleet.core.state import FleetState
 from fleet.engine.coordinator import Coordinator
 from fleet.engine.event_log import EventLog
@@ -217,6 +217,22 @@ def test_an_id_with_other_contents_and_a_second_for_the_same_family_are_refused(
     # The same once they are durable.
     _, answers = served(a_request(minutes=5), a_request("t2"), state=state)
     assert kinds(answers) == [RequestConflict, RequestConflict]
+
+
+def test_a_training_that_the_fleet_began_refuses_nobody() -> None:
+    own = Request(
+        request_id=RequestId("own"),
+        kind=RequestKind.TRAINING,
+        arguments={"family": "cpu", "reasons": ["600 new records"]},
+    )
+    assert own.is_own_training
+    state = FleetState()
+    state.apply(RequestSubmitted(at_secs=1.0, request=own))
+    assert served(a_request(), state=state)[1] == ["queued"]
+    # And nobody can send one that looks like it.
+    [refused] = served(a_request(arguments={"family": "cpu", "reasons": ["mine"]}))[1]
+    assert isinstance(refused, RequestRefused)
+    assert "reasons" in str(refused)
 
 
 def test_submitted_and_cancelled_in_one_turn_it_is_cancelled() -> None:
