@@ -1,4 +1,4 @@
-"""`fleet.refresh.process REQUEST.json`: a training, or a look at fresh records, in a process of its own.
+"""`fleet.refresh.process REQUEST.json`: a training, a look at fresh records, or a start of meta-learning.
 
 A training takes memory, libraries and a core for minutes, and may be killed: none of it belongs into the
 coordinator. The process prints one line of JSON, or ends with code 1 and the clearest line last on standard
@@ -29,9 +29,9 @@ def main(arguments: Sequence[str]) -> int:
 
             answer = run_watch(request)
         else:
-            from fleet.refresh.run import run_refresh
+            from fleet.refresh.run import run_refresh, run_start
 
-            answer = run_refresh(request)
+            answer = run_start(request) if request.kind == "start" else run_refresh(request)
     except TooFewRecordsError as error:
         answer = {"wants_records": str(error)}
     except (FleetError, AgentError, TransferError, OSError, MemoryError) as error:

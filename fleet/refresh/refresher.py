@@ -34,7 +34,7 @@ from fleet.models.freshness import Freshness
 from fleet.models.registry import KEEP, Registry
 from fleet.refresh.refresh_child import RefreshChild, unfinished
 from fleet.refresh.request import RefreshRequest
-from transfer.model.kinds import FLEET_TLP
+from transfer.model.kinds import FLEET_TLP, is_extensible
 
 #: Times that the process of one training may be killed before the next training begins anew.
 _MOST_KILLS = 3
@@ -55,7 +55,7 @@ class RefreshSettings:
     compute: str = "cpu"
     #: Newest model versions to keep, besides those that serve or may be gone back to.
     keep: int = KEEP
-    #: Whether a training ends with the start of meta-learning, for devices that arrive later.
+    #: Whether idle time is for starts of meta-learning, which devices that arrive later are checked with.
     makes_starts: bool = False
     #: New records of a device before its champion is looked at again, and least seconds between two looks.
     watch_records: int = 256
@@ -104,6 +104,8 @@ class Refresher:
         #: Times in a row that the process of a family's training was killed.
         self._kills: Counter[str] = Counter()
         self._watching = _Watching()
+        #: By family, the version that was published and has no start of meta-learning yet.
+        self._without_start: dict[str, str] = {}
         self._events: list[Event] = []
         #: Serial of the last change of champions that was turned into events; None before any was.
         self._last_serial: int | None = None
@@ -113,7 +115,7 @@ class Refresher:
     def start(self, family: str, reasons: Sequence[TrainingReason | str]) -> None:
         """Train the model of a family; goes on where an unfinished training of the family was left.
 
-        A look at fresh records that is under way is given up for it. `TrainingStarted` and then one of
+        What is done in idle time is given up for it. `TrainingStarted` and then one of
         `TrainingFinished` and `TrainingFailed` come out of `poll`. Does nothing while a training runs.
         """
         if self._child is not None:
@@ -179,7 +181,7 @@ class Refresher:
     def view(self) -> dict[str, Any]:
         """What is going on, JSON-ready."""
         request = None if self._child is None else self._child.request
-        names = {None: "idle", "refresh": "training", "watch": "looking"}
+        names = {None: "idle", "refresh": "training", "watch": "looking", "start": "preparing"}
         return {
             "state": names[None if request is None else request.kind],
             "family": "" if request is None else request.family,
@@ -193,7 +195,9 @@ class Refresher:
 
     # ---- the process ----
 
-    def _request(self, kind: Literal["refresh", "watch"], family: str, folder: Path) -> RefreshRequest:
+    def _request(
+        self, kind: Literal["refresh", "watch", "start"], family: str, folder: Path
+    ) -> RefreshRequest:
         settings = self._settings
         return RefreshRequest(
             kind=kind,
@@ -209,7 +213,6 @@ class Refresher:
             nice=settings.nice,
             compute=settings.compute,
             keep=settings.keep,
-            makes_start=settings.makes_starts,
         )
 
     def _launch(self, request: RefreshRequest) -> None:
@@ -220,6 +223,9 @@ class Refresher:
         answer = child.answer()
         if child.request.kind == "watch":
             self._looked(answer, child)
+        elif child.request.kind == "start":  # without one an arrival is checked against other strategies
+            self._without_start.pop(child.request.family, None)
+            child.forget()
         elif answer is None or "wants_records" in answer:
             self._failed(child, (answer or {}).get("wants_records", ""))
         else:
@@ -228,6 +234,7 @@ class Refresher:
             self._tell_changes()
             self._events.append(_finished(answer, child.request.family, self._clock()))
             self._kills.pop(child.request.family, None)
+            self._note_start(answer, child.request.family)
             child.forget()
         self._watching.next_at = self._clock() + self._settings.watch_secs
 
@@ -264,6 +271,7 @@ class Refresher:
         for device_id in {*chosen, *(set(due) - set(served))}:
             watching.new[device_id] = 0
         if not chosen:
+            self._make_start()
             return
         request = self._request("watch", family, self._folder / "watch")
         try:
@@ -271,6 +279,22 @@ class Refresher:
         except OSError as error:
             self._last_look = {"at": self._wall(), "error": str(error)}
             watching.next_at = self._clock() + self._settings.watch_secs
+
+    def _note_start(self, answer: Mapping[str, Any], family: str) -> None:
+        """Note the version that a training has published, if devices are onboarded from such a model."""
+        if self._settings.makes_starts:
+            for kind, outcome in answer["challengers"].items():
+                if outcome["published"] and is_extensible(kind):
+                    self._without_start[family] = outcome["version"]
+
+    def _make_start(self) -> None:
+        """Begin with the start of a version, if one is due."""
+        for family, version in list(self._without_start.items())[:1]:
+            request = self._request("start", family, self._folder / "start")
+            try:
+                self._launch(replace(request, version=version))
+            except OSError:
+                del self._without_start[family]
 
     def _looked(self, answer: dict[str, Any] | None, child: RefreshChild) -> None:
         now = self._clock()

@@ -22,8 +22,8 @@ WARM_EPOCHS = 0.5
 class RefreshRequest:
     """What a refresh process is asked for."""
 
-    #: `watch` is a look at fresh records.
-    kind: Literal["refresh", "watch"]
+    #: `watch` is a look at fresh records, `start` makes the start of meta-learning of a version.
+    kind: Literal["refresh", "watch", "start"]
     #: A value of `Family`.
     family: str
     store: str
@@ -46,8 +46,8 @@ class RefreshRequest:
     compute: str = "cpu"
     #: Newest versions to keep.
     keep: int = KEEP
-    #: Whether the start of meta-learning is made for a version that serves, for devices that arrive later.
-    makes_start: bool = False
+    #: Version that a start is made of.
+    version: str = ""
 
 
 def read_request(path: Path) -> RefreshRequest:

@@ -11,7 +11,6 @@ import json
 import shutil
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -114,8 +113,6 @@ def run_refresh(request: RefreshRequest) -> dict[str, Any]:
     elif registry.champions():
         registry.retain(_retention(verdicts, plan.base))
     shutil.rmtree(Path(request.folder) / CHALLENGER, ignore_errors=True)
-    if request.makes_start:
-        _make_start(registry, challengers, dataset.take(rows), request)
     return {
         "kind": "refresh",
         "family": request.family,
@@ -135,6 +132,30 @@ def run_refresh(request: RefreshRequest) -> dict[str, Any]:
         **_effort(challengers_by_kind.values()),
         "secs": time.monotonic() - started,
     }
+
+
+def run_start(request: RefreshRequest) -> dict[str, Any]:
+    """Make the start of meta-learning of a version, which a device that arrives would have to wait for.
+
+    Raises:
+        FleetError: The store or the registry cannot be used.
+        TransferError: The version cannot be read.
+    """
+    from transfer.adapt.maml import Maml
+    from transfer.features.extractor import DEFAULT_SPEC
+    from transfer.model import checkpoint
+
+    began = time.monotonic()
+    registry = Registry(Path(request.models))
+    reader = Store.read(Path(request.store)).parted(registry.environments_since())
+    devices = _devices(reader, request)
+    data = read_refresh_data(reader, devices, version=reader.version, new_since=0.0, published=False)
+    rows, _ = learnable(data.snapshot)
+    folder = registry.path(request.version)
+    source, _ = checkpoint.load_fleet_tlp(folder, DEFAULT_SPEC)
+    part = data.snapshot.dataset.take(rows)
+    Maml(starts=folder).start(source, part, train_config(request.epochs), request.seed)
+    return {"kind": "start", "version": request.version, "secs": time.monotonic() - began}
 
 
 def _effort(challengers: Iterable[Challenger]) -> dict[str, float]:
@@ -191,24 +212,6 @@ def _published(
             "verdicts": verdicts_as_json(decided),
         }
     return challengers
-
-
-def _make_start(
-    registry: Registry, challengers: Mapping[str, Mapping[str, Any]], part: Dataset, request: RefreshRequest
-) -> None:
-    """Make the start of meta-learning of a published version; a device that arrives would wait for it."""
-    from transfer.adapt.maml import Maml
-    from transfer.errors import TransferError
-    from transfer.features.extractor import DEFAULT_SPEC
-    from transfer.model import checkpoint
-
-    for kind, outcome in challengers.items():
-        if not outcome["published"] or not is_extensible(kind):
-            continue
-        folder = registry.path(outcome["version"])
-        with suppress(TransferError):  # without a start an arrival is checked against the other strategies
-            source, _ = checkpoint.load_fleet_tlp(folder, DEFAULT_SPEC)
-            Maml(starts=folder).start(source, part, train_config(request.epochs), request.seed)
 
 
 def _retention(verdicts: Sequence[Sequence[DeviceDecision]], base: str) -> dict[str, str]:

@@ -44,7 +44,7 @@ from fleet.refresh.freshness_look import run_watch
 from fleet.refresh.refresh_child import refresh_cores, unfinished
 from fleet.refresh.refresher import Refresher, RefreshSettings
 from fleet.refresh.request import EPOCHS, PLAN, REQUEST, RefreshRequest, request_bytes
-from fleet.refresh.run import run_refresh
+from fleet.refresh.run import run_refresh, run_start
 from fleet.store.store import Store
 from tests.dataset_fixtures import cpu_device
 from tests.disk_fixtures import failing
@@ -116,7 +116,7 @@ def look_at_a(request: RefreshRequest) -> str:
 
 
 def wait_for(is_so: Callable[[], bool], turn: Callable[[], object] = lambda: None) -> None:
-    until = time.monotonic() + 90
+    until = time.monotonic() + 150
     while not is_so():
         assert time.monotonic() < until
         turn()
@@ -138,12 +138,13 @@ def killed(*_: object) -> None:
     raise Killed
 
 
-def test_a_training_leaves_the_start_of_meta_learning_to_devices_that_arrive(
+def test_a_start_of_meta_learning_is_made_for_devices_that_arrive(
     refreshed: RefreshRequest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     quick = partial(Maml, outer_steps=2)
     monkeypatch.setattr("transfer.adapt.maml.Maml", quick)
-    version = run_refresh(replace(refreshed, makes_start=True))["version"]
+    [version] = {champion.version for champion in registry_of(refreshed).champions().values()}
+    assert run_start(again(refreshed, "start", kind="start", version=version))["version"] == version
     folder = registry_of(refreshed).path(version)
     source, _ = checkpoint.load_fleet_tlp(folder, DEFAULT_SPEC)
     config = train_config(refreshed.epochs)
@@ -496,6 +497,18 @@ def _leave_no_process() -> Iterator[None]:
 
 
 made: list[Refresher] = []
+
+
+@pytest.mark.slow
+def test_idle_time_is_for_a_start_of_meta_learning_until_a_training_comes(request_: RefreshRequest) -> None:
+    refresher = make_refresher(request_, makes_starts=True)
+    refresher.start("cpu", ["new records"])
+    polled(refresher, until=TrainingFinished)
+    wait_for(lambda: refresher.view["state"] == "preparing", refresher.poll)
+    refresher.start("cpu", ["more records"])
+    assert refresher.view["state"] == "training"
+    refresher.stop("cpu")
+    wait_for(lambda: refresher.view["state"] == "preparing", refresher.poll)
 
 
 @pytest.mark.slow
