@@ -237,7 +237,7 @@ class Gate:
             return _NO_BODY
         # The parser of requests lets digits through only.
         if int(length) > most:
-            return too_large(most, int(length))
+            return json.dumps({"detail": too_large(most, int(length))}).encode()
         return b""
 
 
@@ -263,10 +263,9 @@ def _closing(send: Send) -> Send:
     return send_last
 
 
-def too_large(most: int, got: int) -> bytes:
+def too_large(most: int, got: int) -> str:
     """What whoever sends too long a body is told."""
-    detail = f"the body is too large: got {got} bytes at least, at most {most}; send less at a time"
-    return json.dumps({"detail": detail}).encode()
+    return f"the body is too large: got {got} bytes at least, at most {most}; send less at a time"
 
 
 async def read_body(request: Request, most: int, secs: float) -> bytes:
@@ -282,8 +281,7 @@ async def read_body(request: Request, most: int, secs: float) -> bytes:
             async for part in request.stream():
                 size += len(part)
                 if size > most:
-                    detail = json.loads(too_large(most, size))["detail"]
-                    raise HTTPException(413, detail, headers=CLOSE)
+                    raise HTTPException(413, too_large(most, size), headers=CLOSE)
                 parts.append(part)
     except TimeoutError:
         detail = f"the body was not there after {secs:.0f} s: got {size} bytes; send it at once"

@@ -30,9 +30,7 @@ def add_predictions(app: FastAPI, dashboard: Dashboard, scores: ScoreService) ->
 
     @app.get("/v1/dashboard/workloads/{workload_id}/predictions")
     @needs(Access.OWNER)
-    async def predictions(
-        request: Request, workload_id: str, device: Annotated[str, Query(max_length=200)]
-    ) -> dict[str, Any]:
+    async def predictions(request: Request, workload_id: str, device: Device) -> dict[str, Any]:
         """Scores of a device's champion for candidates that it has measured, beside their speeds."""
         latencies, chosen, body = await run_in_threadpool(_score_question, dashboard, workload_id, device)
 

@@ -83,8 +83,6 @@ class Triggers(Struct, forbid_unknown_fields=True):
     phase: Phase = Phase.IDLE
     family: str = ""
     reasons: tuple[TrainingReason, ...] = ()
-    #: The request that the fleet made for it by itself; empty where people asked.
-    own_request: str = ""
     since: float = 0.0
     #: How the last training ended, for people.
     last: str = ""
@@ -121,10 +119,8 @@ class Triggers(Struct, forbid_unknown_fields=True):
                 triggers.pending.pop(_key(kind, device_id), None)
                 triggers.due.pop(_key(kind, device_id), None)
 
-    def drop_request(self, family: str, request_id: str, now: float, limits: Limits) -> list[StopTraining]:
+    def drop_request(self, family: str, request_id: str, now: float) -> list[StopTraining]:
         """Forget a request; a training that nothing else asked for is stopped."""
-        if request_id == self.own_request:
-            return self._stop_own(now, limits)
         self._of(family).requested.pop(request_id, None)
         reasons = tuple(reason for reason in self.reasons if reason.request_id != request_id)
         if reasons == self.reasons or reasons:
@@ -136,7 +132,7 @@ class Triggers(Struct, forbid_unknown_fields=True):
         self._end(now, "stopped: nobody asks for it any more")
         return [stopped]
 
-    def _stop_own(self, now: float, limits: Limits) -> list[StopTraining]:
+    def stop_own(self, now: float, limits: Limits) -> list[StopTraining]:
         """Stop a training that the fleet asked for by itself; its reasons are over, only new ones count."""
         stopped, triggers = StopTraining(family=self.family), self._of(self.family)
         if self.phase is Phase.ASKED:
@@ -226,7 +222,6 @@ class Triggers(Struct, forbid_unknown_fields=True):
             "since": self.since and self.since + wall_ahead_secs,
             "family": self.family,
             "reasons": to_builtins(self.reasons),
-            "own_request": self.own_request,
             "last": self.last,
             "failures": {triggers.family: triggers.failures for triggers in self.families.values()},
         }
@@ -236,7 +231,6 @@ class Triggers(Struct, forbid_unknown_fields=True):
 
     def _end(self, now: float, text: str) -> None:
         self.phase, self.family, self.reasons, self.since, self.last = Phase.IDLE, "", (), now, text
-        self.own_request = ""
 
 
 def _key(kind: ReasonKind, name: str) -> str:

@@ -273,7 +273,6 @@ def ask_for_training(core: Core) -> list[Instruction]:
     arguments = {"family": triggers.family, "reasons": [reason.text for reason in triggers.reasons]}
     request = Request(request_id=request_id, kind=RequestKind.TRAINING, arguments=arguments)
     core.requests.submit(request, now)
-    triggers.own_request = request_id
     return [ShowRequest(request_id=request_id), *instructions]
 
 
@@ -316,10 +315,13 @@ def training_broke(core: Core, reason: str) -> list[Instruction]:
 
 
 def _in_training(core: Core) -> list[RequestEntry]:
-    """Open requests that the present training was asked for by."""
-    names = [core.triggers.own_request, *(reason.request_id for reason in core.triggers.reasons)]
-    entries = (core.requests.get(RequestId(name)) for name in names if name)
-    return [entry for entry in entries if entry is not None and not entry.state.is_end]
+    """Open requests that the present training was asked for by, or that the fleet has made for it."""
+    names = {reason.request_id for reason in core.triggers.reasons}
+    return [
+        entry
+        for entry in core.requests.open()
+        if entry.request.request_id in names or entry.request.is_own_training
+    ]
 
 
 def _give_up(core: Core, entry: RequestEntry, state: RequestState, reason: str) -> list[Instruction]:
@@ -335,8 +337,10 @@ def _give_up(core: Core, entry: RequestEntry, state: RequestState, reason: str) 
         return instructions + reserve_devices(core)
     if request.kind is RequestKind.RETIREMENT:
         return instructions
-    now, limits = core.leasing.now, core.leasing.limits
-    return instructions + core.triggers.drop_request(request.family, request.request_id, now, limits)
+    now = core.leasing.now
+    if request.is_own_training:
+        return instructions + core.triggers.stop_own(now, core.leasing.limits)
+    return instructions + core.triggers.drop_request(request.family, request.request_id, now)
 
 
 def _show_requests(entries: list[RequestEntry]) -> list[Instruction]:

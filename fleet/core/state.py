@@ -150,7 +150,7 @@ class FleetState:
         return device | {"queued": leasing.jobs.queued(device_id)}
 
     def training(self) -> dict[str, Any]:
-        """The training, JSON-ready: state, since, family, reasons, own_request, last, failures."""
+        """The training, JSON-ready: state (idle, asked, running), since, family, reasons, last, failures."""
         return self._core.triggers.describe(self._core.leasing.wall_ahead_secs)
 
     def request_ids(self) -> list[RequestId]:

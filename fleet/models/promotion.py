@@ -206,7 +206,7 @@ def judge(
         reason = f"worse: {slower} {_points(top5.high)}); {evidence}"
         return decided(kind=DecisionKind.WORSE, reason=reason, judged=judged)
     # A bootstrap of three workloads knows nothing of a fourth one.
-    if pairs.low > 0 and is_beyond_luck(challenger.shares() - champion.shares()):
+    if pairs.is_above_zero and is_beyond_luck(challenger.shares() - champion.shares()):
         return decided(kind=DecisionKind.BETTER, reason=f"better: {evidence}", judged=judged)
     if learnt[0] < learnt[1]:
         reason = f"not clearly better, and it learnt from {learnt[0]} workloads, {served_by} from {learnt[1]}"

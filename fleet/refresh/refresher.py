@@ -289,12 +289,14 @@ class Refresher:
 
     def _make_start(self) -> None:
         """Begin with the start of a version, if one is due."""
-        for family, version in list(self._without_start.items())[:1]:
-            request = self._request("start", family, self._folder / "start")
-            try:
-                self._launch(replace(request, version=version))
-            except OSError:
-                del self._without_start[family]
+        if not self._without_start:
+            return
+        family, version = next(iter(self._without_start.items()))
+        request = self._request("start", family, self._folder / "start")
+        try:
+            self._launch(replace(request, version=version))
+        except OSError:
+            del self._without_start[family]
 
     def _looked(self, answer: dict[str, Any] | None, child: RefreshChild) -> None:
         now = self._clock()

@@ -368,7 +368,9 @@ class Fleet(RuleBasedStateMachine):
     def a_request_runs_with_its_training_and_keeps_its_end(self) -> None:
         state = self.world.state
         training = state.training()
-        at_work = {training["own_request"], *(reason["request_id"] for reason in training["reasons"])} - {""}
+        own = {request.request_id for request in state.open_requests() if request.is_own_training}
+        assert len(own) <= (training["state"] != "idle")
+        at_work = {*own, *(reason["request_id"] for reason in training["reasons"])} - {""}
         times = {"submitted_at": None, "started_at": None, "ended_at": None}
         for request_id in state.request_ids():
             shown = state.request(request_id)

@@ -611,7 +611,8 @@ def test_a_stopped_coordinator_leaves_no_process_and_a_request_to_go_on_with(
     refresher.start("cpu", ["test"])
     child = refresher._child
     wait_for(lambda: any(Path(request_.folder).glob(f"cpu/{EPOCHS}/*/epoch-*")), refresher.poll)
-    # What runs says how far it is, and is not the training of another family.
+    # What runs says how far it is, once its first line is whole, and is not the training of another family.
+    wait_for(lambda: refresher.view["epochs"], refresher.poll)
     epochs = refresher.view["epochs"]
     assert (epochs["of"], epochs["done"] >= 1, epochs["left_secs"] > 0) == (12, True, True)
     assert epochs["finding"].startswith(f"epoch {epochs['done']} of at most 12, loss ")
