@@ -21,13 +21,10 @@ from fleet.refresh.request import EPOCHS, RefreshRequest, warm_epochs
 from transfer.model.kinds import is_extensible
 
 if TYPE_CHECKING:
-    from transfer.data.dataset import Dataset
     from transfer.model.fleet_tlp import FleetTLP
     from transfer.model.tlp_model import TlpModel
     from transfer.train.trainers import TrainingTask
 
-#: Candidates of a new device that choose the head to start from.
-_LIKENESS = 512
 #: Name of the trained challengers in the folder of a request.
 CHALLENGER = "challenger"
 
@@ -94,6 +91,7 @@ def _task(
     data: RefreshData,
 ) -> TrainingTask:
     """What to train: a model that starts from `base`, or from nothing where that is None."""
+    from transfer.adapt.heads import with_heads
     from transfer.train.config import TrainConfig
     from transfer.train.trainers import TrainingTask
     from transfer.train.training import TrainRun
@@ -103,7 +101,7 @@ def _task(
     init = None
     if base is not None:
         config = replace(config, epochs=warm_epochs(config.epochs))
-        init = _with_heads(base, dataset, rows, heads, request.seed)
+        init = with_heads(base, dataset, rows, heads, seed=request.seed)
     learn, stop = divide(data.snapshot, request.seed, rows)
     return TrainingTask(
         dataset=dataset,
@@ -114,22 +112,3 @@ def _task(
         stop_rows=stop,
         run=TrainRun(init=init, folder=Path(request.folder) / EPOCHS / run[:12]),
     )
-
-
-def _with_heads(
-    base: FleetTLP, dataset: Dataset, rows: np.ndarray, heads: Sequence[str], seed: int
-) -> FleetTLP:
-    """The base with exactly these heads; a new one begins like the head that orders its candidates best."""
-    from transfer.adapt.heads import with_target_head
-
-    model = base.copy()
-    for device_id in heads:
-        if device_id not in model.device_ids:
-            measured = rows[np.isfinite(dataset.latency_secs[rows, dataset.column(device_id)])]
-            random = np.random.default_rng(seed)
-            some = np.sort(random.permutation(measured)[:_LIKENESS])
-            model = with_target_head(model, dataset.take(some), device_id, seed=seed)
-    for device_id in model.device_ids:
-        if device_id not in heads:
-            model.drop_head(device_id)
-    return model

@@ -11,10 +11,14 @@ from collections.abc import Sequence
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from transfer.data.dataset import Dataset
 from transfer.features.hardware import vector_distances
 from transfer.model.fleet_tlp import FleetTLP, scoped_seed
+
+#: Candidates of a new device that choose the head to start from.
+_LIKENESS = 512
 
 
 def with_target_head(source: FleetTLP, part: Dataset, target_device: str, *, seed: int) -> FleetTLP:
@@ -27,6 +31,29 @@ def with_target_head(source: FleetTLP, part: Dataset, target_device: str, *, see
         with scoped_seed(seed):
             model.add_head(target_device, like=most_similar_heads(source, part, target_device))
         tell_hardware(model, part, target_device)
+    return model
+
+
+def with_heads(
+    source: FleetTLP, dataset: Dataset, rows: NDArray[np.int64], device_ids: Sequence[str], *, seed: int
+) -> FleetTLP:
+    """Copy a model, with a head for exactly these devices; a new one is like the most similar source head.
+
+    Args:
+        source: Has heads.
+        dataset: Candidates of all devices.
+        rows: Rows whose latencies may be seen; of a new device a random few are looked at.
+        device_ids: Devices of the dataset.
+        seed: Of the choice of rows.
+    """
+    model = source.copy()
+    for device_id in device_ids:
+        if device_id not in model.device_ids:
+            measured = rows[np.isfinite(dataset.latency_secs[rows, dataset.column(device_id)])]
+            some = np.sort(np.random.default_rng(seed).permutation(measured)[:_LIKENESS])
+            model = with_target_head(model, dataset.take(some), device_id, seed=seed)
+    for device_id in sorted(set(model.device_ids) - set(device_ids)):
+        model.drop_head(device_id)
     return model
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from transfer.adapt.base import Regime, Strategy
+from transfer.adapt.boosted import Boosted
 from transfer.adapt.finetune import FineTuneHead
 from transfer.adapt.guard import Auto
 from transfer.adapt.maml import Maml
@@ -19,7 +20,7 @@ from transfer.adapt.source_devices import SourceDevices
 #: What `auto` takes first, and what that is checked against.
 GUARDED = ("source_devices", "multitask", "maml", "scratch")
 #: The same where nothing is known of source devices but their heads.
-GUARDED_ALONE = ("momentum", "nearest", "scratch")
+GUARDED_ALONE = ("boosted", "nearest", "scratch")
 
 
 def strategies(starts: Path | None = None) -> dict[str, Strategy]:
@@ -30,6 +31,7 @@ def strategies(starts: Path | None = None) -> dict[str, Strategy]:
     """
     several: tuple[Strategy, ...] = (
         SourceDevices(),
+        Boosted(),
         MultiTask(),
         FineTuneHead(),
         Momentum(),

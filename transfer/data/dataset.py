@@ -6,24 +6,16 @@ Made of records by `transfer.data.joined_records`. Knows nothing of where record
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass, replace
-from pathlib import Path
-from typing import Any
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
 from agents.records import CandidateId, DeviceId, WorkloadId
-from transfer.array_folder import read_folder, write_folder
 from transfer.data.labels import relative_speed
 from transfer.errors import DatasetError
 from transfer.features.blocks import FeatureBlock
 from transfer.features.extractor import FeatureSpec
-
-#: Kind of a saved dataset, and the version of its layout.
-_SAVED_AS = "dataset", 1
-#: Arrays saved beside those of the features.
-_ARRAYS = ("group", "latency_secs", "failed", "flops", "weight", "hardware")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -118,57 +110,3 @@ class Dataset:
     def rows_of(self, device_id: str) -> NDArray[np.int64]:
         """Indexes of the rows with an ok latency on a device."""
         return np.flatnonzero(~np.isnan(self.latency_secs[:, self.column(device_id)]))
-
-    def save(self, folder: Path) -> None:
-        """Write the dataset as .npy files and a manifest; the folder appears whole or not at all.
-
-        Raises:
-            TransferError: The folder exists already, or cannot be written.
-        """
-        arrays = {f"features_{name}": array for name, array in self.features.arrays().items()}
-        arrays |= {name: getattr(self, name) for name in _ARRAYS}
-        arrays["candidate_ids"] = np.array(self.candidate_ids, dtype=np.bytes_)
-        extra = {
-            "workload_ids": self.workload_ids,
-            "device_ids": self.device_ids,
-            "spec": asdict(self.spec),
-            "spec_hash": self.spec.hash,
-        }
-        write_folder(folder, *_SAVED_AS, arrays, extra)
-
-    @classmethod
-    def open(cls, folder: Path) -> Dataset:
-        """Open a saved dataset; its arrays stay on disk and are read as they are used.
-
-        Raises:
-            TransferError: There is no such dataset, it is damaged, or another version made its features.
-        """
-        arrays, extra = read_folder(folder, *_SAVED_AS)
-        try:
-            spec = FeatureSpec(**{name: _tuples(value) for name, value in extra["spec"].items()})
-            if spec.hash != extra["spec_hash"]:
-                raise DatasetError(
-                    f"{folder} was saved by another version of the project (features {extra['spec_hash']}); "
-                    "delete it and make it again"
-                )
-            names = {name: arrays[name] for name in _ARRAYS}
-            features = {
-                name.removeprefix("features_"): array for name, array in arrays.items() if "features_" in name
-            }
-            return cls(
-                features=FeatureBlock(**features),
-                spec=spec,
-                candidate_ids=tuple(CandidateId(name.decode()) for name in arrays["candidate_ids"].tolist()),
-                workload_ids=tuple(map(WorkloadId, extra["workload_ids"])),
-                device_ids=tuple(map(DeviceId, extra["device_ids"])),
-                **names,
-            )
-        except (KeyError, TypeError, AttributeError) as error:
-            raise DatasetError(
-                f"cannot open {folder}: {type(error).__name__}: {error}; delete it and make it again"
-            ) from error
-
-
-def _tuples(value: Any) -> Any:
-    """JSON's lists as tuples."""
-    return tuple(map(_tuples, value)) if isinstance(value, list) else value

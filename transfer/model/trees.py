@@ -11,6 +11,7 @@ Legend: N candidates, P flat features, H hardware slots.
 from __future__ import annotations
 
 import zlib
+from collections.abc import Callable
 from typing import Any, cast
 
 import numpy as np
@@ -70,17 +71,32 @@ class Trees(nn.Module):
         Raises:
             TransferError: The trees are damaged, or read other inputs.
         """
-        booster = self._loaded()
-        x = tree_inputs(flat, fitted_hardware(hardware, booster.num_features() - flat.shape[1]))
-        if booster.num_features() != x.shape[1]:
+        x = tree_inputs(flat, fitted_hardware(hardware, self.input_count() - flat.shape[1]))
+        if self.input_count() != x.shape[1]:
             raise TransferError(
-                f"the model's trees read {booster.num_features()} numbers a candidate, this program has "
+                f"the model's trees read {self.input_count()} numbers a candidate, this program has "
                 f"{x.shape[1]}; train the model again"
             )
+        return self.margins(x) + float(self.offset)
+
+    def input_count(self) -> int:
+        """Numbers of a candidate and of its device that the trees read."""
+        return int(self._loaded().num_features())
+
+    def margins(self, x: NDArray[np.float32]) -> Floats:
+        """(N,) sums of the trees, without the offset, for (N, P + H) of `tree_inputs`."""
         if not len(x):
             return np.zeros(0)
-        predictions = booster.inplace_predict(x, predict_type="margin")
-        return np.asarray(predictions, dtype=np.float64) + float(self.offset)
+        return np.asarray(self._loaded().inplace_predict(x, predict_type="margin"), dtype=np.float64)
+
+    def extended(self, extend: Callable[[bytes], bytes]) -> Trees:
+        """These trees and more.
+
+        Args:
+            extend: Gives a booster with more trees for one, each as XGBoost saves it.
+        """
+        raw = extend(_unpack(self.raw.numpy().tobytes()))
+        return Trees(pack(raw), float(self.offset), float(self.weight))
 
     def _loaded(self) -> Any:
         if self._booster is None:

@@ -1,12 +1,13 @@
-"""How each kind of model is trained: one task in, one trained model out.
+"""How a model is trained, by name: one task in, one trained model out.
 
-Called by `fleet train`, by the refresh of a fleet, and by comparisons on held-out rows, which know kinds by
-their names only. A FleetTLP is trained by `transfer.train.training`, an MTL-TLP by
-`transfer.train.published_procedure`.
+Called by `fleet train`, by the refresh of a fleet, and by comparisons on held-out rows, which know ways by
+their names only. A FleetTLP is trained by `transfer.train.training` or goes on from another one by boosting
+alone, an MTL-TLP is trained by `transfer.train.published_procedure`.
 """
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
@@ -22,6 +23,8 @@ from transfer.model.tlp_model import TlpModel
 from transfer.train.config import TrainConfig
 from transfer.train.published_procedure import published_config, train_mtl_tlp
 from transfer.train.training import TrainRun, train
+from transfer.train.tree_fit import continue_trees
+from transfer.train.validity import fit_validity
 
 Rows = NDArray[np.int64]
 
@@ -61,13 +64,18 @@ class Trained:
     curve: Mapping[str, Any]
 
 
-def train_model(kind: str, task: TrainingTask) -> Trained:
-    """Train a model of a kind.
+#: A FleetTLP that goes on from `TrainRun.init`, which has a head for each device of the task: its network
+#: stays, its trees learn what the task adds.
+BOOSTED = "boosted"
+
+
+def train_model(way: str, task: TrainingTask) -> Trained:
+    """Train a model of a kind, or `BOOSTED`.
 
     Raises:
         TransferError: Nothing to learn from, the training failed, or the dataset lacks what the kind reads.
     """
-    return _TRAINERS[kind](task)
+    return _TRAINERS[way](task)
 
 
 def _train_fleet_tlp(task: TrainingTask) -> Trained:
@@ -98,6 +106,29 @@ def _train_fleet_tlp(task: TrainingTask) -> Trained:
             / max(1e-9, sum(report.seconds for report in result.history)),
             **({} if task.run.folder is None else {"curves": str(task.run.folder)}),
         },
+    )
+
+
+def _train_boosted(task: TrainingTask) -> Trained:
+    """The model to start from, whose heads stay; trees are added to its trees. Seconds of work."""
+    started = time.perf_counter()
+    if task.run.init is None:
+        raise TransferError("boosting goes on from a model, and the task has none")
+    rows = np.union1d(task.rows, task.stop_rows)
+    model = task.run.init.copy()
+    model.validity_outputs.clear()
+    fit_validity(model, task.dataset, rows, task.devices)
+    added = continue_trees(
+        model, task.dataset, rows, task.devices, threads=task.config.threads, seed=task.seed
+    )
+    return Trained(
+        model=model.eval(),
+        seconds=time.perf_counter() - started,
+        config=asdict(task.config),
+        epochs_done=0,
+        best_epoch=0,
+        resumed_epochs=0,
+        curve={"trees_added": added},
     )
 
 
@@ -138,5 +169,6 @@ def _layout_of(dataset: Dataset) -> PublishedLayout:
 
 _TRAINERS: Mapping[str, Callable[[TrainingTask], Trained]] = {
     FLEET_TLP: _train_fleet_tlp,
+    BOOSTED: _train_boosted,
     MTL_TLP: _train_mtl_tlp,
 }

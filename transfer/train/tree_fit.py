@@ -11,6 +11,8 @@ the right order were .754 for the network, .758 for the trees and .768 for both,
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -19,6 +21,7 @@ from numpy.typing import NDArray
 
 from transfer.data.dataset import Dataset
 from transfer.data.splits import few_places
+from transfer.features.hardware import fitted_hardware
 from transfer.model.fleet_tlp import FleetTLP
 from transfer.model.trees import Trees, pack, tree_inputs
 from transfer.train.config import TrainConfig
@@ -37,6 +40,9 @@ _LEAST_WEIGHT = 0.1
 _ETA, _STEPS = 0.04, 20.0
 #: A leaf holds this share of the weight of all rows, within bounds: leaves of few rows learn noise by heart.
 _LEAF_SHARE, _LEAST_LEAF, _MOST_LEAF = 1 / 2500, 1.0, 8.0
+#: Trees that go on learn one for so many examples, and so many at most.
+_EXAMPLES_PER_TREE, _MOST_MORE_TREES = 16, 100
+_MORE_SETTINGS = {"eta": 0.04, "min_child_weight": 1.0}
 _SETTINGS = {
     "objective": "reg:squarederror",
     "tree_method": "hist",
@@ -73,6 +79,97 @@ def fit_trees(
     model.trees = None
     if not config.trees:
         return
+    examples = _examples(model, dataset, rows, device_ids, seed)
+    if examples is None:
+        return
+    sets: list[Any] = [slice(None)]
+    if alone is not None and (own := examples.column_of == dataset.column(alone)).any():
+        sets.append(own)
+    raw = b""
+    for part in sets:
+        # Each learns its share of the label, so that what they say together is the mean of both.
+        raw = grow(
+            examples.x[part],
+            examples.target[part] / len(sets),
+            examples.weight[part],
+            examples.columns,
+            count=config.trees,
+            seed=seed,
+            threads=config.threads,
+            beside=raw,
+        )
+    model.trees = Trees(pack(raw), float(examples.log_speed.mean()), weight=len(sets))
+
+
+def continue_trees(
+    model: FleetTLP,
+    dataset: Dataset,
+    rows: Rows,
+    device_ids: Sequence[str],
+    *,
+    threads: int,
+    seed: int,
+) -> int:
+    """Have trees that a model has go on with what some devices measured, in place.
+
+    What the trees say already is where boosting starts, so a few records move them little, and what they
+    learnt of a thousand workloads stays. Decision 79 has what that is worth beside other ways.
+
+    Args:
+        model: On the CPU; has trees, and heads for the devices.
+        dataset: Candidates of all devices.
+        rows: Row numbers to learn from; labels are relative to the best latency among them.
+        device_ids: Devices whose labels are used.
+        threads: Of XGBoost.
+        seed: Of everything random.
+
+    Returns:
+        How many trees were added: none where there is too little to learn from.
+    """
+    trees = model.trees
+    examples = None if trees is None else _examples(model, dataset, rows, device_ids, seed)
+    if trees is None or examples is None:
+        return 0
+    count = min(_MOST_MORE_TREES, len(examples.target) // _EXAMPLES_PER_TREE)
+    if not count:
+        return 0
+    # The level of a workload is nothing that trees could know: what they say of it is no error.
+    said = trees.margins(examples.x)
+    further = partial(
+        extend,
+        x=examples.x,
+        target=examples.target + said - _centred(said, examples.place),
+        weight=examples.weight,
+        columns=examples.columns,
+        count=count,
+        seed=seed,
+        threads=threads,
+    )
+    model.trees = trees.extended(further)
+    return count
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Examples:
+    """What trees learn from: n candidates, each once for each device that measured it."""
+
+    #: (n, P + H) what the trees read.
+    x: NDArray[np.float32]
+    #: (n,) column of the device in the dataset, and number of workload and device together.
+    column_of: Rows
+    place: Rows
+    #: (n,) logarithm of the relative speed; the same less its mean over the workload on the device.
+    log_speed: NDArray[np.float64]
+    target: NDArray[np.float64]
+    weight: NDArray[np.float64]
+    #: (P + H,) how likely each number is offered to a tree beside the others.
+    columns: NDArray[np.float64]
+
+
+def _examples(
+    model: FleetTLP, dataset: Dataset, rows: Rows, device_ids: Sequence[str], seed: int
+) -> _Examples | None:
+    """Gather what some devices measured, and tell the model their hardware; None where nobody measured."""
     random = np.random.default_rng(seed)
     labels = dataset.labels(rows)
     parts: list[tuple[NDArray[Any], ...]] = []
@@ -88,7 +185,7 @@ def fit_trees(
         target = _centred(log_speed, dataset.group[rows[chosen]])
         parts.append((rows[chosen], np.full(len(chosen), column), log_speed, target, weight))
     if not parts:
-        return
+        return None
     # Thinned before flat features are made: those of a million records would take gigabytes.
     whole = [np.concatenate(several) for several in zip(*parts, strict=True)]
     if len(whole[0]) > _MOST_ROWS:
@@ -98,27 +195,22 @@ def fit_trees(
     # A candidate stands there once for each device that measured it.
     alike, place = np.unique(row, return_inverse=True)
     flat = model.flat(dataset.features, alike)
-    x = tree_inputs(flat[place], dataset.hardware[column_of])
+    hardware = dataset.hardware
+    if model.trees is not None:
+        hardware = fitted_hardware(hardware, model.trees.input_count() - flat.shape[1])
+    x = tree_inputs(flat[place], hardware[column_of])
     columns = np.ones(x.shape[1])
     behind = flat.shape[1] - model.config.place_size - model.config.location_size
     columns[: dataset.features.summary.shape[1]] = columns[behind:] = _LIKELIER
-    sets: list[Any] = [slice(None)]
-    if alone is not None and (own := column_of == dataset.column(alone)).any():
-        sets.append(own)
-    raw = b""
-    for part in sets:
-        # Each learns its share of the label, so that what they say together is the mean of both.
-        raw = grow(
-            x[part],
-            target[part] / len(sets),
-            weight[part],
-            columns,
-            count=config.trees,
-            seed=seed,
-            threads=config.threads,
-            beside=raw,
-        )
-    model.trees = Trees(pack(raw), float(log_speed.mean()), weight=len(sets))
+    return _Examples(
+        x=x,
+        column_of=column_of,
+        place=dataset.group[row] * np.int64(len(dataset.device_ids)) + column_of,
+        log_speed=log_speed,
+        target=target,
+        weight=weight,
+        columns=columns,
+    )
 
 
 def grow(
@@ -151,7 +243,27 @@ def grow(
     return bytes(xgboost.train(settings, table, num_boost_round=count, xgb_model=earlier).save_raw("ubj"))
 
 
-def _centred(values: NDArray[np.float64], group: NDArray[np.int32]) -> NDArray[np.float64]:
+def extend(
+    raw: bytes,
+    x: NDArray[np.float32],
+    target: NDArray[np.float64],
+    weight: NDArray[np.float64],
+    columns: NDArray[np.float64],
+    *,
+    count: int,
+    seed: int,
+    threads: int = 1,
+) -> bytes:
+    """Fit `count` trees more to what those of `raw` leave of the target. Arguments are those of `grow`."""
+    import xgboost
+
+    table = xgboost.QuantileDMatrix(x, label=target, weight=weight, feature_weights=columns, nthread=threads)
+    settings = {**_SETTINGS, **_MORE_SETTINGS, "seed": seed, "nthread": threads}
+    earlier = xgboost.Booster(model_file=bytearray(raw))
+    return bytes(xgboost.train(settings, table, num_boost_round=count, xgb_model=earlier).save_raw("ubj"))
+
+
+def _centred(values: NDArray[np.float64], group: NDArray[np.integer]) -> NDArray[np.float64]:
     """Values less the mean of their workload."""
     count = np.bincount(group)
     return np.asarray(values - (np.bincount(group, values) / np.maximum(1, count))[group])

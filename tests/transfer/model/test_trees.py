@@ -21,7 +21,7 @@ from transfer.model import checkpoint
 from transfer.model.fleet_tlp import FleetTLP, model_config
 from transfer.model.trees import Trees, joint_scores, pack
 from transfer.train.training import train
-from transfer.train.tree_fit import fit_trees
+from transfer.train.tree_fit import continue_trees, fit_trees
 
 DATASET = make_dataset(workloads=16, candidates=20)
 ROWS, HELD = np.flatnonzero(DATASET.group < 12), np.flatnonzero(DATASET.group >= 12)
@@ -91,6 +91,39 @@ def test_one_device_may_have_trees_of_its_own_beside_those_of_all() -> None:
     assert apart < 0.3 * np.abs(told[2] - told[1]).mean()
     network = np.linspace(-3, -1, len(HELD))
     assert joint_scores(network, network + 0.3, 2.0) == pytest.approx(np.exp(network + 0.2), rel=2e-2)
+
+
+def test_trees_go_on_from_what_they_say_by_a_tree_for_sixteen_candidates(model: FleetTLP) -> None:
+    """A device that turns the order round moves them its way, a few candidates of it less."""
+    column = DATASET.column("cpu.a")
+    latency = DATASET.latency_secs.copy()
+    latency[:, column] = 1e-6 / latency[:, column]
+    turned = replace(DATASET, latency_secs=latency)
+    assert model.trees is not None
+    before = model.trees.log_speeds(FLAT, hardware("cpu.a"))
+    able = ROWS[np.isfinite(latency[ROWS, column])]
+
+    def added_and_moved(rows: np.ndarray) -> tuple[int, np.ndarray]:
+        grown = model.copy()
+        added = continue_trees(grown, turned, rows, ("cpu.a",), threads=1, seed=0)
+        assert grown.trees is not None
+        return added, grown.trees.log_speeds(FLAT, hardware("cpu.a")) - before
+
+    assert added_and_moved(able[:15])[0] == 0
+    (few, moved_by_few), (many, moved) = added_and_moved(able[:64]), added_and_moved(able)
+    assert (few, many) == (4, len(able) // 16)
+    assert 0 < np.abs(moved_by_few).mean() < np.abs(moved).mean()
+    for group in np.unique(DATASET.group[able]):
+        mine = able[DATASET.group[able] == group]
+        assert np.corrcoef(moved[mine], -np.log(latency[mine, column]))[0, 1] > 0.5
+    assert np.array_equal(model.trees.log_speeds(FLAT, hardware("cpu.a")), before), "those of the source stay"
+
+
+def test_a_model_without_trees_has_none_to_go_on_with(model: FleetTLP) -> None:
+    alone = model.copy()
+    alone.trees = None
+    assert continue_trees(alone, DATASET, ROWS, ("cpu.a",), threads=1, seed=0) == 0
+    assert alone.trees is None
 
 
 def test_they_are_kept_with_the_model_and_without_them_the_network_stands_alone(
