@@ -5,7 +5,8 @@ held out together: a model learns from the other groups on the other profiles an
 without a measurement (`transfer.adapt.nearest`), then with k samples of the other groups, as `fleet onboard`
 does in an empty store. Both are judged on the group's programs on the profile. Beside them: the same from 32
 workloads, as many as the store of `make run` has, and training from scratch. Each group is held out with
-every profile or every `--target`, with `--quick` once a seed. With several datasets (`--dataset` again) one
+every profile or every `--target`, with `--quick` once a seed. The same way also gets samples of half of the
+group's own workloads (`own`), and is judged on the other half. With several datasets (`--dataset` again) one
 model learns from all of them, and a fourth contender, `elsewhere`, learns on other processors than the
 profile's only; `--contenders` chooses. With `--breadth 12 50` there are models of so many workloads too, and
 a power law through all of them for 1,000 and 10,000. Each of `--strategies maml multitask` makes heads too,
@@ -52,6 +53,7 @@ from transfer.data.metrics import evaluate_ranking
 from transfer.data.splits import Split, few_of_each, leave_networks_out
 from transfer.evaluate.onboarding_cases import Case, FewShotSet, situation_of, visible_dataset
 from transfer.evaluate.rankers import Scores
+from transfer.model.fleet_tlp import FleetTLP
 from transfer.processes import run_each
 
 Rows = NDArray[np.int64]
@@ -61,6 +63,8 @@ GROUPS = 5
 FEW_WORKLOADS = 32
 #: The shipped model's way; the same from few workloads; the same without the profile's processor.
 CONTENDERS = ("shipped", "few", "elsewhere")
+#: Stands for all samples there are.
+ALL = "all"
 #: Samples of one workload, as long as there are enough workloads.
 _PER_WORKLOAD = 8
 #: Candidates of a workload that is judged.
@@ -162,7 +166,29 @@ def run_case(store: Path, case: _Case, asked: Asked) -> dict[str, Any]:
                 found["secs"][f"{label} adapted to {k}"] = round(time.perf_counter() - started, 1)
                 _judge(found, f"{label}/{k}", adapted.score_unseen(features), dataset, test, column)
                 found.setdefault("taken", {})[f"{label}/{k}"] = str(adapted.notes.get("strategy", label))
+        if name == "shipped":
+            _judge_own(found, dataset, source, case, asked, test)
     return found
+
+
+def _judge_own(
+    found: dict[str, Any], dataset: Dataset, source: FleetTLP, case: _Case, asked: Asked, test: Rows
+) -> None:
+    """The shipped way with samples of the very networks that are tuned: of half of their workloads.
+
+    Judged on the other half, as a daemon's model is that learns from what it measures of a user's networks.
+    """
+    column = dataset.column(case.target)
+    workloads = np.random.default_rng(case.seed).permutation(np.unique(dataset.group[test]))
+    is_sampled = np.isin(dataset.group[test], workloads[: len(workloads) // 2])
+    open_rows, judged = test[is_sampled], test[~is_sampled]
+    way = strategy_for(AUTO, Regime.BOTH_NEW, is_alone=True)
+    how: dict[str, Any] = {"config": train_config(asked.epochs), "seed": case.seed}
+    for k in (*asked.samples, len(open_rows)):
+        chosen = _samples(dataset, open_rows, column, k, case.seed) if k < len(open_rows) else open_rows
+        adapted = way.adapt(source, dataset, case.target, chosen, source_rows=open_rows[:0], **how)
+        name = f"own/{k if k < len(open_rows) else ALL}"
+        _judge(found, name, adapted.score_unseen(dataset.features.take(judged)), dataset, judged, column)
 
 
 def run_baselines(store: Path, case: _Case, names: Sequence[str], samples: Sequence[int]) -> dict[str, Any]:

@@ -27,7 +27,8 @@ def figures(cases: Mapping[str, Mapping[str, Any]], samples: Sequence[int]) -> d
 
     Gains are of the shipped model's way over each contender that was there.
     """
-    arrays = {name: _of_all(cases, "top1", name) for name in sorted(_names(cases))}
+    names = _names(cases)
+    arrays = {name: _of_all(cases, "top1", name) for name in sorted(names) if not name.startswith("own/")}
     result: dict[str, Any] = {"judged": len(next(iter(arrays.values())))}
     for name, found in arrays.items():
         result[f"top1_{name.replace('/', '_k')}"] = _figure(found)
@@ -43,7 +44,20 @@ def figures(cases: Mapping[str, Mapping[str, Any]], samples: Sequence[int]) -> d
                 result[f"gain_over_{_SPOKEN.get(other, other)}{at}"] = _figure(mine - arrays[name])
         if k:
             result[f"gain_of_{k}_samples"] = _figure(mine - arrays["shipped/0"])
+    for name in sorted(name for name in names if name.startswith("own/")):
+        result[f"gain_of_{name.removeprefix('own/')}_own_samples"] = _figure(_own_gain(cases, name))
     return result
+
+
+def _own_gain(cases: Mapping[str, Mapping[str, Any]], name: str) -> NDArray[np.float64]:
+    """What samples of a group's own workloads add on its other ones, in the cases that have so many."""
+    return np.array(
+        [
+            top1 - case["top1"]["shipped/0"][workload_id]
+            for _, case in sorted(cases.items())
+            for workload_id, top1 in sorted(case["top1"].get(name, {}).items())
+        ]
+    )
 
 
 def broad(count: int) -> str:

@@ -41,7 +41,7 @@ _ETA, _STEPS = 0.04, 20.0
 #: A leaf holds this share of the weight of all rows, within bounds: leaves of few rows learn noise by heart.
 _LEAF_SHARE, _LEAST_LEAF, _MOST_LEAF = 1 / 2500, 1.0, 8.0
 #: Trees that go on learn one for so many examples, and so many at most.
-_EXAMPLES_PER_TREE, _MOST_MORE_TREES = 16, 100
+_EXAMPLES_PER_TREE, _MOST_MORE_TREES = 16, 200
 _MORE_SETTINGS = {"eta": 0.04, "min_child_weight": 1.0}
 _SETTINGS = {
     "objective": "reg:squarederror",
