@@ -108,7 +108,7 @@ def models_load(arguments: dict[str, Any]) -> None:
             registry.publish(version, {one: {"reason": f"batch {batch}"} for one in _HEADS})
             champion = registry.champions()[DeviceId(_HEADS[0])]
             if batch % 2 and set(champion.before) & set(registry.versions()):
-                registry.rollback(champion.device_id, reason="by hand")
+                registry.use(champion.device_id, registry.before(champion.device_id), reason="by hand")
             registry.prune(KEEP)
     _look(load, registry.folder)
     load.finish()

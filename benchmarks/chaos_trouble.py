@@ -189,7 +189,7 @@ class Trouble:
             with contextlib.suppress(
                 OSError
             ):  # whoever asked on a full disk is told so, and nothing has changed
-                self._registry.rollback(device_id, reason="by hand")
+                self._registry.use(device_id, self._registry.before(device_id), reason="by hand")
 
     def _training_pid(self) -> int | None:
         child = self._refresher._child

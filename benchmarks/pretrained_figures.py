@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks.tables import interval
-from fleet.models.promotion import mean_of
+from fleet.models.standings import mean_of
 from transfer.adapt.base import Regime
 
 #: Samples of the new profile that every case has.

@@ -110,6 +110,8 @@ def request_in(folder: Path, **changes: Any) -> RefreshRequest:
         request_id="one",
         epochs=6,
         nice=0,
+        # Whoever serves first is then one of these models.
+        shipped=False,
     )
     return replace(request, **changes)
 

@@ -232,9 +232,9 @@ def _add_score(app: FastAPI, scores: ScoreService) -> None:
 
 
 def _with_notes(devices: Mapping[str, Any], registry: RegistryReader) -> dict[str, Any]:
-    """Devices of a view; each with what kind its champion is, whether it is pinned, and why it stayed."""
+    """Devices of a view; each with what is known of its champion, and what its challenger lacks."""
     notes = champion_notes(registry)
-    none = {"pinned": False, "retained": "", "model_kind": ""}
+    none = {"pinned": False, "retained": "", "model_kind": "", "shipped": ""}
     return {
         device_id: {**device, **{key: notes.get(device_id, none)[key] for key in none}}
         for device_id, device in devices.items()

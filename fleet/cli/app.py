@@ -144,8 +144,7 @@ _add_group(
     list=models.list_models,
     show=models.show,
     diff=models.diff,
-    rollback=models.rollback,
-    pin=models.pin,
+    use=models.use,
     unpin=models.unpin,
 )
 _add_group(

@@ -109,8 +109,10 @@ def print_daemon(view: Mapping[str, Any]) -> None:
         # There is no room beside the version; what is not said is a FleetTLP.
         if (kind := device.get("model_kind", "")) and kind != FLEET_TLP:
             print_line(f"{name}: {device['champion']} is of kind {kind}")
+        if shipped := device.get("shipped"):
+            print_line(f"{name}: {device['champion']} is of the shipped model {shipped}")
         if retention := device.get("retained"):
-            print_line(f"{name}: {device['champion']} stays; {retention}")
+            print_line(f"{name}: {device['champion']} stays; challenger {retention}")
     coordinator, store, jobs = view["coordinator"], view["store"], view["jobs"]
     since = short_moment(view["started_at"])
     print_line(

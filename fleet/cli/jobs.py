@@ -218,10 +218,12 @@ def _print_status(store: Path, models: Path) -> None:
     versions = ", ".join(status["models"]) or "none yet"
     print_text(f"store {status['store']}, table version {status['table_version']}; models: {versions}")
     for name, note in status["champions"].items():
-        if note["pinned"] or note["retained"]:
-            kind = f"{note['model_kind'] or 'damaged'}{', pinned' if note['pinned'] else ''}"
-            retention = f"; {note['retained']}" if note["retained"] else ""
-            print_text(f"{name} is served by {note['version']} ({kind}){retention}")
+        kind = note["model_kind"] or "damaged"
+        shipped = f", of the shipped model {note['shipped']}" if note["shipped"] else ""
+        pinned = ", pinned" if note["pinned"] else ""
+        print_text(f"{name} is served by {note['version']} ({kind}{shipped}{pinned}): {note['reason']}")
+        if note["retained"]:
+            print_text(f"{name}, challenger {note['retained']}")
 
 
 def _status_cells(entry: dict[str, Any]) -> tuple[str, ...]:

@@ -1,4 +1,4 @@
-"""Verbs about model versions: `fleet models list`, `show`, `diff`, `rollback`, `pin` and `unpin`.
+"""Verbs about model versions: `fleet models list`, `show`, `diff`, `use` and `unpin`.
 
 Registered by `fleet.cli.app`. Prints tables for people, or one JSON value with `--json`. They read and change
 files only, so they work whether or not a coordinator runs; one that runs follows by itself.
@@ -12,12 +12,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fleet.cli.options import DEFAULT_MODELS, ModelsOption
+from fleet.cli.options import DEFAULT_MODELS, ModelsOption, StoreOption, load_settings
 from fleet.cli.output import JsonOption, print_json, value_text
 from fleet.errors import FleetError
 from fleet.terminal_text import print_rows, print_text
 
 if TYPE_CHECKING:
+    from fleet.models.registry import Registry
     from fleet.models.registry_file import Champion
 
 _Reason = Annotated[str, typer.Option("--reason", help="Why, for the history.")]
@@ -55,7 +56,7 @@ def list_models(models: ModelsOption = DEFAULT_MODELS, as_json: JsonOption = Fal
         return
     print_rows(("version", "made", "model", "candidates", "from", "serves", "other heads"), rows)
     print_rows(
-        ("device", "served by", "since", "pinned", "why", "who did not take the place, and why"),
+        ("device", "served by", "since", "pinned", "why", "challenger, and what it lacks"),
         [
             (one["device_id"], one["version"], _date(one["since"]), *_held(one))
             for each in found
@@ -189,44 +190,63 @@ def diff(
         print_rows(("version", "device", "when it was judged"), reasons)
 
 
-def rollback(
-    device: Annotated[str, typer.Argument(help="Id of the device.")],
-    to: Annotated[
-        str | None, typer.Option("--to", metavar="VERSION", help="Version to go back to (the one before).")
-    ] = None,
-    reason: _Reason = "by hand",
-    models: ModelsOption = DEFAULT_MODELS,
-    as_json: JsonOption = False,
-) -> None:
-    """Let an earlier version serve a device again; other devices keep theirs.
-
-    Example: fleet models rollback x86-64-v4 --reason "slower since the new driver"
-    """
-    from fleet.models.registry import Registry
-
-    champion = Registry(models).rollback(device, to, reason=reason, by_hand=True)
-    said = f"{device} is served by {champion.version} from now on ({champion.reason})"
-    _print_champion(champion, said, as_json=as_json)
-
-
-def pin(
+def use(
     device: Annotated[str, typer.Argument(help="Id of the device.")],
     version: Annotated[
-        str | None, typer.Argument(help="Version that is to serve it (the one that does).")
-    ] = None,
+        str,
+        typer.Argument(
+            metavar="VERSION|shipped", help="Version that is to serve it; `shipped`; or `previous`."
+        ),
+    ],
+    pin: Annotated[
+        bool, typer.Option("--pin", help="Let nothing change it: no training, no onboarding; until unpinned.")
+    ] = False,
     reason: _Reason = "by hand",
     models: ModelsOption = DEFAULT_MODELS,
+    store: StoreOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Let nothing change who serves a device: no training, no onboarding, no rollback, until it is unpinned.
+    """Let a version serve a device, whatever the figures say; other devices keep theirs.
 
-    Example: fleet models pin x86-64-v4 v000003
+    `shipped` is the head of the model that comes with the program, `previous` the version before the present
+    one. Without `--pin` a newer version still takes the place where it is judged better.
+
+    Example: fleet models use x86-64-v4 shipped --reason "slower since the new driver"
     """
     from fleet.models.registry import Registry
 
-    champion = Registry(models).pin(device, version, reason=reason)
-    said = f"{device} is pinned to {champion.version}; to let it go: fleet models unpin {device}"
+    registry = Registry(models)
+    if version == "shipped":
+        version = _shipped_version(registry, device, store)
+    elif version == "previous":
+        version = registry.before(device)
+    champion = registry.use(device, version, reason=reason, by_hand=True, pins=pin)
+    said = f"{device} is served by {champion.version} from now on ({champion.reason})"
+    if pin:
+        said = f"{device} is pinned to {champion.version}; to let it go: fleet models unpin {device}"
     _print_champion(champion, said, as_json=as_json)
+
+
+def _shipped_version(registry: Registry, device: str, path: Path | None) -> str:
+    """The version of the shipped model's head for a device, which is made if it is not there.
+
+    Raises:
+        FleetError: There is no store, or no head for the device.
+    """
+    from agents.records import DeviceId
+    from fleet.models.shipped_heads import ShippedHeads, is_servable
+    from fleet.store.store import Store
+
+    reader = Store.read(Path(load_settings(None, {"store.path": path}).store.path))
+    heads = ShippedHeads(registry, reader)
+    head = heads.head(DeviceId(device))
+    if head is None:
+        servable = [name for name, entry in reader.devices().items() if is_servable(entry.spec)]
+        raise FleetError(
+            f"no model is shipped for {device!r}; of the devices in {reader.path} one is for: "
+            f"{', '.join(servable) or 'none'}"
+        )
+    return heads.version(head)
 
 
 def unpin(

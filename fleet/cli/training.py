@@ -132,8 +132,18 @@ def train(
 
 
 def _print_trained(trained: dict[str, Any]) -> None:
-    rows = [(key, value_text(value)) for key, value in trained.items()]
-    print_rows(("model", str(trained["version"])), rows)
+    decided = ("serves", "kept_champions", "given_back")
+    rows = [(key, value_text(value)) for key, value in trained.items() if key not in decided]
+    version = str(trained["version"])
+    print_rows(("model", version), rows)
+    said = {name: ("champion", why) for name, why in trained["serves"].items()}
+    said |= {name: ("challenger", why) for name, why in trained["kept_champions"].items()}
+    print_rows(
+        ("device", f"{version} is its", "why, and what it lacks"),
+        [(name, *said[name]) for name in sorted(said)],
+    )
+    for name, why in trained.get("given_back", {}).items():
+        print_text(f"{name} is served by the shipped model again: {why}")
 
 
 @contextmanager

@@ -332,6 +332,7 @@ def _trainer(settings: FleetConfig, options: UpOptions, devices: DeviceChoice, c
             epochs=settings.training.epochs,
             seed=settings.training.seed,
             cores=partial(_quiet_cores, devices),
+            shipped=settings.onboarding.shipped,
             deadline_secs=settings.daemon.training_deadline_secs,
             makes_starts=settings.daemon.arrival_samples > 0 and settings.onboarding.strategy in _META_LEARNT,
         ),

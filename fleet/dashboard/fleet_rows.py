@@ -162,6 +162,7 @@ def _row(
         # The registry knows of a rollback by hand before the coordinator does.
         "champion": champion.get("version") or device.get("champion", ""),
         "model_kind": champion.get("model_kind", ""),
+        "shipped": champion.get("shipped", ""),
         "pinned": champion.get("pinned", False),
         "retained": champion.get("retained", ""),
         "score": champion.get("score"),

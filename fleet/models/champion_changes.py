@@ -1,4 +1,4 @@
-"""Who serves after a publication, a rollback, a pin: pure changes of a registry's champions.
+"""Who serves after a publication, a choice by hand, a pin: pure changes of a registry's champions.
 
 `fleet.models.registry` reads the file, asks here, and writes: each function gives champions from now on and
 changes, which get serials when they are written. Here stands who may take a champion's place at all; whether
@@ -74,7 +74,7 @@ def rolled_back(
     reason: str,
     by_hand: bool,
 ) -> tuple[Champion, Change]:
-    """Let `target` serve a device in place of its present champion, as `Registry.rollback` does.
+    """Let `target` serve a device in place of its present champion, as `Registry.use` does.
 
     `sha256` is of its manifest, `versions` are those that can be gone back to, `at_secs` Unix seconds.
     """

@@ -19,8 +19,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fleet.models.pairs import Floats
-from fleet.models.promotion import Standing, listed, mean_of
+from fleet.models.standings import Floats, Standing, listed, mean_of
 from transfer.data.intervals import Estimate
 
 #: Origins of records that no model chose and that are first measurements: what a model likes is a narrow
@@ -29,7 +28,7 @@ from transfer.data.intervals import Estimate
 NOT_RANKED = frozenset({"random", "paired", "evolved", "imported", "derived"})
 #: Newest fresh records of a device that make its window.
 WINDOW = 768
-#: Workloads with `fleet.models.promotion.LEAST_RANKED` of them that tell something at least.
+#: Workloads with `fleet.models.standings.LEAST_RANKED` of them that tell something at least.
 LEAST_WORKLOADS = 6
 #: Share of the resamples inside the intervals: a window is looked at again and again, and each look may err.
 LEVEL = 0.99

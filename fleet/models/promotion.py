@@ -1,14 +1,18 @@
-"""Who serves a device from now on: challenger against champion on held-out workloads. Pure decisions.
+"""Who serves a device from now on: one rule, by held-out workloads. Pure decisions.
 
-Called by `fleet.models.judge` with scores and latencies; it knows neither models nor stores nor time.
-Champion and challenger are always judged anew, on the same rows of one snapshot: figures of another day are
-never compared.
+No head takes a place that is not better than, or clearly as good as, what serves now and the head of the
+shipped model, on enough held-out workloads to judge (`docs/decisions/0078-the-shipped-head-is-the-floor.md`).
+Else it is a challenger, and says what it lacks. A champion that is clearly worse than the shipped head gives
+its place to that.
 
-Legend: n candidates, G workloads.
+Called by `fleet.models.judge` and by `fleet.onboarding.judgement` with standings; it knows neither models nor
+stores nor time. All are judged anew, on the same rows of one snapshot: figures of another day are never
+compared.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
@@ -16,22 +20,23 @@ from functools import partial
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from fleet.models.pairs import Floats, decided_pairs, pair_width
-from transfer.data.intervals import LEVEL, Estimate, Resampled, is_beyond_luck, resample_ratio
-from transfer.data.metrics import evaluate_ranking
+from fleet.models.holdout import SHARE
+from fleet.models.standings import Floats, Standing, listed, mean_of
+from transfer.data.intervals import LEVEL, Estimate, student_interval, t_quantile
 
-#: Held-out workloads that judge a head at least, and their measured candidates: fewer are an anecdote.
-LEAST_JUDGED = 3
-LEAST_RANKED = 4
+#: Held-out workloads that judge a head at least: an interval of fewer is wider than any head is better
+#: (`docs/decisions/0078-the-shipped-head-is-the-floor.md`).
+LEAST_JUDGED = 8
+#: Share of the pairs by which a head may be behind another one, at the low end of the interval, and still be
+#: clearly as good.
+MARGIN = 0.02
 #: What a head is trained from at least: ok candidates, and workloads with two of them to compare.
 LEAST_CANDIDATES = 32
 LEAST_WORKLOADS = 3
 #: Refreshes that start from the champion before one starts from nothing: what a first, small dataset gave the
 #: backbone and the scaling of its inputs should not stay for ever.
 MOST_WARM = 8
-_SEED = 0
 
 
 class DecisionKind(StrEnum):
@@ -47,33 +52,6 @@ class DecisionKind(StrEnum):
     HELD = "held"
     #: It may take the place, but another model of the same training takes it.
     OUTDONE = "outdone"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Standing:
-    """How a head orders the candidates of G workloads; arrays are (G,), in the order of `groups`."""
-
-    groups: NDArray[np.int32]
-    #: Candidates measured.
-    counts: NDArray[np.int64]
-    #: Pairs whose latencies differ by more than the noise floor, and how many of them are in the right order.
-    decided: Floats
-    right: Floats
-    #: Kendall's tau-b.
-    tau: Floats
-    #: Speed of the first choice, and best one of the first five, over the best; 1 within the noise floor.
-    top1: Floats
-    top5: Floats
-    #: Width of the 90 % interval of the share of pairs in the right order (`pair_width`).
-    width: Floats
-
-    def shares(self) -> Floats:
-        """(G,) share of the decided pairs of a workload in the right order."""
-        return np.asarray(self.right / np.maximum(self.decided, 1))
-
-    def pairs(self) -> Resampled:
-        """The mean of `shares`."""
-        return mean_of(self.shares())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,121 +75,157 @@ class DeviceDecision:
         return self.kind in {DecisionKind.FIRST, DecisionKind.BETTER, DecisionKind.AS_GOOD}
 
 
-def standing(scores: Floats, latency_secs: Floats, group: NDArray[np.int32], floor: float) -> Standing | None:
-    """How scores order measured candidates, workload by workload.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rival:
+    """A head that a challenger must not be worse than."""
 
-    Args:
-        scores: (n,) higher is faster.
-        latency_secs: (n,) seconds, NaN where there is no ok measurement.
-        group: (n,) number of each candidate's workload.
-        floor: Relative difference of two measurements of one program on this device.
+    #: What it is called in sentences, such as `v000003`.
+    name: str
+    #: How it orders what judges the challenger; None where it cannot be asked.
+    standing: Standing | None
 
-    Returns:
-        Over the workloads with `LEAST_RANKED` measured candidates and a pair that noise does not blur; None
-        where no workload has them.
+
+class Rank(StrEnum):
+    """How a head compares with another one."""
+
+    BETTER = "better"
+    AS_GOOD = "as_good"
+    #: Neither is worse for sure, nor clearly as good.
+    UNCLEAR = "unclear"
+    WORSE = "worse"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Comparison:
+    """A head against another one, on the same workloads."""
+
+    rank: Rank
+    #: The difference in words.
+    evidence: str
+    #: Further held-out workloads that would make it clearly as good if they say what these say; 0 where none
+    #: would.
+    lacks: int = 0
+
+
+def compared(mine: Standing, other: Standing, name: str) -> Comparison:
+    """Compare a head with another one, called `name`, that was asked about the same candidates.
+
+    Raises:
+        ValueError: They were judged on unlike workloads.
     """
-    measured = np.isfinite(latency_secs)
-    scores, latency, group = scores[measured], latency_secs[measured], group[measured]
-    if not len(group) or np.bincount(group).max() < LEAST_RANKED:
-        return None
-    weight = np.ones(int(group.max()) + 1)
-    metrics = evaluate_ranking(scores, latency, group, weight, noise_floor=floor, least=LEAST_RANKED)
-    counted = [
-        decided_pairs(scores[group == number], latency[group == number], floor)
-        for number in metrics.groups.tolist()
-    ]
-    decided, right = np.array(counted, dtype=np.float64).reshape(-1, 2).T
-    is_decided = decided > 0
-    if not is_decided.any():
-        return None
-    top1, top5 = (
-        np.where(speed * (1 + floor) >= 1, 1.0, speed)
-        for speed in (metrics.top1_by_workload[is_decided], metrics.top5_by_workload[is_decided])
-    )
-    widths = [
-        pair_width(scores[group == number], latency[group == number], floor)
-        for number in metrics.groups[is_decided]
-    ]
-    return Standing(
-        groups=metrics.groups[is_decided],
-        counts=metrics.counts[is_decided],
-        decided=decided[is_decided],
-        right=right[is_decided],
-        tau=metrics.tau_by_workload[is_decided],
-        top1=top1,
-        top5=top5,
-        width=np.array(widths),
+    if not np.array_equal(mine.groups, other.groups):
+        raise ValueError(f"the head and {name} were judged on unlike workloads")
+    gains = mine.shares() - other.shares()
+    pairs, top5 = student_interval(gains), student_interval(mine.top5 - other.top5)
+    evidence = f"{_points(pairs.value)} against {name} ({_points(pairs.low)} to {_points(pairs.high)})"
+    if pairs.high < 0:
+        return Comparison(rank=Rank.WORSE, evidence=evidence)
+    if top5.high < 0 and pairs.low <= 0:
+        slower = f"its first five choices reach {_points(top5.value)} of the best speed"
+        evidence = f"{slower} ({_points(top5.low)} to {_points(top5.high)}); {evidence}"
+        return Comparison(rank=Rank.WORSE, evidence=evidence)
+    if pairs.is_above_zero:
+        return Comparison(rank=Rank.BETTER, evidence=evidence)
+    if pairs.low > -MARGIN:
+        return Comparison(rank=Rank.AS_GOOD, evidence=evidence)
+    return Comparison(rank=Rank.UNCLEAR, evidence=evidence, lacks=_further(gains))
+
+
+def _further(gains: Floats) -> int:
+    """Further workloads that bring the low end of the interval above the margin, if they are like these."""
+    ahead = float(gains.mean()) + MARGIN
+    if ahead <= 0:
+        return 0
+    needed = (t_quantile(len(gains)) * float(gains.std(ddof=1)) / ahead) ** 2
+    return max(1, math.ceil(needed) - len(gains))
+
+
+def lacking(count: int, further: int) -> str:
+    """What a head that `count` held-out workloads can judge lacks, if it takes `further` ones."""
+    return (
+        f"needs {math.ceil(further / SHARE)} more measured workloads to be judged: {count} held-out ones can "
+        f"judge it, {count + further} must, and one of {round(1 / SHARE)} is held out"
     )
 
 
 def judge(
     device_id: str,
     challenger: Standing | None,
-    champion: Standing | None,
+    rivals: Sequence[Rival],
     *,
     served_by: str = "",
     floor: float = 0.0,
     why_not: str = "",
     gone: str = "",
-    learnt: tuple[int, int] = (0, 0),
 ) -> DeviceDecision:
-    """Decide about one device. A champion that can serve stays where nothing can be judged.
-
-    Of two that noise cannot tell apart, the challenger takes the place, because it has seen more. Where it
-    learnt from fewer workloads than the champion, it has not, and has to be better.
+    """Decide about one device: the challenger takes the place only from rivals that it is not worse than.
 
     Args:
         device_id: The device.
         challenger: The new head on clean held-out workloads; None where there are none.
-        champion: The present head on the same candidates; None where there is none, or it cannot be asked.
-        served_by: Version of the present champion; empty where there is none that can serve.
-        floor: The noise floor that both were judged with.
-        why_not: Why nothing could be judged, where that is known.
+        rivals: What it must not be worse than, on the same candidates: the champion first, and the shipped
+            head. None where nothing serves and no model is shipped.
+        served_by: Version that serves on, as long as no other takes its place; empty for none.
+        floor: The noise floor that all were judged with.
+        why_not: Why nothing could be judged, or what it lacks for that, where that is known.
         gone: Why a champion that was there cannot serve any more; empty where none was.
-        learnt: Workloads that challenger and champion learnt from.
     """
     decided = partial(DeviceDecision, device_id=device_id)
     gone = gone and f"{gone}; "
     count = 0 if challenger is None else len(challenger.groups)
-    if challenger is None or count < LEAST_JUDGED:
-        reason = why_not or f"{count} held-out workloads can judge, {LEAST_JUDGED} are needed"
-        if served_by:
-            reason += f"; {served_by} stays, for nobody has judged the new head"
-        kind = DecisionKind.UNJUDGED if served_by else DecisionKind.FIRST
-        return decided(kind=kind, reason=gone + reason)
-    mine = challenger.pairs().estimate()
-    on = f"on {count} held-out workloads"
-    if champion is None:
+    standings = [rival.standing for rival in rivals if rival.standing is not None]
+    if challenger is None or count < LEAST_JUDGED or len(standings) < len(rivals):
+        reason = why_not or lacking(count, max(1, LEAST_JUDGED - count))
+        if rivals:
+            stays = f"; {served_by} stays" if served_by else ""
+            return decided(kind=DecisionKind.UNJUDGED, reason=f"{gone}{reason}{stays}")
+        return decided(kind=DecisionKind.FIRST, reason=f"{gone}first head, unjudged: it {reason}")
+    mine = student_interval(challenger.shares())
+    on = f"{_share(mine)} of the pairs right on {count} held-out workloads"
+    if not rivals:
         judged = figures(challenger, None, floor)
         if mine.low <= 0.5:
-            reason = f"no better than chance: {_share(mine)} of the pairs right {on} ({_range(mine)})"
-            return decided(kind=DecisionKind.REFUSED, reason=gone + reason, judged=judged)
-        reason = f"{gone or 'first head: '}{_share(mine)} of the pairs right {on}"
-        return decided(kind=DecisionKind.FIRST, reason=reason, judged=judged)
-    if not np.array_equal(challenger.groups, champion.groups):
-        raise ValueError(f"{device_id}: champion and challenger were judged on unlike workloads")
-    pairs = challenger.pairs().minus(champion.pairs()).estimate()
-    top5 = mean_of(challenger.top5).minus(mean_of(champion.top5)).estimate()
-    judged = figures(challenger, champion, floor)
-    evidence = (
-        f"{_share(mine)} of the pairs right {on}, {_points(pairs.value)} against {served_by} "
-        f"({_points(pairs.low)} to {_points(pairs.high)})"
+            reason = f"{gone}no better than chance: {on} ({_range(mine)})"
+            return decided(kind=DecisionKind.REFUSED, reason=reason, judged=judged)
+        return decided(kind=DecisionKind.FIRST, reason=f"{gone or 'first head: '}{on}", judged=judged)
+    comparisons = [
+        compared(challenger, standing, rival.name) for rival, standing in zip(rivals, standings, strict=True)
+    ]
+    judged = figures(challenger, standings[0], floor)
+    evidence = ", ".join((on, *(comparison.evidence for comparison in comparisons)))
+    ranks = {comparison.rank for comparison in comparisons}
+    if Rank.WORSE in ranks:
+        return decided(kind=DecisionKind.WORSE, reason=f"{gone}worse: {evidence}", judged=judged)
+    if Rank.UNCLEAR in ranks:
+        unclear = [comparison.lacks for comparison in comparisons if comparison.rank is Rank.UNCLEAR]
+        needs = "; more workloads like these would not make it so"
+        if min(unclear):
+            needs = f"; it {lacking(count, max(unclear))}"
+        reason = f"{gone}not clearly as good: {evidence}{needs}"
+        return decided(kind=DecisionKind.UNJUDGED, reason=reason, judged=judged)
+    if comparisons[0].rank is Rank.BETTER:
+        return decided(kind=DecisionKind.BETTER, reason=f"{gone}better: {evidence}", judged=judged)
+    return decided(kind=DecisionKind.AS_GOOD, reason=f"{gone}clearly as good: {evidence}", judged=judged)
+
+
+def shipped_takes(
+    device_id: str, champion: Rival, shipped: Rival, floor: float = 0.0
+) -> DeviceDecision | None:
+    """The decision that the shipped head takes the place of a champion that is clearly worse; else None."""
+    mine, other = shipped.standing, champion.standing
+    if mine is None or other is None or len(mine.groups) < LEAST_JUDGED:
+        return None
+    if compared(other, mine, shipped.name).rank is not Rank.WORSE:
+        return None
+    comparison = compared(mine, other, champion.name)
+    share = _share(student_interval(mine.shares()))
+    on = f"{share} of the pairs right on {len(mine.groups)} held-out workloads"
+    return DeviceDecision(
+        device_id=device_id,
+        kind=DecisionKind.BETTER,
+        reason=f"the shipped head is better: {on}, {comparison.evidence}",
+        judged=figures(mine, other, floor),
     )
-    if pairs.high < 0:
-        return decided(kind=DecisionKind.WORSE, reason=f"worse: {evidence}", judged=judged)
-    if top5.high < 0 and pairs.low <= 0:
-        slower = (
-            f"its first five choices reach {_points(top5.value)} of the best speed ({_points(top5.low)} to"
-        )
-        reason = f"worse: {slower} {_points(top5.high)}); {evidence}"
-        return decided(kind=DecisionKind.WORSE, reason=reason, judged=judged)
-    # A bootstrap of three workloads knows nothing of a fourth one.
-    if pairs.is_above_zero and is_beyond_luck(challenger.shares() - champion.shares()):
-        return decided(kind=DecisionKind.BETTER, reason=f"better: {evidence}", judged=judged)
-    if learnt[0] < learnt[1]:
-        reason = f"not clearly better, and it learnt from {learnt[0]} workloads, {served_by} from {learnt[1]}"
-        return decided(kind=DecisionKind.UNJUDGED, reason=f"{reason}: {evidence}", judged=judged)
-    return decided(kind=DecisionKind.AS_GOOD, reason=f"no worse beyond noise: {evidence}", judged=judged)
 
 
 def held_back(verdict: DeviceDecision, *, pinned_to: str = "", rolled_back_from: str = "") -> DeviceDecision:
@@ -227,30 +241,30 @@ def held_back(verdict: DeviceDecision, *, pinned_to: str = "", rolled_back_from:
 
 def figures(challenger: Standing, champion: Standing | None, floor: float) -> dict[str, Any]:
     """What a verdict rests on, JSON-ready: estimates as [value, low, high]."""
-    mine = _means(challenger)
+    mine = _by_workload(challenger)
     judged: dict[str, Any] = {
         "level": LEVEL,
         "noise_floor": floor,
         "workloads": len(challenger.groups),
         "candidates": int(challenger.counts.sum()),
-        **{name: listed(resampled.estimate()) for name, resampled in mine.items()},
+        **{name: listed(mean_of(values).estimate()) for name, values in mine.items()},
     }
     if champion is not None:
-        theirs = _means(champion)
+        theirs = _by_workload(champion)
         del theirs["top1"]
-        judged["champion"] = {name: listed(resampled.estimate()) for name, resampled in theirs.items()}
+        judged["champion"] = {name: listed(mean_of(values).estimate()) for name, values in theirs.items()}
         judged["difference"] = {
-            name: listed(mine[name].minus(resampled).estimate()) for name, resampled in theirs.items()
+            name: listed(student_interval(mine[name] - values)) for name, values in theirs.items()
         }
     return judged
 
 
-def _means(head_standing: Standing) -> dict[str, Resampled]:
+def _by_workload(head_standing: Standing) -> dict[str, Floats]:
     return {
-        "pairs": head_standing.pairs(),
-        "tau": mean_of(head_standing.tau),
-        "top1": mean_of(head_standing.top1),
-        "top5": mean_of(head_standing.top5),
+        "pairs": head_standing.shares(),
+        "tau": head_standing.tau,
+        "top1": head_standing.top1,
+        "top5": head_standing.top5,
     }
 
 
@@ -300,16 +314,6 @@ def start_from(
     if warm >= MOST_WARM:
         return "", f"{chosen} is {warm} warm starts away from the last training from nothing"
     return chosen, f"{chosen} serves {able.count(chosen)} of {len(serving)} devices"
-
-
-def mean_of(values: Floats) -> Resampled:
-    """Mean over workloads, resampled as everything here is, so that differences are paired."""
-    return resample_ratio(values, np.ones_like(values), _SEED)
-
-
-def listed(estimate: Estimate) -> list[float]:
-    """An estimate as JSON has it."""
-    return [estimate.value, estimate.low, estimate.high]
 
 
 def summary(verdicts: Sequence[DeviceDecision]) -> str:

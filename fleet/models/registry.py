@@ -13,7 +13,7 @@ from __future__ import annotations
 import shutil
 import time
 import uuid
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -25,6 +25,7 @@ from fleet.models.champion_changes import pinned, published, rolled_back, with_r
 from fleet.models.registry_file import (
     REGISTRY,
     Champion,
+    Change,
     RegistryError,
     RegistryFile,
     opened,
@@ -138,73 +139,74 @@ class Registry(RegistryReader):
         with self._changing() as file:
             file.commit(with_reasons(file.state().champions, reasons).values(), ())
 
-    def rollback(
+    def use(
         self,
         device_id: str,
-        to: str | None = None,
+        version: str,
         *,
         reason: str,
         by_hand: bool = False,
+        pins: bool = False,
         instead_of: str | None = None,
     ) -> Champion:
-        """Give a device an earlier champion back: `to`, or the one before the present one; it is returned.
+        """Let a version serve a device, whoever serves it now, and give that champion.
 
         With `by_hand` a person wants it: the version that served comes back by no publication, and only a
-        newer one that is judged better takes the place. With `instead_of` that version alone loses its place.
+        newer one that is judged better takes the place. With `pins` nobody changes the champion until it is
+        unpinned. With `instead_of` that version alone loses its place.
 
         Raises:
             PinnedError: The device is pinned.
             ReplacedError: Another version than `instead_of` serves the device.
-            RegistryError: The device has no champion, there is none before it, or `to` has no such head.
+            RegistryError: The version is missing, has no head of the device, or serves it already.
         """
-        with self._changing_champion(device_id, "roll back") as (file, present):
-            if present.pinned_at is not None:
+        if not self.folder.is_dir():
+            raise RegistryError(f"no model under {self.folder}; nothing to use")
+        with self._changing() as file:
+            sha256 = self._sha256_with_head(version, DeviceId(device_id))
+            champions, now = file.state().champions, self._clock()
+            present = champions.get(DeviceId(device_id))
+            if present is not None and present.pinned_at is not None and version != present.version:
                 raise PinnedError(present)
-            if instead_of is not None and present.version != instead_of:
-                raise ReplacedError(f"{device_id} is served by {present.version}, not by {instead_of}")
-            existing = self.versions()
-            before = (version for version in reversed(present.before) if version in existing)
-            target = to if to is not None else next(before, None)
-            if target is None:
-                raise RegistryError(
-                    f"{device_id} has no champion before {present.version} to go back to; name a version "
-                    "with --to, or train another with `fleet train`"
-                )
-            sha256 = self._sha256_with_head(target, present.device_id)
-            if target == present.version:
-                raise RegistryError(f"{device_id} is served by {target} already")
-            now = self._clock()
-            champion, change = rolled_back(
-                present, target, sha256, existing, now, reason=reason, by_hand=by_hand
-            )
-            file.commit((champion,), (change,))
-            return champion
-
-    def pin(self, device_id: str, version: str | None = None, *, reason: str) -> Champion:
-        """Let nobody change the champion of a device until it is unpinned, and give that champion.
-
-        With a `version` that one serves the device from now on.
-
-        Raises:
-            PinnedError: The device is pinned to another version.
-            RegistryError: The device has no champion, or the version has no head for it.
-        """
-        with self._changing_champion(device_id, "pin") as (file, present):
-            target = version or present.version
-            sha256 = self._sha256_with_head(target, present.device_id)
-            if present.pinned_at is not None:
-                if target != present.version:
-                    raise PinnedError(present)
-                return present
-            champion, changes, now = present, [], self._clock()
-            if target != present.version:
+            if instead_of is not None and (present is None or present.version != instead_of):
+                served_by = present.version if present is not None else "nothing"
+                raise ReplacedError(f"{device_id} is served by {served_by}, not by {instead_of}")
+            changes: list[Change] = []
+            if present is None:
+                done, changes = published(champions, version, sha256, {device_id: {}}, now, reason)
+                champion = done[DeviceId(device_id)]
+            elif version != present.version:
                 champion, change = rolled_back(
-                    present, target, sha256, self.versions(), now, reason=reason, by_hand=True
+                    present, version, sha256, self.versions(), now, reason=reason, by_hand=by_hand
                 )
                 changes.append(change)
-            champion, change = pinned(champion, now, reason)
-            file.commit((champion,), (*changes, change))
+            elif pins:
+                champion = present
+            else:
+                raise RegistryError(f"{device_id} is served by {version} already")
+            if pins and champion.pinned_at is None:
+                champion, change = pinned(champion, now, reason)
+                changes.append(change)
+            file.commit((champion,), changes)
             return champion
+
+    def before(self, device_id: str) -> str:
+        """The version that served a device before its champion, and is still there.
+
+        Raises:
+            RegistryError: The device has no champion, or there is none before it.
+        """
+        present = self.champions().get(DeviceId(device_id))
+        if present is None:
+            raise RegistryError(_no_champion(device_id, self.champions()))
+        existing = self.versions()
+        for version in reversed(present.before):
+            if version in existing:
+                return version
+        raise RegistryError(
+            f"{device_id} has no champion before {present.version} to go back to; name a version, or "
+            "`shipped`"
+        )
 
     def unpin(self, device_id: str, *, reason: str) -> Champion:
         """Let the champion of a pinned device be changed again.
@@ -212,29 +214,15 @@ class Registry(RegistryReader):
         Raises:
             RegistryError: The device has no champion, or is not pinned.
         """
-        with self._changing_champion(device_id, "unpin") as (file, present):
+        with self._changing() as file:
+            present = file.state().champions.get(DeviceId(device_id))
+            if present is None:
+                raise RegistryError(_no_champion(device_id, file.state().champions))
             if present.pinned_at is None:
                 raise RegistryError(f"{device_id} is not pinned; {present.version} serves it")
             champion, change = pinned(present, self._clock(), reason, lets_go=True)
             file.commit((champion,), (change,))
             return champion
-
-    @contextmanager
-    def _changing_champion(self, device_id: str, what: str) -> Iterator[tuple[RegistryFile, Champion]]:
-        """Be the only one to change anything; gives the file, and the champion of a device.
-
-        Raises:
-            RegistryError: It has none.
-        """
-        if not self.folder.is_dir():
-            raise RegistryError(f"no model under {self.folder}; nothing to {what}")
-        with self._changing() as file:
-            champions = file.state().champions
-            present = champions.get(DeviceId(device_id))
-            if present is None:
-                served = ", ".join(champions) or "none"
-                raise RegistryError(f"device {device_id!r} has no champion; devices with one: {served}")
-            yield file, present
 
     def _sha256_with_head(self, version: str, device_id: DeviceId) -> str:
         """Hash of a version's manifest.
@@ -279,3 +267,7 @@ class Registry(RegistryReader):
             for path in self.folder.glob(".*.part"):
                 shutil.rmtree(path, ignore_errors=True) if path.is_dir() else path.unlink(missing_ok=True)
             yield file
+
+
+def _no_champion(device_id: str, champions: Collection[str]) -> str:
+    return f"device {device_id!r} has no champion; devices with one: {', '.join(champions) or 'none'}"

@@ -121,8 +121,8 @@ class RegistryReader:
             manifest = parse_manifest(raw, self.folder / version)
         except CheckpointError as error:
             raise RegistryError(
-                f"{error}, or roll the devices that {version} serves back (fleet models rollback DEVICE) and "
-                "delete its folder"
+                f"{error}, or have others serve its devices (fleet models use DEVICE shipped) and delete its "
+                "folder"
             ) from error
         return manifest, hashlib.sha256(raw).hexdigest()
 
@@ -201,7 +201,7 @@ class RegistryReader:
         if self.sha256(ref.version) != ref.sha256:
             raise RegistryError(
                 f"{self.folder / ref.version / MANIFEST_NAME} was changed since the version was published; "
-                f"restore it, or roll back: fleet models rollback {ref.device_id}"
+                f"restore it, or roll back: fleet models use {ref.device_id} shipped"
             )
         return checkpoint.load(self.folder / ref.version, DEFAULT_SPEC)
 

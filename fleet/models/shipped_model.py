@@ -1,9 +1,8 @@
 """The model that comes with the program: a head at once, on a machine that has no model of its own yet.
 
 One folder a family below `fleet/shipped`, as `transfer.model.checkpoint` keeps models, with `devices.json`
-beside: the devices whose heads it has, and their latencies on the reference programs. It is a version like
-any other once a device of the store gets a head of it (`first_head`), so whatever is trained later is its
-challenger. Made by `benchmarks.pretrained`. Imports torch when called.
+beside: the devices whose heads it has, and their latencies on the reference programs. Made by
+`benchmarks.pretrained`. Its heads become versions by `fleet.models.shipped_heads`. Imports torch when called.
 """
 
 from __future__ import annotations
@@ -27,7 +26,6 @@ from agents.records import (
     canonical_json,
 )
 from fleet.errors import FleetError
-from fleet.models.registry import Registry
 from transfer.checked_folder import MANIFEST_NAME
 
 if TYPE_CHECKING:
@@ -39,8 +37,6 @@ if TYPE_CHECKING:
 DEVICES_NAME = "devices.json"
 #: Key of manifests with the name of the shipped model that a head is of.
 SHIPPED_KEY = "shipped"
-#: What manifests of first heads take over from it: where it came from, and how good it is.
-_COPIED_KEYS = ("candidates", "workloads", "seed", "train", "trained_workloads")
 
 
 class ShippedModelError(FleetError):
@@ -185,47 +181,6 @@ def write_shipped(
         for name, device in devices.items()
     }
     checkpoint.save(folder, model, manifest, beside={DEVICES_NAME: canonical_json(entries).encode()})
-
-
-def first_head(
-    models: Path,
-    shipped: ShippedModel,
-    spec: DeviceSpec,
-    descriptor: Descriptor,
-    fingerprint: Fingerprint | None = None,
-) -> str:
-    """Let the shipped model serve a device that nothing serves.
-
-    Returns:
-        The version that serves the device now: a new one, or its champion where it had one already.
-    """
-    from transfer.adapt.kept import files_of
-
-    registry = Registry(models)
-    served = registry.champion(spec.device_id)
-    if served is not None:
-        return served.version
-    adapted = shipped.head(spec, descriptor, fingerprint)
-    manifest = {
-        **{key: shipped.manifest[key] for key in _COPIED_KEYS if key in shipped.manifest},
-        "expected": shipped.expected(descriptor),
-        SHIPPED_KEY: shipped.name,
-        "onboarded": spec.device_id,
-        "samples": 0,
-        # It has seen nothing of this store.
-        "table_version": 0,
-        "strategy": "day_zero",
-        "notes": dict(adapted.notes),
-        "trained_heads": [],
-        "train_secs": 0.0,
-        "devices": list(shipped.model.device_ids),
-    }
-    version = registry.add(adapted.model, manifest, files_of(adapted))
-    like = ", ".join(adapted.notes["sources"])
-    reason = f"of the shipped model {shipped.name}, without a measurement: its head of {like}, the most alike"
-    # Whoever came to serve meanwhile learnt from the device, perhaps.
-    registry.publish(version, {spec.device_id: {"reason": reason, "instead_of": ""}})
-    return registry.champions()[spec.device_id].version
 
 
 def _device(entry: Mapping[str, Any]) -> ShippedDevice:

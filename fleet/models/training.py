@@ -15,16 +15,18 @@ import numpy as np
 
 from agents.records import canonical_json, content_hash
 from fleet.errors import FleetError
-from fleet.models.judge import Judge, publish_if_better, training_provenance, verdicts_as_json
+from fleet.models.judge import Judge, publish_if_better, verdicts_as_json
 from fleet.models.judged_rows import JudgedRows
 from fleet.models.promotion import DeviceDecision
 from fleet.models.registry import Registry
+from fleet.models.shipped_heads import ShippedHeads, serve_unserved
 from fleet.models.versions import (
     DatasetSnapshot,
     learnable,
     manifest_of,
     read_snapshot,
     train_config,
+    training_provenance,
 )
 from fleet.store.store import Store
 from transfer.model.kinds import KINDS, reads_published
@@ -99,11 +101,21 @@ def train_version(
     all_trained = [train_model(kind, task) for kind in kinds]
     until = {device_id: counts.last_at for device_id, counts in reader.counts().items()}
     provenance = training_provenance(dataset, open_rows, heads, until, holds_out=bool(kept_out))
+    shipped = ShippedHeads(registry, reader, enabled=settings.onboarding.shipped)
+    if publish:
+        serve_unserved(shipped, heads)
     # As a refresh judges: on what no model chose, and beyond noise.
-    judge = Judge(registry, reader, snapshot, judged.not_ranked(dataset), judged.floors)
-    verdicts = judge.verdicts(
-        [trained.model for trained in all_trained], heads, provenance["trained_workloads"]
+    judge = Judge(
+        registry=registry,
+        reader=reader,
+        snapshot=snapshot,
+        not_ranked=judged.not_ranked(dataset),
+        steady=judged.steady(dataset),
+        floors=judged.floors,
+        shipped=shipped,
+        trained=provenance["trained_workloads"],
     )
+    verdicts = judge.verdicts([trained.model for trained in all_trained], heads)
     provenance |= {"seed": seed, "environments_since": since}
     results = [
         _keep(registry, snapshot, trained, decided, provenance, publish=publish)
@@ -111,6 +123,10 @@ def train_version(
     ]
     # The one that serves more devices; the other stands beside it.
     result = max(results, key=lambda listed: len(listed["serves"]))
+    if publish:
+        result["given_back"] = judge.give_back(
+            [name for name in heads if not any(name in listed["serves"] for listed in results)]
+        )
     if len(results) > 1:
         result["others"] = [listed for listed in results if listed is not result]
     return result

@@ -1,4 +1,4 @@
-"""From the store to a model: load a snapshot, train, judge on held-out workloads, keep a version.
+"""From the store to a model: snapshots to learn from, and what a version's manifest says of its origin.
 
 The bridge between `fleet.store.store` and `transfer`; used by the demo and the verbs `train`, `eval` and
 `onboard`. Imports torch when called.
@@ -6,22 +6,17 @@ The bridge between `fleet.store.store` and `transfer`; used by the demo and the 
 
 from __future__ import annotations
 
-import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from agents.records import Descriptor, DeviceId, DeviceSpec, Family, Workload, WorkloadId
-from fleet.errors import FleetError
-from fleet.models.head_scores import HeadCache
-from fleet.models.holdout import held_out
+from fleet.errors import FleetError, StoreError
+from fleet.models.holdout import RULE, SHARE, held_out
 from fleet.models.judged_rows import JudgedRows
-from fleet.models.registry_file import Champion
-from fleet.models.registry_reader import RegistryReader
 from fleet.models.training_rows import counting_rows
 from fleet.store.reader import StoreReader
 
@@ -29,8 +24,12 @@ if TYPE_CHECKING:
     from transfer.data.dataset import Dataset
     from transfer.evaluate.cross_validation import CrossValidation, CrossValidationPlan, PartCallback
     from transfer.features.published_features import PublishedLayout
-    from transfer.model.tlp_model import TlpModel
     from transfer.train.config import TrainConfig
+
+
+#: Key of manifests with what the version that this one went on from has learnt from (`training_workloads`),
+#: without what this one learnt from itself.
+INHERITED = "inherited_workloads"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -187,84 +186,6 @@ def hold_out_target(
     return average_repeats(results)
 
 
-def save_version(
-    folder: Path,
-    model: TlpModel,
-    manifest: Mapping[str, Any],
-    beside: Mapping[str, bytes] | None = None,
-) -> str:
-    """Keep a model as the next version of a folder; it serves the devices that nothing serves yet.
-
-    Nobody has judged it: a device that was onboarded with it keeps a champion that can serve.
-
-    Arguments are those of `Registry.add`; `onboarded` and `samples` of the manifest name the device and what
-    it measured. Gives the version's name.
-    """
-    from fleet.models.registry import Registry
-
-    registry = Registry(folder)
-    served = registry.champions()
-    version = registry.add(model, manifest, beside)
-    # Whoever comes to serve from here on stays: nobody compared it with this one.
-    decisions = {head: {"instead_of": ""} for head in model.device_ids if head not in served}
-    retained = {}
-    target = manifest.get("onboarded")
-    if target in served:
-        if why := retention_reason(registry, target, manifest):
-            retained[target] = f"{version}: {why}"
-        else:
-            compared = manifest.get("against_champion") or {}
-            reason = compared.get("says", f"{_why_replaced(registry, served[target], manifest)}; not judged")
-            decisions[target] = {"reason": reason, "instead_of": served[target].version}
-    registry.publish(version, decisions, reason="first head, not judged", retained=retained)
-    return version
-
-
-def retention_reason(registry: RegistryReader, target: DeviceId, manifest: Mapping[str, Any]) -> str:
-    """Why the champion of a device stays when the device is onboarded again; empty where it cannot serve.
-
-    A few samples, all of them learnt from, judge nothing. The manifest is that of the new version.
-    """
-    from transfer.errors import TransferError
-
-    champion = registry.champions().get(target)
-    if champion is None:
-        return ""
-    if champion.pinned_at is not None:
-        return f"{target} is pinned to {champion.version}"
-    if champion.since <= manifest.get("environment_since", -math.inf):
-        # It knows nothing of what the device is now.
-        compared = manifest.get("against_champion")
-        return "" if compared is None or compared["is_better"] else str(compared["says"])
-    try:
-        HeadCache(registry).head(champion.ref)
-        theirs = registry.manifest(champion.version)
-    except (FleetError, TransferError):
-        return ""
-    if _is_unmeasured(theirs, target) and manifest["samples"]:
-        return ""
-    origin = "its head was trained"
-    if theirs.get("onboarded") == target:
-        origin = f"it was onboarded from {theirs.get('samples', 0)} samples"
-    return f"{origin}, this one onboarded from {manifest['samples']}, and nobody judged which is better"
-
-
-def _is_unmeasured(manifest: Mapping[str, Any], target: DeviceId) -> bool:
-    """Whether the head of a device is from before it measured anything."""
-    return manifest.get("onboarded") == target and manifest.get("samples") == 0
-
-
-def _why_replaced(registry: RegistryReader, champion: Champion, manifest: Mapping[str, Any]) -> str:
-    if champion.since <= manifest.get("environment_since", -math.inf):
-        return f"{champion.version} is of an environment that is gone"
-    try:
-        if _is_unmeasured(registry.manifest(champion.version), champion.device_id):
-            return f"{champion.version} was made without a measurement"
-    except FleetError:
-        pass
-    return f"{champion.version} cannot serve any more"
-
-
 def manifest_of(
     snapshot: DatasetSnapshot,
     *,
@@ -282,4 +203,66 @@ def manifest_of(
         "seed": seed,
         "train": dict(config),
         "train_secs": seconds,
+    }
+
+
+def training_workloads(reader: StoreReader, manifest: Mapping[str, Any]) -> frozenset[WorkloadId]:
+    """Workloads that a version learnt from, or one that it went on from: its weights have seen them.
+
+    Whatever goes on from it cannot be judged on them. All that the store knows where nobody knows which.
+    """
+    learnt = learnt_workloads(reader, manifest)
+    if learnt is None:
+        return frozenset(reader.workloads())
+    return frozenset(learnt) | frozenset(map(WorkloadId, manifest.get(INHERITED, ())))
+
+
+def measured_workloads(reader: StoreReader, device_ids: Collection[str], version: int) -> set[WorkloadId]:
+    """Workloads that some devices have records of at a version of the table."""
+    batches = reader.columns(("workload_id",), device_ids=device_ids, version=version)
+    return {
+        WorkloadId(workload_id)
+        for _, batch in batches
+        for workload_id in batch.column(0).unique().to_pylist()
+    }
+
+
+def learnt_workloads(reader: StoreReader, manifest: Mapping[str, Any]) -> Collection[WorkloadId] | None:
+    """Workloads that a version itself learnt from; None where nobody knows."""
+    if "trained_workloads" in manifest:
+        return [WorkloadId(workload_id) for workload_id in manifest["trained_workloads"]]
+    try:
+        return measured_workloads(reader, manifest["heads"], int(manifest["table_version"]))
+    except (StoreError, KeyError, ValueError):
+        return None
+
+
+def training_provenance(
+    dataset: Dataset,
+    rows: NDArray[np.int64],
+    heads: Sequence[str],
+    data_until: Mapping[DeviceId, float] | Mapping[str, float],
+    *,
+    holds_out: bool,
+) -> dict[str, Any]:
+    """What a manifest says so that a version can be compared with others later.
+
+    Args:
+        dataset: What it learnt from.
+        rows: Rows that its weights have seen, those that told when to stop included.
+        heads: Heads that were trained.
+        data_until: Unix seconds of the last record, by device: later ones are fresh to it.
+        holds_out: Whether the held-out workloads were left out.
+    """
+    groups = np.unique(dataset.group[rows])
+    measured = np.isfinite(dataset.latency_secs[rows])
+    columns = {str(head): dataset.column(head) for head in heads}
+    return {
+        "trained_heads": list(heads),
+        "trained_workloads": [dataset.workload_ids[number] for number in groups.tolist()],
+        "records": {head: int(measured[:, column].sum()) for head, column in columns.items()},
+        "data_until": {
+            str(device_id): float(at) for device_id, at in data_until.items() if device_id in columns
+        },
+        "holdout": {"rule": RULE, "share": SHARE} if holds_out else None,
     }

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from fleet.models.registry_file import RegistryError
 from fleet.models.registry_reader import RegistryReader, as_json
+from fleet.models.shipped_model import SHIPPED_KEY
 from transfer.checked_folder import TENSORS_NAME, read_checked
 from transfer.model.kinds import is_extensible, model_kind
 
@@ -68,25 +69,29 @@ def list_versions(registry: RegistryReader) -> list[dict[str, Any]]:
 
 
 def champion_notes(registry: RegistryReader) -> dict[str, dict[str, Any]]:
-    """What a status says of each champion: `version`, `model_kind`, `pinned` (whether it is), `retained`.
+    """What a status says of each champion: version, kind of its model, why it serves, what challengers lack.
 
     Nothing where the registry is damaged, for that must not hide the devices; `fleet models` says how to
     mend it.
 
-    `retained` says why the last version that could have taken its place did not; empty where there was none.
+    `shipped` names the shipped model that it is a head of, `reason` says why it serves. `retained` names the
+    last challenger, and says what it lacks to take the place; they are empty where there was none.
     """
     try:
         champions = registry.champions()
     except RegistryError:
         return {}
-    kinds = {
-        version: registry.kind(version) for version in {champion.version for champion in champions.values()}
+    manifests = {
+        version: _manifest_of(registry, version)
+        for version in {champion.version for champion in champions.values()}
     }
     return {
         str(device_id): {
             "version": champion.version,
-            "model_kind": kinds[champion.version],
+            "model_kind": registry.kind(champion.version),
+            "shipped": str(manifests[champion.version][0].get(SHIPPED_KEY, "")),
             "pinned": champion.pinned_at is not None,
+            "reason": champion.reason,
             "retained": champion.retained,
         }
         for device_id, champion in champions.items()

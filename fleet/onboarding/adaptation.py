@@ -53,6 +53,8 @@ class Onboarding:
     holds_out: bool = False
     #: Workloads that the source model has learnt from, those of other rows too.
     inherited: frozenset[WorkloadId] = frozenset()
+    #: Model that the source model's weights go back to (`fleet.onboarding.judgement.origin_of`).
+    origin: str = ""
 
     @property
     def latency(self) -> NDArray[np.float64]:

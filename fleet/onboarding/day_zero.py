@@ -1,8 +1,9 @@
 """A head for a device that has no source device in its store: from the model that comes with the program.
 
 `serve_at_once` costs no measurement and a second. `onboard_alone` is what an onboarding does there: the
-reference programs say which of the shipped heads is nearest, that head serves at once, and samples of the
-device's own move it. Called by `fleet.onboarding.onboarding` and by searches. Imports torch when called.
+reference programs say which of the shipped heads is nearest, and that head serves at once. Samples of the
+device's own move it; the moved head serves where it is judged better or as good. Called by
+`fleet.onboarding.onboarding` and by searches. Imports torch when called.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from agents.records import CandidateId, Descriptor, DeviceId, DeviceSpec, Workload, WorkloadId
+from agents.records import CandidateId, DeviceId, DeviceSpec, Workload, WorkloadId
 from agents.trust import is_live
 from fleet.config.settings import select_devices
 from fleet.drivers.session import EngineSession
@@ -20,19 +21,19 @@ from fleet.errors import FleetError
 from fleet.models.holdout import is_held_out
 from fleet.models.registry import Registry
 from fleet.models.registry_file import latest
-from fleet.models.shipped_model import ShippedModel, first_head, has_shipped, read_shipped
+from fleet.models.shipped_heads import ShippedHeads, is_servable
 from fleet.models.versions import load_snapshot, train_config
 from fleet.onboarding.adaptation import expectation_report, strategy_for
 from fleet.onboarding.choice import source_devices_of, source_version
 from fleet.onboarding.fingerprint import measure_fingerprint
 from fleet.onboarding.head_version import (
-    Strangers,
     adapt_version,
     onboarding_of,
     sample_outcomes,
     serving_of,
     with_columns,
 )
+from fleet.onboarding.judgement import SampleJudge
 from fleet.planner.collect import Collection
 from fleet.planner.selection import choose_workloads, none_fits
 from fleet.planner.settings import CollectSettings, Display
@@ -44,7 +45,6 @@ from transfer.model.kinds import is_extensible
 
 if TYPE_CHECKING:
     from fleet.config.settings import FleetConfig
-    from transfer.adapt.fingerprint import Fingerprint
 
 #: Samples of a workload, at least: fewer order nothing.
 _PER_WORKLOAD = 8
@@ -68,14 +68,9 @@ def is_alone(registry: Registry, store: StoreReader, spec: DeviceSpec) -> bool:
     return True
 
 
-def usable_shipped(settings: FleetConfig, spec: DeviceSpec) -> bool:
-    """Whether the shipped model may serve a device: a live one, for it learnt from programs like ours."""
-    return settings.onboarding.shipped and is_live(spec) and has_shipped(spec.family)
-
-
 def starts_alone(settings: FleetConfig, registry: Registry, store: StoreReader, spec: DeviceSpec) -> bool:
     """Whether an onboarding starts from the shipped model, for want of source devices."""
-    return usable_shipped(settings, spec) and is_alone(registry, store, spec)
+    return settings.onboarding.shipped and is_servable(spec) and is_alone(registry, store, spec)
 
 
 def check_onboarding(settings: FleetConfig, device_id: DeviceId, models: Path) -> None:
@@ -88,7 +83,8 @@ def check_onboarding(settings: FleetConfig, device_id: DeviceId, models: Path) -
     spec, registry = select_devices(settings)[device_id], Registry(models)
     path = Path(settings.store.path)
     store = Store.read(path) if (path / RECORDS).is_dir() else None
-    if usable_shipped(settings, spec) and (store is None or is_alone(registry, store, spec)):
+    is_shipped = settings.onboarding.shipped and is_servable(spec)
+    if is_shipped and (store is None or is_alone(registry, store, spec)):
         return
     if store is None:
         latest(models)
@@ -114,35 +110,9 @@ def serve_at_once(engine: EngineSession, settings: FleetConfig, spec: DeviceSpec
     Raises:
         ShippedModelError: The shipped model is damaged.
     """
-    if usable_shipped(settings, spec) and Registry(models).champion(spec.device_id) is None:
-        _serve(engine, _shipped(spec), spec, models)
-
-
-def _shipped(spec: DeviceSpec) -> ShippedModel:
-    shipped = read_shipped(spec.family)
-    assert shipped is not None  # it is usable
-    return shipped
-
-
-def _serve(
-    engine: EngineSession,
-    shipped: ShippedModel,
-    spec: DeviceSpec,
-    models: Path,
-    fingerprint: Fingerprint | None = None,
-) -> str:
-    """The version that serves the device from now on; empty where one did already."""
-    if Registry(models).champion(spec.device_id) is not None:
-        return ""
-    version = first_head(models, shipped, spec, _descriptor(engine, spec), fingerprint)
-    engine.published(version, [spec.device_id])
-    return version
-
-
-def _descriptor(engine: EngineSession, spec: DeviceSpec) -> Descriptor:
-    descriptor = engine.store().devices()[spec.device_id].descriptor
-    assert descriptor is not None  # the device is ready
-    return descriptor
+    shipped = ShippedHeads(Registry(models), engine.store(), enabled=settings.onboarding.shipped)
+    if version := shipped.serve_first(spec.device_id):
+        engine.published(version, [spec.device_id])
 
 
 def onboard_alone(
@@ -150,7 +120,7 @@ def onboard_alone(
 ) -> dict[str, Any]:
     """Fingerprint, serve, measure, adapt, report; the driver of an onboarding without source devices.
 
-    The device is ready, and one that `usable_shipped` allows.
+    The device is ready, and the shipped model may serve it.
 
     Returns:
         As of `fleet.onboarding.onboarding.onboard_device`, with `shipped` (name of the shipped model) and
@@ -162,8 +132,11 @@ def onboard_alone(
     """
     target, clock = spec.device_id, Clock()
     samples = settings.onboarding.samples
-    shipped = _shipped(spec)
-    descriptor = _descriptor(engine, spec)
+    registry = Registry(models)
+    heads = ShippedHeads(registry, engine.store())
+    shipped = heads.model(spec.family)
+    descriptor = engine.store().devices()[target].descriptor
+    assert descriptor is not None  # the device is ready
     expected = shipped.expected(descriptor)
     how = CollectSettings(samples=_PER_WORKLOAD, seed=settings.training.seed)
     with display.live():
@@ -171,7 +144,8 @@ def onboard_alone(
         with clock.part("fingerprint"):
             mine = measure_fingerprint(engine, collection, spec)
         with clock.part("first head"):
-            first = _serve(engine, shipped, spec, models, mine)
+            if first := heads.serve_first(target, mine):
+                engine.published(first, [target])
         if samples:
             with clock.part("measure"):
                 chosen = _measure(collection, settings, spec, samples)
@@ -201,8 +175,7 @@ def onboard_alone(
         "curve": [],
     }
     if samples:
-        result |= _adapted(engine, settings, spec, models, shipped, chosen, expected, clock)
-    registry = Registry(models)
+        result |= _adapted(engine, settings, spec, heads, chosen, expected, clock)
     result["version"] = result["version"] or registry.champions()[target].version
     result |= serving_of(registry, target, result["version"])
     if result["served_by"] == result["version"] != first:
@@ -240,8 +213,7 @@ def _adapted(
     engine: EngineSession,
     settings: FleetConfig,
     spec: DeviceSpec,
-    models: Path,
-    shipped: ShippedModel,
+    heads: ShippedHeads,
     chosen: frozenset[CandidateId],
     expected: Mapping[str, Any],
     clock: Clock,
@@ -251,7 +223,7 @@ def _adapted(
 
     from transfer.adapt.base import Regime
 
-    target, store = spec.device_id, engine.store()
+    target, store, shipped = spec.device_id, engine.store(), heads.model(spec.family)
     environment_id = engine.environment_id(target)
     outcomes = sample_outcomes(store, target, environment_id, chosen)
     snapshot = load_snapshot(store, device_ids=[target], environments={target: {environment_id: target}})
@@ -261,11 +233,19 @@ def _adapted(
     onboarding = onboarding_of(
         *(snapshot, target, chosen, shipped.model, config, settings.training.seed), regime=Regime.BOTH_NEW
     )
-    onboarding = replace(onboarding, source_rows=np.zeros(0, dtype=np.int64))
+    learnt = frozenset(map(WorkloadId, shipped.manifest.get("trained_workloads", ())))
+    onboarding = replace(
+        onboarding,
+        source_rows=np.zeros(0, dtype=np.int64),
+        inherited=learnt,
+        origin=shipped.name,
+    )
     strategy = strategy_for(settings.onboarding.strategy, Regime.BOTH_NEW, is_alone=True)
     with clock.part("adapt"):
-        others = Strangers(list(hardware_by_device), shipped.manifest.get("trained_workloads", ()))
-        adapted, version = adapt_version(onboarding, snapshot, models, strategy, strangers=others)
+        judge = SampleJudge(registry=heads.registry, store=store, shipped=heads)
+        adapted, version = adapt_version(
+            onboarding, snapshot, judge, strategy, strangers=list(hardware_by_device)
+        )
     strategy_name = str(adapted.notes.get("strategy", strategy.name))
     with clock.part("report"):
         its_own = strategy_for(strategy_name, Regime.BOTH_NEW)

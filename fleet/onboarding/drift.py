@@ -1,32 +1,25 @@
-"""A device that changed: what it was, whether it is another one now, and whether its new head is better.
+"""A device that changed: what it was, and whether it is another one now.
 
 A changed driver, compiler or board makes another environment, whose records are not compared with those of
 the one before. They still say more of the device than any other device does: they are a source device of its
 own. The canaries that raise the alarm of a drift are three programs; the fingerprint has more, and of the
-kinds that models are about. Imports torch when called.
+kinds that models are about.
 """
 
 from __future__ import annotations
 
 import time
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-import numpy as np
 import pyarrow.compute as pc
-from numpy.typing import NDArray
 
 from agents.records import DeviceId, Outcome
-from fleet.errors import FleetError
-from fleet.models.head_scores import HeadCache
-from fleet.models.registry import Registry
-from fleet.onboarding.adaptation import Onboarding, strategy_for
 from fleet.store.noise import noise_floor
 from fleet.store.noise_columns import READING_COLUMNS, readings
 from fleet.store.reader import StoreReader
 
 if TYPE_CHECKING:
-    from transfer.adapt.base import Adapted
     from transfer.adapt.fingerprint import Fingerprint
 
 #: A reference program has moved that changed by more than this, and by more than twice what its device's
@@ -104,71 +97,3 @@ def _noise(store: StoreReader, device_id: DeviceId) -> float:
     batches = store.columns(READING_COLUMNS, device_ids=[device_id])
     floor = noise_floor(reading for _, batch in batches for reading in readings(device_id, batch))
     return floor.p90_change if floor is not None else 0.0
-
-
-def against_champion(
-    onboarding: Onboarding, registry: Registry, strategy_name: str, adapted: Adapted
-) -> dict[str, Any] | None:
-    """Compare a new head with the one that serves, on the samples that were measured since the drift.
-
-    Each sample is scored by a head that was made without it. The champion knows what the device measured of
-    it before. `strategy_name` names the strategy that made the new head, or chose one that did.
-
-    Returns:
-        JSON-ready: `champion`, share of `pairs` in the right order of both, `says` (one sentence), and
-        `is_better`; None where nobody serves, or the champion cannot any more.
-    """
-    from transfer.errors import TransferError
-
-    champion = registry.champions().get(DeviceId(onboarding.target))
-    if champion is None:
-        return None
-    try:
-        serving = HeadCache(registry).head(champion.ref)
-        before = serving.score_unseen(onboarding.dataset.features.take(onboarding.few_shot))
-    except (FleetError, TransferError):
-        return None
-    comparison: dict[str, Any] = {
-        "champion": champion.version,
-        "samples": len(onboarding.few_shot),
-        "is_better": False,
-    }
-    try:
-        theirs = _pairs(onboarding, before)
-        mine = _pairs(onboarding, _held_back(onboarding, str(adapted.notes.get("strategy", strategy_name))))
-    except TransferError as error:
-        return {**comparison, "says": f"it cannot be compared with {champion.version}: {error}"}
-    sentence = (
-        f"on {len(onboarding.few_shot)} samples measured since the drift {champion.version} puts "
-        f"{theirs:.1%} of pairs in the right order, this head {mine:.1%}"
-    )
-    return {
-        **comparison,
-        "pairs": [round(theirs, 4), round(mine, 4)],
-        "is_better": mine > theirs,
-        "says": sentence,
-    }
-
-
-def _held_back(onboarding: Onboarding, name: str) -> NDArray[np.float64]:
-    """(k,) scores of the samples by heads that were made without them, NaN where none was."""
-    strategy = strategy_for(name, onboarding.regime)
-    scores = np.full(len(onboarding.few_shot), np.nan)
-    for held in onboarding.folds():
-        fold = onboarding.adapt(strategy, onboarding.few_shot[~held])
-        scores[held] = fold.score_unseen(onboarding.dataset.features.take(onboarding.few_shot[held]))
-    return scores
-
-
-def _pairs(onboarding: Onboarding, scores: NDArray[np.float64]) -> float:
-    """Mean share of the samples' pairs in the right order, workload by workload."""
-    from transfer.errors import TransferError
-    from transfer.evaluate.evaluator import judge
-
-    has_score = np.isfinite(scores)
-    judgement = judge(
-        onboarding.dataset, onboarding.target, onboarding.few_shot[has_score], scores[has_score]
-    )
-    if judgement is None:
-        raise TransferError("no workload has two samples that ran")
-    return judgement.pairwise

@@ -7,20 +7,27 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import asdict, replace
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from agents.records import CandidateId, Descriptor, DeviceId, DeviceSpec, Outcome
 from fleet.errors import FleetError
-from fleet.models.judge import INHERITED, training_provenance
+from fleet.models.judge import publish_if_better, verdicts_as_json
 from fleet.models.registry_reader import RegistryReader
-from fleet.models.versions import DatasetSnapshot, learnable, load_snapshot, manifest_of, save_version
+from fleet.models.versions import (
+    INHERITED,
+    DatasetSnapshot,
+    learnable,
+    load_snapshot,
+    manifest_of,
+    training_provenance,
+)
 from fleet.onboarding.adaptation import Onboarding
 from fleet.onboarding.drift import Earlier
+from fleet.onboarding.judgement import ORIGIN, SampleJudge
 from fleet.store.noise import settled
 from fleet.store.reader import StoreReader
 
@@ -66,42 +73,29 @@ def onboarding_of(
     )
 
 
-class Strangers(NamedTuple):
-    """Devices of other people, whose heads are sources and are not kept, and what these learnt from."""
-
-    devices: Collection[str]
-    workloads: Collection[str]
-
-
-NO_STRANGERS = Strangers((), ())
-
-
 def adapt_version(
     onboarding: Onboarding,
     snapshot: DatasetSnapshot,
-    models: Path,
+    judge: SampleJudge,
     strategy: Strategy,
     *,
     earlier: Earlier | None = None,
     since: float = 0.0,
-    judge: Callable[[Adapted], dict[str, Any] | None] | None = None,
-    strangers: Strangers = NO_STRANGERS,
+    strangers: Collection[str] = (),
 ) -> tuple[Adapted, str]:
-    """Give a new device its head, and keep the model as a version.
+    """Give a new device its head, and keep the model as a version, which serves the device if it may.
 
     What the strategy needs beside the head to score as it was judged is kept with it
-    (`transfer.adapt.kept`). Where the target is served already, `retention_reason` says why it still is by
-    that.
+    (`transfer.adapt.kept`).
 
     Args:
         onboarding: What the head is made from.
         snapshot: Where its rows are from.
-        models: Folder of the model versions.
+        judge: Says whether the head serves; of a registry, in which the version is kept.
         strategy: Makes the head.
         earlier: Environment of the target before the present one; its head is only a source, and is not kept.
         since: Unix seconds at which the present environment began.
-        judge: Compares the head with the one that serves; the manifest keeps what it says.
-        strangers: Of other people's records in the source model.
+        strangers: Devices of other people, whose heads are sources and are not kept.
 
     Returns:
         The head, and the name of the version.
@@ -113,7 +107,7 @@ def adapt_version(
     adapted = onboarding.adapt(strategy, onboarding.few_shot)
     model = adapted.model
     if isinstance(model, FleetTLP):
-        gone = {*strangers.devices, *([earlier.device_id] if earlier is not None else [])}
+        gone = {*strangers, *([earlier.device_id] if earlier is not None else [])}
         for head in sorted(gone & set(model.device_ids)):
             model.drop_head(head)
     manifest = manifest_of(
@@ -129,15 +123,16 @@ def adapt_version(
         "strategy": strategy.name,
     }
     onboarded |= {"environment_since": since} if earlier is not None else {}
-    if judge is not None and (compared := judge(adapted)) is not None:
-        onboarded["against_champion"] = compared
+    verdict = judge.decide(onboarding, strategy.name, adapted)
+    onboarded |= {ORIGIN: onboarding.origin, "verdicts": verdicts_as_json([verdict])}
     # A model may have heads of devices that this store never saw.
     heads = [head for head in model.device_ids if head in onboarding.dataset.device_ids]
     rows = np.union1d(onboarding.source_rows, onboarding.few_shot)
     provenance = training_provenance(onboarding.dataset, rows, heads, {}, holds_out=onboarding.holds_out)
-    provenance["trained_workloads"] = sorted({*provenance["trained_workloads"], *strangers.workloads})
     provenance[INHERITED] = sorted(onboarding.inherited - set(provenance["trained_workloads"]))
-    version = save_version(models, model, {**manifest, **onboarded, **provenance}, files_of(adapted))
+    version, _ = publish_if_better(
+        judge.registry, model, {**manifest, **onboarded, **provenance}, [verdict], files_of(adapted)
+    )
     return adapted, version
 
 
@@ -221,10 +216,13 @@ def sample_outcomes(
 
 
 def serving_of(registry: RegistryReader, target: DeviceId, version: str) -> dict[str, str]:
-    """Which version serves the device from now on, and why not the new one."""
+    """Which version serves the device from now on and why, and why not the new one; empty for none."""
     champion = registry.champions().get(target)
-    if champion is None or champion.version == version:
-        return {"served_by": version}
+    if champion is None:
+        verdict = registry.manifest(version).get("verdicts", {}).get(target, {}) if version else {}
+        return {"served_by": "", "why_not_served": str(verdict.get("reason", "no head was made"))}
+    if champion.version == version:
+        return {"served_by": version, "why_served": champion.reason}
     named, _, why = champion.retained.partition(": ")
     why = why if named == version else "another was published meanwhile"
-    return {"served_by": champion.version, "why_not_served": why}
+    return {"served_by": champion.version, "why_served": champion.reason, "why_not_served": why}

@@ -10,8 +10,8 @@ from __future__ import annotations
 import math
 from collections.abc import Collection as CollectionOf
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -27,11 +27,11 @@ from agents.records import (
 from agents.trust import is_live
 from fleet.drivers.session import EngineSession
 from fleet.errors import FleetError
-from fleet.models.judge import training_workloads
 from fleet.models.onboarding_curves import CURVES, history, remember
 from fleet.models.registry import Registry
-from fleet.models.shipped_model import first_figures
-from fleet.models.versions import DatasetSnapshot, load_snapshot, train_config
+from fleet.models.shipped_heads import ShippedHeads, is_servable
+from fleet.models.shipped_model import ShippedModelError, first_figures
+from fleet.models.versions import DatasetSnapshot, load_snapshot, train_config, training_workloads
 from fleet.onboarding.adaptation import expectation_report, strategy_for
 from fleet.onboarding.choice import (
     choose,
@@ -40,10 +40,9 @@ from fleet.onboarding.choice import (
     source_devices_of,
     source_version,
 )
-from fleet.onboarding.day_zero import onboard_alone, starts_alone, usable_shipped
+from fleet.onboarding.day_zero import onboard_alone, starts_alone
 from fleet.onboarding.drift import (
     Earlier,
-    against_champion,
     earlier_environment,
     environment_since,
     why_as_before,
@@ -57,6 +56,7 @@ from fleet.onboarding.head_version import (
     with_target,
     without_head,
 )
+from fleet.onboarding.judgement import SampleJudge, origin_of
 from fleet.onboarding.text import WHY_FEWER
 from fleet.planner.collect import Collection
 from fleet.planner.settings import CollectSettings, Display
@@ -87,7 +87,7 @@ def onboard_device(
         models: Folder of the model versions.
         display: Shows how it goes.
         has_drifted: The engine's store parts what the device measured before it drifted. Where its reference
-            programs run as before, its head stays; and a new one serves only where it is better.
+            programs run as before, its head stays.
 
     Returns:
         What `fleet onboard --json` prints: samples (as many as asked for, or as source devices have measured
@@ -118,13 +118,12 @@ def onboard_device(
         *(snapshot, target, samples.few_shot, arrival.source, config, settings.training.seed),
         holds_out=samples.holds_out,
     )
-    onboarding = replace(onboarding, inherited=arrival.inherited)
+    onboarding = replace(onboarding, inherited=arrival.inherited, origin=arrival.origin)
     with clock.part("adapt"):
-        since = environment_since(engine.store(), target, arrival.environment_id)
-        judge = partial(against_champion, onboarding, registry, strategy.name) if has_drifted else None
-        adapted, version = adapt_version(
-            onboarding, snapshot, models, strategy, earlier=earlier, since=since, judge=judge
-        )
+        store = engine.store()
+        since = environment_since(store, target, arrival.environment_id)
+        judge = SampleJudge(registry=registry, store=store, shipped=arrival.shipped)
+        adapted, version = adapt_version(onboarding, snapshot, judge, strategy, earlier=earlier, since=since)
     serving = serving_of(registry, target, version)
     if serving["served_by"] == version:
         engine.published(version, [target])
@@ -147,7 +146,7 @@ def onboard_device(
     with clock.part("report"):
         its_own = strategy_for(strategy_name, Regime.DEVICE_NEW, arrival.version)
         result |= expectation_report(onboarding, adapted, its_own, rows_of(onboarding, samples.pools))
-        if result["expected"] is None and usable_shipped(settings, spec):
+        if result["expected"] is None and settings.onboarding.shipped and is_servable(spec):
             result["expected"] = first_figures(spec, arrival.descriptor)
         result["curve"] = history(models.parent / CURVES, target)
         if result["expected"] is not None:
@@ -172,8 +171,11 @@ class _Arrival:
     version: Path
     source: FleetTLP
     sources: list[DeviceId]
-    #: Workloads that the source model has learnt from.
+    #: Workloads that the source model has learnt from, and the model that its weights go back to.
     inherited: frozenset[WorkloadId]
+    origin: str
+    #: Of the shipped model, which serves the device until a head of its own may.
+    shipped: ShippedHeads
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -219,6 +221,8 @@ def _arrive(engine: EngineSession, settings: FleetConfig, spec: DeviceSpec, mode
         source=source,
         sources=source_devices_of(store, target, spec.family, source.device_ids, str(manifest["version"])),
         inherited=training_workloads(store, manifest),
+        origin=origin_of(folder.name, manifest),
+        shipped=ShippedHeads(Registry(models), store, enabled=settings.onboarding.shipped),
     )
 
 
@@ -250,6 +254,10 @@ def _measure(arrival: _Arrival, clock: Clock, display: Display, *, has_drifted: 
             mine = measure_fingerprint(engine, collection, spec)
             others = known_fingerprints(store, arrival.sources, mine.latency_secs, earlier, target)
             near = {name: round(value, 4) for name, value in distances(mine, others).items()}
+            # The judge says of the new head that the shipped model is damaged.
+            with suppress(ShippedModelError):
+                if version := arrival.shipped.serve_first(target, mine):
+                    engine.published(version, [target])
         if has_drifted:
             names = {fingerprint.device_id: fingerprint for fingerprint in others}
             before_it = names.get(earlier.device_id) if earlier is not None else None

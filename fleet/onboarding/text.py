@@ -56,15 +56,25 @@ def lines_of(result: Mapping[str, Any]) -> Iterator[str]:
         yield f"with {point['samples']} samples: top-1 {point['top1']:.3f}, as on the shipped devices"
     if "path" in result:
         yield f"model: {result['path']}"
-    if "why_not_served" in result:
-        device, served_by, version = result["device"], result["served_by"], result["version"]
-        yield (
-            f"{device} is still served by {served_by}, not by {version}: {result['why_not_served']}; to "
-            f"change that: fleet models rollback {device} --to {version}"
-        )
-    elif "served_by" in result:
-        yield f"{result['device']} is served by {result['served_by']} from now on"
+    yield from _served(result)
     yield "seconds: " + ", ".join(f"{part} {value:.1f}" for part, value in result["seconds"].items())
+
+
+def _served(result: Mapping[str, Any]) -> Iterator[str]:
+    """Which version serves, and why; and what the new one lacks."""
+    if "served_by" not in result:
+        return
+    device, served_by = result["device"], result["served_by"]
+    if served_by:
+        yield f"{device} is served by {served_by}: {result.get('why_served') or 'no reason was given'}"
+    else:
+        yield f"nothing serves {device}"
+    if why := result.get("why_not_served"):
+        version = result["version"]
+        yield (
+            f"{version} is a challenger: {why}; to have it serve all the same: fleet models use {device} "
+            f"{version}"
+        )
 
 
 def _ended(result: Mapping[str, Any]) -> str:

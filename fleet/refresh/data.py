@@ -41,6 +41,8 @@ class RefreshData:
     measured_at: NDArray[np.float64]
     #: (N, D) whether no model chose it and it is a first measurement.
     not_ranked: NDArray[np.bool_]
+    #: (N, D) whether the device did not drift meanwhile.
+    steady: NDArray[np.bool_]
     #: Noise floor by device; those without one have too few second measurements.
     floors: Mapping[str, float]
 
@@ -118,6 +120,7 @@ def read_refresh_data(
         snapshot=DatasetSnapshot(dataset=dataset, workloads=workloads, devices=devices, table_version=table),
         measured_at=measured_at,
         not_ranked=judged.not_ranked(dataset),
+        steady=judged.steady(dataset),
         floors=judged.floors,
     )
 

@@ -19,9 +19,9 @@ from fleet.errors import FleetError
 from fleet.models.freshness import Freshness, Look, look, window
 from fleet.models.head_scores import HeadCache
 from fleet.models.judge import head_standing
-from fleet.models.promotion import LEAST_RANKED, Standing
 from fleet.models.registry import PinnedError, Registry, ReplacedError
 from fleet.models.registry_file import Champion, RegistryError
+from fleet.models.standings import LEAST_RANKED, Standing
 from fleet.onboarding.choice import family_devices
 from fleet.refresh.data import RefreshData, read_refresh_data
 from fleet.refresh.request import RefreshRequest
@@ -56,8 +56,11 @@ def run_watch(request: RefreshRequest) -> dict[str, Any]:
         if device_look.freshness is Freshness.ROLL_BACK:
             # Whoever was published meanwhile is not what was looked at.
             with suppress(PinnedError, ReplacedError):
-                registry.rollback(
-                    device_id, reason=f"fresh records: {device_look.text}", instead_of=device_look.version
+                registry.use(
+                    device_id,
+                    registry.before(device_id),
+                    reason=f"fresh records: {device_look.text}",
+                    instead_of=device_look.version,
                 )
                 rolled_back.append(str(device_id))
     return {

@@ -53,6 +53,8 @@ class RefreshSettings:
     nice: int = 10
     #: Where to train: `cpu`, `cuda` or `auto`. A GPU that is measured should have no other work.
     compute: str = "cpu"
+    #: Whether the shipped model is a candidate for champion.
+    shipped: bool = True
     #: Newest model versions to keep, besides those that serve or may be gone back to.
     keep: int = KEEP
     #: Whether idle time is for starts of meta-learning, which devices that arrive later are checked with.
@@ -212,6 +214,7 @@ class Refresher:
             cores=settings.cores(),
             nice=settings.nice,
             compute=settings.compute,
+            shipped=settings.shipped,
             keep=settings.keep,
         )
 

@@ -44,6 +44,8 @@ class RefreshRequest:
     nice: int = 10
     #: Where to train: `cpu`, `cuda` or `auto`. A GPU that is measured should have no other work.
     compute: str = "cpu"
+    #: Whether the shipped model is a candidate for champion (`onboarding.shipped`).
+    shipped: bool = True
     #: Newest versions to keep.
     keep: int = KEEP
     #: Version that a start is made of.

@@ -21,19 +21,23 @@ from agents.records import DeviceId, Family, WorkloadId, canonical_json, content
 from fleet.durable import write_durably
 from fleet.errors import FleetError, StoreError, TooFewRecordsError
 from fleet.models.judge import (
-    INHERITED,
     Judge,
     contaminated_parents,
     counting_verdicts,
     publish_if_better,
     retention_reasons,
-    training_provenance,
-    training_workloads,
     verdicts_as_json,
 )
-from fleet.models.promotion import DeviceDecision, refusal, start_from, summary
+from fleet.models.promotion import DecisionKind, DeviceDecision, refusal, start_from, summary
 from fleet.models.registry import Registry
-from fleet.models.versions import learnable, train_config
+from fleet.models.shipped_heads import ShippedHeads, serve_unserved
+from fleet.models.versions import (
+    INHERITED,
+    learnable,
+    train_config,
+    training_provenance,
+    training_workloads,
+)
 from fleet.onboarding.choice import family_devices
 from fleet.refresh.challengers import CHALLENGER, Challenger, challenger
 from fleet.refresh.data import RefreshData, read_refresh_data
@@ -61,8 +65,8 @@ class _Plan:
 def run_refresh(request: RefreshRequest) -> dict[str, Any]:
     """Train the challengers of one family, judge them, publish what won.
 
-    Each challenger is a version of its own. One that won nowhere is not kept; but one that new devices can
-    start from is where another won.
+    Each challenger is a version of its own. One that lost everywhere is not kept; but one that new devices
+    can start from is where another won.
 
     Returns:
         What came of it, JSON-ready.
@@ -76,6 +80,8 @@ def run_refresh(request: RefreshRequest) -> dict[str, Any]:
     registry = Registry(Path(request.models))
     reader = Store.read(Path(request.store)).parted(since := registry.environments_since())
     devices = _devices(reader, request)
+    shipped = ShippedHeads(registry, reader, enabled=request.shipped)
+    serve_unserved(shipped, devices)
     plan, base = _planned(request, registry, reader, devices)
     manifest_of_base = registry.manifest(plan.base) if plan.base else {}
     kinds = KINDS[request.model]
@@ -95,9 +101,18 @@ def run_refresh(request: RefreshRequest) -> dict[str, Any]:
     inherited = training_workloads(reader, manifest_of_base) if plan.base else frozenset[WorkloadId]()
     provenance = training_provenance(dataset, rows, heads, _last(data), holds_out=bool(held))
     trained = provenance["trained_workloads"]
-    judge = Judge(registry, reader, data.snapshot, data.not_ranked, data.floors)
-    models = [each.model for each in challengers_by_kind.values()]
-    verdicts = judge.verdicts(models, heads, trained, inherited)
+    judge = Judge(
+        registry=registry,
+        reader=reader,
+        snapshot=data.snapshot,
+        not_ranked=data.not_ranked,
+        steady=data.steady,
+        floors=data.floors,
+        shipped=shipped,
+        trained=trained,
+        inherited=inherited,
+    )
+    verdicts = judge.verdicts([each.model for each in challengers_by_kind.values()], heads)
     counting = counting_verdicts(verdicts)
     shared_manifest = {
         **provenance,
@@ -108,7 +123,8 @@ def run_refresh(request: RefreshRequest) -> dict[str, Any]:
     }
     warm = _warm(plan, manifest_of_base, inherited, trained)
     challengers = _published(registry, challengers_by_kind, verdicts, refused, shared_manifest, warm)
-    if any(decision.moves_on for decision in counting):
+    given_back = judge.give_back([each.device_id for each in counting if not each.moves_on])
+    if any(outcome["version"] for outcome in challengers.values()):
         registry.prune(request.keep)
     elif registry.champions():
         registry.retain(_retention(verdicts, plan.base))
@@ -119,6 +135,7 @@ def run_refresh(request: RefreshRequest) -> dict[str, Any]:
         # Of two versions that serve from now on, the one that serves more devices.
         "version": max(challengers.values(), key=lambda outcome: len(outcome["published"]))["version"],
         "published": sorted(device for outcome in challengers.values() for device in outcome["published"]),
+        "given_back": given_back,
         "model": request.model,
         "challengers": challengers,
         "verdicts": verdicts_as_json([*counting, *refused]),
@@ -185,7 +202,7 @@ def _published(
     shared_manifest: Mapping[str, Any],
     warm: Mapping[str, Any],
 ) -> dict[str, dict[str, Any]]:
-    """Keep and publish the challengers that won somewhere; what came of each, by kind.
+    """Keep the challengers that won somewhere, or may yet; publish what won. What came of each, by kind.
 
     `verdicts` are in the order of `challengers_by_kind`, `refused` of devices with too little to learn from.
     The manifests of all have `shared_manifest`, those of extensible kinds `warm` too.
@@ -203,7 +220,8 @@ def _published(
             **(warm if is_extensible(kind) else {}),
         }
         version, published = "", list[str]()
-        if any(each.moves_on for each in (counting if is_extensible(kind) else decided)):
+        counts = counting if is_extensible(kind) else decided
+        if any(each.moves_on or each.kind is DecisionKind.UNJUDGED for each in counts):
             version, published = publish_if_better(registry, trained_challenger.model, manifest, decided)
         challengers[kind] = {
             "version": version,

@@ -93,6 +93,24 @@ def resample_ratio(above: Floats, below: Floats, seed: int, resamples: int = RES
     return Resampled(float(above.sum() / below.sum()), top / bottom)
 
 
+def student_interval(values: Floats, level: float = LEVEL) -> Estimate:
+    """The mean of (G,) values, one a workload, with its interval by Student's t.
+
+    A bootstrap of few workloads knows nothing of a further one: its intervals are too narrow there. One value
+    alone says nothing: its interval is everything.
+    """
+    mean = float(values.mean())
+    if len(values) < 2:
+        return Estimate(mean, -np.inf, np.inf)
+    reach = t_quantile(len(values), level) * float(values.std(ddof=1)) / np.sqrt(len(values))
+    return Estimate(mean, mean - reach, mean + reach)
+
+
+def t_quantile(count: int, level: float = LEVEL) -> float:
+    """Standard errors on either side of the mean of `count` values that hold a share `level` of it."""
+    return float(stdtrit(count - 1, (1 + level) / 2))
+
+
 def is_beyond_luck(gains: Floats, among: int = 1) -> bool:
     """Whether gains are above 0 with 95 % confidence, by Student's t; never on fewer than 4 workloads.
 

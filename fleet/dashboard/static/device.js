@@ -131,8 +131,8 @@ function ladderPart({ champion, steps, of, damaged }, device) {
     title,
     champion ? [
       h("p", { class: "lede" }, `${champion.version} serves since ${moment(champion.since)}: ${champion.reason || "no reason was given"}`),
-      tiles([["champion", champion.version], ["top-1", figure({ ...device, champion: champion.version })]]),
-      champion.retained ? note(`The last challenger did not take the place: ${champion.retained}`) : null,
+      tiles([["champion", champion.version], ["shipped model", device.shipped || "no"], ["top-1", figure({ ...device, champion: champion.version })]]),
+      champion.retained ? note(`Challenger ${champion.retained}`) : null,
     ] : empty("No model serves this device yet."),
     rows.length ? plainTable("Champions and challengers", ["When", "What", "Version", "Pairs right, against the champion", "Why"], rows) : null,
     cutOff(rows.length, of, "steps"),

@@ -74,7 +74,7 @@ function noise(floor) {
 function champion(row) {
   if (!row.champion) return "–";
   const kind = row.model_kind === "fleet_tlp" ? "" : row.model_kind;
-  const notes = [kind, row.pinned ? "pinned" : ""].filter(Boolean);
+  const notes = [kind, row.shipped ? "shipped model" : "", row.pinned ? "pinned" : ""].filter(Boolean);
   return [row.champion, notes.length ? sub(notes.join(", ")) : null];
 }
 

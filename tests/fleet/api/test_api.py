@@ -176,7 +176,12 @@ def test_status_devices_and_models_are_those_of_the_view_and_the_registry(
     server: ApiServer, tmp_path: Path
 ) -> None:
     expected = json.loads(json.dumps(a_view()))
-    expected["devices"][BOARD] |= {"pinned": False, "retained": "", "model_kind": "fleet_tlp"}
+    expected["devices"][BOARD] |= {
+        "pinned": False,
+        "retained": "",
+        "model_kind": "fleet_tlp",
+        "shipped": "",
+    }
     assert get(server, "/v1/status", tmp_path).json() == expected
     for line in ANSWERS.strip().splitlines():
         path, status, key, words = (cell.strip() for cell in line.split("|"))
@@ -222,7 +227,7 @@ def test_champions_pins_and_why_one_stays_show_at_once_and_damage_hides_no_devic
         assert get(server, f"/v1/models/{BOARD}", tmp_path).status_code == 404
         registry.publish(registry.add(model, {}), {BOARD: {}})
         assert get(server, f"/v1/models/{BOARD}", tmp_path).json()["version"] == "v000001"
-        registry.pin(BOARD, reason="for the release")
+        registry.use(BOARD, "v000001", reason="for the release", pins=True)
         registry.publish(registry.add(model, {}), {BOARD: {}})
         for found in (
             get(server, "/v1/status", tmp_path).json()["devices"][BOARD],
@@ -235,7 +240,7 @@ def test_champions_pins_and_why_one_stays_show_at_once_and_damage_hides_no_devic
         assert (listed["version"], listed["pinned_at"] > 0) == ("v000001", True)
         monkeypatch.setenv("FLEET_DAEMON__ROOT", str(tmp_path))
         shown = said("status")
-        stays = f"stays; v000002: {BOARD} is pinned to v000001"
+        stays = f"stays; challenger v000002: {BOARD} is pinned to v000001"
         for words in ("(pinned)", stays, "it drifts", "7 records, 5 on their way there"):
             assert words in shown
         (registry.folder / "registry.sqlite").write_text("{")

@@ -119,7 +119,7 @@ def test_the_ladder_says_why_promoted_why_rolled_back_and_who_lost(tmp_path: Pat
     registry.add(model, {"created_at": 2.0, "verdicts": LOST})
     third = registry.add(model, {"created_at": 3.0})
     registry.publish(third, {"one": {"reason": "better", "judged": {"pairs": [0.9, 0.8, 1.0]}}, "two": {}})
-    registry.rollback("one", reason="it got worse", by_hand=True)
+    registry.use("one", registry.before("one"), reason="it got worse", by_hand=True)
     found = champion_ladder(registry, "one")
     assert (found["champion"]["version"], found["of"]) == (first, 4)
     steps = [("rolled_back", first), ("published", third), ("published", first), ("kept", "v000002")]

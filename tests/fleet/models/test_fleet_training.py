@@ -41,7 +41,7 @@ def settings(tmp_path: Path) -> FleetConfig:
                 records += [record_of(candidates[0], "lonely", 1e-3)]
         store.append(records)
     changes = {"store.path": str(tmp_path / "store"), "training.epochs": 2, "training.folds": 2}
-    return load_fleet(None, changes).config
+    return load_fleet(None, {**changes, "onboarding.shipped": False}).config
 
 
 def test_a_version_says_what_it_was_made_of(settings: FleetConfig, tmp_path: Path) -> None:
@@ -68,6 +68,7 @@ def test_without_publishing_a_version_is_kept_and_serves_nobody(
     assert first["kept_champions"]["box.a"].startswith("not published; ")
     store, models = settings.store.path, str(tmp_path / "models")
     arguments = ["train", "--store", str(store), "--models", models, "--epochs", "1", "--json"]
+    arguments += ["--set", "onboarding.shipped=false"]
     assert run(arguments) == 0
     served = registry.champions()
     assert {one.version for one in served.values()} == {"v000002"}
@@ -75,15 +76,17 @@ def test_without_publishing_a_version_is_kept_and_serves_nobody(
     assert run([*arguments, "--no-publish", "--seed", "5"]) == 0
     assert json.loads(capsys.readouterr().out)["version"] == "v000003"
     assert (registry.champions(), registry.versions()[-1]) == (served, "v000003")
-    # Nobody can judge in so small a store, so the champions stay; why is kept.
+    # Nobody can judge in so small a store, so the champions stay; what the challenger lacks is kept.
     assert run([*arguments, "--seed", "6"]) == 0
     assert {one.version for one in registry.champions().values()} == {"v000002"}
-    assert "nobody has judged the new head" in registry.champions()[DeviceId("box.a")].retained
+    assert registry.champions()[DeviceId("box.a")].retained.startswith(
+        "v000004: needs 54 more measured workloads to be judged: 0 held-out ones can judge it, 8 must"
+    )
 
 
 def test_heads_are_judged_beyond_noise_and_on_what_no_model_chose(tmp_path: Path) -> None:
     """As a refresh judges: what a model likes is a narrow range, in which any order looks bad."""
-    learnt, held = (one := some_workloads(10, 3))[:10], one[10:]
+    learnt, held = (one := some_workloads(10, 8))[:10], one[10:]
     make_store(tmp_path / "store", [*learnt, *held], candidates=6)
     chosen = [msgspec.structs.replace(one, origin="model") for one in records_for(held, 8, seed=1)]
     second = [
@@ -91,10 +94,10 @@ def test_heads_are_judged_beyond_noise_and_on_what_no_model_chose(tmp_path: Path
         for one in records_for(learnt, 6)
     ]
     append(tmp_path / "store", [*chosen, *second])
-    changes = {"store.path": str(tmp_path / "store"), "training.epochs": 1}
+    changes = {"store.path": str(tmp_path / "store"), "training.epochs": 1, "onboarding.shipped": False}
     found = train_version(load_fleet(None, changes).config, tmp_path / "models", ("box.a",))
     judged = Registry(tmp_path / "models").manifest(found["version"])["verdicts"]["box.a"]["judged"]
-    assert (judged["workloads"], judged["candidates"]) == (3, 3 * 6)
+    assert (judged["workloads"], judged["candidates"]) == (8, 8 * 6)
     assert judged["noise_floor"] == pytest.approx(0.1)
 
 

@@ -18,6 +18,7 @@ from fleet.models import evaluation
 from fleet.models import judge as judging
 from fleet.models.judged_rows import JudgedRows
 from fleet.models.registry import Registry
+from fleet.models.shipped_heads import ShippedHeads
 from fleet.models.versions import load_snapshot, train_config
 from fleet.onboarding.head_version import adapt_version, onboarding_of
 from fleet.planner.candidate_ranker import CandidateRanker
@@ -191,10 +192,19 @@ def test_what_is_judged_is_what_serves(
         return head_standing
 
     monkeypatch.setattr(judging, "head_standing", seen_by("judge"))
-    judge = judging.Judge(registry, reader, snapshot, judged.not_ranked(dataset), {})
+    judge = judging.Judge(
+        registry=registry,
+        reader=reader,
+        snapshot=snapshot,
+        not_ranked=judged.not_ranked(dataset),
+        steady=judged.steady(dataset),
+        floors={},
+        shipped=ShippedHeads(registry, reader, enabled=False),
+        trained=[],
+    )
     champion = served.model.copy()
     champion.drop_head(SOURCES[0])
-    judge.verdicts([champion], [NEW], [])
+    judge.verdicts([champion], [NEW])
     np.testing.assert_array_equal(asked["judge"], scores)
 
     monkeypatch.setattr(watch_run, "head_standing", seen_by("watch"))

@@ -80,15 +80,17 @@ def test_another_process_sees_a_new_champion_and_reads_the_file_only_then(
 
 def test_a_rollback_goes_back_one_champion_at_a_time(tmp_path: Path) -> None:
     registry = with_versions(tmp_path, 3, *HEADS)
-    assert registry.rollback("box.a", reason="worse on fresh records").version == "v000002"
+    assert (
+        registry.use("box.a", registry.before("box.a"), reason="worse on fresh records").version == "v000002"
+    )
     champion = champion_of_a(registry)
     assert champion.reason == "worse on fresh records"
     assert champion.judged == {"tau": [0.1, 0.0, 1.0]}
     assert served(registry) == {"box.a": "v000002", "box.b": "v000003"}
-    assert registry.rollback("box.a", reason="again").version == "v000001"
+    assert registry.use("box.a", registry.before("box.a"), reason="again").version == "v000001"
     with pytest.raises(RegistryError, match=r"box\.a has no champion before v000001"):
-        registry.rollback("box.a", reason="once more")
-    assert registry.rollback("box.a", "v000003", reason="forward").before == ()
+        registry.use("box.a", registry.before("box.a"), reason="once more")
+    assert registry.use("box.a", "v000003", reason="forward").before == ()
     last = registry.history()[-1]
     assert (last.kind, last.device_id, last.previous) == ("rolled_back", "box.a", "v000001")
     assert last.version == "v000003"
@@ -96,7 +98,7 @@ def test_a_rollback_goes_back_one_champion_at_a_time(tmp_path: Path) -> None:
     assert [change.serial for change in registry.history(after=7)] == [8, 9]
     # Figures of a version that is gone are not those of the one before it.
     shutil.rmtree(registry.path("v000002"))
-    champion = registry.rollback("box.b", reason="worse")
+    champion = registry.use("box.b", registry.before("box.b"), reason="worse")
     assert (champion.version, champion.judged) == ("v000001", None)
 
 
@@ -109,12 +111,12 @@ def test_what_cannot_be_is_refused_and_changes_nothing(tmp_path: Path) -> None:
     with pytest.raises(RegistryError, match="no model version 'v000009'"):
         registry.publish("v000009", {"box.a": {}})
     with pytest.raises(RegistryError, match=r"'box\.c' has no champion; devices with one: box\.a"):
-        registry.rollback("box.c", reason="")
+        registry.use("box.c", registry.before("box.c"), reason="")
     with pytest.raises(RegistryError, match="is served by v000001 already"):
-        registry.rollback("box.a", "v000001", reason="")
+        registry.use("box.a", "v000001", reason="")
     for name in ("../models/v000001", "/etc", "v1"):
         with pytest.raises(RegistryError, match="no model version"):
-            registry.rollback("box.a", name, reason="")
+            registry.use("box.a", name, reason="")
     assert (tmp_path / "models" / REGISTRY).read_bytes() == before
 
 
@@ -164,20 +166,20 @@ def test_champions_go_on_after_the_cure_that_damage_is_told_with(cure: str, tmp_
 
 def test_a_pinned_champion_is_changed_by_nobody_until_it_is_let_go(tmp_path: Path) -> None:
     registry = with_versions(tmp_path, 2, "box.a", "box.b")
-    pinned = registry.pin("box.a", reason="for the release")
+    pinned = registry.use("box.a", "v000002", reason="for the release", pins=True)
     assert (pinned.version, pinned.pinned_at) == ("v000002", 7.0)
     assert registry.publish(added(registry, seed=2), {"box.a": {}, "box.b": {}}) == ["box.b"]
     why = r"pinned to v000002; .* fleet models unpin box.a"
     with pytest.raises(PinnedError, match=why):
-        registry.rollback("box.a", reason="")
+        registry.use("box.a", registry.before("box.a"), reason="")
     with pytest.raises(PinnedError, match=why):
-        registry.pin("box.a", "v000001", reason="")
+        registry.use("box.a", "v000001", reason="", pins=True)
     # Another process, after any restart.
     again = Registry(tmp_path / "models")
     champion = champion_of_a(again)
     assert (champion.version, champion.pinned_at) == ("v000002", 7.0)
     assert champion.retained == "v000003: box.a is pinned to v000002 (fleet models unpin lets it go)"
-    assert again.pin("box.a", reason="twice") == champion
+    assert again.use("box.a", "v000002", reason="twice", pins=True) == champion
     assert again.unpin("box.a", reason="released").pinned_at is None
     with pytest.raises(RegistryError, match=r"box.a is not pinned; v000002 serves it"):
         again.unpin("box.a", reason="")
@@ -189,14 +191,14 @@ def test_a_pinned_champion_is_changed_by_nobody_until_it_is_let_go(tmp_path: Pat
 def test_a_device_is_pinned_to_another_version_in_one_step(tmp_path: Path) -> None:
     registry = with_versions(tmp_path, 2, "box.a")
     with pytest.raises(RegistryError, match="no model version 'v000009'"):
-        registry.pin("box.a", "v000009", reason="")
+        registry.use("box.a", "v000009", reason="", pins=True)
     added(registry, "box.b")
     with pytest.raises(RegistryError, match=r"v000003 has no head for box.a"):
-        registry.pin("box.a", "v000003", reason="")
+        registry.use("box.a", "v000003", reason="", pins=True)
     with pytest.raises(RegistryError, match=r"device 'box.z' has no champion"):
-        registry.pin("box.z", reason="")
+        registry.unpin("box.z", reason="")
     before = registry.state().serial
-    pinned = registry.pin("box.a", "v000001", reason="steady")
+    pinned = registry.use("box.a", "v000001", reason="steady", by_hand=True, pins=True)
     assert (pinned.version, pinned.pinned_at is None) == ("v000001", False)
     assert [(one.kind, one.version, one.previous) for one in registry.history(before)] == [
         ("rolled_back", "v000001", "v000002"),
@@ -207,11 +209,21 @@ def test_a_device_is_pinned_to_another_version_in_one_step(tmp_path: Path) -> No
     assert registry.publish("v000002", {"box.a": {}}) == []
 
 
+def test_a_version_can_be_chosen_for_a_device_that_nothing_serves(tmp_path: Path) -> None:
+    registry = Registry(tmp_path / "models", clock=lambda: 7.0)
+    with pytest.raises(RegistryError, match="no model under"):
+        registry.use("box.a", "v000001", reason="")
+    version = added(registry, "box.a")
+    champion = registry.use("box.a", version, reason="by hand", by_hand=True, pins=True)
+    assert (champion.version, champion.before, champion.pinned_at) == (version, (), 7.0)
+    assert [change.kind for change in registry.history()] == ["published", "pinned"]
+
+
 def test_a_version_rolled_back_by_hand_does_not_come_back_by_itself(tmp_path: Path) -> None:
     registry = with_versions(tmp_path, 4, "box.a")
-    registry.rollback("box.a", reason="slower", by_hand=True)
-    registry.rollback("box.a", reason="fresh records")
-    registry.rollback("box.a", reason="slower still", by_hand=True)
+    registry.use("box.a", registry.before("box.a"), reason="slower", by_hand=True)
+    registry.use("box.a", registry.before("box.a"), reason="fresh records")
+    registry.use("box.a", registry.before("box.a"), reason="slower still", by_hand=True)
     champion = champion_of_a(registry)
     assert (champion.version, champion.rolled_back_from) == ("v000001", "v000004")
     for version in ("v000002", "v000003", "v000004"):
@@ -222,7 +234,7 @@ def test_a_version_rolled_back_by_hand_does_not_come_back_by_itself(tmp_path: Pa
     champion = champion_of_a(registry)
     assert (champion.rolled_back_from, champion.retained) == ("", "")
     # Rolled back and deleted, the cure of a damaged manifest: the next one is newer all the same.
-    registry.rollback("box.a", reason="damaged", by_hand=True)
+    registry.use("box.a", registry.before("box.a"), reason="damaged", by_hand=True)
     shutil.rmtree(registry.path("v000005"))
     assert registry.publish(added(registry, seed=6), {"box.a": {}}) == ["box.a"]
 
@@ -235,8 +247,11 @@ def test_a_champion_that_came_after_the_decision_stays(tmp_path: Path) -> None:
     champion = champion_of_a(registry)
     assert (champion.version, champion.retained) == ("v000003", f"{late}: v000003 took the place meanwhile")
     with pytest.raises(ReplacedError, match=r"box\.a is served by v000003, not by v000002"):
-        registry.rollback("box.a", reason="fresh records", instead_of="v000002")
-    assert registry.rollback("box.a", reason="worse", instead_of="v000003").version == "v000002"
+        registry.use("box.a", registry.before("box.a"), reason="fresh records", instead_of="v000002")
+    assert (
+        registry.use("box.a", registry.before("box.a"), reason="worse", instead_of="v000003").version
+        == "v000002"
+    )
     assert registry.publish(late, told) == ["box.a", "box.b"]
 
 
@@ -287,9 +302,11 @@ class Changes(RuleBasedStateMachine):
         before = [] if champion is None else [one for one in champion.before if one in there]
         if not before:
             with pytest.raises(RegistryError):
-                self.registry.rollback(device, reason="test")
+                self.registry.use(device, self.registry.before(device), reason="test")
         else:
-            assert self.registry.rollback(device, reason="test").version == before[-1]
+            assert (
+                self.registry.use(device, self.registry.before(device), reason="test").version == before[-1]
+            )
 
     @rule(keep=st.integers(1, 4))
     def prune(self, keep: int) -> None:

@@ -21,8 +21,10 @@ from fleet.models.evaluation import evaluate_model, evaluate_store
 from fleet.models.head_scores import HeadCache
 from fleet.models.judge import Judge, best_of, counting_verdicts
 from fleet.models.judged_rows import JudgedRows
-from fleet.models.promotion import DecisionKind, DeviceDecision, Standing, judge
+from fleet.models.promotion import DecisionKind, DeviceDecision, Rival, judge
 from fleet.models.registry import Registry
+from fleet.models.shipped_heads import ShippedHeads
+from fleet.models.standings import Standing
 from fleet.models.versions import DatasetSnapshot, load_snapshot
 from fleet.models.views import champion_notes, diff_versions, list_versions
 from fleet.onboarding.choice import source_version
@@ -51,7 +53,7 @@ from transfer.model.mtl_tlp import MtlTLP
 from transfer.train import trainers
 from transfer.train.published_procedure import TlpConfig, train_mtl_tlp
 
-LEARNT, HELD = (lambda made: (made[:6], made[6:]))(some_workloads(6, 4))
+LEARNT, HELD = (lambda made: (made[:6], made[6:]))(some_workloads(6, 8))
 A, B = DEVICES
 
 
@@ -204,11 +206,12 @@ def test_a_new_device_starts_from_a_fleet_tlp_only(
 
 
 def test_of_two_challengers_the_better_takes_the_place() -> None:
-    champion, good, bad = heads(0.5, seed=1), heads(0.9, seed=2), heads(0.4, seed=3)
+    champion = Rival(name="v000001", standing=heads(0.5, seed=1))
+    good, bad = heads(0.9, seed=2), heads(0.4, seed=3)
 
     def decided(*challengers: Standing) -> list[DeviceDecision]:
         kinds = zip(("fleet_tlp", "mtl_tlp"), challengers, strict=True)
-        verdicts = [(kind, one, judge("a", one, champion, served_by="v000001")) for kind, one in kinds]
+        verdicts = [(kind, one, judge("a", one, [champion], served_by="v000001")) for kind, one in kinds]
         return best_of([(replace(verdict, model_kind=kind), one) for kind, one, verdict in verdicts])
 
     ours, theirs = decided(heads(0.7, seed=4), good)
@@ -229,8 +232,17 @@ def test_both_kinds_are_judged_on_the_same_candidates_of_a_champion_of_either_ki
 ) -> None:
     reader = Store.read(store)
     load_snapshot(reader, judged=(rows := JudgedRows()))
-    asked = Judge(served, reader, snapshot, rows.not_ranked(snapshot.dataset), rows.floors)
-    judged = asked.verdicts([small_model(A, B), trained], DEVICES, [one.workload_id for one in LEARNT])
+    asked = Judge(
+        registry=served,
+        reader=reader,
+        snapshot=snapshot,
+        not_ranked=rows.not_ranked(snapshot.dataset),
+        steady=rows.steady(snapshot.dataset),
+        floors=rows.floors,
+        shipped=ShippedHeads(served, reader, enabled=False),
+        trained=[one.workload_id for one in LEARNT],
+    )
+    judged = asked.verdicts([small_model(A, B), trained], DEVICES)
     for ours, theirs in zip(*judged, strict=True):
         assert (ours.model_kind, theirs.model_kind) == ("fleet_tlp", "mtl_tlp")
         assert ours.judged["workloads"] == theirs.judged["workloads"] == len(HELD)
@@ -287,6 +299,7 @@ def test_fleet_train_keeps_both_and_says_which_is_which(
 ) -> None:
     models = str(tmp_path / "models")
     arguments = ["train", "--store", str(store), "--models", models, "--epochs", "1", "--json"]
+    arguments += ["--set", "onboarding.shipped=false"]
     assert run([*arguments, "--model", "both"]) == 0
     found = json.loads(capsys.readouterr().out)
     (other,) = found["others"]

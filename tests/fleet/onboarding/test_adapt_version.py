@@ -10,10 +10,11 @@ from typing import Any
 import pytest
 
 from agents.records import DeviceId
-from fleet.models.judge import training_workloads
 from fleet.models.registry import Registry
-from fleet.models.versions import DatasetSnapshot, load_snapshot, retention_reason
+from fleet.models.shipped_heads import ShippedHeads
+from fleet.models.versions import DatasetSnapshot, load_snapshot, training_workloads
 from fleet.onboarding.head_version import adapt_version, onboarding_of, serving_of
+from fleet.onboarding.judgement import ORIGIN, SampleJudge
 from fleet.onboarding.text import lines_of
 from fleet.store.store import Store
 from tests.onboarding_fixtures import NEW, SOURCES
@@ -34,33 +35,39 @@ Onboard = Callable[..., str]
 
 
 @pytest.fixture
-def onboard(recorded: DatasetSnapshot, registry: Registry, source_model: FleetTLP) -> Onboard:
+def onboard(
+    recorded: DatasetSnapshot, recorded_store: Path, registry: Registry, source_model: FleetTLP
+) -> Onboard:
     """Gives the target a head from so many samples, and the name of its version."""
+    store = Store.read(recorded_store)
+    shipped = ShippedHeads(registry, store, enabled=False)
+    judge = SampleJudge(registry=registry, store=store, shipped=shipped)
 
     def made(samples: int, records: DatasetSnapshot = recorded, **changes: Any) -> str:
-        few_shot = set(records.dataset.candidate_ids[:samples])
+        group = records.dataset.group.tolist()
+        # As many of each workload.
+        order = sorted(range(len(group)), key=lambda row: (group[:row].count(group[row]), row))
+        few_shot = {records.dataset.candidate_ids[row] for row in order[:samples]}
         one = onboarding_of(records, TARGET, few_shot, source_model, CONFIG, 0)
-        return adapt_version(replace(one, **changes), records, registry.folder, Nearest())[1]
+        return adapt_version(replace(one, **changes), records, judge, Nearest())[1]
 
     return made
 
 
-@pytest.mark.parametrize("samples", [16, 64])
-def test_a_second_head_does_not_serve_unjudged_and_it_is_said(
-    samples: int, onboard: Onboard, registry: Registry
-) -> None:
+def test_a_second_head_does_not_serve_unjudged_and_it_is_said(onboard: Onboard, registry: Registry) -> None:
     first = onboard(16)
-    assert {one.version for one in registry.champions().values()} == {first}
-    assert serving_of(registry, TARGET, first) == {"served_by": first}
-    second = onboard(samples)
+    assert {device: one.version for device, one in registry.champions().items()} == {TARGET: first}
+    served = serving_of(registry, TARGET, first)
+    assert served["served_by"] == first
+    assert served["why_served"].startswith("first head, unjudged: it needs 54 more measured workloads")
+    second = onboard(64)
     assert {one.version for one in registry.champions().values()} == {first}
     found = serving_of(registry, TARGET, second)
-    why = (
-        f"it was onboarded from 16 samples, this one onboarded from {samples}, and nobody judged which is "
-        "better"
-    )
-    assert found == {"served_by": first, "why_not_served": why}
-    assert registry.champions()[TARGET].retained == f"{second}: {why}"
+    # The source model and the first head have learnt from all workloads of the samples.
+    why = "needs samples of 8 more workloads to be judged: 0 of 8 can judge it"
+    assert found["served_by"] == first
+    assert found["why_not_served"].startswith(why)
+    assert registry.champions()[TARGET].retained.startswith(f"{second}: {why}")
     told = {
         "device": NEW,
         "samples": 16,
@@ -71,9 +78,42 @@ def test_a_second_head_does_not_serve_unjudged_and_it_is_said(
         **found,
     }
     text = "\n".join(lines_of({**told, "version": second, "path": "p", "seconds": {}}))
-    assert f"{NEW} is still served by {first}, not by {second}: it was onboarded from 16" in text
-    registry.rollback(TARGET, second, reason="as the report says", by_hand=True)
+    assert f"{NEW} is served by {first}: first head, unjudged" in text
+    assert f"{second} is a challenger: {why}" in text
+    assert f"fleet models use {NEW} {second}" in text
+    registry.use(TARGET, second, reason="as the report says", by_hand=True)
     assert registry.champions()[TARGET].version == second
+
+
+def upside_down(model: FleetTLP) -> FleetTLP:
+    """A model that puts slow candidates first."""
+    bad = model.copy()
+    for device in bad.device_ids:
+        last = bad.head(device)[-1]
+        last.weight.data.neg_()
+        last.bias.data.neg_()
+    bad.trees = None  # they would put half of it right
+    return bad
+
+
+@pytest.mark.parametrize("is_better", [True, False])
+def test_a_head_from_samples_serves_where_they_judge_it_better(
+    is_better: bool, onboard: Onboard, registry: Registry, model_of_all: FleetTLP, source_model: FleetTLP
+) -> None:
+    """Each sample is scored by a head that learnt from other workloads; the champion meets it there."""
+    champion = upside_down(model_of_all) if is_better else model_of_all
+    # It goes back to the model that the onboarding starts from, which so gives none of them a lead.
+    first = registry.add(champion, {ORIGIN: "kin", "trained_workloads": []})
+    registry.publish(first, {NEW: {}})
+    version = onboard(64, origin="kin", source=source_model if is_better else upside_down(source_model))
+    found = serving_of(registry, TARGET, version)
+    if is_better:
+        assert found["served_by"] == version
+        assert found["why_served"].startswith("better: ")
+        assert "on 8 held-out workloads, +" in found["why_served"]
+    else:
+        assert found["served_by"] == first
+        assert found["why_not_served"].startswith("worse: ")
 
 
 def test_a_version_says_what_its_source_model_learnt_from(
@@ -106,10 +146,8 @@ def test_a_champion_that_comes_while_a_head_is_kept_stays(
     monkeypatch.setattr(Registry, "add", beaten)
     version = onboard(64)
     assert {one.version for one in registry.champions().values()} == {"v000001"}
-    assert serving_of(registry, TARGET, version) == {
-        "served_by": "v000001",
-        "why_not_served": "v000001 took the place meanwhile",
-    }
+    found = serving_of(registry, TARGET, version)
+    assert (found["served_by"], found["why_not_served"]) == ("v000001", "v000001 took the place meanwhile")
 
 
 def test_a_champion_that_cannot_serve_is_followed_unless_it_is_pinned(
@@ -118,25 +156,23 @@ def test_a_champion_that_cannot_serve_is_followed_unless_it_is_pinned(
     first = onboard(16)
     (registry.path(first) / "model.safetensors").write_bytes(b"torn")
     # A person decided.
-    registry.pin(TARGET, reason="for the release")
+    registry.use(TARGET, first, reason="for the release", pins=True)
     second = onboard(64)
-    why = f"{TARGET} is pinned to {first}"
-    assert serving_of(registry, TARGET, second) == {"served_by": first, "why_not_served": why}
+    found = serving_of(registry, TARGET, second)
+    assert found["served_by"] == first
+    assert found["why_not_served"].startswith(f"the device is pinned to {first}")
     registry.unpin(TARGET, reason="")
     third = onboard(16)
     champion = registry.champions()[TARGET]
-    assert (champion.version, champion.reason) == (third, f"{first} cannot serve any more; not judged")
-    assert {one.version for device, one in registry.champions().items() if device != TARGET} == {first}
+    assert champion.version == third
+    assert champion.reason.startswith(f"{first} cannot serve any more (")
 
 
 def test_a_trained_head_stays(onboard: Onboard, registry: Registry, model_of_all: FleetTLP) -> None:
     registry.publish(registry.add(model_of_all, {}), {one: {} for one in model_of_all.device_ids})
     version = onboard(64)
     assert registry.champions()[TARGET].version == "v000001"
-    assert "was trained" in serving_of(registry, TARGET, version)["why_not_served"]
-    # One that cannot be asked any more protects nobody.
-    (registry.path("v000001") / "manifest.json").write_text("{")
-    assert retention_reason(registry, TARGET, {"onboarded": NEW, "samples": 1}) == ""
+    assert "needs samples of 8 more workloads" in serving_of(registry, TARGET, version)["why_not_served"]
 
 
 def test_a_head_that_the_store_has_no_records_of_is_no_error(

@@ -96,7 +96,7 @@ def test_a_head_is_as_unsure_as_it_was_judged_else_as_of_its_operator_or_all(reg
     assert uncertainty.of(DeviceId("box.b"), WORKLOADS) == uncertainty.of(DeviceId("ghost"), WORKLOADS) == {}
     registry.publish(registry.add(small_model("box.a"), {}), {"box.a": {"judged": {"tau": [0.5, 0.4, 0.6]}}})
     assert uncertainty.of(BOX, WORKLOADS) == {}, "figures without workloads say nothing of them"
-    registry.rollback("box.a", reason="worse")
+    registry.use("box.a", registry.before("box.a"), reason="worse")
     assert uncertainty.of(BOX, WORKLOADS) == first
     # Whoever looks after the models tells of a registry that is damaged or cannot be read.
     with mock.patch.object(RegistryReader, "state", side_effect=PermissionError("Permission denied")):

@@ -114,11 +114,12 @@ def test_the_status_of_the_command_line(
 def test_the_status_tells_pins_and_why_champions_stay(store: Path, tmp_path: Path) -> None:
     registry = Registry(tmp_path / "models")
     registry.publish(registry.add(small_model("dev-a", "dev-b"), {}), {"dev-a": {}, "dev-b": {}})
-    registry.pin("dev-a", reason="")
+    registry.use("dev-a", "v000001", reason="", pins=True)
     registry.retain({"dev-b": "v000002: worse"})
     shown = said("status", "--store", str(store), "--models", str(registry.folder))
     assert "dev-a is served by v000001 (fleet_tlp, pinned)" in shown
-    assert "dev-b is served by v000001 (fleet_tlp); v000002: worse" in shown
+    assert "dev-b is served by v000001 (fleet_tlp)" in shown
+    assert "dev-b, challenger v000002: worse" in shown
     (registry.folder / "registry.sqlite").write_text("{")
     assert read_status(store, registry.folder)["champions"] == {}
 
