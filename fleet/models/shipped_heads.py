@@ -17,6 +17,7 @@ from agents.trust import is_live
 from fleet.models.registry import Registry
 from fleet.models.registry_file import Champion, RegistryError
 from fleet.models.shipped_model import SHIPPED_KEY, ShippedModel, ShippedModelError, has_shipped, read_shipped
+from fleet.models.versions import INHERITED, ORIGIN
 from fleet.store.reader import StoreReader
 
 if TYPE_CHECKING:
@@ -43,7 +44,7 @@ class ShippedHead:
     @property
     def learnt(self) -> frozenset[WorkloadId]:
         """Workloads that the shipped model has learnt from."""
-        return frozenset(map(WorkloadId, self.shipped.manifest.get("trained_workloads", ())))
+        return self.shipped.trained_workloads
 
     def is_of(self, manifest: Mapping[str, Any]) -> bool:
         """Whether a version is this very head."""
@@ -158,6 +159,18 @@ class ShippedHeads:
         reason = f"{why}; the head of the shipped model {head.shipped.name} serves until another is as good"
         return self.serve(head, {"reason": reason, "instead_of": champion.version})
 
+    def boosting_start(self, device_ids: Iterable[str]) -> ShippedModel | None:
+        """The shipped model that own models of some devices of a family go on from by boosting.
+
+        Returns:
+            None if it may serve none of them, or is damaged.
+        """
+        for device_id in device_ids:
+            with suppress(ShippedModelError):
+                if (head := self.head(DeviceId(device_id))) is not None:
+                    return head.shipped
+        return None
+
     def model(self, family: Family) -> ShippedModel:
         """The shipped model of a family that has one.
 
@@ -196,3 +209,9 @@ def serve_unserved(shipped: ShippedHeads, device_ids: Iterable[str]) -> None:
     for device_id in device_ids:
         with suppress(ShippedModelError):
             shipped.serve_first(DeviceId(device_id))
+
+
+def boosting_provenance(shipped: ShippedModel, provenance: Mapping[str, Any]) -> dict[str, Any]:
+    """What the manifest of a model says beside its own provenance that went on from the shipped one."""
+    inherited = shipped.trained_workloads - set(provenance["trained_workloads"])
+    return {ORIGIN: shipped.name, INHERITED: sorted(inherited)}

@@ -22,6 +22,7 @@ from agents.records import (
     DeviceId,
     DeviceSpec,
     Family,
+    WorkloadId,
     as_json_dict,
     canonical_json,
 )
@@ -61,6 +62,11 @@ class ShippedModel:
     manifest: Mapping[str, Any]
     model: FleetTLP
     devices: Mapping[DeviceId, ShippedDevice]
+
+    @property
+    def trained_workloads(self) -> frozenset[WorkloadId]:
+        """Workloads that it has learnt from."""
+        return frozenset(map(WorkloadId, self.manifest.get("trained_workloads", ())))
 
     def expected(self, descriptor: Descriptor) -> Mapping[str, Any]:
         """What a first head is worth on a machine: `samples` to figures with intervals.

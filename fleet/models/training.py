@@ -19,7 +19,8 @@ from fleet.models.judge import Judge, publish_if_better, verdicts_as_json
 from fleet.models.judged_rows import JudgedRows
 from fleet.models.promotion import DeviceDecision
 from fleet.models.registry import Registry
-from fleet.models.shipped_heads import ShippedHeads, serve_unserved
+from fleet.models.shipped_heads import ShippedHeads, boosting_provenance, serve_unserved
+from fleet.models.shipped_model import ShippedModel
 from fleet.models.versions import (
     DatasetSnapshot,
     learnable,
@@ -29,12 +30,12 @@ from fleet.models.versions import (
     training_provenance,
 )
 from fleet.store.store import Store
-from transfer.model.kinds import KINDS, reads_published
+from transfer.model.kinds import BOOSTED, FLEET_TLP, KINDS, reads_published
 
 if TYPE_CHECKING:
     from fleet.config.settings import FleetConfig
     from transfer.train.config import TrainConfig
-    from transfer.train.trainers import Trained
+    from transfer.train.trainers import Trained, TrainingTask
 
 #: Folder of the training runs beside that of the models: curves, and what is kept of a run that is not over.
 RUNS = "training"
@@ -64,8 +65,8 @@ def train_version(
         on_progress: Called with epochs done and epochs at most.
 
     Returns:
-        What came of it, as plain values; where two were trained, of the one that serves more devices, with
-        the other among its `others`.
+        What came of it, as plain values; if several were trained, of the one that serves more devices, with
+        the others among its `others`. One goes on from the shipped model, if there is one.
 
     Raises:
         FleetError: A device was asked for that nothing can be learnt of, or there is none.
@@ -80,12 +81,12 @@ def train_version(
     published = reads_published(kinds) or registry.asks_published(device_ids or registry.champions())
     judged = JudgedRows()
     snapshot = read_snapshot(reader, device_ids, published=published, judged=judged)
-    dataset = snapshot.dataset
+    dataset, seed = snapshot.dataset, settings.training.seed
     config = replace(train_config(settings.training.epochs), device=compute, lends=True)
-    seed = settings.training.seed
     open_rows, kept_out = learnable(snapshot)
     rows, held = divide(snapshot, seed, open_rows)
     heads = _heads(snapshot, rows, device_ids)
+    folder = models.parent / RUNS / _run_name(snapshot, config, seed, heads)
     task = TrainingTask(
         dataset=dataset,
         rows=rows,
@@ -93,15 +94,18 @@ def train_version(
         config=config,
         seed=seed,
         stop_rows=held,
-        run=TrainRun(
-            folder=models.parent / RUNS / _run_name(snapshot, config, seed, heads),
-            on_epoch=lambda done: on_progress(done.epoch, config.epochs),
-        ),
+        run=TrainRun(folder=folder, on_epoch=lambda done: on_progress(done.epoch, config.epochs)),
     )
-    all_trained = [train_model(kind, task) for kind in kinds]
+    shipped = ShippedHeads(registry, reader, enabled=settings.onboarding.shipped)
+    box = shipped.boosting_start(heads) if FLEET_TLP in kinds else None
+    tasks = _by_way(task, kinds, box)
+    all_trained = [train_model(way, its_task) for way, its_task in tasks.items()]
     until = {device_id: counts.last_at for device_id, counts in reader.counts().items()}
     provenance = training_provenance(dataset, open_rows, heads, until, holds_out=bool(kept_out))
-    shipped = ShippedHeads(registry, reader, enabled=settings.onboarding.shipped)
+    provenance |= {"seed": seed, "environments_since": since}
+    by_way: dict[str, dict[str, Any]] = {way: {"way": way} for way in tasks}
+    if box is not None:
+        by_way[BOOSTED] |= boosting_provenance(box, provenance)
     if publish:
         serve_unserved(shipped, heads)
     # As a refresh judges: on what no model chose, and beyond noise.
@@ -114,14 +118,14 @@ def train_version(
         floors=judged.floors,
         shipped=shipped,
         trained=provenance["trained_workloads"],
+        inherited=frozenset() if box is None else box.trained_workloads,
     )
     verdicts = judge.verdicts([trained.model for trained in all_trained], heads)
-    provenance |= {"seed": seed, "environments_since": since}
     results = [
-        _keep(registry, snapshot, trained, decided, provenance, publish=publish)
-        for trained, decided in zip(all_trained, verdicts, strict=True)
+        _keep(registry, snapshot, trained, decided, {**provenance, **by_way[way]}, publish=publish)
+        for way, trained, decided in zip(tasks, all_trained, verdicts, strict=True)
     ]
-    # The one that serves more devices; the other stands beside it.
+    # The one that serves more devices; the others stand beside it.
     result = max(results, key=lambda listed: len(listed["serves"]))
     if publish:
         result["given_back"] = judge.give_back(
@@ -130,6 +134,20 @@ def train_version(
     if len(results) > 1:
         result["others"] = [listed for listed in results if listed is not result]
     return result
+
+
+def _by_way(task: TrainingTask, kinds: Sequence[str], box: ShippedModel | None) -> dict[str, TrainingTask]:
+    """A task for each way to train, in the order in which equals take a place."""
+    from transfer.adapt.heads import with_heads
+    from transfer.train.training import TrainRun
+
+    tasks = dict.fromkeys(kinds, task)
+    if box is None:
+        return tasks
+    rows = np.union1d(task.rows, task.stop_rows)
+    init = with_heads(box.model, task.dataset, rows, task.devices, seed=task.seed)
+    # What went on from a thousand workloads, by a little, goes before what learnt from these alone.
+    return {BOOSTED: replace(task, run=TrainRun(init=init)), **tasks}
 
 
 def _keep(

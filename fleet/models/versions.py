@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 #: Key of manifests with what the version that this one went on from has learnt from (`training_workloads`),
 #: without what this one learnt from itself.
 INHERITED = "inherited_workloads"
+#: Key of manifests with the model that a version's weights go back to: a shipped one, or a version.
+ORIGIN = "origin"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

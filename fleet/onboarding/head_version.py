@@ -19,6 +19,7 @@ from fleet.models.judge import publish_if_better, verdicts_as_json
 from fleet.models.registry_reader import RegistryReader
 from fleet.models.versions import (
     INHERITED,
+    ORIGIN,
     DatasetSnapshot,
     learnable,
     load_snapshot,
@@ -27,7 +28,7 @@ from fleet.models.versions import (
 )
 from fleet.onboarding.adaptation import Onboarding
 from fleet.onboarding.drift import Earlier
-from fleet.onboarding.judgement import ORIGIN, SampleJudge
+from fleet.onboarding.judgement import SampleJudge
 from fleet.store.noise import settled
 from fleet.store.reader import StoreReader
 

@@ -25,7 +25,7 @@ from fleet.models.registry_file import Champion
 from fleet.models.shipped_heads import ShippedHeads
 from fleet.models.shipped_model import SHIPPED_KEY, ShippedModelError
 from fleet.models.standings import LEAST_RANKED, Standing, standing
-from fleet.models.versions import training_workloads
+from fleet.models.versions import ORIGIN, training_workloads
 from fleet.onboarding.adaptation import Onboarding, Rows, strategy_for
 from fleet.store.reader import StoreReader
 from transfer.errors import TransferError
@@ -33,8 +33,6 @@ from transfer.errors import TransferError
 if TYPE_CHECKING:
     from transfer.adapt.base import Adapted
 
-#: Key of manifests with the model that a version's weights go back to: a shipped one, or a version.
-ORIGIN = "origin"
 _WORDS = 200
 
 

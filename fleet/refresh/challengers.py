@@ -1,7 +1,7 @@
-"""The challengers of a refresh: one model of each kind that is to be trained, kept as soon as it is there.
+"""The challengers of a refresh: one model by each way to train, kept as soon as it is there.
 
-Called by `fleet.refresh.run`, whose plan says what to start from. A model of a kind that can goes on from its
-champion; others are trained from nothing. Imports torch when called.
+Called by `fleet.refresh.run`, whose plan says what to start from. One goes on from the shipped model by
+boosting, one from the champion by training; others are trained from nothing. Imports torch when called.
 """
 
 from __future__ import annotations
@@ -18,7 +18,6 @@ from agents.records import content_hash
 from fleet.models.training import divide
 from fleet.refresh.data import RefreshData
 from fleet.refresh.request import EPOCHS, RefreshRequest, warm_epochs
-from transfer.model.kinds import is_extensible
 
 if TYPE_CHECKING:
     from transfer.model.fleet_tlp import FleetTLP
@@ -40,7 +39,7 @@ class Challenger:
 
 
 def challenger(
-    kind: str,
+    way: str,
     request: RefreshRequest,
     run: str,
     base: FleetTLP | None,
@@ -48,9 +47,9 @@ def challenger(
     heads: Sequence[str],
     data: RefreshData,
 ) -> Challenger:
-    """Train a challenger of a kind on some rows of the data; read it where it is there already.
+    """Train a challenger in one of the ways of `train_model`; read it if it is there already.
 
-    One of an extensible kind starts from `base`, or from nothing where that is None.
+    It starts from `base`, or from nothing if that is None.
 
     Raises:
         TransferError: Training failed, or the data lack the features that the kind reads.
@@ -58,14 +57,14 @@ def challenger(
     from transfer.model import checkpoint
     from transfer.train.trainers import train_model
 
-    run = content_hash(run, kind)
-    kept = Path(request.folder) / CHALLENGER / kind
+    run = content_hash(run, way)
+    kept = Path(request.folder) / CHALLENGER / way
     if kept.exists():
         model, manifest = checkpoint.load(kept)
         if manifest.get("run") == run:
             return Challenger(model=model, about=manifest["about"], run=run)
         shutil.rmtree(kept)
-    trained = train_model(kind, _task(request, run, base if is_extensible(kind) else None, rows, heads, data))
+    trained = train_model(way, _task(request, run, base, rows, heads, data))
     dataset = data.snapshot.dataset
     about = {
         "candidates": len(dataset),

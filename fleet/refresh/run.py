@@ -30,7 +30,7 @@ from fleet.models.judge import (
 )
 from fleet.models.promotion import DecisionKind, DeviceDecision, refusal, start_from, summary
 from fleet.models.registry import Registry
-from fleet.models.shipped_heads import ShippedHeads, serve_unserved
+from fleet.models.shipped_heads import ShippedHeads, boosting_provenance, serve_unserved
 from fleet.models.versions import (
     INHERITED,
     learnable,
@@ -44,9 +44,10 @@ from fleet.refresh.data import RefreshData, read_refresh_data
 from fleet.refresh.request import PLAN, RefreshRequest
 from fleet.store.reader import StoreReader
 from fleet.store.store import Store
-from transfer.model.kinds import KINDS, is_extensible, reads_published
+from transfer.model.kinds import BOOSTED, FLEET_TLP, KINDS, is_extensible, reads_published
 
 if TYPE_CHECKING:
+    from fleet.models.shipped_model import ShippedModel
     from transfer.data.dataset import Dataset
     from transfer.model.fleet_tlp import FleetTLP
 
@@ -95,44 +96,35 @@ def run_refresh(request: RefreshRequest) -> dict[str, Any]:
     dataset = data.snapshot.dataset
     rows, held = learnable(data.snapshot)
     heads, refused = _heads(dataset, rows, devices)
-    challengers_by_kind = {
-        kind: challenger(kind, request, plan.run, base, rows, heads, data) for kind in kinds
-    }
+    box = shipped.boosting_start(heads) if FLEET_TLP in kinds else None
+    challengers_by_way = _challengers(request, plan, base, box, rows, heads, data)
     inherited = training_workloads(reader, manifest_of_base) if plan.base else frozenset[WorkloadId]()
     provenance = training_provenance(dataset, rows, heads, _last(data), holds_out=bool(held))
-    trained = provenance["trained_workloads"]
-    judge = Judge(
-        registry=registry,
-        reader=reader,
-        snapshot=data.snapshot,
-        not_ranked=data.not_ranked,
-        steady=data.steady,
-        floors=data.floors,
-        shipped=shipped,
-        trained=trained,
-        inherited=inherited,
-    )
-    verdicts = judge.verdicts([each.model for each in challengers_by_kind.values()], heads)
-    counting = counting_verdicts(verdicts)
-    shared_manifest = {
-        **provenance,
+    seen = inherited if box is None else inherited | box.trained_workloads
+    judge = _judge(shipped, reader, data, provenance["trained_workloads"], seen)
+    verdicts = judge.verdicts([each.model for each in challengers_by_way.values()], heads)
+    provenance |= {
         "table_version": plan.table_version,
         "family": request.family,
         "reasons": list(request.reasons),
         "environments_since": since,
     }
-    warm = _warm(plan, manifest_of_base, inherited, trained)
-    challengers = _published(registry, challengers_by_kind, verdicts, refused, shared_manifest, warm)
+    origins = {
+        BOOSTED: {} if box is None else boosting_provenance(box, provenance),
+        FLEET_TLP: _warm(plan, manifest_of_base, inherited, provenance["trained_workloads"]),
+    }
+    challengers = _published(registry, challengers_by_way, verdicts, refused, provenance, origins)
+    counting = counting_verdicts(verdicts)
     given_back = judge.give_back([each.device_id for each in counting if not each.moves_on])
     if any(outcome["version"] for outcome in challengers.values()):
         registry.prune(request.keep)
     elif registry.champions():
-        registry.retain(_retention(verdicts, plan.base))
+        registry.retain(_retention(challengers_by_way, verdicts, plan.base))
     shutil.rmtree(Path(request.folder) / CHALLENGER, ignore_errors=True)
     return {
         "kind": "refresh",
         "family": request.family,
-        # Of two versions that serve from now on, the one that serves more devices.
+        # Of several versions that serve from now on, the one that serves more devices.
         "version": max(challengers.values(), key=lambda outcome: len(outcome["published"]))["version"],
         "published": sorted(device for outcome in challengers.values() for device in outcome["published"]),
         "given_back": given_back,
@@ -146,9 +138,51 @@ def run_refresh(request: RefreshRequest) -> dict[str, Any]:
         "candidates": len(dataset),
         "held_out_workloads": len(held),
         "workloads": len(dataset.workload_ids),
-        **_effort(challengers_by_kind.values()),
+        **_effort(challengers_by_way.values()),
         "secs": time.monotonic() - started,
     }
+
+
+def _challengers(
+    request: RefreshRequest,
+    plan: _Plan,
+    base: FleetTLP | None,
+    box: ShippedModel | None,
+    rows: np.ndarray,
+    heads: Sequence[str],
+    data: RefreshData,
+) -> dict[str, Challenger]:
+    """A challenger by each way to train, in the order in which equals take a place.
+
+    What went on from the thousand workloads of the shipped model, by a little, goes first.
+    """
+    kinds = KINDS[request.model]
+    starts: dict[str, FleetTLP | None] = {} if box is None else {BOOSTED: box.model}
+    starts |= {kind: base if is_extensible(kind) else None for kind in kinds}
+    return {
+        way: challenger(way, request, plan.run, start, rows, heads, data) for way, start in starts.items()
+    }
+
+
+def _judge(
+    shipped: ShippedHeads,
+    reader: StoreReader,
+    data: RefreshData,
+    trained: Sequence[WorkloadId],
+    inherited: frozenset[WorkloadId],
+) -> Judge:
+    """The judge of challengers that learnt from `trained`, and went on from what learnt from `inherited`."""
+    return Judge(
+        registry=shipped.registry,
+        reader=reader,
+        snapshot=data.snapshot,
+        not_ranked=data.not_ranked,
+        steady=data.steady,
+        floors=data.floors,
+        shipped=shipped,
+        trained=trained,
+        inherited=inherited,
+    )
 
 
 def run_start(request: RefreshRequest) -> dict[str, Any]:
@@ -196,34 +230,35 @@ def _warm(
 
 def _published(
     registry: Registry,
-    challengers_by_kind: Mapping[str, Challenger],
+    challengers_by_way: Mapping[str, Challenger],
     verdicts: Sequence[Sequence[DeviceDecision]],
     refused: Sequence[DeviceDecision],
     shared_manifest: Mapping[str, Any],
-    warm: Mapping[str, Any],
+    origins: Mapping[str, Mapping[str, Any]],
 ) -> dict[str, dict[str, Any]]:
-    """Keep the challengers that won somewhere, or may yet; publish what won. What came of each, by kind.
+    """Keep the challengers that won somewhere, or may yet; publish what won. What came of each, by way.
 
-    `verdicts` are in the order of `challengers_by_kind`, `refused` of devices with too little to learn from.
-    The manifests of all have `shared_manifest`, those of extensible kinds `warm` too.
+    `verdicts` are in the order of `challengers_by_way`, `refused` of devices with too little to learn from.
+    The manifests of all have `shared_manifest`, and what `origins` says of the way.
     """
     counting = counting_verdicts(verdicts)
     challengers: dict[str, dict[str, Any]] = {}
-    for (kind, trained_challenger), decided in zip(challengers_by_kind.items(), verdicts, strict=True):
+    for (way, trained_challenger), decided in zip(challengers_by_way.items(), verdicts, strict=True):
         manifest = {
             **trained_challenger.about,
             **shared_manifest,
             "run": trained_challenger.run,
+            "way": way,
             "warm_start": None,
             "warm_starts": 0,
             "verdicts": verdicts_as_json([*decided, *refused]),
-            **(warm if is_extensible(kind) else {}),
+            **origins.get(way, {}),
         }
         version, published = "", list[str]()
-        counts = counting if is_extensible(kind) else decided
+        counts = counting if is_extensible(way) else decided
         if any(each.moves_on or each.kind is DecisionKind.UNJUDGED for each in counts):
             version, published = publish_if_better(registry, trained_challenger.model, manifest, decided)
-        challengers[kind] = {
+        challengers[way] = {
             "version": version,
             "published": published,
             "train_secs": trained_challenger.about["train_secs"],
@@ -232,12 +267,14 @@ def _published(
     return challengers
 
 
-def _retention(verdicts: Sequence[Sequence[DeviceDecision]], base: str) -> dict[str, str]:
-    """Why champions stay where no challenger was kept, by device; what each kind was judged to be."""
+def _retention(
+    ways: Iterable[str], verdicts: Sequence[Sequence[DeviceDecision]], base: str
+) -> dict[str, str]:
+    """Why champions stay if no challenger was kept, by device: what each was judged to be."""
     reasons_by_device: dict[str, list[str]] = {}
-    for decided in verdicts:
-        start = base if is_extensible(decided[0].model_kind) and base else "nothing"
-        called = "a refresh" if len(verdicts) == 1 else f"a refresh of {decided[0].model_kind}"
+    for way, decided in zip(ways, verdicts, strict=True):
+        start = "the shipped model" if way == BOOSTED else base if is_extensible(way) and base else "nothing"
+        called = "a refresh" if len(verdicts) == 1 else f"a refresh of {way}"
         for device_id, why in retention_reasons(decided, f"{called} from {start}").items():
             reasons_by_device.setdefault(device_id, []).append(why)
     return {device_id: "; ".join(reasons) for device_id, reasons in reasons_by_device.items()}

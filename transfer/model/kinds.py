@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from typing import Any
 
 FLEET_TLP, MTL_TLP = "fleet_tlp", "mtl_tlp"
+#: A way to train, not a kind: a FleetTLP whose trees go on from those of another one, which it is else.
+BOOSTED = "boosted"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

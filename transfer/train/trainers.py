@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from transfer.data.dataset import Dataset
 from transfer.errors import TransferError
 from transfer.features.published_features import LAYOUTS, PublishedLayout
-from transfer.model.kinds import FLEET_TLP, MTL_TLP
+from transfer.model.kinds import BOOSTED, FLEET_TLP, MTL_TLP
 from transfer.model.tlp_model import TlpModel
 from transfer.train.config import TrainConfig
 from transfer.train.published_procedure import published_config, train_mtl_tlp
@@ -64,11 +64,6 @@ class Trained:
     curve: Mapping[str, Any]
 
 
-#: A FleetTLP that goes on from `TrainRun.init`, which has a head for each device of the task: its network
-#: stays, its trees learn what the task adds.
-BOOSTED = "boosted"
-
-
 def train_model(way: str, task: TrainingTask) -> Trained:
     """Train a model of a kind, or `BOOSTED`.
 
@@ -110,7 +105,7 @@ def _train_fleet_tlp(task: TrainingTask) -> Trained:
 
 
 def _train_boosted(task: TrainingTask) -> Trained:
-    """The model to start from, whose heads stay; trees are added to its trees. Seconds of work."""
+    """The model of `TrainRun.init`, which has a head for each device; trees are added to its trees."""
     started = time.perf_counter()
     if task.run.init is None:
         raise TransferError("boosting goes on from a model, and the task has none")
