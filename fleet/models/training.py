@@ -103,9 +103,6 @@ def train_version(
     until = {device_id: counts.last_at for device_id, counts in reader.counts().items()}
     provenance = training_provenance(dataset, open_rows, heads, until, holds_out=bool(kept_out))
     provenance |= {"seed": seed, "environments_since": since}
-    by_way: dict[str, dict[str, Any]] = {way: {"way": way} for way in tasks}
-    if box is not None:
-        by_way[BOOSTED] |= boosting_provenance(box, provenance)
     if publish:
         serve_unserved(shipped, heads)
     # As a refresh judges: on what no model chose, and beyond noise.
@@ -122,7 +119,7 @@ def train_version(
     )
     verdicts = judge.verdicts([trained.model for trained in all_trained], heads)
     results = [
-        _keep(registry, snapshot, trained, decided, {**provenance, **by_way[way]}, publish=publish)
+        _keep(registry, snapshot, trained, decided, _provenance_of(way, box, provenance), publish=publish)
         for way, trained, decided in zip(tasks, all_trained, verdicts, strict=True)
     ]
     # The one that serves more devices; the others stand beside it.
@@ -148,6 +145,12 @@ def _by_way(task: TrainingTask, kinds: Sequence[str], box: ShippedModel | None) 
     init = with_heads(box.model, task.dataset, rows, task.devices, seed=task.seed)
     # What went on from a thousand workloads, by a little, goes before what learnt from these alone.
     return {BOOSTED: replace(task, run=TrainRun(init=init)), **tasks}
+
+
+def _provenance_of(way: str, box: ShippedModel | None, provenance: Mapping[str, Any]) -> dict[str, Any]:
+    """What the manifest of a model that was trained in some way says of it."""
+    boosted = boosting_provenance(box, provenance) if way == BOOSTED and box is not None else {}
+    return {**provenance, "way": way, **boosted}
 
 
 def _keep(

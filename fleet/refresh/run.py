@@ -116,11 +116,7 @@ def run_refresh(request: RefreshRequest) -> dict[str, Any]:
     challengers = _published(registry, challengers_by_way, verdicts, refused, provenance, origins)
     counting = counting_verdicts(verdicts)
     given_back = judge.give_back([each.device_id for each in counting if not each.moves_on])
-    if any(outcome["version"] for outcome in challengers.values()):
-        registry.prune(request.keep)
-    elif registry.champions():
-        registry.retain(_retention(challengers_by_way, verdicts, plan.base))
-    shutil.rmtree(Path(request.folder) / CHALLENGER, ignore_errors=True)
+    _tidy(registry, request, challengers, _retention(challengers_by_way, verdicts, plan.base))
     return {
         "kind": "refresh",
         "family": request.family,
@@ -141,6 +137,20 @@ def run_refresh(request: RefreshRequest) -> dict[str, Any]:
         **_effort(challengers_by_way.values()),
         "secs": time.monotonic() - started,
     }
+
+
+def _tidy(
+    registry: Registry,
+    request: RefreshRequest,
+    challengers: Mapping[str, Mapping[str, Any]],
+    retained: Mapping[str, str],
+) -> None:
+    """Forget old versions if there are new ones, else note why champions stay; delete what training left."""
+    if any(outcome["version"] for outcome in challengers.values()):
+        registry.prune(request.keep)
+    elif registry.champions():
+        registry.retain(retained)
+    shutil.rmtree(Path(request.folder) / CHALLENGER, ignore_errors=True)
 
 
 def _challengers(
