@@ -1,0 +1,216 @@
+"""What the hour after the start is worth: `python -m benchmarks.freshness --dataset FOLDER`.
+
+A user starts `fleet up` on a machine with networks that no model has seen. At each minute asked for: what is
+the head that serves worth, beside the head of the shipped model? Both are asked about candidates of workloads
+that never enter the store.
+
+The records of a published dataset answer for the machine: a group of architectures (`benchmarks.pretrained`)
+stands for the user's networks, and a profile for the machine. A model learns from the other groups on the
+other profiles, and is the shipped one. A fourth part of the group's workloads judges; the records of the
+others come to the store evenly over the hour, in random order. At each minute the refresh of a daemon runs on
+what is there, judges and publishes (`fleet.refresh.run`).
+
+With `--up MINUTES` a real `fleet up` runs for so long on this host, with the model that this release ships.
+What serves then is asked about held-out workloads of the store, which trainings never see, but judges do.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Annotated, Any
+from unittest.mock import patch
+
+import numpy as np
+from numpy.typing import NDArray
+
+from agents.records import DeviceId, DeviceKind, Family, Record, WorkloadId
+from benchmarks.harness import Figures, Option, benchmark, working_folder
+from benchmarks.pretrained import groups_of, networks_of, pretrained_store
+from benchmarks.pretrained_ship import train_model
+from benchmarks.tables import interval
+from fleet.models.head_scores import HeadCache
+from fleet.models.holdout import held_out
+from fleet.models.registry import Registry
+from fleet.models.shipped_heads import ShippedHeads
+from fleet.models.shipped_model import SHIPPED_KEY, ShippedDevice, read_shipped, write_shipped
+from fleet.models.standings import mean_of
+from fleet.models.versions import DatasetSnapshot, load_snapshot, manifest_of, train_config, training_provenance
+from fleet.refresh.request import RefreshRequest
+from fleet.refresh.run import run_refresh
+from fleet.store.reader import StoreReader
+from fleet.store.store import Store
+from transfer.adapt.base import Adapted, without_device
+from transfer.data.dataset import Dataset
+from transfer.data.metrics import evaluate_ranking
+from transfer.data.splits import leave_networks_out
+
+Floats = NDArray[np.float64]
+
+#: The part of the user's workloads that judges, and candidates of a workload that can.
+_JUDGED_PART, _LEAST = 4, 4
+#: Minutes from the start.
+MINUTES = (0, 5, 15, 30, 60)
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """The machine, its networks, and when to look."""
+
+    dataset: Annotated[tuple[Path, ...], Option("a published dataset", is_repeated=True)]
+    target: Annotated[str, Option("profile that stands for the machine")] = "open-cpu-2.x86-64-v4"
+    group: Annotated[str, Option("architectures that stand for the user's networks")] = "group-2"
+    minutes: Annotated[tuple[int, ...], Option("when to look; the last is the whole", least=0)] = MINUTES
+    keep: Annotated[Path | None, Option("folder that keeps the shipped model of an earlier run")] = None
+    epochs: Annotated[int, Option(least=1)] = 24
+    seed: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class _Hour:
+    """What answers for the machine."""
+
+    snapshot: DatasetSnapshot
+    target: DeviceId
+    #: Rows that judge, none of which enters the store.
+    judged: NDArray[np.int64]
+    #: Records of the machine for the store, in the order in which they come.
+    records: Sequence[Record]
+
+
+def measure(options: Options) -> Figures:
+    """Replay the hour, and look."""
+    with working_folder(options.keep) as folder:
+        store = pretrained_store(options.dataset, folder)
+        hour, learnt = _hour(store, options)
+        box = folder / "-".join(("shipped", store.name, options.target, options.group, str(options.epochs)))
+        if not box.exists():
+            _ship(box, hour, learnt, options)
+        with working_folder(None) as run, patch("fleet.models.shipped_model.shipped_folder", lambda _: box):
+            looks = _replayed(run, hour, options)
+    return {
+        "benchmark": "freshness",
+        "target": options.target,
+        "group": options.group,
+        "records": len(hour.records),
+        "judged_workloads": len(looks[0]["judged"]),
+        **_figures(looks),
+    }
+
+
+def _hour(store: Path, options: Options) -> tuple[_Hour, NDArray[np.int64]]:
+    """What answers for the machine, and the rows that its shipped model learns from."""
+    reader = Store.read(store)
+    snapshot = load_snapshot(reader)
+    dataset = snapshot.dataset
+    groups = groups_of(networks_of(snapshot.workloads.values()))
+    splits = leave_networks_out(dataset, snapshot.workloads, groups)
+    split = next(split for split in splits if split.name == options.group)
+    target = DeviceId(options.target)
+    rows = split.test[np.isfinite(dataset.latency_secs[split.test, dataset.column(target)])]
+    random = np.random.default_rng(options.seed)
+    workloads = random.permutation(np.unique(dataset.group[rows]))
+    judges = workloads[: len(workloads) // _JUDGED_PART]
+    entering = {WorkloadId(dataset.workload_ids[number]) for number in set(workloads) - set(judges)}
+    records = [record for record in reader.records(target) if record.workload_id in entering]
+    order = random.permutation(len(records))
+    hour = _Hour(
+        snapshot=snapshot,
+        target=target,
+        judged=rows[np.isin(dataset.group[rows], judges)],
+        records=[records[place] for place in order],
+    )
+    return hour, split.train
+
+
+def _ship(folder: Path, hour: _Hour, rows: NDArray[np.int64], options: Options) -> None:
+    """Train what the machine's program would have been shipped with: nothing of it, nor of its networks."""
+    snapshot, dataset = hour.snapshot, hour.snapshot.dataset
+    sources = [str(name) for name in dataset.device_ids if name != hour.target]
+    view = without_device(dataset, hour.target)
+    began = time.perf_counter()
+    model = train_model(view, snapshot, rows, sources, options.seed, options.epochs)
+    manifest = manifest_of(
+        snapshot,
+        seed=options.seed,
+        config={},
+        seconds=time.perf_counter() - began,
+        sources=model.device_ids,
+    )
+    manifest |= training_provenance(view, rows, sources, {}, holds_out=True) | {SHIPPED_KEY: "held-out"}
+    devices = {
+        DeviceId(name): ShippedDevice(
+            spec=snapshot.devices[DeviceId(name)][0],
+            descriptor=snapshot.devices[DeviceId(name)][1],
+            fingerprint={},
+        )
+        for name in sources
+    }
+    write_shipped(folder, model, manifest, devices)
+
+
+def _replayed(folder: Path, hour: _Hour, options: Options) -> list[dict[str, Any]]:
+    """What serves at each minute."""
+    spec, descriptor = hour.snapshot.devices[hour.target]
+    # Its records come from a real machine: what answers here is one to the fleet.
+    spec = replace(spec, kind=DeviceKind.LOCAL)
+    path, registry = folder / "store", Registry(folder / "models")
+    shipped = read_shipped(Family.CPU)
+    assert shipped is not None  # it was written just now
+    floor = _top1(shipped.head(spec, descriptor), hour)
+    with Store.open(path) as store:
+        store.put_device(spec, descriptor)
+        store.put_workloads(hour.snapshot.workloads[record.workload_id] for record in hour.records)
+    looks, arrived = [], 0
+    for minute in sorted(options.minutes):
+        until = round(len(hour.records) * minute / max(options.minutes))
+        with Store.open(path) as store:
+            store.append(hour.records[arrived:until])
+        arrived = until
+        outcome: dict[str, Any] = {}
+        if arrived:
+            outcome = run_refresh(_request(folder, hour, minute, options))
+        else:
+            ShippedHeads(registry, Store.read(path)).serve_first(hour.target)
+        champion = registry.champions()[hour.target]
+        head = HeadCache(registry).head(champion.ref)
+        manifest = registry.manifest(champion.version)
+        looks.append(
+            {
+                "minute": minute,
+                "records": arrived,
+                "serves": manifest.get("way", manifest.get(SHIPPED_KEY, "")),
+                "refresh_secs": outcome.get("secs"),
+                "why": champion.reason,
+                "judged": _top1(head, hour),
+                "shipped": floor,
+            }
+        )
+    return looks
+
+
+def _request(folder: Path, hour: _Hour, minute: int, options: Options) -> RefreshRequest:
+    return RefreshRequest(
+        kind="refresh",
+        family=Family.CPU.value,
+        store=str(folder / "store"),
+        models=str(folder / "models"),
+        folder=str(folder / "refresh"),
+        request_id=f"minute-{minute}",
+        epochs=options.epochs,
+        seed=options.seed,
+        nice=0,
+    )
+
+
+def _top1(head: Adapted, hour: _Hour) -> dict[str, float]:
+    """Speed of the first choice over the best, by judged workload."""
+    dataset: Dataset = hour.snapshot.dataset
+    scores = head.score_unseen(dataset.features.take(hour.judged))
+    latency, group = dataset.latency_secs[hour.judged, dataset.column(hour.target)], dataset.group[hour.judged]
+    metrics = evaluate_ranking(scores, latency, group, least=_LEAST)
+    names = [str(dataset.workload_ids[number]) for number in metrics.groups.tolist()]
+    return dict(zip(names, metrics.top1_by_workload.tolist(), strict=True))
