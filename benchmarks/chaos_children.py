@@ -22,7 +22,7 @@ from types import TracebackType
 from typing import Any, BinaryIO, TextIO
 
 from agents.host.process_control import die_with_parent
-from benchmarks.patience import patience
+from benchmarks.fleet_up import patience
 
 #: How long a child may take in all, and the first answer, which waits for the imports; longer on a full host.
 TIMEOUT_SECS = 300.0

@@ -20,7 +20,7 @@ from benchmarks.chaos_faults import DISK_FAULTS
 from benchmarks.chaos_history import Event, HistoryLog, check, read_history
 from benchmarks.chaos_power import mark_durable, power_cut
 from benchmarks.chaos_trouble import ALIVE, STILL, wake_training
-from benchmarks.patience import patience
+from benchmarks.fleet_up import patience
 
 #: Batches of one life: enough to merge files and to begin segments.
 BATCHES = 6

@@ -20,7 +20,6 @@ from typing import Annotated
 
 from benchmarks.chaos_children import Children
 from benchmarks.chaos_real import RealFleet
-from benchmarks.chaos_wreck import local_profiles
 from benchmarks.harness import Figures, Option, benchmark
 
 
@@ -42,7 +41,7 @@ def measure(options: Options) -> Figures:
         recorded = base / "recorded.parquet"
         if children.run("recorded", {"recorded": str(recorded)}) != 0:
             raise SystemExit(children.last_words())
-    fleet = RealFleet(base, recorded, local_profiles())
+    fleet = RealFleet(base, recorded)
     found: dict[str, list[float]] = {
         "agent_up_secs": [],
         "agent_measures_secs": [],
@@ -65,7 +64,7 @@ def measure(options: Options) -> Figures:
             found["coordinator_measures_secs"].append(fleet.measured_after(at_secs) - at_secs)
         fleet.stop()
     finally:
-        fleet.close()
+        fleet.up.kill()
     shutil.rmtree(base)
     worst = {name: {"median": statistics.median(secs), "worst": max(secs)} for name, secs in found.items()}
     return {

@@ -34,8 +34,7 @@ from agents.records import DeviceId, Protocol
 from benchmarks.harness import Figures, Option, benchmark, working_folder
 from benchmarks.made_up import replay_specs
 from benchmarks.scale import fill
-from benchmarks.scale_fleet import RECORDED_CHOICE, made_up_coordinator, recorded_file
-from benchmarks.scale_transport import ProcessTransport
+from benchmarks.scale_fleet import RECORDED_CHOICE, ProcessTransport, made_up_coordinator, recorded_file
 from fleet.api.app import ApiSources
 from fleet.api.client import TOKEN
 from fleet.api.server import ApiServer
