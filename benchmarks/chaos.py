@@ -48,8 +48,8 @@ _FLEET_BYTES, _ENDLESS = 48 << 20, 1 << 30
 Campaign = Iterator[None]
 
 
-class Campaigns:
-    """All of them, on one folder.
+class Bench:
+    """All campaigns, on one folder.
 
     Args:
         base: Where runs have their folders.
@@ -87,6 +87,11 @@ class Campaigns:
         if self.tally.judge(run.root, run.what):
             shutil.rmtree(run.root)
 
+    def _again(self, what: str, body: Callable[[Run], None]) -> Campaign:
+        while True:
+            self.history(what, body)
+            yield
+
     def sweep(self, load: str, fault: str, *, with_power: bool = False) -> Campaign:
         """Die at each step of a life in turn, then a few times at random ones, then look."""
         steps = 0
@@ -101,7 +106,7 @@ class Campaigns:
                         )
                     run.live(load)
 
-                self.history(f"{load} {fault}{' power' if with_power else ''} at step {at}", body)
+                self.history(f"{load} {fault}{' power' * with_power} at step {at}", body)
                 yield
 
             def whole(run: Run) -> None:
@@ -127,9 +132,7 @@ class Campaigns:
                     self.tally.killed(load, "moment")
             run.live(load)
 
-        while True:
-            self.history(f"{load} moments", body)
-            yield
+        return self._again(f"{load} moments", body)
 
     def disk_faults(self, load: str, steps: int = 100) -> Campaign:
         """A full, read-only or failing disk at each step in turn, for one to four steps; mostly a kill."""
@@ -168,9 +171,7 @@ class Campaigns:
                         run.cut_power()
                 self.settle(run, given)
 
-        while True:
-            self.history(f"fleet {fault}{' power' if with_power else ''}", body)
-            yield
+        return self._again(f"fleet {fault}{' power' * with_power}", body)
 
     def fleet_arguments(self, run: Run) -> dict[str, Any]:
         """What `chaos_load.fleet_load` wants to know beside the arguments of a life."""
@@ -185,9 +186,7 @@ class Campaigns:
     def settle(self, run: Run, given: dict[str, Any]) -> None:
         """Go on without trouble until nothing is under way, then look."""
         for turns in (40, 0):
-            arguments = run.arguments(batches=turns) | given | {"to_the_end": True}
-            if self.children.run("fleet", arguments) != 0:
-                raise ChildError(f"the coordinator did not go on: {self.children.last_words()}")
+            self.children.do("fleet", run.arguments(batches=turns) | given | {"to_the_end": True})
         run.wait_for_trainings()
 
     def fleet_on_a_small_disk(self) -> Campaign:
@@ -215,9 +214,7 @@ class Campaigns:
                     run.ended("coordinator", self.children.wait(pid), faults[-1])
                 self.settle(run, given)
 
-        while True:
-            self.history("fleet small disk", body)
-            yield
+        return self._again("fleet small disk", body)
 
     @contextlib.contextmanager
     def _small_disk(self, run: Run) -> Iterator[None]:
@@ -228,28 +225,14 @@ class Campaigns:
             self._disk(run, "gone")
 
     def _disk(self, run: Run, what: str, size_bytes: int = 0) -> None:
-        arguments = {"disk": str(run.disk), "what": what, "bytes": size_bytes}
-        if self.children.run("disk", arguments) != 0:
-            raise ChildError(f"the disk cannot be made {what}: {self.children.last_words()}")
+        self.children.do("disk", {"disk": str(run.disk), "what": what, "bytes": size_bytes})
 
     def _recorded(self) -> Path:
         """What replay devices answer from; made when it is first asked for."""
         recorded = self.base / "recorded.parquet"
-        if not recorded.exists() and self.children.run("recorded", {"recorded": str(recorded)}) != 0:
-            raise ChildError(f"no records for the replay devices: {self.children.last_words()}")
+        if not recorded.exists():
+            self.children.do("recorded", {"recorded": str(recorded)})
         return recorded
-
-
-def _may_mount(base: Path) -> bool:
-    """Whether this host lets anybody mount a file system of memory in a name space of its own."""
-    folder = base / "mount"
-    folder.mkdir()
-    command = ["unshare", "--map-root-user", "--mount", "mount", "-t", "tmpfs", "none", str(folder)]
-    return shutil.which("unshare") is not None and not subprocess.run(command, capture_output=True).returncode
-
-
-class Bench(Campaigns):
-    """All campaigns, and how they take turns."""
 
     def real(self, rounds: int) -> dict[str, Any]:
         """Kill the processes of a real `fleet up`; returns what was measured."""
@@ -260,9 +243,7 @@ class Bench(Campaigns):
             fleet = RealFleet(run.root, recorded, trains=True)
 
             def look(disk: Path) -> None:
-                arguments = run.arguments() | {"disk": str(disk)}
-                if self.children.run("look_at_fleet", arguments) != 0:
-                    raise ChildError(f"looking failed: {self.children.last_words()}")
+                self.children.do("look_at_fleet", run.arguments() | {"disk": str(disk)})
 
             try:
                 with run.observed():
@@ -309,6 +290,14 @@ class Bench(Campaigns):
             if self.tally.kills >= kills:
                 return
             next(campaign)
+
+
+def _may_mount(base: Path) -> bool:
+    """Whether this host lets anybody mount a file system of memory in a name space of its own."""
+    folder = base / "mount"
+    folder.mkdir()
+    command = ["unshare", "--map-root-user", "--mount", "mount", "-t", "tmpfs", "none", str(folder)]
+    return shutil.which("unshare") is not None and not subprocess.run(command, capture_output=True).returncode
 
 
 @dataclass(frozen=True, slots=True)

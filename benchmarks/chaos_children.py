@@ -96,6 +96,15 @@ class Children:
         """Fork a child, wait for its end; returns its exit code, or minus the signal."""
         return self.wait(self.start(load, arguments))
 
+    def do(self, load: str, arguments: Mapping[str, Any]) -> None:
+        """Fork a child and wait for its end.
+
+        Raises:
+            ChildError: It failed.
+        """
+        if (code := self.run(load, arguments)) != 0:
+            raise ChildError(f"{load} ended with {code}: {self.last_words()}")
+
     def run_and_kill(
         self,
         load: str,

@@ -2,6 +2,10 @@
 
 `watch_registry` writes down what a registry promises, in the process that changes it; `look_at_models` opens
 every version and every champion; `models_load` is a process that does nothing but publish.
+
+The process of a refresh is forked instead of started: a training takes a second then, and can be killed
+often. What runs in it is `fleet.refresh.process` as it is, under fault points of its own; only its model is
+smaller. `agents.host.child_process` deals with a `ForkedProcess` as with any other.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """`fleet up` as it is, on a real profile of this host and replay devices; its processes are killed in turn.
 
-`benchmarks.chaos_wreck` kills, `benchmarks.comeback` takes the time. What the coordinator promises is written
-down inside of it, so it is started through this module: `python -m benchmarks.chaos_real HISTORY up ...` is
-`fleet up ...`.
+`benchmarks.chaos_wreck` kills and takes the time. What the coordinator promises is written down inside of it,
+so it is started through this module: `python -m benchmarks.chaos_real HISTORY up ...` is `fleet up ...`.
 """
 
 from __future__ import annotations
@@ -152,19 +151,15 @@ class RealFleet:
                 found.append(process)
         return random.choice(found) if found else None
 
-    def kill(self, role: str, *, wait: bool = True) -> None:
-        """Kill a process of a role; waits for one, for instance until something is timed.
-
-        Args:
-            role: As in `find`.
-            wait: With the coordinator: until all that ends with it is gone.
+    def kill(self, role: str) -> None:
+        """Kill a process of a role; with the coordinator until all that ends with it is gone.
 
         Raises:
             LateError: There is none.
         """
         self.signal(role, signal.SIGKILL)
         if role == "coordinator":
-            self.ended(everything=wait)
+            self.ended()
 
     def signal(self, role: str, number: int) -> psutil.Process:
         """Send a signal to a process of a role, and return it; waits for one.
@@ -222,13 +217,10 @@ class RealFleet:
         run(copy / "disk")
         shutil.rmtree(copy)
 
-    def ended(self, *, everything: bool = True) -> None:
+    def ended(self) -> None:
         """Wait until all processes are gone: agents end with their raylet, which ends with its driver."""
-
-        def is_gone() -> bool:
-            return self.is_over and not (everything and self._left())
-
-        self.until(is_gone, "the end of all processes", WAIT_SECS, may_end=True)
+        what = "the end of all processes"
+        self.until(lambda: self.is_over and not self._left(), what, WAIT_SECS, may_end=True)
 
     def _left(self) -> list[int]:
         """Processes of this fleet's agents that still have a spool open, and of its trainings."""

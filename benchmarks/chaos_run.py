@@ -210,9 +210,7 @@ class Run:
         Raises:
             ChildError: It failed.
         """
-        code = self._children.run(load, self.arguments(batches=batches))
-        if code != 0:
-            raise ChildError(f"{load} did not come back ({code}): {self._children.last_words()}")
+        self._children.do(load, self.arguments(batches=batches))
 
     def steps(self) -> int:
         """Steps of the last life that came to its end."""

@@ -1,7 +1,9 @@
 """What a coordinator promises, written down where it does, and what its folder holds. For `benchmarks.chaos`.
 
 `Watched` wraps the functions that make things durable, in the process that it is installed in; `look` opens
-state file, spools and store as every start does.
+state file, spools and store as every start does. `Observer` is a user of the fleet while everything around
+dies, in a process that is no part of it: it loads champions and lets them score, reads the table, and asks
+the API. What it has seen must be there ever after (`chaos_history.check`).
 """
 
 from __future__ import annotations

@@ -35,6 +35,8 @@ class Wreck:
         self._log = HistoryLog(fleet.history)
         self._starts: list[float] = []
         self._agents: list[float] = []
+        #: Seconds until a program was measured that was begun after a kill, by who was killed.
+        self._measured: dict[str, list[float]] = {"agent": [], "coordinator": []}
         self._freezes: list[float] = []
         self._raylets: list[tuple[float, bool]] = []
         self._reason = ""
@@ -52,7 +54,9 @@ class Wreck:
         self._log.add(Event(kind="guilty"))
         for number in range(rounds):
             fleet.wait_for_records(1)
+            at_secs = time.time()
             self._agents.append(fleet.agent_back(lambda: self._kill("agent")))
+            self._note("agent", at_secs)
             for role in ("builder", "timer"):
                 self._kill(role)
                 fleet.wait_for_records(1)
@@ -66,13 +70,15 @@ class Wreck:
         if code != 0:
             raise LateError(f"SIGTERM ended it with {code}")
         fleet.look(self._look)
-        return self._measured()
+        return self._figures()
 
-    def _measured(self) -> dict[str, Any]:
+    def _figures(self) -> dict[str, Any]:
         return {
             "agent_back_secs": self._agents,
+            "agent_measures_secs": self._measured["agent"],
             "agent_back_after_sigstop_secs": self._freezes,
             "coordinator_back_secs": self._starts[1:],
+            "coordinator_measures_secs": self._measured["coordinator"],
             "coordinator_first_start_secs": self._starts[0],
             "raylet_back_secs": [secs for secs, _ in self._raylets],
             "new_starts_for_a_raylet": sum(is_new for _, is_new in self._raylets),
@@ -88,7 +94,12 @@ class Wreck:
     def _kill_coordinator(self) -> None:
         self._kill("coordinator")
         self._fleet.look(self._look)
+        at_secs = time.time()
         self._starts.append(self._fleet.start())
+        self._note("coordinator", at_secs)
+
+    def _note(self, who: str, at_secs: float) -> None:
+        self._measured[who].append(self._fleet.measured_after(at_secs) - at_secs)
 
     def _freeze(self) -> None:
         """Stop an agent for good: it is ended, and another one takes its place."""

@@ -31,7 +31,6 @@ EXTRAS: dict[str, tuple[str, ...]] = {
     "chaos_load": ("daemon", "tensorboard"),
     "chaos_real": ("daemon",),
     "collection": ("daemon",),
-    "comeback": ("daemon",),
     "dashboard": ("dev",),
     "gpus": ("train",),
     "hostile": ("daemon",),
@@ -49,9 +48,7 @@ EXTRAS: dict[str, tuple[str, ...]] = {
     "search": ("daemon", "networks"),
     "store": ("store",),
     "training": ("measure", "train"),
-    "tvm_local": ("measure",),
-    "tvm_network": ("measure",),
-    "tvm_search": ("measure", "train"),
+    "tvm_sides": ("measure", "train"),
 }
 
 

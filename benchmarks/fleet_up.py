@@ -1,6 +1,8 @@
 """A real `fleet up`, and what else runs for a while beside a benchmark: its files, its start, its end.
 
-Called by whatever kills, crowds or watches a daemon that a user could have started.
+Called by whatever kills, crowds or watches a daemon that a user could have started. A wait must end some
+time, or nothing would ever be found broken; but a time that fits an idle host says nothing of one with ten
+programs a core (`patience`).
 """
 
 from __future__ import annotations

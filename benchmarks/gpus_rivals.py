@@ -1,7 +1,9 @@
 """Ways to choose what a new GPU measures: ours, orders by other devices, and XGBoost.
 
 Each is a generator: it yields a row of the space, is sent what was measured, and goes on. Nothing of the new
-device's times reaches it otherwise. Legend as in `benchmarks.gpus_spaces`.
+device's times reaches it otherwise. Kernel Tuner's own strategies run on a recorded space in its simulation
+mode, in a process of their own; it (Apache-2.0) is no part of this project. Where the Python that is named
+cannot import it, its rows are left out and the reason is told. Legend as in `benchmarks.gpus_spaces`.
 """
 
 from __future__ import annotations
@@ -9,7 +11,6 @@ from __future__ import annotations
 import gzip
 import json
 import subprocess
-import sys
 import tempfile
 from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
@@ -104,11 +105,6 @@ def orders(
         for name, several in told["found"].items()
     }
     return found, told["failed"]
-
-
-def default_python() -> str:
-    """The Python that runs the benchmark."""
-    return sys.executable
 
 
 Rows = NDArray[np.int64]

@@ -1,6 +1,8 @@
 """One fleet on two hosts: a Ray node and a real device on each, the coordinator on the near one.
 
 For `benchmarks.hosts`. All runs as `docs/cluster.md` says for several hosts; the workloads are few and small.
+`Witness` watches from outside: the store's table, and the agents' spools on the disk. It reads files only,
+and asks nothing of the fleet. What it has seen must be there ever after (`benchmarks.chaos_history.check`).
 """
 
 from __future__ import annotations

@@ -2,7 +2,8 @@
 
 Trains the model of this project and other people's rankers on the same rows of one store, whole networks (or
 workloads) held out, and judges them on the same candidates. The store is one that is given, else the AutoTVM
-logs beside the checkout are imported. `--table FILE` writes what `docs/results/` keeps.
+logs beside the checkout are imported. `--table FILE` writes what `docs/results/` keeps. TVM is imported only
+where its own features are asked for.
 """
 
 from __future__ import annotations
@@ -89,20 +90,15 @@ def make_rankers(
         TransferError: A name is unknown.
         ValueError: TVM's own models are asked for, and a candidate is of another dialect than TVM's.
     """
-    rankers: list[Ranker] = []
-    stores = tvm_features(reader, snapshot) if set(names) & set(TVM_RANKERS) else None
-    for name in names:
-        if name == OURS[0]:
-            rankers.append(ModelRanker(config=config))
-        elif name == OURS[1]:
-            rankers.append(SingleRanker(config=config))
-        elif name == NETWORK:
-            rankers.append(ModelRanker(config=replace(config, trees=0), name=name))
-        elif name in TVM_RANKERS and stores is not None:
-            rankers.append(TvmXgb(stores) if name == TVM_RANKERS[0] else TvmMlp(stores))
-        else:
-            rankers.append(make_rival(name))
-    return rankers
+    ours: dict[str, Ranker] = {
+        OURS[0]: ModelRanker(config=config),
+        OURS[1]: SingleRanker(config=config),
+        NETWORK: ModelRanker(config=replace(config, trees=0), name=NETWORK),
+    }
+    if set(names) & set(TVM_RANKERS):
+        stores = tvm_features(reader, snapshot)
+        ours |= {one.name: one for one in (TvmXgb(stores), TvmMlp(stores))}
+    return [ours.get(name) or make_rival(name) for name in names]
 
 
 def tvm_features(reader: StoreReader, snapshot: DatasetSnapshot) -> PerStoreFeatures:

@@ -1,8 +1,10 @@
 """A real coordinator with many replay devices: the part `fleet` of `benchmarks.scale`.
 
 The devices answer from records that are made up for load (`benchmarks.made_up`), through the same
-`agents.device.replay` that answers from real ones, in processes of their own (`benchmarks.scale_fleet`).
-On a host with few cores they compete with the coordinator, so the coordinator's processor time is told apart.
+`agents.device.replay` that answers from real ones, in processes of their own without Ray. Each runs one
+`AgentHost` with many devices, as `agents.device.ray_actors` has it, behind a pipe: so the agents' work is not
+the coordinator's, but what it costs to send requests and to receive messages is. On a host with few cores
+they compete with the coordinator, so the coordinator's processor time is told apart.
 """
 
 from __future__ import annotations

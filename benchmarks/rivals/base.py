@@ -1,6 +1,10 @@
 """The parts that the rivals share. What each of them promises: `transfer.evaluate.rankers.Ranker`.
 
-Legend: n rows of a call, P columns of the flat features.
+What those of an onboarding read of a situation is made once for it (`Situation.once`), and holds no
+measurement that may not be seen.
+
+Legend: n rows of a call, N candidates of a dataset, P columns of the flat features, H slots of a hardware
+vector.
 """
 
 from __future__ import annotations
