@@ -29,7 +29,7 @@ import numpy as np
 
 from agents.records import CandidateId, DeviceId, Record, WorkloadId
 from benchmarks.harness import Figures, Option, benchmark, child_json, in_child, ms_of, working_folder
-from benchmarks.made_up import RecordMaker, device_name, made_up_rows, memory_mb
+from benchmarks.made_up import RecordMaker, device_name, made_up_rows, own_mb
 from benchmarks.scale_connections import measure_connections
 from benchmarks.scale_fleet import measure_fleet
 from benchmarks.scale_start import measure_start
@@ -119,11 +119,8 @@ def measure_scheduling(*, devices: int, decisions: int, workload_count: int = WO
                 )
             )
         )
-    took: list[float] = []
     planned: list[float] = []
     planned_cpu: list[float] = []
-    ticks: list[float] = []
-    cpu = time.process_time()
     for number in range(decisions):
         lease = granted.pop(0)
         clock += 0.01
@@ -139,30 +136,21 @@ def measure_scheduling(*, devices: int, decisions: int, workload_count: int = WO
         plans = planned_count
         started, started_cpu = time.perf_counter(), time.thread_time()
         follow(state.apply(done))
-        took.append(time.perf_counter() - started)
         if planned_count > plans:
-            planned.append(took[-1])
+            planned.append(time.perf_counter() - started)
             planned_cpu.append(time.thread_time() - started_cpu)
         del jobs_of[lease.job_id]
         if number % 50 == 49:
-            started = time.perf_counter()
             follow(state.apply(ev.Tick(at_secs=clock)))
-            ticks.append(time.perf_counter() - started)
-    cpu = time.process_time() - cpu
     return {
         "devices": devices,
         "workloads": workload_count,
-        "decisions": len(took),
-        "jobs_left": {str(name): count for name, count in state.job_counts().items()},
+        "decisions": decisions,
         "decisions_with_a_plan": len(planned),
         # Of those with a plan; the others only hand out a lease that is queued already.
         **ms_of("decision_ms", planned),
         # Processor time of the same: a busy host takes nothing away from it.
         **ms_of("decision_cpu_ms", planned_cpu),
-        "lease_ms_median": 1e3 * statistics.median(took),
-        "any_ms_mean": 1e3 * statistics.fmean(took),
-        "cpu_ms_mean": 1e3 * cpu / len(took),
-        "tick_ms_median": 1e3 * statistics.median(ticks) if ticks else None,
     }
 
 
@@ -178,69 +166,53 @@ WARM_UP_RECORDS = 300_000
 def measure_taking(folder: Path, *, devices: int, records: int) -> dict[str, Any]:
     """Take in records, turn by turn, until there are enough."""
     maker = RecordMaker()
-    names = [device_name(number) for number in range(devices)]
-    turns = max(2, records // (DEVICES_PER_TURN * RECORDS_PER_BATCH))
+    names = itertools.cycle([device_name(number) for number in range(devices)])
+    each = DEVICES_PER_TURN * RECORDS_PER_BATCH
+    turns = max(2, records // each)
+    count = turns * each
     ours: list[float] = []
     durable: list[float] = []
-    ours_cpu = 0.0
-    memory: list[dict[str, float]] = []
+    #: Own memory, once every device has its folder and what waits for the table has grown to its bound.
+    memory: list[float] = []
     lag = 0.0
-    at = 0
     with Store.open(folder / "ours") as store:
         for turn in range(turns):
             batch: list[Record] = []
-            for _ in range(DEVICES_PER_TURN):
-                batch += maker.batch(names[at % devices], RECORDS_PER_BATCH)
-                at += 1
-            cpu, wall = time.process_time(), time.perf_counter()
+            for name in itertools.islice(names, DEVICES_PER_TURN):
+                batch += maker.batch(name, RECORDS_PER_BATCH)
+            began = time.perf_counter()
             store.take(batch)
             with store.state.turn() as opened:
                 store.write(opened)
             store.confirm()
-            durable.append(time.perf_counter() - wall)
+            durable.append(time.perf_counter() - began)
             store.move_on()
-            ours.append(time.perf_counter() - wall)
-            ours_cpu += time.process_time() - cpu
+            ours.append(time.perf_counter() - began)
             lag = max(lag, store.waiting_secs)
-            if turn % max(1, turns // 65) == 0:
-                memory.append({"records": (turn + 1) * len(batch), **memory_mb()})
-        cpu, wall = time.process_time(), time.perf_counter()
+            if turn % max(1, turns // 65) == 0 and (turn + 1) * each >= min(WARM_UP_RECORDS, count / 2):
+                memory.append(own_mb())
+        began = time.perf_counter()
         store.flush()
-        flushed = time.perf_counter() - wall
-        ours_cpu += time.process_time() - cpu
-        memory.append({"records": turns * len(batch), **memory_mb()})
+        flushed = time.perf_counter() - began
+        memory.append(own_mb())
         kept = sum(file.rows for file in store.snapshot.files)
         files = len(store.data_files())
-    count = turns * DEVICES_PER_TURN * RECORDS_PER_BATCH
-    per_turn = DEVICES_PER_TURN * RECORDS_PER_BATCH
-    # Until then every device gets its folder, and what waits for the table grows to its bound.
-    settled = [one for one in memory if one["records"] >= min(WARM_UP_RECORDS, count / 2)]
-    few = max(1, len(settled) // 5)
-
-    def growth(what: str) -> float:
-        """Between the first and the last fifth: one sample alone may see rows that go on to the table."""
-        first, last = ([one[what] for one in some] for some in (settled[:few], settled[-few:]))
-        return round(statistics.median(last) - statistics.median(first), 1)
-
+    # Between the first and the last fifth: one sample alone may see rows that go on to the table.
+    few = max(1, len(memory) // 5)
     return {
         "devices": devices,
         "records": count,
         "in_the_table": kept,
-        "records_per_turn": per_turn,
+        "records_per_turn": each,
         "records_per_s": count / (sum(ours) + flushed),
-        "records_per_cpu_s": count / ours_cpu,
         **ms_of("ms_per_turn", ours),
         # The part of a turn after which its records may be acknowledged.
         **ms_of("durable_ms", durable),
         "flush_secs": flushed,
         "longest_wait_for_the_table_secs": lag,
         "data_files": files,
-        "memory_growth_mb": growth("own"),
-        "memory_growth_over_records": memory[-1]["records"] - settled[0]["records"],
-        # Files that are mapped (the ids) count here too: memory that the system may take back at any time.
-        "memory_growth_with_mapped_files_mb": growth("resident"),
-        "memory_peak_mb": max(one["own"] for one in memory),
-        "memory": memory[::5],
+        "memory_growth_mb": round(statistics.median(memory[-few:]) - statistics.median(memory[:few]), 1),
+        "memory_peak_mb": max(memory),
     }
 
 

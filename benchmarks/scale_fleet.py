@@ -33,7 +33,7 @@ from benchmarks.made_up import (
     TARGET,
     made_up_rows,
     made_up_workloads,
-    memory_mb,
+    own_mb,
     replay_specs,
 )
 from fleet.engine.context import CoordinatorSettings, EngineContext
@@ -269,8 +269,8 @@ def measure_fleet(folder: Path, *, devices: int, secs: float) -> dict[str, Any]:
             turns.append(time.perf_counter() - started - (transport.waited_secs - waited))
             if time.perf_counter() - window.began >= secs / WINDOWS:
                 window, told = window.end(sum(one.records for one in counts.values()))
-                windows.append(told | memory_mb())
-                memory.append(windows[-1]["own"])
+                memory.append(own_mb())
+                windows.append(told | {"own": memory[-1]})
         took, cpu = time.perf_counter() - began, time.process_time() - cpu
         agents_cpu = sum(transport.agents_cpu_secs) - agents_cpu
         waited = transport.waited_secs
