@@ -19,7 +19,7 @@ from typing import Any
 
 import httpx
 
-from benchmarks.fleet_up import START_SECS, Program, replay_device, verb, wait_until, write_fleet
+from benchmarks.fleet_up import START_SECS, Program, patience, replay_device, verb, wait_until, write_fleet
 from benchmarks.scale_fleet import recorded_file
 from fleet.api.client import ask, find_daemon
 from fleet.errors import FleetError
@@ -109,7 +109,7 @@ def measure_connections(folder: Path, *, connections: int, secs: float) -> dict[
     up = Program(verb("up", "--config", str(_settings(folder))), folder / "up.log")
     up.start()
     try:
-        wait_until(lambda: _records(root), "a record of `fleet up`", START_SECS)
+        wait_until(lambda: _records(root), "a record of `fleet up`", patience(START_SECS))
         alone = [_watch(root, up, secs)]
         idle = _beside(root, up, connections, secs, is_flood=False)
         alone.append(_watch(root, up, secs))
