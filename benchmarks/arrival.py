@@ -16,8 +16,10 @@ The folder is kept where one is given, and a second run goes on from what is mea
 
 from __future__ import annotations
 
+import subprocess
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -26,22 +28,22 @@ import numpy as np
 import yaml
 
 from agents.records import DeviceId, Outcome
+from benchmarks.fleet_up import START_SECS, LateError, Program, profile_file, verb, wait_until
 from benchmarks.harness import Figures, Option, benchmark, working_folder
-from benchmarks.live_daemon import START_SECS, fleet, onboarded, running, until
 from benchmarks.tables import interval
-from fleet.api.client import DaemonClient
+from fleet.api.client import DaemonClient, find_daemon
 from fleet.config.settings import load_fleet, select_devices
 from fleet.models.versions import load_snapshot, train_config
 from fleet.report.demo import choose_devices
 from fleet.store.store import Store
 from transfer.evaluate.evaluator import difference, judge_folds
 
-ROOT = Path(__file__).resolve().parents[1]
 WORKLOADS = 16
 #: Candidates of each workload on each known device; the new one measures twice as many to be judged on.
 CANDIDATES = 24
 #: Bounds as in the demo: larger programs would make the benchmark an hour.
 _BOUNDS = {"min_flops": 2e5, "max_flops": 2.5e7}
+_HEAD_SECS, _STEP_SECS, _STOP_SECS = 1800.0, 3600.0, 90.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +68,7 @@ def _run(folder: Path, samples: int) -> Figures:
     for place in (files, away):
         place.mkdir(parents=True, exist_ok=True)
     for name in known:
-        (files / f"{name}.yaml").write_bytes(_file_of(name).read_bytes())
+        (files / f"{name}.yaml").write_bytes(profile_file(name).read_bytes())
     (files / f"{target.device_id}.yaml").unlink(missing_ok=True)
     settings = {
         "schema": 1,
@@ -74,28 +76,37 @@ def _run(folder: Path, samples: int) -> Figures:
         "workloads": {**_BOUNDS, "count": WORKLOADS},
     }
     (folder / "configs" / "fleet.yaml").write_text(yaml.safe_dump(settings))
-    fleet(folder, "collect", "--workloads", str(WORKLOADS), "--samples", str(CANDIDATES), *_named(known))
+    _fleet(folder, "collect", "--workloads", str(WORKLOADS), "--samples", str(CANDIDATES), *_named(known))
     if not (folder / "runs" / "models").exists():
-        fleet(folder, "train")
-    with running(folder) as daemon:
-        until(lambda: _is_at_work(daemon, known), START_SECS, "the known devices are at work")
+        _fleet(folder, "train")
+    up = Program(verb("up"), folder / "up.log", folder=folder)
+    up.start()
+    try:
+        root = folder / "runs" / "fleet"
+        daemon = wait_until(lambda: find_daemon(root), "the daemon", START_SECS)
+        assert daemon is not None
+        wait_until(lambda: _is_at_work(daemon, known), "work of the known devices", START_SECS)
         began = time.monotonic()
-        (files / f"{target.device_id}.yaml").write_bytes(_file_of(target.device_id).read_bytes())
+        (files / f"{target.device_id}.yaml").write_bytes(profile_file(target.device_id).read_bytes())
         name = target.device_id
-        until(lambda: name in daemon.get("/v1/devices"), START_SECS, "the new device is known")
+        wait_until(lambda: name in daemon.get("/v1/devices"), "the new device", START_SECS)
         known_secs = time.monotonic() - began
-        arrived = onboarded(daemon, name, 0)
+        arrived = _onboarded(daemon, name, 0)
         head_secs = time.monotonic() - began
         asked, known_to_any = _measured(folder, [name]), _measured(folder, [*known, name])
         judged = str(2 * CANDIDATES)
-        fleet(folder, "collect", "--workloads", str(WORKLOADS), "--samples", judged, *_named([name]))
+        _fleet(folder, "collect", "--workloads", str(WORKLOADS), "--samples", judged, *_named([name]))
         truth = _judge(folder, DeviceId(name), arrived["version"], asked, known_to_any)
         before = time.monotonic()
-        changed = yaml.safe_load(_file_of(name).read_text())
+        changed = yaml.safe_load(profile_file(name).read_text())
         changed["protocol"] = {**changed.get("protocol", {}), "min_repeat_ms": 31}
         (files / f"{name}.yaml").write_text(yaml.safe_dump(changed))
-        again = onboarded(daemon, name, 1)
+        again = _onboarded(daemon, name, 1)
         refreshed_secs = time.monotonic() - before
+    finally:
+        with suppress(LateError):
+            up.stop(_STOP_SECS)
+        up.kill()
     expected = arrived["expected"] or {}
     return {
         "benchmark": "arrival",
@@ -198,8 +209,31 @@ def _named(names: list[DeviceId]) -> list[str]:
     return [part for name in names for part in ("--device", name)]
 
 
-def _file_of(name: str) -> Path:
-    return ROOT / "configs" / "hardware" / f"{name}.yaml"
+def _fleet(folder: Path, *arguments: str) -> None:
+    """Run a command in a folder; ends the program where it fails."""
+    done = subprocess.run(
+        verb(*arguments), cwd=folder, capture_output=True, text=True, timeout=_STEP_SECS, check=False
+    )
+    if done.returncode:
+        raise SystemExit(f"fleet {' '.join(arguments)} ended with {done.returncode}: {done.stderr[-2000:]}")
+
+
+def _onboarded(daemon: DaemonClient, device_id: str, number: int) -> dict[str, Any]:
+    """Wait for the result of a device's onboarding, counted from 0."""
+
+    def ended() -> Any:
+        listed = [
+            one
+            for one in daemon.get("/v1/requests")
+            if one["kind"] == "onboarding" and one["arguments"]["device"] == device_id
+        ]
+        return listed[number] if len(listed) > number and listed[number]["ended_at"] is not None else None
+
+    request = wait_until(ended, f"onboarding {number} of {device_id}", _HEAD_SECS)
+    if request["state"] != "succeeded":
+        raise SystemExit(f"the onboarding of {device_id} {request['state']}: {request['reason']}")
+    result: dict[str, Any] = request["result"]
+    return result
 
 
 main = benchmark("arrival", __doc__, Options, measure)

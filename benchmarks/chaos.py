@@ -13,25 +13,226 @@ folder of such a run is kept and named.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import os
+import random
 import shutil
+import signal
+import subprocess
 import tempfile
 import time
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
-from benchmarks.chaos_campaigns import Campaign, Campaigns
-from benchmarks.chaos_children import ChildError
+from benchmarks.chaos_children import ChildError, Children
+from benchmarks.chaos_faults import DISK_FAULTS
+from benchmarks.chaos_history import Event
 from benchmarks.chaos_real import RealFleet
-from benchmarks.chaos_run import Run
-from benchmarks.chaos_wreck import Wreck, local_profiles
+from benchmarks.chaos_run import BATCHES, DEAD, Run, Tally
+from benchmarks.chaos_wreck import Wreck
+from benchmarks.fleet_up import LateError
 from benchmarks.harness import Figures, Option, benchmark
 
+#: Kills of one history, the first at the step whose turn it is, the others at random steps.
+KILLS_IN_A_ROW = 4
+#: A coordinator's life: turns, and steps on the disk of which one is chosen.
+_FLEET_TURNS, _FLEET_STEPS = 120, 800
+#: A small file system, and the turns of a coordinator on it, which lives until it is killed.
+_FLEET_BYTES, _ENDLESS = 48 << 20, 1 << 30
 
-class Bench(Campaigns):
-    """All campaigns, and how they take turns."""
+
+#: Goes on until it is told to stop; each turn is one history.
+Campaign = Iterator[None]
+
+
+class Bench:
+    """All campaigns, on one folder.
+
+    Args:
+        base: Where runs have their folders.
+        seed: Of everything.
+        kills_in_a_row: Kills of one history.
+    """
+
+    def __init__(self, base: Path, seed: int, kills_in_a_row: int = KILLS_IN_A_ROW) -> None:
+        self.base = base
+        self._kills_in_a_row = kills_in_a_row
+        self.tally = Tally()
+        self._rng = random.Random(seed)
+        self.may_mount = _may_mount(base)
+        self.children = self._start_children()
+
+    def _start_children(self) -> Children:
+        return Children(self.base / "errors.txt", may_mount=self.may_mount)
+
+    def close(self) -> None:
+        """End all children."""
+        self.children.close()
+
+    def history(self, what: str, body: Callable[[Run], None]) -> None:
+        """Make one run and judge it; its folder is kept if something is wrong."""
+        self.children.hush()
+        run = Run(self.base, self.children, self.tally, self._rng.getrandbits(32), what)
+        try:
+            body(run)
+        except (ChildError, LateError) as error:
+            self.tally.failures.append(f"{run.what}: {error}; its folder: {run.root}")
+            if not self.children.is_alive:
+                self.children.close()
+                self.children = self._start_children()
+            return
+        if self.tally.judge(run.root, run.what):
+            shutil.rmtree(run.root)
+
+    def _again(self, what: str, body: Callable[[Run], None]) -> Campaign:
+        while True:
+            self.history(what, body)
+            yield
+
+    def sweep(self, load: str, fault: str, *, with_power: bool = False) -> Campaign:
+        """Die at each step of a life in turn, then a few times at random ones, then look."""
+        steps = 0
+        while True:
+            for at in self._order(steps):
+
+                def body(run: Run, at: int = at) -> None:
+                    run.die(load, at=at, fault=fault, with_power=with_power)
+                    for _ in range(self._kills_in_a_row - 1):
+                        run.die(
+                            load, at=run.rng.randint(1, max(steps, 20)), fault=fault, with_power=with_power
+                        )
+                    run.live(load)
+
+                self.history(f"{load} {fault}{' power' * with_power} at step {at}", body)
+                yield
+
+            def whole(run: Run) -> None:
+                nonlocal steps
+                run.live(load, BATCHES)
+                steps = run.steps()
+
+            self.history(f"{load} whole", whole)
+
+    def _order(self, steps: int) -> list[int]:
+        """All steps; in an order that soon has been everywhere, for runs that do not get through."""
+        order = list(range(1, steps + 1))
+        self._rng.shuffle(order)
+        return order
+
+    def moments(self, load: str) -> Campaign:
+        """Kill from outside at random moments: that is where Arrow's and deltalake's own writes are hit."""
+
+        def body(run: Run) -> None:
+            for _ in range(self._kills_in_a_row):
+                after_secs = run.rng.uniform(0, 0.6)
+                if self.children.run_and_kill(load, run.arguments(batches=500), after_secs) == DEAD:
+                    self.tally.killed(load, "moment")
+            run.live(load)
+
+        return self._again(f"{load} moments", body)
+
+    def disk_faults(self, load: str, steps: int = 100) -> Campaign:
+        """A full, read-only or failing disk at each step in turn, for one to four steps; mostly a kill."""
+        while True:
+            for at in self._order(steps):
+
+                def body(run: Run, at: int = at) -> None:
+                    for step in (at, run.rng.randint(1, steps)):
+                        run.die(load, at=step, fault=run.rng.choice(sorted(DISK_FAULTS)))
+                    run.live(load)
+
+                self.history(f"{load} disk at step {at}", body)
+                yield
+
+    def fleet(self, fault: str, *, with_power: bool = False) -> Campaign:
+        """Die as a whole coordinator, at random steps or moments, while trainings run and publish.
+
+        Somebody watches from outside, but where the power is cut: what was seen need not have been durable.
+        """
+
+        def body(run: Run) -> None:
+            given = self.fleet_arguments(run)
+            with contextlib.nullcontext() if with_power else run.observed():
+                for _ in range(self._kills_in_a_row):
+                    arguments = run.arguments(
+                        at=run.rng.randint(1, _FLEET_STEPS), fault=fault, batches=_FLEET_TURNS
+                    )
+                    after_secs = run.rng.uniform(0.2, 6)
+                    pause_at_secs = run.rng.uniform(0, after_secs)
+                    code = self.children.run_and_kill(
+                        "fleet", arguments | given, after_secs, pause_at_secs=pause_at_secs
+                    )
+                    run.ended("coordinator", code, fault)
+                    if code == DEAD and with_power:
+                        run.wait_for_trainings()
+                        run.cut_power()
+                self.settle(run, given)
+
+        return self._again(f"fleet {fault}{' power' * with_power}", body)
+
+    def fleet_arguments(self, run: Run) -> dict[str, Any]:
+        """What `chaos_load.fleet_load` wants to know beside the arguments of a life."""
+        return {
+            "recorded": str(self._recorded()),
+            "to_the_end": False,
+            "is_guilty": run.rng.random() < 0.5,
+            "often": 1.0,
+            "has_small_disk": False,
+        }
+
+    def settle(self, run: Run, given: dict[str, Any]) -> None:
+        """Go on without trouble until nothing is under way, then look."""
+        for turns in (40, 0):
+            self.children.do("fleet", run.arguments(batches=turns) | given | {"to_the_end": True})
+        run.wait_for_trainings()
+
+    def fleet_on_a_small_disk(self) -> Campaign:
+        """A whole coordinator on a file system that becomes full and read-only while it runs."""
+
+        def body(run: Run) -> None:
+            given = self.fleet_arguments(run) | {"has_small_disk": True}
+            with self._small_disk(run), run.observed():
+                for life in range(self._kills_in_a_row):
+                    # A full disk must not end it; a read-only one does, in order.
+                    faults = ("full", "read_only")[: 1 + life % 2]
+                    arguments = run.arguments(batches=_ENDLESS) | given
+                    arguments["plan"]["trace"] = ""
+                    pid = self.children.start("fleet", arguments)
+                    for what in faults:
+                        time.sleep(run.rng.uniform(0.3, 2))
+                        self._disk(run, what)
+                        run.log.add(Event(kind="trouble", by="disk fault"))
+                        self.tally.by_fault[f"{what} file system"] += 1
+                        time.sleep(run.rng.uniform(0.1, 1))
+                        self._disk(run, "as before")
+                    time.sleep(run.rng.uniform(0, 1))
+                    with contextlib.suppress(ProcessLookupError):
+                        os.kill(pid, signal.SIGKILL)
+                    run.ended("coordinator", self.children.wait(pid), faults[-1])
+                self.settle(run, given)
+
+        return self._again("fleet small disk", body)
+
+    @contextlib.contextmanager
+    def _small_disk(self, run: Run) -> Iterator[None]:
+        self._disk(run, "small", _FLEET_BYTES)
+        try:
+            yield
+        finally:
+            self._disk(run, "gone")
+
+    def _disk(self, run: Run, what: str, size_bytes: int = 0) -> None:
+        self.children.do("disk", {"disk": str(run.disk), "what": what, "bytes": size_bytes})
+
+    def _recorded(self) -> Path:
+        """What replay devices answer from; made when it is first asked for."""
+        recorded = self.base / "recorded.parquet"
+        if not recorded.exists():
+            self.children.do("recorded", {"recorded": str(recorded)})
+        return recorded
 
     def real(self, rounds: int) -> dict[str, Any]:
         """Kill the processes of a real `fleet up`; returns what was measured."""
@@ -39,18 +240,16 @@ class Bench(Campaigns):
         measured: dict[str, Any] = {}
 
         def body(run: Run) -> None:
-            fleet = RealFleet(run.root, recorded, local_profiles(), trains=True)
+            fleet = RealFleet(run.root, recorded, trains=True)
 
             def look(disk: Path) -> None:
-                arguments = run.arguments() | {"disk": str(disk)}
-                if self.children.run("look_at_fleet", arguments) != 0:
-                    raise ChildError(f"looking failed: {self.children.last_words()}")
+                self.children.do("look_at_fleet", run.arguments() | {"disk": str(disk)})
 
             try:
                 with run.observed():
                     measured.update(Wreck(fleet, look, self.tally.killed).run(rounds))
             finally:
-                fleet.close()
+                fleet.up.kill()
 
         self.history("real", body)
         return measured
@@ -91,6 +290,14 @@ class Bench(Campaigns):
             if self.tally.kills >= kills:
                 return
             next(campaign)
+
+
+def _may_mount(base: Path) -> bool:
+    """Whether this host lets anybody mount a file system of memory in a name space of its own."""
+    folder = base / "mount"
+    folder.mkdir()
+    command = ["unshare", "--map-root-user", "--mount", "mount", "-t", "tmpfs", "none", str(folder)]
+    return shutil.which("unshare") is not None and not subprocess.run(command, capture_output=True).returncode
 
 
 @dataclass(frozen=True, slots=True)

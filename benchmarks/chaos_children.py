@@ -22,7 +22,7 @@ from types import TracebackType
 from typing import Any, BinaryIO, TextIO
 
 from agents.host.process_control import die_with_parent
-from benchmarks.patience import patience
+from benchmarks.fleet_up import patience
 
 #: How long a child may take in all, and the first answer, which waits for the imports; longer on a full host.
 TIMEOUT_SECS = 300.0
@@ -95,6 +95,15 @@ class Children:
     def run(self, load: str, arguments: Mapping[str, Any]) -> int:
         """Fork a child, wait for its end; returns its exit code, or minus the signal."""
         return self.wait(self.start(load, arguments))
+
+    def do(self, load: str, arguments: Mapping[str, Any]) -> None:
+        """Fork a child and wait for its end.
+
+        Raises:
+            ChildError: It failed.
+        """
+        if (code := self.run(load, arguments)) != 0:
+            raise ChildError(f"{load} ended with {code}: {self.last_words()}")
 
     def run_and_kill(
         self,

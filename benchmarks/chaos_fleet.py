@@ -19,12 +19,11 @@ from agents.errors import SpoolFull
 from agents.records import DeviceId, DeviceKind, DeviceSpec, Family, Protocol, Replay
 from benchmarks.chaos_children import Spawner
 from benchmarks.chaos_life import Load
-from benchmarks.chaos_models import KEEP, watch_registry
+from benchmarks.chaos_models import KEEP, fork_trainings, watch_registry
 from benchmarks.chaos_records import RECORDED, TARGET, WORKLOADS
-from benchmarks.chaos_trainer import fork_trainings
 from benchmarks.chaos_trouble import STILL, Host, Trouble
 from benchmarks.chaos_watch import Watched, look
-from benchmarks.patience import patience
+from benchmarks.fleet_up import patience
 from fleet.core.limits import Limits
 from fleet.engine.context import CoordinatorSettings, EngineContext
 from fleet.engine.coordinator import Coordinator

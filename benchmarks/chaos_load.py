@@ -24,12 +24,10 @@ from benchmarks.chaos_faults import DISK_FAULTS
 from benchmarks.chaos_fleet import StartRefused, run_fleet
 from benchmarks.chaos_history import Event
 from benchmarks.chaos_life import Load, ids_of
-from benchmarks.chaos_models import models_load
-from benchmarks.chaos_observer import observer_load
+from benchmarks.chaos_models import models_load, trainer_load
 from benchmarks.chaos_records import make_recorded
 from benchmarks.chaos_state import state_load
-from benchmarks.chaos_trainer import trainer_load
-from benchmarks.chaos_watch import look_at_fleet
+from benchmarks.chaos_watch import look_at_fleet, observer_load
 from fleet.errors import StoreError
 
 _IMPORTED_LATE = (

@@ -20,7 +20,7 @@ from benchmarks.chaos_faults import DISK_FAULTS
 from benchmarks.chaos_history import Event, HistoryLog, check, read_history
 from benchmarks.chaos_power import mark_durable, power_cut
 from benchmarks.chaos_trouble import ALIVE, STILL, wake_training
-from benchmarks.patience import patience
+from benchmarks.fleet_up import patience
 
 #: Batches of one life: enough to merge files and to begin segments.
 BATCHES = 6
@@ -210,9 +210,7 @@ class Run:
         Raises:
             ChildError: It failed.
         """
-        code = self._children.run(load, self.arguments(batches=batches))
-        if code != 0:
-            raise ChildError(f"{load} did not come back ({code}): {self._children.last_words()}")
+        self._children.do(load, self.arguments(batches=batches))
 
     def steps(self) -> int:
         """Steps of the last life that came to its end."""

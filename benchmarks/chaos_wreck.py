@@ -11,12 +11,9 @@ from typing import Any
 
 import psutil
 
-from agents.host.cpu_features import runnable_levels
-from agents.host.probe import probe
-from benchmarks.chaos_children import ChildError
 from benchmarks.chaos_history import Event, HistoryLog
-from benchmarks.chaos_real import LEASE_SECS, ROOT, WAIT_SECS, RealFleet
-from benchmarks.patience import patience
+from benchmarks.chaos_real import LEASE_SECS, WAIT_SECS, RealFleet
+from benchmarks.fleet_up import LateError, patience
 
 #: How long a process is stopped: beyond its lease.
 _PAUSE_SECS = LEASE_SECS + 2
@@ -38,6 +35,8 @@ class Wreck:
         self._log = HistoryLog(fleet.history)
         self._starts: list[float] = []
         self._agents: list[float] = []
+        #: Seconds until a program was measured that was begun after a kill, by who was killed.
+        self._measured: dict[str, list[float]] = {"agent": [], "coordinator": []}
         self._freezes: list[float] = []
         self._raylets: list[tuple[float, bool]] = []
         self._reason = ""
@@ -55,7 +54,9 @@ class Wreck:
         self._log.add(Event(kind="guilty"))
         for number in range(rounds):
             fleet.wait_for_records(1)
+            at_secs = time.time()
             self._agents.append(fleet.agent_back(lambda: self._kill("agent")))
+            self._note("agent", at_secs)
             for role in ("builder", "timer"):
                 self._kill(role)
                 fleet.wait_for_records(1)
@@ -67,15 +68,17 @@ class Wreck:
                 self._reason = self._wedge()
         code = fleet.stop()
         if code != 0:
-            raise ChildError(f"SIGTERM ended it with {code}")
+            raise LateError(f"SIGTERM ended it with {code}")
         fleet.look(self._look)
-        return self._measured()
+        return self._figures()
 
-    def _measured(self) -> dict[str, Any]:
+    def _figures(self) -> dict[str, Any]:
         return {
             "agent_back_secs": self._agents,
+            "agent_measures_secs": self._measured["agent"],
             "agent_back_after_sigstop_secs": self._freezes,
             "coordinator_back_secs": self._starts[1:],
+            "coordinator_measures_secs": self._measured["coordinator"],
             "coordinator_first_start_secs": self._starts[0],
             "raylet_back_secs": [secs for secs, _ in self._raylets],
             "new_starts_for_a_raylet": sum(is_new for _, is_new in self._raylets),
@@ -91,7 +94,12 @@ class Wreck:
     def _kill_coordinator(self) -> None:
         self._kill("coordinator")
         self._fleet.look(self._look)
+        at_secs = time.time()
         self._starts.append(self._fleet.start())
+        self._note("coordinator", at_secs)
+
+    def _note(self, who: str, at_secs: float) -> None:
+        self._measured[who].append(self._fleet.measured_after(at_secs) - at_secs)
 
     def _freeze(self) -> None:
         """Stop an agent for good: it is ended, and another one takes its place."""
@@ -108,14 +116,13 @@ class Wreck:
         try:
             process.send_signal(signal.SIGCONT)
         except psutil.NoSuchProcess:
-            raise ChildError(f"the {role} has ended while it was stopped") from None
-        names = fleet.local
-        fleet.until(lambda: all(map(fleet.is_usable, names)), f"{names} after a pause", WAIT_SECS)
+            raise LateError(f"the {role} has ended while it was stopped") from None
+        fleet.until(lambda: fleet.is_usable(fleet.local), f"{fleet.local} after a pause", WAIT_SECS)
         fleet.wait_for_records(1)
 
     def _wedge(self) -> str:
-        """Kill the agent of the first local device until it is quarantined; returns the reason shown."""
-        name, deaths = self._fleet.local[0], 0
+        """Kill the agent of the real device until it is quarantined; returns the reason shown."""
+        name, deaths = self._fleet.local, 0
         began = time.monotonic()
         while time.monotonic() < began + patience(3 * WAIT_SECS):
             found = self._fleet.states().get(name, {})
@@ -127,9 +134,7 @@ class Wreck:
                 self._killed("agent", "kill")
                 deaths += 1
             time.sleep(0.2)
-        raise ChildError(
-            f"{name} was not quarantined after {deaths} deaths: {self._fleet.states().get(name)}"
-        )
+        raise LateError(f"{name} was not quarantined after {deaths} deaths: {self._fleet.states().get(name)}")
 
     def _kill_raylet(self) -> tuple[float, bool]:
         """Kill the raylet: seconds until all devices can be used again, and whether it took a new start."""
@@ -147,10 +152,3 @@ class Wreck:
         self._fleet.ended()
         self._fleet.start()
         return time.monotonic() - began, True
-
-
-def local_profiles() -> dict[str, Path]:
-    """The device file of the least profile of this host: every host can be that."""
-    here = probe()
-    level = runnable_levels(here.arch, here.isa_flags)[0]
-    return {level.name: ROOT / "configs" / "hardware" / f"{level.name}.yaml"}

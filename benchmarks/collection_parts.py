@@ -347,13 +347,14 @@ class Bench:
 
     def _baseline(self, candidates: Sequence[Candidate]) -> dict[str, Any]:
         question = {
+            "way": "local",
             "target": self._spec.target,
             "workers": len(self.cores),
             "evaluator": EVALUATOR,
             "candidates": [[self._by_id[c.workload_id].module_json, c.trace] for c in candidates],
         }
         os.sched_setaffinity(0, self.cores)
-        answer: dict[str, Any] = child_json(["-m", "benchmarks.tvm_local"], question=question)
+        answer: dict[str, Any] = child_json(["-m", "benchmarks.tvm_sides"], question=question)
         return answer
 
     def _by_workload(self, candidates: Sequence[Candidate], ids: Sequence[str]) -> list[list[str]]:

@@ -31,11 +31,11 @@ from typing import Annotated, Any
 import httpx
 
 from agents.records import DeviceId, Protocol
+from benchmarks.fleet_up import wait_until
 from benchmarks.harness import Figures, Option, benchmark, working_folder
 from benchmarks.made_up import replay_specs
 from benchmarks.scale import fill
-from benchmarks.scale_fleet import RECORDED_CHOICE, made_up_coordinator, recorded_file
-from benchmarks.scale_transport import ProcessTransport
+from benchmarks.scale_fleet import RECORDED_CHOICE, ProcessTransport, made_up_coordinator, recorded_file
 from fleet.api.app import ApiSources
 from fleet.api.client import TOKEN
 from fleet.api.server import ApiServer
@@ -117,7 +117,11 @@ def run(folder: Path, *, devices: int, records: int) -> dict[str, Any]:
     with seldom_collected(), _working(folder, devices) as fleet:
         time.sleep(_WARM_SECS)  # all devices begin at once
         with fleet.client() as client:
-            _until(lambda: client.get("/v1/dashboard/fleet").json()["digest"]["state"] == "ready")
+            wait_until(
+                lambda: client.get("/v1/dashboard/fleet").json()["digest"]["state"] == "ready",
+                "the digest of the store; try a smaller fleet",
+                _MOST_SECS,
+            )
         browser = _look(fleet)
         view = fleet.view()
     totals = fleet.totals
@@ -149,7 +153,8 @@ def _working(folder: Path, devices: int) -> Iterator[_Fleet]:
         thread = threading.Thread(target=_turn, args=(coordinator, over, fleet))
         thread.start()
         try:
-            _until(lambda: _up(coordinator.view()) >= devices)
+            what = "all devices; try a smaller fleet"
+            wait_until(lambda: _up(coordinator.view()) >= devices, what, _MOST_SECS)
             yield fleet
         finally:
             server.close()
@@ -168,14 +173,6 @@ def _turn(coordinator: Coordinator, over: threading.Event, fleet: _Fleet) -> Non
 
 def _up(view: dict[str, Any]) -> int:
     return sum(one["state"] in ("idle", "leased") for one in view["devices"].values())
-
-
-def _until(is_so: Callable[[], bool]) -> None:
-    ends_at = time.monotonic() + _MOST_SECS
-    while not is_so():
-        if time.monotonic() > ends_at:
-            raise FleetError(f"the fleet is not ready after {_MOST_SECS:.0f} s; try a smaller one")
-        time.sleep(0.2)
 
 
 def _look(fleet: _Fleet) -> dict[str, Any]:

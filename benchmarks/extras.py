@@ -31,7 +31,6 @@ EXTRAS: dict[str, tuple[str, ...]] = {
     "chaos_load": ("daemon", "tensorboard"),
     "chaos_real": ("daemon",),
     "collection": ("daemon",),
-    "comeback": ("daemon",),
     "dashboard": ("dev",),
     "gpus": ("train",),
     "hostile": ("daemon",),
@@ -40,7 +39,6 @@ EXTRAS: dict[str, tuple[str, ...]] = {
     "hosts": ("daemon",),
     "imports": ("measure",),
     "learning": ("daemon",),
-    "many_devices": ("daemon",),
     "networks": ("daemon", "networks"),
     "networks_corpus": ("daemon", "networks"),
     "onboarding": ("daemon",),
@@ -48,12 +46,9 @@ EXTRAS: dict[str, tuple[str, ...]] = {
     "scale": ("daemon",),
     "scoring": ("measure", "train"),
     "search": ("daemon", "networks"),
-    "state": ("store",),
     "store": ("store",),
     "training": ("measure", "train"),
-    "tvm_local": ("measure",),
-    "tvm_network": ("measure",),
-    "tvm_search": ("measure", "train"),
+    "tvm_sides": ("measure", "train"),
 }
 
 

@@ -18,8 +18,7 @@ from typing import Annotated, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from benchmarks.gpus_kernel_tuner import STRATEGIES, default_python, orders, why_absent
-from benchmarks.gpus_rivals import CHOOSERS
+from benchmarks.gpus_rivals import CHOOSERS, STRATEGIES, orders, why_absent
 from benchmarks.gpus_spaces import Space, find_spaces
 from benchmarks.harness import Figures, Option, benchmark
 
@@ -89,7 +88,7 @@ class Options:
     kernel_tuner: Annotated[
         str,
         Option(f"Python with Kernel Tuner, for its strategies {', '.join(STRATEGIES)}", metavar="PYTHON"),
-    ] = default_python()
+    ] = sys.executable
 
 
 def measure(options: Options) -> Figures:

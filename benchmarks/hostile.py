@@ -16,17 +16,16 @@ import os
 import shutil
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
 from benchmarks.harness import Figures, Option, benchmark
-from benchmarks.hostile_corpus import CORPUS, corpus_case, corpus_names, make_case
-from benchmarks.hostile_folders import folder_names, folder_stages, is_folder_case
+from benchmarks.hostile_cases import folder_names, kind_of, network_names, stages_of_log
+from benchmarks.hostile_corpus import CORPUS, corpus_names, make_case
 from benchmarks.hostile_live import run_live
-from benchmarks.hostile_networks import is_network_case, network_names, network_stages
-from benchmarks.hostile_run import SLOW_STAGES, Found, Question, run, split_by_training, stages_of
+from benchmarks.hostile_run import SLOW_STAGES, Found, Question, run, split_by_training
 
 #: Cases of a run; they hold over 100,000 lines.
 FILES = 3_000
@@ -42,10 +41,8 @@ _KEPT = Path("runs/hostile")
 
 
 def _case(text: str) -> str:
-    if not text.isdigit() and not is_folder_case(text) and not is_network_case(text):
-        if text not in corpus_names():
-            raise argparse.ArgumentTypeError(f"{text} is neither a number nor in {CORPUS}")
-        corpus_case(text, "")
+    if not text.isdigit() and kind_of(text) is None and text not in corpus_names():
+        raise argparse.ArgumentTypeError(f"{text} is neither a number nor in {CORPUS}")
     return text
 
 
@@ -64,28 +61,26 @@ class Options:
     keep: Annotated[Path, Option("folder for the files of what is found")] = _KEPT
 
 
-def _stages(name: str) -> tuple[str, ...]:
-    """Stages of a case that has a name, or that is run alone."""
-    if is_folder_case(name):
-        return folder_stages(name)
-    return network_stages(name) if is_network_case(name) else _CORPUS_STAGES
+def _asked(names: Iterable[str]) -> list[Question]:
+    """Named cases, each through the stage of its kind; a log through all of a find."""
+    kinds = ((name, kind_of(name)) for name in names)
+    return [Question(case=name, stages=(kind.stage,) if kind else _CORPUS_STAGES) for name, kind in kinds]
 
 
 def questions(options: Options) -> Iterator[list[Question]]:
     """Cases to run, in rounds: the corpus, then as many generated ones as were asked for."""
     if options.only is not None:
-        case = int(options.only) if options.only.isdigit() else options.only
-        yield [Question(case=case, stages=_stages(options.only))]
+        yield _asked([options.only])
         return
-    yield [Question(case=name, stages=_CORPUS_STAGES) for name in corpus_names()]
-    yield [Question(case=name, stages=_stages(name)) for name in folder_names(options.folders)]
-    yield [Question(case=name, stages=_stages(name)) for name in network_names(options.networks)]
+    yield _asked(corpus_names())
+    yield _asked(folder_names(options.folders))
+    yield _asked(network_names(options.networks))
     until = time.monotonic() + 60 * options.minutes
     for start in itertools.count(0, _ROUND):
         stop = start + _ROUND if start >= options.files else min(start + _ROUND, options.files)
         if start >= options.files and time.monotonic() >= until:
             return
-        yield [Question(case=number, stages=stages_of(number)) for number in range(start, stop)]
+        yield [Question(case=str(one), stages=stages_of_log(one)) for one in range(start, stop)]
 
 
 def keep(find: dict[str, Any], folder: Path, seed: int) -> None:
@@ -93,18 +88,15 @@ def keep(find: dict[str, Any], folder: Path, seed: int) -> None:
     case = find["case"]
     if case in corpus_names():
         find["kept"] = str(CORPUS / case)
-        return
-    if not case.isdigit() and not is_folder_case(case) and not is_network_case(case):
-        return
-    find["again"] = f"python -m benchmarks.hostile --seed {seed} --only {case}"
+    elif case.isdigit() or kind_of(case):
+        find["again"] = f"python -m benchmarks.hostile --seed {seed} --only {case}"
     if not case.isdigit():
         return
     made = make_case(seed, int(case), "/tmp/hostile-markers")
-    if sum(len(data) for _, data in made.files) > _MOST_KEPT_BYTES:
-        return
-    place = folder / f"{seed}-{case}"
-    made.write(place)
-    find["kept"] = str(place)
+    if sum(len(data) for _, data in made.files) <= _MOST_KEPT_BYTES:
+        place = folder / f"{seed}-{case}"
+        made.write(place)
+        find["kept"] = str(place)
 
 
 def measure(options: Options) -> Figures:

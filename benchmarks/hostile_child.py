@@ -23,9 +23,8 @@ from typing import Any, TextIO
 
 import pyarrow as pa
 
-from benchmarks.hostile_corpus import Case, corpus_case, make_case
-from benchmarks.hostile_folders import FOLDER_STAGES, folder_case, is_folder_case
-from benchmarks.hostile_networks import is_network_case, network_case
+from benchmarks.hostile_cases import case_of
+from benchmarks.hostile_folders import FOLDER_STAGES
 from benchmarks.hostile_run import own_secs
 from benchmarks.hostile_stages import STAGES, TYPED, Unaccounted, Work, counts_of
 
@@ -104,7 +103,7 @@ def serve(asked: TextIO, events: TextIO, stages: Mapping[str, Callable[[Work], N
     for line in asked:
         question = json.loads(line)
         tell({"began": "making"})
-        case = _case(question)
+        case = case_of(question["case"], question["seed"], question["markers"])
         folder = Path(tempfile.mkdtemp(dir=question["folder"]))
         work = Work(case, folder)
         try:
@@ -121,15 +120,6 @@ def serve(asked: TextIO, events: TextIO, stages: Mapping[str, Callable[[Work], N
             os.chdir(question["folder"])
             shutil.rmtree(folder, ignore_errors=True)
         tell({"done": case.name, "dialect": case.dialect, "form": case.form, **counts_of(work)})
-
-
-def _case(question: dict[str, Any]) -> Case:
-    seed, markers, name = question["seed"], question["markers"], question["case"]
-    if isinstance(name, int):
-        return make_case(seed, name, markers)
-    if is_folder_case(name):
-        return folder_case(name, seed, markers)
-    return network_case(name, seed, markers) if is_network_case(name) else corpus_case(name, markers)
 
 
 def main(stages: Mapping[str, Callable[[Work], None]] = STAGES | FOLDER_STAGES) -> None:

@@ -13,6 +13,7 @@ import copy
 import gzip
 import json
 import os
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
@@ -56,6 +57,8 @@ class Case:
         files: Name and content of each file; the first one is the log.
         lines: Lines of the log before it was packed or damaged.
         markers: Lines that would run code if they were replayed.
+        make: Writes a folder in place of the files.
+        marker: Folder that a trace in such a folder would make where it is replayed.
     """
 
     name: str
@@ -64,9 +67,15 @@ class Case:
     files: tuple[tuple[bytes, bytes], ...]
     lines: int
     markers: int = 0
+    make: Callable[[Path], None] | None = None
+    marker: str = ""
 
     def write(self, folder: Path) -> None:
-        """Put the files into a folder; their names may be no text."""
+        """Make the folder, or put the files into it; their names may be no text."""
+        if self.make is not None:
+            folder.parent.mkdir(parents=True, exist_ok=True)
+            self.make(folder)
+            return
         folder.mkdir(parents=True, exist_ok=True)
         for name, data in self.files:
             (folder / os.fsdecode(name)).write_bytes(data)

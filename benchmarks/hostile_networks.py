@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import zipfile
 from collections.abc import Callable
-from dataclasses import replace
 from random import Random
 from typing import Any
 
@@ -32,12 +31,6 @@ from benchmarks.hostile_values import damaged, deep_text, with_fault
 
 #: Kinds of files, and their shares in per cent.
 KINDS = {"attack": 40, "zip": 25, "fault": 20, "bytes": 10, "bomb": 5}
-#: Archives that one confined process reads: it takes some ten seconds to start.
-_TOGETHER = 6
-#: One in so many goes through that process.
-_READ_EVERY = 10
-#: Names of cases, and the stage that each goes through.
-_STAGES = {"network": "archive", "networks": "reader"}
 _Program = dict[str, Any]
 
 
@@ -191,36 +184,3 @@ def make_archive(seed: int, case: int, markers: str) -> Case:
         lines=0,
         markers=content.count(markers.encode()),
     )
-
-
-def network_names(count: int) -> list[str]:
-    """Names of the cases of so many network files.
-
-    Each is checked, which most do not pass; some are read then: some attacks on the graph pass the check,
-    without what they carry.
-    """
-    groups = range(0, count // _READ_EVERY, _TOGETHER)
-    return [*(f"network-{number}" for number in range(count)), *(f"networks-{start}" for start in groups)]
-
-
-def is_network_case(name: int | str) -> bool:
-    """Whether a case is one of these."""
-    kind, _, number = str(name).partition("-")
-    return kind in _STAGES and number.isdigit()
-
-
-def network_stages(name: str) -> tuple[str, ...]:
-    """Stages of a case."""
-    return (_STAGES[name.partition("-")[0]],)
-
-
-def network_case(name: str, seed: int, markers: str) -> Case:
-    """One network file, or some together."""
-    kind, _, number = name.partition("-")
-    first = make_archive(seed, int(number), markers)
-    if kind == "network":
-        return first
-    several = [make_archive(seed, int(number) + more, markers) for more in range(_TOGETHER)]
-    files = tuple((f"{place}.pt2".encode(), case.files[0][1]) for place, case in enumerate(several))
-    markers_inside = sum(case.markers for case in several)
-    return replace(first, name=name, dialect="network reader", files=files, markers=markers_inside)

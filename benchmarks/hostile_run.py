@@ -130,8 +130,8 @@ class Found:
 class Question:
     """One case and the stages that it goes through."""
 
-    #: Number of a generated case, or name of a find in the corpus.
-    case: int | str
+    #: Its name, as of `benchmarks.hostile_cases`.
+    case: str
     stages: tuple[str, ...]
 
 
@@ -159,7 +159,7 @@ class Child:
         asked: dict[str, Any] = {"case": question.case, "stages": question.stages}
         asked |= {"folder": str(self._folder), "seed": self._seed, "markers": str(self._markers)}
         assert process.stdin is not None
-        case, stage = str(question.case), "making"
+        case, stage = question.case, "making"
         try:
             process.stdin.write(json.dumps(asked) + "\n")
             process.stdin.flush()
@@ -316,19 +316,6 @@ def run(
         thread.join()
     if broken:
         raise broken[0]
-
-
-def stages_of(number: int) -> tuple[str, ...]:
-    """Stages of a generated case: all are imported and read, some replayed, exported and trained on."""
-    stages = ["import"]
-    if number % 75 == 0:
-        stages.append("command")
-    stages.append("dataset")
-    if number % 4 == 0:
-        stages += ["replay", "export"]
-    if number % 25 == 1:
-        stages.append("training")
-    return tuple(stages)
 
 
 def split_by_training(questions: Sequence[Question]) -> tuple[list[Question], list[Question]]:

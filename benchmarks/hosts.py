@@ -23,6 +23,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
+from benchmarks.fleet_up import LateError
 from benchmarks.harness import Figures, Option, benchmark
 from benchmarks.hosts_fleet import FAR_DEVICE, NEAR_DEVICE, TwoHostFleet
 from benchmarks.hosts_network import TwoHosts, why_not
@@ -177,7 +178,7 @@ def measure(options: Options) -> Figures:
                 story.kill_far_node()
                 story.kill_near_node()
             story.end()
-        except TimeoutError as error:
+        except LateError as error:
             story.found["failure"] = str(error)
     if "failure" in story.found or not story.is_clean:
         story.found["folder"] = str(base)

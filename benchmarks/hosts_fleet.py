@@ -1,6 +1,8 @@
 """One fleet on two hosts: a Ray node and a real device on each, the coordinator on the near one.
 
 For `benchmarks.hosts`. All runs as `docs/cluster.md` says for several hosts; the workloads are few and small.
+`Witness` watches from outside: the store's table, and the agents' spools on the disk. It reads files only,
+and asks nothing of the fleet. What it has seen must be there ever after (`benchmarks.chaos_history.check`).
 """
 
 from __future__ import annotations
@@ -10,35 +12,141 @@ import os
 import re
 import secrets
 import shutil
-import signal
 import sys
 import time
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-import yaml
-
-from benchmarks.chaos_history import HistoryLog, Verdict, check, read_history
-from benchmarks.chaos_watch import look_at_fleet
-from benchmarks.chaos_wreck import local_profiles
+from agents.row_file import read_rows
+from agents.spool.disk_spool import FILE
+from benchmarks.chaos_history import Event, HistoryLog, Verdict, check, read_history
+from benchmarks.chaos_real import watched_up
+from benchmarks.chaos_watch import late_records, look_at_fleet
+from benchmarks.fleet_up import (
+    ROOT,
+    LateError,
+    Program,
+    least_profile,
+    patience,
+    verb,
+    wait_until,
+    write_fleet,
+)
 from benchmarks.hosts_network import ADDRESSES, FAR, NEAR, TwoHosts
-from benchmarks.hosts_services import ROOT, Service, wait_until
-from benchmarks.hosts_witness import Witness
-from benchmarks.patience import patience
+from fleet.errors import FleetError
+from fleet.state.questions import StateReader
+from fleet.state.schema import STATE
+from fleet.store.store import Store
+
+#: Between two looks: a look reads ids of the whole table.
+_LOOK_SECS = 0.5
+
+
+class Witness:
+    """Looks every half second.
+
+    Args:
+        log: Where to write what is seen.
+        disk: Folder of the fleet, with its store.
+        spools: Folder of the spool of each device.
+
+    Attributes:
+        stored: Records seen in the table, by device.
+        spooled: Records seen in the spools, by device.
+        twice: Records seen more than once in the table.
+        last_stored_at: When a record of a device was first seen in the table, monotonic, by device.
+    """
+
+    def __init__(self, log: HistoryLog, disk: Path, spools: Mapping[str, Path]) -> None:
+        self._log, self._store, self._spools = log, disk / "store", spools
+        self._next = 0.0
+        self.stored: dict[str, set[str]] = {}
+        self.spooled: dict[str, set[str]] = {name: set() for name in spools}
+        self.twice: set[str] = set()
+        self.last_stored_at: dict[str, float] = {}
+
+    def look(self, *, at_once: bool = False) -> None:
+        """Look, if it is time or must be at once."""
+        if time.monotonic() < self._next and not at_once:
+            return
+        for name, folder in self._spools.items():
+            self._look_at_spool(name, folder)
+        self._look_at_table()
+        self._next = time.monotonic() + _LOOK_SECS
+
+    def known(self, device_id: str) -> set[str]:
+        """Records of a device that were seen anywhere."""
+        return self.spooled[device_id] | self.stored.get(device_id, set())
+
+    def count(self, device_id: str) -> int:
+        """Records of a device that were seen in the table."""
+        return len(self.stored.get(device_id, ()))
+
+    def late(self) -> set[str]:
+        """Results that came after their lease, which the coordinator keeps in its state file."""
+        with StateReader(self._store / STATE) as reader:
+            return late_records(reader)
+
+    def _look_at_table(self) -> None:
+        found: dict[str, Counter[str]] = {}
+        try:
+            for device_id, batch in Store.read(self._store).columns(["record_id"]):
+                found.setdefault(device_id, Counter()).update(batch.column(0).to_pylist())
+        except FleetError:
+            return  # it is not there yet, or changes just now
+        for name, counts in found.items():
+            known = self.stored.setdefault(name, set())
+            if fresh := tuple(sorted(counts.keys() - known)):
+                known.update(fresh)
+                self.last_stored_at[name] = time.monotonic()
+                self._log.add(Event(kind="measured", records=fresh))
+                self._log.add(Event(kind="seen", places={"store": fresh}))
+            self.twice.update(one for one, times in counts.items() if times > 1)
+
+    def _look_at_spool(self, name: str, folder: Path) -> None:
+        """Note what an agent has promised to keep: the rows of its spool."""
+        fresh = [row.key for row in read_rows(folder / FILE)]
+        if names := tuple(one for one in fresh if one not in self.spooled[name]):
+            self.spooled[name].update(names)
+            self._log.add(Event(kind="measured", records=names))
+            self._log.add(Event(kind="acknowledged", by="spool", records=names))
+
 
 NEAR_DEVICE, FAR_DEVICE = "near-cpu", "far-cpu"
 _HEAD = f"{ADDRESSES[NEAR]}:6379"
 #: Where the agents of another host keep their records, from its user's home.
 _REMOTE_SPOOL = ".local/state/tensor-fleet/spool"
 _WAIT_SECS, _STOP_SECS = 240.0, 60.0
-_SETTINGS = """schema: 1
-devices: {{folder: {hardware}, ids: [{ids}]}}
-workloads: {{networks: [bert-tiny], count: 3, max_flops: 2.0e+7, noise_samples: 0}}
-protocol: {{repeat: 3, extra_repeats: 0, min_repeat_ms: 2, visits: 2, check_share: 0}}
-store: {{path: {disk}/store}}
-daemon: {{root: {disk}/fleet, api_port: 0, refresh: false, lease_secs: 150, stop_secs: 20}}
-"""
+#: As `RestartSec` of the units of `docs/cluster.md`.
+_RESTART_SECS = 2.0
+
+
+class Service(Program):
+    """A program that is started again whenever it ends, as systemd does with `Restart=always`."""
+
+    #: Folder that is deleted before each start.
+    stale: Path | None = None
+    _ended_at: float | None = None
+
+    def start(self) -> None:
+        """Start it now."""
+        if self.stale is not None:
+            shutil.rmtree(self.stale, ignore_errors=True)
+        super().start()
+        self._ended_at = None
+
+    def tend(self) -> None:
+        """Start it again if it has ended, after a short pause; to be called often."""
+        if self.code is None:
+            return
+        now = time.monotonic()
+        if self._ended_at is None:
+            self._ended_at = now
+        elif now > self._ended_at + _RESTART_SECS:
+            self.start()
 
 
 class TwoHostFleet:
@@ -57,25 +165,22 @@ class TwoHostFleet:
         self._root, self._hosts, self._disk = root, hosts, root / "disk"
         self._history = root / "history.jsonl"
         self._log = HistoryLog(self._history)
-        hardware = root / "hardware"
-        hardware.mkdir()
         usable = sorted(os.sched_getaffinity(0))
-        _write_device(hardware, NEAR_DEVICE, usable[0])
-        _write_device(hardware, FAR_DEVICE, usable[-1])
-        self._settings = root / "fleet.yaml"
-        ids = f"{NEAR_DEVICE}, {FAR_DEVICE}"
-        self._settings.write_text(_SETTINGS.format(hardware=hardware, ids=ids, disk=self._disk))
+        _, profile = least_profile()
+        cores = {NEAR_DEVICE: usable[0], FAR_DEVICE: usable[-1]}
+        self._settings = write_fleet(
+            root,
+            {name: profile | {"cores": [core], "note": ""} for name, core in cores.items()},
+            self._disk,
+            workloads={"networks": ["bert-tiny"], "count": 3, "max_flops": 2e7, "noise_samples": 0},
+            protocol={"repeat": 3, "extra_repeats": 0, "min_repeat_ms": 2, "visits": 2, "check_share": 0},
+            daemon={"lease_secs": 150, "stop_secs": 20},
+        )
         self._token = secrets.token_hex(32)
         self.near_ray = self._ray(NEAR, NEAR_DEVICE, "--head", "--port=6379", "--include-dashboard=false")
         self.far_ray = self._ray(FAR, FAR_DEVICE, f"--address={_HEAD}")
-        told = ("--address", _HEAD, "--config", str(self._settings), "--models", str(self._disk / "models"))
-        self.up = Service(
-            hosts,
-            NEAR,
-            [sys.executable, "-m", "benchmarks.chaos_real", str(self._history), "up", *told],
-            environment=self._environment(NEAR),
-            log=root / "up.log",
-        )
+        told = watched_up(self._history, "--address", _HEAD, *self._told())
+        self.up = self._service(NEAR, told, "up.log")
         self._far_spool = self._home(FAR) / _REMOTE_SPOOL / FAR_DEVICE
         spools = {NEAR_DEVICE: self._disk / "spool" / NEAR_DEVICE, FAR_DEVICE: self._far_spool}
         self.witness = Witness(self._log, self._disk, spools)
@@ -94,16 +199,16 @@ class TwoHostFleet:
             service.tend()
         self.witness.look()
 
-    def until(self, is_so: Callable[[], bool], what: str) -> float:
-        """Wait, and return the seconds that it took; longer on a crowded host.
+    def until(self, is_so: Callable[[], bool], what: str) -> None:
+        """Wait for something; longer on a crowded host.
 
         Raises:
-            TimeoutError: It did not come; with the coordinator's last words.
+            LateError: It did not come; with the coordinator's last words.
         """
         try:
-            return wait_until(is_so, what, patience(_WAIT_SECS), meanwhile=self.tend)
-        except TimeoutError as error:
-            raise TimeoutError(f"{error}; `fleet up` said: {self.up.told()[-1500:]}") from None
+            wait_until(is_so, what, patience(_WAIT_SECS), meanwhile=self.tend)
+        except LateError as error:
+            raise LateError(f"{error}; `fleet up` said: {self.up.told()[-1500:]}") from None
 
     def pause(self, secs: float) -> None:
         """Let time pass."""
@@ -135,22 +240,18 @@ class TwoHostFleet:
         Returns:
             The JSON that it printed last; None where it failed, with the reason in its log.
         """
-        out = self._root / f"{arguments[0]}.json"
-        told = ("--json", "--config", str(self._settings), "--models", str(self._disk / "models"))
-        command = [sys.executable, "-m", "fleet.cli", *arguments, *told]
-        with out.open("wb") as stream:
-            process = self._hosts.start(
-                NEAR, command, environment=self._environment(NEAR), folder=ROOT, out=stream
-            )
-        what, deadline = f"`fleet {arguments[0]}`", patience(timeout_secs)
-        wait_until(lambda: process.poll() is not None, what, deadline, meanwhile=self.tend)
+        command = verb(*arguments, "--json", *self._told())
+        program = self._service(NEAR, command, f"{arguments[0]}.json")
+        program.start()
+        what = f"`fleet {arguments[0]}`"
+        wait_until(lambda: program.code is not None, what, patience(timeout_secs), meanwhile=self.tend)
         # What it says while it works goes to the same file.
-        printed = re.search(r"^\{.*\Z", out.read_text(), re.MULTILINE | re.DOTALL)
-        return json.loads(printed[0]) if process.returncode == 0 and printed else None
+        printed = re.search(r"^\{.*\Z", program.told(), re.MULTILINE | re.DOTALL)
+        return json.loads(printed[0]) if program.code == 0 and printed else None
 
     def stop(self) -> int:
         """End the coordinator in order, then both hosts at once; returns the coordinator's exit code."""
-        code = self.up.stop(signal.SIGTERM, patience(_STOP_SECS))
+        code = self.up.stop(patience(_STOP_SECS))
         for service in (self.near_ray, self.far_ray):
             service.kill()
         self.witness.look(at_once=True)
@@ -173,24 +274,21 @@ class TwoHostFleet:
         command += [f"--node-ip-address={ADDRESSES[side]}", f"--temp-dir={folder / 't'}"]
         command += ["--num-cpus=1", f"--object-store-memory={100 << 20}"]
         command += [f'--resources={{"device:{device}": 1}}']
-        log, environment = self._root / f"{side}-ray.log", self._environment(side)
-        return Service(self._hosts, side, command, environment=environment, log=log, stale=folder / "t")
+        service = self._service(side, command, f"{side}-ray.log")
+        service.stale = folder / "t"
+        return service
+
+    def _told(self) -> tuple[str, ...]:
+        return ("--config", str(self._settings), "--models", str(self._disk / "models"))
 
     def _home(self, side: str) -> Path:
         return self._root / f"{side}-home"
 
-    def _environment(self, side: str) -> dict[str, str]:
-        told = {
+    def _service(self, side: str, command: Sequence[str], log: str) -> Service:
+        environment = {
             "HOME": str(self._home(side)),
             "PYTHONPATH": str(ROOT),
             "RAY_AUTH_TOKEN": self._token,
-            "COLUMNS": "200",
         }
-        return {**os.environ, **told}
-
-
-def _write_device(folder: Path, name: str, core: int) -> None:
-    """Write the file of a device: the least profile of this machine's CPU, on one core."""
-    [profile] = local_profiles().values()
-    values = yaml.safe_load(profile.read_text()) | {"device_id": name, "cores": [core], "note": ""}
-    (folder / f"{name}.yaml").write_text(yaml.safe_dump(values, sort_keys=False))
+        launch = partial(self._hosts.start, side)
+        return Service(command, self._root / log, environment=environment, launch=launch)

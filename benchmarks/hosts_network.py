@@ -85,13 +85,7 @@ class TwoHosts:
             _ip("-n", self._names[side], "link", "set", self._transport[side], "up" if is_up else "down")
 
     def start(
-        self,
-        side: str,
-        command: Sequence[str],
-        *,
-        environment: Mapping[str, str],
-        folder: Path,
-        out: IO[bytes],
+        self, side: str, command: Sequence[str], environment: Mapping[str, str], folder: Path, out: IO[bytes]
     ) -> subprocess.Popen[bytes]:
         """Start a program on one of the hosts; the process is the program itself."""
         started = subprocess.Popen(
@@ -105,10 +99,6 @@ class TwoHosts:
         )
         self._started.append(started)
         return started
-
-    def pids(self, side: str) -> list[int]:
-        """All processes of one of the hosts."""
-        return _pids(self._names[side])
 
     def close(self) -> None:
         """Kill what runs on the two hosts, and remove them. Twice does no harm."""

@@ -2,28 +2,147 @@
 
 Trains the model of this project and other people's rankers on the same rows of one store, whole networks (or
 workloads) held out, and judges them on the same candidates. The store is one that is given, else the AutoTVM
-logs beside the checkout are imported. `--table FILE` writes what `docs/results/` keeps.
+logs beside the checkout are imported. `--table FILE` writes what `docs/results/` keeps. TVM is imported only
+where its own features are asked for.
 """
 
 from __future__ import annotations
 
 import sys
 import time
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated
 
+import numpy as np
+from numpy.typing import NDArray
+
 from agents.records import DeviceId
 from benchmarks.harness import Figures, Option, benchmark, command_of, working_folder
-from benchmarks.learning_parts import NETWORK, OURS, TVM_RANKERS, make_rankers, sampled
+from benchmarks.learning_tvm import PerStoreFeatures, TvmMlp, TvmXgb, join_features, per_store_features
 from benchmarks.rivals.kept_scores import run_kept_fits
-from benchmarks.rivals.named import PUBLISHED, RIVALS
+from benchmarks.rivals.named import PUBLISHED, RIVALS, make_rival
 from benchmarks.tables import page, write_page
 from benchmarks.training import LOGS, import_devices
-from fleet.models.versions import load_snapshot, train_config
+from fleet.models.versions import DatasetSnapshot, load_snapshot, train_config
+from fleet.store.reader import StoreReader
 from fleet.store.store import Store
+from transfer.data.dataset import Dataset
 from transfer.data.splits import Split, SplitKind, few_of_each, make_splits
+from transfer.errors import TransferError
 from transfer.evaluate.compare import Finished, fits_of, judge_fits, run_fits
+from transfer.evaluate.rankers import ModelRanker, Ranker
+from transfer.model.fleet_tlp import FleetTLP
+from transfer.train.config import TrainConfig
+from transfer.train.training import train
+
+#: The model of this project: all devices in one, and each device by itself.
+OURS = ("model", "model-single")
+#: The first without its trees.
+NETWORK = "model-network"
+#: TVM's own models, which need candidates that TVM can build again.
+TVM_RANKERS = ("tvm-xgb", "tvm-mlp")
+_DIALECT = "meta_schedule"
+
+
+@dataclass(slots=True)
+class SingleRanker:
+    """A model of its own for each device: what heads of a joint model are compared with."""
+
+    config: TrainConfig = field(default_factory=TrainConfig)
+    name: str = "model-single"
+    #: Models that `fit` made, by device.
+    models: dict[str, FleetTLP] = field(default_factory=dict)
+
+    def fit(self, dataset: Dataset, rows: NDArray[np.int64], devices: Sequence[str], seed: int) -> None:
+        """Train a model for each device on its own labels.
+
+        Raises:
+            TransferError: Nothing to learn from.
+        """
+        self.models = {
+            device_id: train(dataset, rows, config=self.config, seed=seed, devices=(device_id,)).model
+            for device_id in devices
+        }
+
+    def score(self, dataset: Dataset, rows: NDArray[np.int64], device_id: str) -> NDArray[np.float64]:
+        """Scores (n,) of the device's own model, higher is faster.
+
+        Raises:
+            TransferError: Not fitted for the device.
+        """
+        if device_id not in self.models:
+            raise TransferError(f"ranker {self.name!r} is not fitted for {device_id!r}; call fit first")
+        scores: NDArray[np.float64] = self.models[device_id].score(dataset.features.take(rows), device_id)
+        return scores
+
+
+def make_rankers(
+    names: Sequence[str],
+    reader: StoreReader,
+    snapshot: DatasetSnapshot,
+    config: TrainConfig,
+) -> list[Ranker]:
+    """The rankers with some names.
+
+    Raises:
+        TransferError: A name is unknown.
+        ValueError: TVM's own models are asked for, and a candidate is of another dialect than TVM's.
+    """
+    ours: dict[str, Ranker] = {
+        OURS[0]: ModelRanker(config=config),
+        OURS[1]: SingleRanker(config=config),
+        NETWORK: ModelRanker(config=replace(config, trees=0), name=NETWORK),
+    }
+    if set(names) & set(TVM_RANKERS):
+        stores = tvm_features(reader, snapshot)
+        ours |= {one.name: one for one in (TvmXgb(stores), TvmMlp(stores))}
+    return [ours.get(name) or make_rival(name) for name in names]
+
+
+def tvm_features(reader: StoreReader, snapshot: DatasetSnapshot) -> PerStoreFeatures:
+    """TVM's per-store features of a snapshot's candidates, lowered for the first device.
+
+    Raises:
+        ValueError: A candidate is not MetaSchedule's.
+    """
+    from agents.programs.tvm_import import load_tensor_intrinsics
+
+    dataset = snapshot.dataset
+    row_of = {candidate_id: row for row, candidate_id in enumerate(dataset.candidate_ids)}
+    traces: dict[int, str] = {}
+    names = ("candidate_id", "dialect", "trace")
+    for _, batch in reader.columns(names, device_ids=dataset.device_ids, version=snapshot.table_version):
+        columns = (batch.column(name).to_pylist() for name in names)
+        for candidate_id, dialect, trace in zip(*columns, strict=True):
+            row = row_of.get(candidate_id)
+            if row is None or row in traces:
+                continue
+            if dialect != _DIALECT:
+                raise ValueError(
+                    f"TVM's own models need candidates of {_DIALECT}, the store holds {dialect}; leave "
+                    f"{' and '.join(TVM_RANKERS)} out"
+                )
+            traces[row] = trace
+    spec = snapshot.devices[dataset.device_ids[0]][0]
+    load_tensor_intrinsics(spec.family)
+    parts: dict[int, NDArray[np.float32]] = {}
+    for group in np.unique(dataset.group).tolist():
+        rows = np.flatnonzero(dataset.group == group).tolist()
+        workload = snapshot.workloads[dataset.workload_ids[group]]
+        found = per_store_features(workload, [traces[row] for row in rows], spec.target)
+        parts.update(zip(rows, found, strict=True))
+    return join_features([parts[row] for row in range(len(dataset))])
+
+
+def sampled(snapshot: DatasetSnapshot, most: int, seed: int) -> DatasetSnapshot:
+    """At most so many measured candidates of each workload."""
+    measured = np.flatnonzero(np.isfinite(snapshot.dataset.latency_secs).any(axis=1))
+    return replace(
+        snapshot, dataset=snapshot.dataset.take(few_of_each(snapshot.dataset, measured, most, seed))
+    )
+
 
 #: Devices of the logs that are told apart; `x86_hokusai` is the i7-3770 again.
 DEVICES = ("arm-cortex-a72", "x86-amd3700x", "x86-inteli7-3770")

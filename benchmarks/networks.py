@@ -28,21 +28,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
-from rich.console import Console
-
 from agents.host.own_program import environment
 from agents.records import DeviceId, DeviceSpec, canonical_json
 from benchmarks.harness import Figures, Option, benchmark, working_folder
 from benchmarks.networks_corpus import check_corpus, table, tiny_names
+from benchmarks.search_sides import tuned
 from fleet.config.settings import FleetConfig, load_fleet, select_devices
-from fleet.core.request_words import RequestKind
-from fleet.daemon.daemon import UpOptions
-from fleet.daemon.embedded import run_embedded
-from fleet.drivers.session import EngineSession
-from fleet.planner.progress import TerminalDisplay
 from fleet.tuning.database import read_database
 from fleet.tuning.delivery import build_library, check_network, is_right, time_network
-from fleet.tuning.tuning import TuneOptions, tune_device
+from fleet.tuning.tuning import TuneOptions
 
 #: The networks, as `fleet tune` takes them.
 NETWORKS = {
@@ -51,6 +45,7 @@ NETWORKS = {
         "transformers:bert,hidden_size=128,num_hidden_layers=2,num_attention_heads=2,intermediate_size=512"
     ),
 }
+_TVM = [sys.executable, "-m", "benchmarks.tvm_sides"]
 _MOST_TRIALS = 100_000
 #: TVM writes a larger number for a candidate that failed.
 _FAILED_SECS = 1e9
@@ -84,51 +79,12 @@ class Options:
     architecture: Annotated[tuple[str, ...], Option("check only this one", is_repeated=True)] = ()
 
 
-def tune(
-    spec: DeviceSpec,
-    settings: FleetConfig,
-    text: str,
-    models: Path | None,
-    folder: Path,
-    minutes: float,
-    trials: int,
-) -> tuple[dict[str, Any], float]:
-    """What `fleet tune` finds in an empty store, and the wall seconds of its search."""
-    store = folder / "store"
-    models = models or folder / "models"
-    settings = settings.model_copy(
-        update={
-            "store": settings.store.model_copy(update={"path": str(store)}),
-            "daemon": settings.daemon.model_copy(update={"root": str(folder / "fleet")}),
-            "workloads": settings.workloads.model_copy(update={"networks": (text,)}),
-        }
-    ).with_devices(spec.device_id)
-    options = TuneOptions(trials=trials, models=models, out=folder / "tuned", minutes=minutes)
-    console = Console(stderr=True)
-
-    def work(session: EngineSession) -> dict[str, Any]:
-        session.ready([spec.device_id])
-        return tune_device(session, settings, spec, options, TerminalDisplay(console))
-
-    began = time.perf_counter()
-    found = run_embedded(
-        settings,
-        RequestKind.TUNING,
-        {"device": spec.device_id, "trials": trials},
-        UpOptions(models=models),
-        console,
-        work,
-    )
-    # What follows the search is the same for both sides.
-    return found, time.perf_counter() - began - found["seconds"].get("compile", 0.0)
-
-
 def search_with_tvm(question: dict[str, Any], secs: float) -> Path:
     """Run TVM's search for so many seconds, and return the file of its records, less those that failed."""
     folder = Path(question["work_dir"])
     folder.mkdir()
     process = subprocess.Popen(
-        [sys.executable, "-m", "benchmarks.tvm_network"],
+        _TVM,
         stdin=subprocess.PIPE,
         stdout=sys.stderr,
         env=environment(),
@@ -166,8 +122,8 @@ def library_of_tvm(
     if question["own_programs"]:
         library = folder / "own_programs.so"
         subprocess.run(
-            [sys.executable, "-m", "benchmarks.tvm_network"],
-            input=json.dumps(question | {"library": str(library)}).encode(),
+            _TVM,
+            input=json.dumps(question | {"way": "library", "library": str(library)}).encode(),
             stdout=sys.stderr,
             env=environment(),
             check=True,
@@ -188,6 +144,7 @@ def compare(settings: FleetConfig, spec: DeviceSpec, name: str, options: Options
     text, cores = NETWORKS[name], os.sched_getaffinity(0)
     minutes = 0.75 if options.quick else options.minutes
     question = {
+        "way": "network",
         "network": text,
         "target": spec.target,
         "own_programs": options.own_programs,
@@ -198,7 +155,12 @@ def compare(settings: FleetConfig, spec: DeviceSpec, name: str, options: Options
     }
     with working_folder() as folder:
         ours_in = folder / "ours"
-        found, search_secs = tune(spec, settings, text, options.models, ours_in, minutes, options.trials)
+        models = options.models or ours_in / "models"
+        asked = TuneOptions(trials=options.trials, models=models, out=ours_in / "tuned", minutes=minutes)
+        began = time.perf_counter()
+        found = tuned(settings, spec, asked, ours_in, (text,))
+        # What follows the search is the same for both sides.
+        search_secs = time.perf_counter() - began - found["seconds"].get("compile", 0.0)
         os.sched_setaffinity(0, cores)
         question["work_dir"] = str(folder / "tvm")
         records = search_with_tvm(question, search_secs)

@@ -9,25 +9,26 @@ minutes; `--table FILE` writes the page that `docs/results/` keeps.
 
 from __future__ import annotations
 
+import math
 import os
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
 
 from benchmarks.harness import Figures, Option, benchmark, command_of, working_folder
-from benchmarks.onboarding_baselines import FewShot, baselines
-from benchmarks.onboarding_contenders import Adapting
-from benchmarks.onboarding_curve import SAMPLES, CurvePlan, run_curve
-from benchmarks.onboarding_extras import COVERED, How, across, breadth, coverage, selectors, tell
+from benchmarks.onboarding_baselines import baselines
+from benchmarks.onboarding_contenders import Adapting, Contender
+from benchmarks.onboarding_curve import SAMPLES
+from benchmarks.onboarding_extras import COVERED, Experiment, across, breadth, coverage, selectors
 from benchmarks.onboarding_parts import DeviceSet, as_json, device_sets
 from benchmarks.onboarding_table import CurveTable
 from benchmarks.tables import interval, page, write_page
-from transfer.adapt.base import Regime, Strategy
+from transfer.adapt.base import Regime
 from transfer.adapt.registry import NAMES, auto, strategies
 from transfer.adapt.sample_selection import SELECTORS, selector_named
-from transfer.evaluate.onboarding_cases import CasePlan, networks_to_hold_out
+from transfer.evaluate.onboarding_cases import networks_to_hold_out
 from transfer.train.config import TrainConfig
 
 _PARTS = ("selectors", "coverage", "breadth", "across")
@@ -124,9 +125,10 @@ def _measured(options: Options, folder: Path) -> Figures:
     """
     started = time.monotonic()
     sets = device_sets(options.store, options.device, folder, options.most, options.seed)
-    until = started + (options.seconds or float("inf"))
-    runs = [_run(one, options, until) for one in sets]
-    parts = _parts(sets, options)
+    until = started + (options.seconds or math.inf)
+    experiments = [_experiment(one, options) for one in sets]
+    runs = [_run(one, options, until) for one in experiments]
+    parts = _parts(experiments, options)
     result: dict[str, Any] = {
         "benchmark": "onboarding",
         "quick": options.quick,
@@ -143,49 +145,49 @@ def _measured(options: Options, folder: Path) -> Figures:
     return result
 
 
-def _run(one: DeviceSet, options: Options, until: float) -> _Run:
+def _experiment(one: DeviceSet, options: Options) -> Experiment:
+    """What all that is run on a set shares."""
+    held = options.held
+    if not held and not one.is_own:
+        there = networks_to_hold_out(one.dataset, one.workloads)
+        held = tuple(name for name in _LOGGED_HELD if name in there)
+    return Experiment(
+        devices=one,
+        config=TrainConfig(epochs=options.epochs, device="cpu"),
+        selector=selector_named(options.selector),
+        workers=options.workers,
+        keep=options.keep,
+        held=held,
+        most_pool=options.pool if one.is_own else min(options.pool, _LOGGED_POOL),
+        most_judged=options.judge,
+        seeds=tuple(range(options.seed, options.seed + options.seeds)),
+        most_splits=options.splits,
+    )
+
+
+def _run(experiment: Experiment, options: Options, until: float) -> _Run:
     """The curve of one set, regime by regime: `auto` checks by what it will be asked."""
-    known = tuple(str(device_id) for device_id in one.dataset.device_ids)
+    one, known = experiment.devices, experiment.names
     targets = tuple(name for name in known if not options.target or name in options.target)
     if not targets:
         raise SystemExit(
             f"--target {' '.join(options.target)}: no such device in {one.name}; there are {', '.join(known)}"
         )
     wanted = _regimes(one, options)
-    held = _held(one, options)
     points = []
     for place, regime in enumerate(wanted):
-        plan = CurvePlan(
-            cases=CasePlan(
-                regimes=(regime,),
-                targets=targets,
-                seeds=tuple(range(options.seed, options.seed + options.seeds)),
-                held=held,
-                most_pool=options.pool if one.is_own else min(options.pool, _LOGGED_POOL),
-                most_judged=options.judge,
-                most_splits=options.splits,
-            ),
-            contenders=_contenders(options, regime),
-            selector=selector_named(options.selector),
-            config=TrainConfig(epochs=options.epochs, device="cpu"),
-            samples=tuple(options.samples),
-            # What a device of the logs has in all is thousands of candidates.
-            with_all=one.is_own or not options.quick,
-        )
         # Each regime gets its share of what is left.
         now = time.monotonic()
-        points += run_curve(
-            one.dataset,
-            one.workloads,
-            plan,
-            workers=options.workers,
+        points += experiment.points(
+            experiment.cases(regime, targets=targets),
+            _contenders(options, experiment, regime),
+            options.samples,
+            # What a device of the logs has in all is thousands of candidates.
+            with_all=one.is_own or not options.quick,
             until=now + (until - now) / (len(wanted) - place),
-            on_case=tell,
-            kept=options.keep,
         )
-    names = tuple(one.name for one in _strategies(options, Regime.DEVICE_NEW))
-    chosen = tuple(f"{_DEFAULT} by {name}" for name in options.selectors)
-    return _Run(one, CurveTable(points=points, strategies=(*names, *chosen), default=_DEFAULT))
+    names = (_DEFAULT, *options.strategies, *(f"{_DEFAULT} by {name}" for name in options.selectors))
+    return _Run(one, CurveTable(points=points, strategies=names, default=_DEFAULT))
 
 
 def _regimes(one: DeviceSet, options: Options) -> list[Regime]:
@@ -196,28 +198,15 @@ def _regimes(one: DeviceSet, options: Options) -> list[Regime]:
     return list(Regime) if one.is_own else [Regime.BOTH_NEW]
 
 
-def _held(one: DeviceSet, options: Options) -> tuple[str, ...]:
-    """Networks to hold out of a set; all in turn where empty."""
-    if options.held or one.is_own:
-        return tuple(options.held)
-    there = networks_to_hold_out(one.dataset, one.workloads)
-    return tuple(name for name in _LOGGED_HELD if name in there)
-
-
-def _strategies(options: Options, regime: Regime) -> list[Strategy]:
-    """`auto` and those it is compared with."""
+def _contenders(options: Options, experiment: Experiment, regime: Regime) -> list[Contender]:
+    """`auto`, the strategies and other ways to choose that it is compared with, and the baselines."""
     by_name = strategies()
-    return [auto(regime, by_name), *(by_name[name] for name in options.strategies)]
-
-
-def _contenders(options: Options, regime: Regime) -> tuple[Adapting | FewShot, ...]:
-    compared = _strategies(options, regime)
-    selector = selector_named(options.selector)
-    found: list[Adapting | FewShot] = [Adapting(one, selector, one.name) for one in compared]
-    found += [
-        Adapting(compared[0], selector_named(name), f"{_DEFAULT} by {name}") for name in options.selectors
+    default = auto(regime, by_name)
+    return [
+        *experiment.adapting(default, *(by_name[name] for name in options.strategies)),
+        *(Adapting(default, selector_named(name), f"{_DEFAULT} by {name}") for name in options.selectors),
+        *(one for one in baselines() if one.name in options.baselines),
     ]
-    return (*found, *(one for one in baselines() if one.name in options.baselines))
 
 
 def figures(runs: Sequence[_Run]) -> dict[str, Any]:
@@ -262,37 +251,31 @@ def figures(runs: Sequence[_Run]) -> dict[str, Any]:
     return found
 
 
-def _parts(sets: Sequence[DeviceSet], options: Options) -> dict[str, list[dict[str, Any]]]:
+def _parts(experiments: Sequence[Experiment], options: Options) -> dict[str, list[dict[str, Any]]]:
     """What stands beside the curve, by name: an entry for each set that it applies to."""
     wanted = {*options.parts, *(["breadth"] if options.breadth else [])}
-    names = [name for name in _PARTS if name in wanted]
-    found: dict[str, list[dict[str, Any]]] = {name: [] for name in names}
-    for one in sets:
-        how = How(
+    found: dict[str, list[dict[str, Any]]] = {name: [] for name in _PARTS if name in wanted}
+    for experiment in experiments:
+        one = experiment.devices
+        few = replace(
+            experiment,
             seeds=tuple(range(options.seed, options.seed + options.part_seeds)),
-            epochs=options.epochs,
-            workers=options.workers,
-            keep=options.keep,
-            selector=options.selector,
-            held=_held(one, options),
-            most_pool=options.pool if one.is_own else min(options.pool, _LOGGED_POOL),
-            most_judged=options.judge,
             most_splits=options.splits if one.is_own else options.splits or 1,
         )
-        for name in names:
+        for name, part in found.items():
             if name == "selectors" and one.is_own:
-                found[name].append(selectors(one, how))
+                part.append(selectors(few))
             elif name == "coverage":
-                found[name] += [
-                    coverage(one, how, regime, options.covered)
+                part += [
+                    coverage(few, regime, options.covered)
                     for regime in _regimes(one, options)
                     if regime is not Regime.CANDIDATE_NEW
                     and (regime is Regime.DEVICE_NEW or options.regime or not options.quick)
                 ]
             elif name == "breadth" and one.is_own:
-                found[name].append(breadth(one, how, options.breadth_samples))
-            elif name == "across" and not one.is_own and (told := across(one, how)) is not None:
-                found[name].append(told)
+                part.append(breadth(few, options.breadth_samples))
+            elif name == "across" and not one.is_own and (pairs := across(few)) is not None:
+                part.append(pairs)
     return found
 
 

@@ -18,9 +18,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks.onboarding_label_change import Siblings, estimate_by_changes
-from benchmarks.rivals.base import need
+from benchmarks.rivals.base import flat_of, hardware_of, need, places_of, sources_measured_test, speeds_of
 from benchmarks.rivals.mlp import MlpConfig, SummaryMlp
-from benchmarks.rivals.situation import flat_of, hardware_of, places_of, sources_measured_test, speeds_of
 from transfer.data.labels import relative_speed
 from transfer.data.latency_parts import part_latencies
 from transfer.data.ranking import rank_agreement

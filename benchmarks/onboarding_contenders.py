@@ -9,15 +9,18 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
+from fleet.onboarding.adaptation import Onboarding, expectation
 from transfer.adapt.base import Regime, Strategy, is_enough
 from transfer.adapt.sample_selection import Selector
 from transfer.data.dataset import Dataset
+from transfer.errors import TransferError
 from transfer.evaluate.evaluator import judge_by
 from transfer.evaluate.onboarding_cases import (
     Case,
@@ -43,6 +46,8 @@ class Adapting:
     selector: Selector
     #: In tables.
     name: str
+    #: Whether what the head's first choices are expected to reach is noted as well (`expected`).
+    states: bool = False
 
 
 class Baseline(Protocol):
@@ -133,19 +138,27 @@ def _points(
             seconds = time.perf_counter() - started
         elif is_enough(contender.strategy, dataset.group[rows], truth[rows]):
             model = source_model()
-            few_shot_view = with_few_shot(view, case.target, few_shot) if len(rows) else view
-            started = time.perf_counter()
-            adapted = contender.strategy.adapt(
-                model,
-                few_shot_view,
-                case.target,
-                rows,
+            onboarding = Onboarding(
+                dataset=with_few_shot(view, case.target, few_shot) if len(rows) else view,
+                target=case.target,
+                few_shot=rows,
+                source=model,
                 source_rows=case.source_rows,
+                regime=case.regime,
                 config=config,
                 seed=case.seed,
             )
+            started = time.perf_counter()
+            adapted = onboarding.adapt(contender.strategy, rows)
             seconds = time.perf_counter() - started
             scores, notes = adapted.score(view, case.test), dict(adapted.notes)
+            if contender.states:
+                with suppress(TransferError):  # with too few samples nothing is stated
+                    stated = expectation(onboarding, adapted, contender.strategy, case.test)
+                    figures = {"top1": stated.top1, "top5": stated.top5}
+                    notes["expected"] = {
+                        name: [one.value, one.low, one.high] for name, one in figures.items()
+                    }
         yield (
             None
             if scores is None

@@ -117,9 +117,8 @@ def _asked(plan: CurvePlan, case: Case) -> list[Asked]:
 def _timed(
     dataset: Dataset, job: tuple[Case, Sequence[Asked]], plan: CurvePlan
 ) -> tuple[list[Point | None], float]:
-    case, asked = job
     started = time.perf_counter()
-    found = run_case(dataset, case, asked, plan.selector, plan.config)
+    found = run_case(dataset, *job, plan.selector, plan.config)
     return found, time.perf_counter() - started
 
 
@@ -127,33 +126,10 @@ def _run(
     cases: Sequence[Case], dataset: Dataset, plan: CurvePlan, workers: int, kept: Path | None
 ) -> Iterator[tuple[Case, list[Point], float]]:
     """The points of each case, those that were kept first; what is found anew is kept at once."""
-    jobs = [_Job.of(case, plan, None if kept is None else KeptPoints(kept, dataset, case)) for case in cases]
-    # Whole ones first: they can be shown while the others run.
-    jobs.sort(key=lambda job: bool(job.missing))
-    for job, (found, seconds) in zip(jobs, _run_anew(jobs, dataset, plan, workers), strict=True):
-        for contender in plan.contenders:
-            new = {k: point for (k, one), point in zip(job.missing, found, strict=True) if one is contender}
-            if new and job.keeper is not None:
-                job.keeper.put(_about(plan, contender), new)
-            job.points.update({(contender.name, k): point for k, point in new.items()})
-        every = [job.points[contender.name, k] for k, contender in _asked(plan, job.case)]
-        random = judged("random", job.case, dataset, 0, 0, None, 0.0)
-        yield job.case, [random, *(point for point in every if point is not None)], seconds
-
-
-@dataclass(frozen=True, slots=True)
-class _Job:
-    """A case, and what of it is known already."""
-
-    case: Case
-    keeper: KeptPoints | None
-    #: By contender and number of samples; None where it could say nothing.
-    points: dict[tuple[str, int | None], Point | None]
-    missing: list[Asked]
-
-    @classmethod
-    def of(cls, case: Case, plan: CurvePlan, keeper: KeptPoints | None) -> _Job:
-        """Look up what was kept of a case."""
+    jobs = []
+    for case in cases:
+        keeper = KeptPoints(kept, dataset, case) if kept is not None else None
+        # By contender and number of samples; None where it could say nothing.
         points = {
             (contender.name, k): point
             for contender in plan.contenders
@@ -161,7 +137,22 @@ class _Job:
             for k, point in keeper.get(_about(plan, contender)).items()
         }
         missing = [(k, one) for k, one in _asked(plan, case) if (one.name, k) not in points]
-        return cls(case, keeper, points, missing)
+        jobs.append((case, keeper, points, missing))
+    # Whole ones first: they can be shown while the others run.
+    jobs.sort(key=lambda job: bool(job[3]))
+    waiting = [(case, missing) for case, _, _, missing in jobs if missing]
+    run = partial(_timed, dataset, plan=plan)
+    made = run_each(run, waiting, workers, of="the onboarding curve", pieces="cases")
+    for case, keeper, points, missing in jobs:
+        found, seconds = next(made) if missing else ([], 0.0)
+        for contender in plan.contenders:
+            new = {k: point for (k, one), point in zip(missing, found, strict=True) if one is contender}
+            if new and keeper is not None:
+                keeper.put(_about(plan, contender), new)
+            points |= {(contender.name, k): point for k, point in new.items()}
+        every = [points[contender.name, k] for k, contender in _asked(plan, case)]
+        random = judged("random", case, dataset, 0, 0, None, 0.0)
+        yield case, [random, *(point for point in every if point is not None)], seconds
 
 
 def _about(plan: CurvePlan, contender: Contender) -> list[Any]:
@@ -171,16 +162,6 @@ def _about(plan: CurvePlan, contender: Contender) -> list[Any]:
         how = [repr(contender.strategy), contender.selector.name]
     # Selectors may look at the model of the sources, so baselines hang on its training too.
     return [contender.name, *how, repr(plan.config)]
-
-
-def _run_anew(
-    jobs: Sequence[_Job], dataset: Dataset, plan: CurvePlan, workers: int
-) -> Iterator[tuple[list[Point | None], float]]:
-    run = partial(_timed, dataset, plan=plan)
-    waiting = [(job.case, job.missing) for job in jobs if job.missing]
-    made = run_each(run, waiting, workers, of="the onboarding curve", pieces="cases")
-    for job in jobs:
-        yield next(made) if job.missing else ([], 0.0)
 
 
 _ARRAYS = ("groups", "top1", "top5", "tau")

@@ -8,7 +8,7 @@ Six parts, each in a process of its own; `--part NAME` runs one of them here.
   one job: `FleetState.apply`, the plan for its device, and the jobs that are handed in for it.
 - `open`: a store of 10 million records is opened, for reading and for writing.
 - `start`: a coordinator starts on that store, also after a kill (`benchmarks.scale_start`).
-- `fleet`: a real `Coordinator` with 1,000 replay devices in other processes (`benchmarks.scale_transport`),
+- `fleet`: a real `Coordinator` with 1,000 replay devices in other processes (`benchmarks.scale_fleet`),
   from their probe to records in the table.
 - `connections`: `fleet up` while strangers hold connections to its API (`benchmarks.scale_connections`).
 
@@ -27,17 +27,132 @@ from typing import Annotated, Any
 
 import numpy as np
 
-from agents.records import Record
+from agents.records import CandidateId, DeviceId, Record, WorkloadId
 from benchmarks.harness import Figures, Option, benchmark, child_json, in_child, ms_of, working_folder
-from benchmarks.made_up import RecordMaker, device_name, made_up_rows, memory_mb
+from benchmarks.made_up import RecordMaker, device_name, made_up_rows, own_mb
 from benchmarks.scale_connections import measure_connections
 from benchmarks.scale_fleet import measure_fleet
-from benchmarks.scale_scheduling import measure_scheduling
 from benchmarks.scale_start import measure_start
+from fleet.core import events as ev
+from fleet.core.scheduling import Cell, DeviceView, FleetView, plan
+from fleet.core.state import FleetState
 from fleet.daemon.garbage_collection import seldom_collected
 from fleet.state.schema import STATE
 from fleet.store.delta.schema import RECORD_COLUMNS, batch_to_records
 from fleet.store.store import Store
+
+#: Workloads of a network or three: what a plan chooses among.
+WORKLOADS = 40
+
+
+def measure_scheduling(*, devices: int, decisions: int, workload_count: int = WORKLOADS) -> dict[str, Any]:
+    """End job after job of a fleet that is busy everywhere, and time what follows from each."""
+    state = FleetState()
+    names = [DeviceId(f"dev-{number:05d}") for number in range(devices)]
+    workloads = {
+        WorkloadId(f"{number:016x}"): (1 + number % 5) * 10.0 ** (6 + number % 5)
+        for number in range(workload_count)
+    }
+    rng = np.random.default_rng(0)
+    cells = {
+        name: {
+            one: Cell(
+                measured=int(rng.integers(0, 500)),
+                unpaired=int(rng.integers(0, 50)),
+                interval=float(rng.random()) if rng.random() < 0.5 else None,
+            )
+            for one in workloads
+        }
+        for name in names
+    }
+    views = {
+        name: DeviceView(
+            device_id=name,
+            records=sum(cell.measured for cell in cells[name].values()),
+            has_head=True,
+            host=f"host-{number % 500}",
+            cells=cells[name],
+        )
+        for number, name in enumerate(names)
+    }
+    view = FleetView(devices=views, workloads=workloads)
+    clock = 1.7e9
+    numbers = iter(range(10**9))
+    granted: list[ev.GrantLease] = []
+    jobs_of: dict[str, ev.Job] = {}
+
+    def job(name: DeviceId, workload_id: WorkloadId, count: int, origin: str) -> ev.JobSubmitted:
+        number = next(numbers)
+        made = ev.Job(
+            job_id=ev.JobId(f"j{number}"),
+            device_id=name,
+            workload_ids=(workload_id,),
+            candidate_ids=tuple(CandidateId(f"{number:016x}{place:016x}") for place in range(count)),
+            origin=origin,
+            expected_secs=0.5 * count,
+        )
+        jobs_of[made.job_id] = made
+        return ev.JobSubmitted(at_secs=clock, job=made)
+
+    planned_count = 0
+
+    def follow(made: list[ev.Instruction]) -> None:
+        """Carry out what the state says, as the coordinator does: leases are noted, wants are planned."""
+        nonlocal planned_count
+        for one in made:
+            if isinstance(one, ev.GrantLease):
+                granted.append(one)
+            elif isinstance(one, ev.WantJobs):
+                planned_count += 1
+                for ask in plan(view, {one.device_id: one.room}, next(numbers)):
+                    follow(state.apply(job(ask.device_id, ask.workload_id, ask.count, str(ask.origin))))
+
+    state.apply(ev.CoordinatorStarted(at_secs=clock))
+    for name in names:
+        made = state.apply(ev.DeviceAdded(at_secs=clock, device_id=name, family="cpu"))
+        (start,) = [one for one in made if isinstance(one, ev.StartAgent)]
+        state.apply(ev.AgentStarted(at_secs=clock, device_id=name, incarnation=start.incarnation))
+        follow(
+            state.apply(
+                ev.ProbePassed(
+                    at_secs=clock, device_id=name, incarnation=start.incarnation, environment_id="e1"
+                )
+            )
+        )
+    planned: list[float] = []
+    planned_cpu: list[float] = []
+    for number in range(decisions):
+        lease = granted.pop(0)
+        clock += 0.01
+        done = ev.JobFinished(
+            at_secs=clock,
+            device_id=lease.device_id,
+            job_id=lease.job_id,
+            fencing_token=lease.fencing_token,
+            incarnation=lease.incarnation,
+            outcomes={"ok": len(jobs_of[lease.job_id].candidate_ids)},
+            device_secs=5.0,
+        )
+        plans = planned_count
+        started, started_cpu = time.perf_counter(), time.thread_time()
+        follow(state.apply(done))
+        if planned_count > plans:
+            planned.append(time.perf_counter() - started)
+            planned_cpu.append(time.thread_time() - started_cpu)
+        del jobs_of[lease.job_id]
+        if number % 50 == 49:
+            follow(state.apply(ev.Tick(at_secs=clock)))
+    return {
+        "devices": devices,
+        "workloads": workload_count,
+        "decisions": decisions,
+        "decisions_with_a_plan": len(planned),
+        # Of those with a plan; the others only hand out a lease that is queued already.
+        **ms_of("decision_ms", planned),
+        # Processor time of the same: a busy host takes nothing away from it.
+        **ms_of("decision_cpu_ms", planned_cpu),
+    }
+
 
 PARTS = ("taking", "scheduling", "open", "start", "fleet", "connections")
 #: Devices that deliver in one turn of the part `taking`, and records of each: with a turn every 0.2 s, each
@@ -51,69 +166,53 @@ WARM_UP_RECORDS = 300_000
 def measure_taking(folder: Path, *, devices: int, records: int) -> dict[str, Any]:
     """Take in records, turn by turn, until there are enough."""
     maker = RecordMaker()
-    names = [device_name(number) for number in range(devices)]
-    turns = max(2, records // (DEVICES_PER_TURN * RECORDS_PER_BATCH))
+    names = itertools.cycle([device_name(number) for number in range(devices)])
+    each = DEVICES_PER_TURN * RECORDS_PER_BATCH
+    turns = max(2, records // each)
+    count = turns * each
     ours: list[float] = []
     durable: list[float] = []
-    ours_cpu = 0.0
-    memory: list[dict[str, float]] = []
+    #: Own memory, once every device has its folder and what waits for the table has grown to its bound.
+    memory: list[float] = []
     lag = 0.0
-    at = 0
     with Store.open(folder / "ours") as store:
         for turn in range(turns):
             batch: list[Record] = []
-            for _ in range(DEVICES_PER_TURN):
-                batch += maker.batch(names[at % devices], RECORDS_PER_BATCH)
-                at += 1
-            cpu, wall = time.process_time(), time.perf_counter()
+            for name in itertools.islice(names, DEVICES_PER_TURN):
+                batch += maker.batch(name, RECORDS_PER_BATCH)
+            began = time.perf_counter()
             store.take(batch)
             with store.state.turn() as opened:
                 store.write(opened)
             store.confirm()
-            durable.append(time.perf_counter() - wall)
+            durable.append(time.perf_counter() - began)
             store.move_on()
-            ours.append(time.perf_counter() - wall)
-            ours_cpu += time.process_time() - cpu
+            ours.append(time.perf_counter() - began)
             lag = max(lag, store.waiting_secs)
-            if turn % max(1, turns // 65) == 0:
-                memory.append({"records": (turn + 1) * len(batch), **memory_mb()})
-        cpu, wall = time.process_time(), time.perf_counter()
+            if turn % max(1, turns // 65) == 0 and (turn + 1) * each >= min(WARM_UP_RECORDS, count / 2):
+                memory.append(own_mb())
+        began = time.perf_counter()
         store.flush()
-        flushed = time.perf_counter() - wall
-        ours_cpu += time.process_time() - cpu
-        memory.append({"records": turns * len(batch), **memory_mb()})
+        flushed = time.perf_counter() - began
+        memory.append(own_mb())
         kept = sum(file.rows for file in store.snapshot.files)
         files = len(store.data_files())
-    count = turns * DEVICES_PER_TURN * RECORDS_PER_BATCH
-    per_turn = DEVICES_PER_TURN * RECORDS_PER_BATCH
-    # Until then every device gets its folder, and what waits for the table grows to its bound.
-    settled = [one for one in memory if one["records"] >= min(WARM_UP_RECORDS, count / 2)]
-    few = max(1, len(settled) // 5)
-
-    def growth(what: str) -> float:
-        """Between the first and the last fifth: one sample alone may see rows that go on to the table."""
-        first, last = ([one[what] for one in some] for some in (settled[:few], settled[-few:]))
-        return round(statistics.median(last) - statistics.median(first), 1)
-
+    # Between the first and the last fifth: one sample alone may see rows that go on to the table.
+    few = max(1, len(memory) // 5)
     return {
         "devices": devices,
         "records": count,
         "in_the_table": kept,
-        "records_per_turn": per_turn,
+        "records_per_turn": each,
         "records_per_s": count / (sum(ours) + flushed),
-        "records_per_cpu_s": count / ours_cpu,
         **ms_of("ms_per_turn", ours),
         # The part of a turn after which its records may be acknowledged.
         **ms_of("durable_ms", durable),
         "flush_secs": flushed,
         "longest_wait_for_the_table_secs": lag,
         "data_files": files,
-        "memory_growth_mb": growth("own"),
-        "memory_growth_over_records": memory[-1]["records"] - settled[0]["records"],
-        # Files that are mapped (the ids) count here too: memory that the system may take back at any time.
-        "memory_growth_with_mapped_files_mb": growth("resident"),
-        "memory_peak_mb": max(one["own"] for one in memory),
-        "memory": memory[::5],
+        "memory_growth_mb": round(statistics.median(memory[-few:]) - statistics.median(memory[:few]), 1),
+        "memory_peak_mb": max(memory),
     }
 
 

@@ -11,26 +11,21 @@ from __future__ import annotations
 import contextlib
 import os
 import resource
-import signal
 import socket
-import subprocess
-import sys
 import threading
 import time
 from pathlib import Path
 from typing import Any
 
 import httpx
-import yaml
 
+from benchmarks.fleet_up import START_SECS, Program, patience, replay_device, verb, wait_until, write_fleet
 from benchmarks.scale_fleet import recorded_file
-from fleet.api.client import TOKEN, ask
+from fleet.api.client import ask, find_daemon
 from fleet.errors import FleetError
-from fleet.private_files import read_private
 
-ROOT = Path(__file__).resolve().parents[1]
 _DEVICES = 64
-_START_SECS, _STOP_SECS = 300.0, 120.0
+_STOP_SECS = 120.0
 #: Of each workload: more than the devices can measure while they are watched.
 _CANDIDATES = 1024
 #: Pause between two rounds over all connections, and of one that could not be made.
@@ -111,31 +106,25 @@ def measure_connections(folder: Path, *, connections: int, secs: float) -> dict[
     if soft < connections + 256:
         resource.setrlimit(resource.RLIMIT_NOFILE, (connections + 256, hard))
     root = folder / "fleet"
-    with contextlib.ExitStack() as stack:
-        log = stack.enter_context((folder / "up.log").open("wb"))
-        up = subprocess.Popen(
-            [sys.executable, "-m", "fleet.cli", "up", "--config", str(_settings(folder))],
-            cwd=ROOT,
-            stdout=log,
-            stderr=subprocess.STDOUT,
-        )
-        stack.callback(up.wait)
-        stack.callback(up.kill)
-        _wait_for_records(root, up)
+    up = Program(verb("up", "--config", str(_settings(folder))), folder / "up.log")
+    up.start()
+    try:
+        wait_until(lambda: _records(root), "a record of `fleet up`", patience(START_SECS))
         alone = [_watch(root, up, secs)]
         idle = _beside(root, up, connections, secs, is_flood=False)
         alone.append(_watch(root, up, secs))
         flood = _beside(root, up, connections, secs, is_flood=True)
         alone.append(_watch(root, up, secs))
-        up.send_signal(signal.SIGTERM)
-        up.wait(_STOP_SECS)
-    said = (folder / "up.log").read_text(errors="replace")
+        code = up.stop(_STOP_SECS)
+    finally:
+        up.kill()
+    said = up.told()
     # The table grows, so a part is compared with those before and after it.
     rates = [one["records_per_s"] for one in alone]
     return {
         "connections": connections,
-        "exit_code": up.returncode,
-        "last_words": said[-500:] if up.returncode else "",
+        "exit_code": code,
+        "last_words": said[-500:] if code else "",
         "ray_restarts": said.count("Ray is started again"),
         "records_per_s": idle["records_per_s"],
         "answer_ms_max": max(idle["answer_ms_max"], flood["answer_ms_max"]),
@@ -149,11 +138,11 @@ def measure_connections(folder: Path, *, connections: int, secs: float) -> dict[
     }
 
 
-def _beside(
-    root: Path, up: subprocess.Popen[bytes], connections: int, secs: float, *, is_flood: bool
-) -> dict[str, Any]:
+def _beside(root: Path, up: Program, connections: int, secs: float, *, is_flood: bool) -> dict[str, Any]:
     """Watch the daemon beside strangers."""
-    strangers = Strangers(int(httpx.URL(_address(root)).port or 0), connections, is_flood=is_flood)
+    daemon = find_daemon(root)
+    assert daemon is not None
+    strangers = Strangers(httpx.URL(daemon.url).port or 0, connections, is_flood=is_flood)
     try:
         strangers.wait_until_there(secs)
         found = _watch(root, up, secs)
@@ -164,54 +153,29 @@ def _beside(
 
 def _settings(folder: Path) -> Path:
     recorded = recorded_file(folder, _CANDIDATES)
-    hardware = folder / "hardware"
-    hardware.mkdir()
-    names = [f"dev-{number:03d}" for number in range(_DEVICES)]
-    for number, name in enumerate(names):
-        device = {"schema": 1, "device_id": name, "kind": "replay", "family": "cpu", "seed": number}
-        device |= {"records": str(recorded), "device": "recorded"}
-        (hardware / f"{name}.yaml").write_text(yaml.safe_dump(device))
-    value = {
-        "schema": 1,
-        "devices": {"folder": str(hardware), "ids": names},
-        "workloads": {"networks": ["resnet-50"], "noise_samples": 0},
-        "store": {"path": str(folder / "store")},
-        "daemon": {"root": str(folder / "fleet"), "refresh": False, "api_port": 0},
-    }
-    path = folder / "fleet.yaml"
-    path.write_text(yaml.safe_dump(value))
-    return path
-
-
-def _address(root: Path) -> str:
-    return str(yaml.safe_load((root / "api.json").read_text())["url"])
+    devices = {f"dev-{number:03d}": replay_device(recorded, "recorded", number) for number in range(_DEVICES)}
+    workloads = {"networks": ["resnet-50"], "noise_samples": 0}
+    return write_fleet(folder, devices, folder, workloads=workloads)
 
 
 def _records(root: Path) -> int:
-    view = ask(root, "/v1/status")
-    return int(view["store"]["records"]) if view is not None else 0
+    """How many the daemon has; 0 where it does not say."""
+    with contextlib.suppress(FleetError):
+        if (view := ask(root, "/v1/status")) is not None:
+            return int(view["store"]["records"])
+    return 0
 
 
-def _wait_for_records(root: Path, up: subprocess.Popen[bytes]) -> None:
-    deadline = time.monotonic() + _START_SECS
-    while up.poll() is None and time.monotonic() < deadline:
-        with contextlib.suppress(FleetError):
-            if _records(root):
-                return
-        time.sleep(0.2)
-    raise FleetError(f"`fleet up` has no record after {_START_SECS:g} s; see {root.parent / 'up.log'}")
-
-
-def _watch(root: Path, up: subprocess.Popen[bytes], secs: float) -> dict[str, Any]:
+def _watch(root: Path, up: Program, secs: float) -> dict[str, Any]:
     """Ask now and then for some seconds, as `fleet status` does."""
     began, first = time.monotonic(), _records(root)
     last, took, files, unanswered = first, [0.0], 0, 0
-    while time.monotonic() - began < secs and up.poll() is None:
+    while time.monotonic() - began < secs and up.code is None:
         asked = time.monotonic()
-        try:
-            last = _records(root)
+        if records := _records(root):
+            last = records
             took.append(time.monotonic() - asked)
-        except FleetError:
+        else:
             unanswered += 1
         files = max(files, len(os.listdir(f"/proc/{up.pid}/fd")))  # noqa: PTH208  # only their number
         time.sleep(0.25)
@@ -226,19 +190,16 @@ def _watch(root: Path, up: subprocess.Popen[bytes], secs: float) -> dict[str, An
 
 
 def _metrics(root: Path) -> dict[str, Any]:
-    token = read_private(root / TOKEN).strip()
+    daemon = find_daemon(root)
+    assert daemon is not None
     with httpx.Client(trust_env=False, timeout=10) as client:
-        text = client.get(_address(root) + "/metrics", headers={"Authorization": f"Bearer {token}"}).text
-    values = {
-        name: float(value)
-        for name, value in (line.rsplit(" ", 1) for line in text.splitlines() if line[0] != "#")
-    }
-    closed = {
-        name: count
-        for name, count in values.items()
-        if name.startswith("fleet_api_connections_refused_total")
-    }
+        headers = {"Authorization": f"Bearer {daemon.token}"}
+        text = client.get(daemon.url + "/metrics", headers=headers).text
+    values = dict(line.rsplit(" ", 1) for line in text.splitlines() if line[0] != "#")
+    closed = "fleet_api_connections_refused_total"
     return {
-        "open": int(values["fleet_api_connections"]),
-        "closed": {name.partition('"')[2].partition('"')[0]: int(count) for name, count in closed.items()},
+        "open": int(float(values["fleet_api_connections"])),
+        "closed": {
+            name.split('"')[1]: int(float(value)) for name, value in values.items() if name.startswith(closed)
+        },
     }

@@ -10,10 +10,9 @@ not count):
   the candidates with random labels, against our features and `FleetTLP.score`. The weights of our network
   are random, and its trees grown to random values: the time hardly depends on them.
 
-Ours is timed with a fresh extractor, so that each design space is compiled within the time; what a search
-pays from its second round on is shown beside it. `fleet tune` holds candidates as decisions in known design
-spaces, without a schedule: `ratio_decisions` is of their features. As in a search, places in design spaces
-are drawn only for a model that reads them, which this one does not; the time with them stands beside it. Each
+Ours is timed with a fresh extractor, so that each design space is compiled in the time. `fleet tune` holds
+candidates as decisions in known design spaces, without a schedule: `ratio_decisions` is of their features. As
+in a search, places in design spaces are drawn only for a model that reads them, which this one does not. Each
 time is the median of some repeats. At the end, 4,096 candidates are scored from ready features on two cores
 (wall seconds). Takes about four minutes.
 """
@@ -102,15 +101,10 @@ def measure(options: Options) -> Figures:
         "features": lambda case: live(extractor[0], case),
         "tvm_predict": lambda case: xgb_model.predict(case.context, case.candidates),
         "features_and_model": lambda case: model.score(live(extractor[0], case), _HEAD),
-        "features_warm": lambda case: live(warm, case),
-        "features_and_places": lambda case: extractor[0].extract_live(case.workload, case.schedules),
         "features_of_decisions": lambda case: extractor[0].extract_decided(
             case.workload, decided[case.workload.name], places=model.reads_place
         ),
-        "features_of_json": lambda case: _through_json(Extractor(), case),
     }
-    for case in cases:
-        live(warm, case)
     # A full collection walks all candidates of the benchmark, and would strike one side by chance.
     gc.collect()
     gc.freeze()
@@ -138,10 +132,7 @@ def measure(options: Options) -> Figures:
         "features": {
             "tvm_per_store_secs": secs["tvm_features"],
             "ours_secs": secs["features"],
-            "ours_spaces_known_secs": secs["features_warm"],
-            "ours_with_places_secs": secs["features_and_places"],
             "ours_of_decisions_secs": secs["features_of_decisions"],
-            "ours_through_json_secs": secs["features_of_json"],
         },
         "features_and_model": {
             "tvm_xgb_secs": secs["tvm_predict"],
@@ -192,16 +183,6 @@ def _per_store(context: Any, candidates: list[Any]) -> list[Any]:
     from tvm.s_tir.meta_schedule.feature_extractor import PerStoreFeature
 
     return list(PerStoreFeature().extract_from(context, candidates))
-
-
-def _through_json(extractor: Any, case: _Case) -> None:
-    """Ours as it would be without reading traces in memory: each becomes JSON first."""
-    from agents.programs.design_space import plain_json
-    from agents.records import Candidate, canonical_json
-
-    traces = [canonical_json(plain_json(schedule.trace.as_json())) for schedule in case.schedules]
-    candidates = [Candidate(workload_id=case.workload.workload_id, trace=trace) for trace in traces]
-    extractor.extract([case.workload] * len(candidates), candidates)
 
 
 def _fitted_xgb(cases: list[_Case], seed: int) -> Any:

@@ -181,24 +181,18 @@ class SearchBench:
         name = f"{workload.workload_id}-{side}-{trials}-{seed}"
         place = self._folder / "stores" / f"{name}-{time.time_ns()}"  # empty, also after a kill
         networks = tuple(network for network, _ in workload.networks)
-        settings = self._settings.model_copy(
+        base = self._settings
+        settings = base.model_copy(
             update={
-                "store": self._settings.store.model_copy(update={"path": str(place / "store")}),
-                "daemon": self._settings.daemon.model_copy(update={"root": str(place / "fleet")}),
-                "workloads": self._settings.workloads.model_copy(update={"networks": networks}),
-                "training": self._settings.training.model_copy(update={"seed": seed}),
-                "onboarding": self._settings.onboarding.model_copy(update={"shipped": side == DAY_ZERO}),
+                "training": base.training.model_copy(update={"seed": seed}),
+                "onboarding": base.onboarding.model_copy(update={"shipped": side == DAY_ZERO}),
             }
-        ).with_devices(self.spec.device_id)
-        options = TuneOptions(
-            trials=trials,
-            workloads=(workload.name,),
-            models=self._folder / "models" if side == OURS else place / "models",
-            out=place / "tuned",
         )
+        models = self._folder / "models" if side == OURS else place / "models"
+        options = TuneOptions(trials=trials, workloads=(workload.name,), models=models, out=place / "tuned")
         os.sched_setaffinity(0, self._cores)
         began, clock = time.time(), time.perf_counter()
-        found = _tuned(settings, self.spec, options)
+        found = tuned(settings, self.spec, options, place, networks)
         secs = time.perf_counter() - clock
         if side != NO_HEAD and found["model"] is None:
             raise RuntimeError(f"no head ranked the candidates: {found['why_no_model']}")
@@ -223,7 +217,7 @@ class SearchBench:
 
     def _tvm(self, model: str, workload: Workload, trials: int, seed: int) -> dict[str, Any]:
         question = {
-            "model": model,
+            "way": model,
             "workload": as_json_dict(workload),
             "device": self.spec.device_id,
             "target": self.spec.target,
@@ -236,7 +230,7 @@ class SearchBench:
         }
         os.sched_setaffinity(0, self._cores)
         clock = time.perf_counter()
-        command = ["-m", "benchmarks.tvm_search"]
+        command = ["-m", "benchmarks.tvm_sides"]
         answer: dict[str, Any] = child_json(command, question=question, timeout_secs=_SECS_LIMIT)
         return {**answer, "secs": time.perf_counter() - clock}
 
@@ -331,8 +325,25 @@ def _curve(records: list[Record], began: float) -> dict[str, Any]:
     return {"trials": trials, "best": best}
 
 
-def _tuned(settings: FleetConfig, spec: DeviceSpec, options: TuneOptions) -> dict[str, Any]:
-    """What `fleet tune` does where no daemon runs."""
+def tuned(
+    settings: FleetConfig, spec: DeviceSpec, options: TuneOptions, folder: Path, networks: Sequence[str]
+) -> dict[str, Any]:
+    """What `fleet tune` does in an empty store where no daemon runs.
+
+    Args:
+        settings: What store, daemon and workloads do not say.
+        spec: The device.
+        options: Of the search.
+        folder: Gets store and daemon.
+        networks: Whose workloads are searched.
+    """
+    settings = settings.model_copy(
+        update={
+            "store": settings.store.model_copy(update={"path": str(folder / "store")}),
+            "daemon": settings.daemon.model_copy(update={"root": str(folder / "fleet")}),
+            "workloads": settings.workloads.model_copy(update={"networks": tuple(networks)}),
+        }
+    ).with_devices(spec.device_id)
     console = Console(stderr=True)
 
     def work(session: EngineSession) -> dict[str, Any]:

@@ -3,8 +3,7 @@
 Samples a second of `transfer.train.training` against the procedure of TLP and MTL-TLP as published, on the
 same rows with the same heads, in turn, each on as many threads of this host; and the peak memory of a process
 that reads a store of imported records and trains on all of them. Rows come from a store (`--store`), else
-from the AutoTVM logs beside the checkout, else they are fresh candidates of TVM's design spaces with
-latencies that are drawn at random, which neither side's time depends on.
+from the AutoTVM logs beside the checkout.
 """
 
 from __future__ import annotations
@@ -18,8 +17,7 @@ from typing import Annotated, Any
 
 import numpy as np
 
-from agents.records import DeviceId, Family
-from benchmarks.collection_parts import Bench
+from agents.records import Family
 from benchmarks.harness import Figures, Option, benchmark, child_json, working_folder
 from benchmarks.imports import DATA
 from benchmarks.rivals.tlp import PublishedTlp
@@ -27,8 +25,6 @@ from fleet.interchange.import_logs import ImportRequest, import_logs
 from fleet.models.versions import load_snapshot
 from fleet.store.store import Store
 from transfer.data.dataset import Dataset
-from transfer.features.extractor import DEFAULT_SPEC, Extractor
-from transfer.features.published_features import CPU_LAYOUT
 from transfer.train.config import TrainConfig
 from transfer.train.published_procedure import TlpConfig
 from transfer.train.rows import trainable_devices
@@ -37,7 +33,6 @@ from transfer.train.training import train
 LOGS = DATA / "autotvm_dropletsearch"
 #: Candidates of a workload: what one epoch of our training sees of it, so that both sides see every row once.
 _EACH = TrainConfig().candidates_per_epoch
-_LIVE_WORKLOADS, _LIVE_DEVICES = 24, 2
 #: Epochs of ours to one of theirs in each round, so that both sides run for seconds.
 _OUR_EPOCHS = 8
 _GIB = 1 << 30
@@ -88,9 +83,9 @@ def _compare(options: Options, folder: Path) -> Figures:
     if store is None and LOGS.is_dir():
         store = folder / "store"
         import_devices(store)
-    rows = (
-        _live_rows(folder, options.seed) if store is None else _store_rows(store, options.rows, options.seed)
-    )
+    if store is None:
+        return {"benchmark": "training", "skipped": f"no logs at {LOGS.name} and no --store"}
+    rows = _store_rows(store, options.rows, options.seed)
     result: Figures = {
         "benchmark": "training",
         "rows": len(rows.dataset),
@@ -102,7 +97,7 @@ def _compare(options: Options, folder: Path) -> Figures:
     joint = _race(rows, rows.devices, options)
     result["joint"] = {"baseline": "MTL-TLP as published", **joint}
     result["single"] = {"baseline": "TLP as published", **_race(rows, rows.devices[:1], options)}
-    if store is not None and not options.no_memory:
+    if not options.no_memory:
         result["memory"] = _memory(store)
         result["peak_memory_gib"] = result["memory"]["peak_gib"]
     # The figure that the project is judged by, once more at the top.
@@ -153,29 +148,6 @@ def _store_rows(path: Path, most: int, seed: int) -> _Rows:
         chosen += members[: min(_EACH, most - len(chosen))].tolist()
     part = dataset.take(np.array(sorted(chosen)))
     return _Rows(f"{len(dataset)} candidates of a store", part)
-
-
-def _live_rows(folder: Path, seed: int) -> _Rows:
-    """Real candidates of real workloads, never measured."""
-    bench = Bench(folder, _LIVE_WORKLOADS, seed)
-    candidates, _ = bench.candidates(_EACH)
-    by_id = {workload.workload_id: workload for workload in bench.workloads}
-    names = tuple(by_id)
-    random = np.random.default_rng(seed)
-    dataset = Dataset(
-        features=Extractor().extract(by_id, candidates, CPU_LAYOUT),
-        spec=DEFAULT_SPEC,
-        candidate_ids=tuple(candidate.candidate_id for candidate in candidates),
-        workload_ids=names,
-        group=np.array([names.index(candidate.workload_id) for candidate in candidates], dtype=np.int32),
-        device_ids=tuple(DeviceId(f"drawn-{number}") for number in range(_LIVE_DEVICES)),
-        latency_secs=np.exp(random.normal(size=(len(candidates), _LIVE_DEVICES))),
-        failed=np.zeros((len(candidates), _LIVE_DEVICES), dtype=np.bool_),
-        flops=np.array([workload.flops for workload in by_id.values()]),
-        weight=np.ones(len(names)),
-        hardware=np.zeros((_LIVE_DEVICES, len(DEFAULT_SPEC.hardware_names)), dtype=np.float32),
-    )
-    return _Rows("fresh candidates of TVM's design spaces; their latencies are drawn", dataset)
 
 
 def import_devices(path: Path) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from benchmarks.rivals.mlp import SummaryMlp
 from benchmarks.rivals.nearest import NearestDevice
 from benchmarks.rivals.tlp import PublishedTlp
@@ -14,12 +16,25 @@ from transfer.train.published_procedure import TlpConfig
 _SMALL_BATCH = 64
 SMALL_BATCHES = f"mtl-tlp-batch-{_SMALL_BATCH}"
 #: Those that read the published features of TLP; they take minutes for a thousand rows.
-PUBLISHED = ("tlp", "mtl-tlp", "tlp-lstm", "tlp-mse", SMALL_BATCHES)
+_PUBLISHED: dict[str, Callable[[], Ranker]] = {
+    "tlp": PublishedTlp,
+    "mtl-tlp": lambda: PublishedTlp(multi_task=True),
+    "tlp-lstm": lambda: PublishedTlp(TlpConfig(sequence="lstm")),
+    "tlp-mse": lambda: PublishedTlp(TlpConfig(loss="mse")),
+    SMALL_BATCHES: lambda: PublishedTlp(TlpConfig(batch=_SMALL_BATCH), multi_task=True),
+}
+PUBLISHED = tuple(_PUBLISHED)
 #: All that need nothing but a store; TVM's own need its programs built again (`benchmarks.learning_tvm`).
-RIVALS = (
-    *("xgboost", "lightgbm", "xgboost-pooled", "lightgbm-pooled", "mlp", "nearest-device", "mean-rank"),
-    *PUBLISHED,
-)
+RIVALS: dict[str, Callable[[], Ranker]] = {
+    "xgboost": lambda: BoostedTrees("xgboost"),
+    "lightgbm": lambda: BoostedTrees("lightgbm"),
+    "xgboost-pooled": lambda: BoostedTrees("xgboost", pooled=True),
+    "lightgbm-pooled": lambda: BoostedTrees("lightgbm", pooled=True),
+    "mlp": SummaryMlp,
+    "nearest-device": lambda: NearestDevice("nearest"),
+    "mean-rank": lambda: NearestDevice("mean"),
+    **_PUBLISHED,
+}
 
 
 def make_rival(name: str) -> Ranker:
@@ -28,23 +43,6 @@ def make_rival(name: str) -> Ranker:
     Raises:
         TransferError: There is none.
     """
-    match name:
-        case "xgboost" | "lightgbm":
-            return BoostedTrees(name)
-        case "xgboost-pooled" | "lightgbm-pooled":
-            return BoostedTrees("xgboost" if name.startswith("xgboost") else "lightgbm", pooled=True)
-        case "mlp":
-            return SummaryMlp()
-        case "nearest-device":
-            return NearestDevice("nearest")
-        case "mean-rank":
-            return NearestDevice("mean")
-        case "tlp" | "mtl-tlp":
-            return PublishedTlp(multi_task=name == "mtl-tlp")
-        case "tlp-lstm":
-            return PublishedTlp(TlpConfig(sequence="lstm"))
-        case "tlp-mse":
-            return PublishedTlp(TlpConfig(loss="mse"))
-    if name == SMALL_BATCHES:
-        return PublishedTlp(TlpConfig(batch=_SMALL_BATCH), multi_task=True)
-    raise TransferError(f"unknown rival {name!r}; known: {', '.join(RIVALS)}")
+    if name not in RIVALS:
+        raise TransferError(f"unknown rival {name!r}; known: {', '.join(RIVALS)}")
+    return RIVALS[name]()

@@ -12,8 +12,7 @@ from typing import Literal
 
 import numpy as np
 
-from benchmarks.rivals.base import unknown_device
-from benchmarks.rivals.situation import places_on
+from benchmarks.rivals.base import places_on, unknown_device
 from transfer.data.dataset import Dataset
 from transfer.data.ranking import rank_agreement
 from transfer.errors import TransferError

@@ -174,7 +174,6 @@ def test_the_logs_are_found(told: Told, module: Any, words: str, is_right: Calla
     ("name", "words", "keys"),
     [
         ("store", "--small-batches 2 --large-batches 2 --records 500", {"append_64", "append_1000", "store"}),
-        ("state", "--millions 0.001 --turns 2", {"acknowledgements", "growth"}),
         ("scale", "--part taking --devices 100 --records 8000", {"records_per_s", "memory_growth_mb"}),
         ("scale", "--part scheduling --devices 20 --decisions 400", {"decision_ms_median"}),
         ("scale", "--part open --devices 5 --open-records 1000 --repeats 1", {"for_writing", "twice"}),

@@ -23,7 +23,7 @@ from benchmarks.chaos_children import ChildError
 from benchmarks.chaos_history import Event, Verdict, check, read_history
 from benchmarks.chaos_power import mark_durable, power_cut
 from benchmarks.chaos_run import Run, Tally
-from benchmarks.patience import patience
+from benchmarks.fleet_up import patience
 
 # ---- the checker ----
 

@@ -20,6 +20,7 @@ from hypothesis import strategies as st
 
 from agents.programs.trace_rules import _INSTRUCTIONS
 from benchmarks import hostile
+from benchmarks.hostile_cases import KINDS, folder_names
 from benchmarks.hostile_corpus import (
     CORPUS,
     DIALECTS,
@@ -30,7 +31,7 @@ from benchmarks.hostile_corpus import (
     seeds,
     steps_of,
 )
-from benchmarks.hostile_folders import FOLDER_STAGES, folder_names, folder_stages
+from benchmarks.hostile_folders import FOLDER_STAGES
 from benchmarks.hostile_run import Found, Question, run
 from benchmarks.hostile_values import deep_text, with_fault
 from transfer.errors import TraceError
@@ -72,7 +73,7 @@ def test_nothing_is_found_in_the_corpus(tmp_path: Path) -> None:
 @pytest.mark.timeout(600)
 def test_nothing_is_found_in_generated_files(tmp_path: Path) -> None:
     stages = [QUICK if number % 8 == 0 else QUICK[:2] for number in range(CASES)]
-    found = found_of([Question(case=place, stages=one) for place, one in enumerate(stages)], tmp_path)
+    found = found_of([Question(case=str(place), stages=one) for place, one in enumerate(stages)], tmp_path)
     no_finds(found)
     assert found.done == CASES
     # What is made is neither all honest nor all garbage.
@@ -85,7 +86,9 @@ def test_nothing_is_found_in_generated_files(tmp_path: Path) -> None:
 @pytest.mark.timeout(600)
 def test_nothing_is_found_in_folders_of_strangers(tmp_path: Path) -> None:
     names = folder_names(16)
-    found = found_of([Question(case=name, stages=folder_stages(name)) for name in names], tmp_path)
+    found = found_of(
+        [Question(case=name, stages=(KINDS[name.partition("-")[0]].stage,)) for name in names], tmp_path
+    )
     no_finds(found)
     tallies = found.stages
     assert {name: tally.files for name, tally in tallies.items()} == dict.fromkeys(FOLDER_STAGES, 4)
@@ -187,7 +190,7 @@ def test_whatever_a_child_does_is_seen(tmp_path: Path, monkeypatch: pytest.Monke
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     monkeypatch.setattr("benchmarks.hostile_run.PATIENCE_SECS", 5.0)
     found = found_of(
-        [Question(case=number, stages=("import",)) for number in range(7)], tmp_path, "bad_child"
+        [Question(case=str(number), stages=("import",)) for number in range(7)], tmp_path, "bad_child"
     )
     kinds = {find["case"]: find["kind"] for find in found.finds.values()}
     assert kinds.pop("0").startswith("ValueError in ")

@@ -20,7 +20,7 @@ from typing import Any
 import pytest
 
 from benchmarks.chaos_faults import FaultPoints, Plan
-from benchmarks.patience import patience
+from benchmarks.fleet_up import patience
 from fleet.models import registry_file
 from fleet.models.registry import Registry
 from fleet.models.registry_file import REGISTRY, RegistryError

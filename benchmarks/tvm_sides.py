@@ -1,9 +1,15 @@
-"""TVM's own search of one workload: the baselines of `search.py`.
+"""TVM's own ways to measure and to search: the baselines of `collection`, `search` and `networks`.
 
-Two ways: `tune_tir` as it is shipped, with its own builder and runner (`stock`), and its search with its
-XGBoost model (`xgb`) on our builder and runner, so that only the search differs. Run as a process
-of its own, `python -m benchmarks.tvm_search`, with one JSON object on stdin and one on stdout, so that
-neither side inherits the other's pinning or memory.
+- `local`: `LocalBuilder` and `LocalRunner` on given candidates.
+- `stock`: `tune_tir` as it is shipped, with its own builder and runner, of one workload.
+- `xgb`: its search with its XGBoost model on our builder and runner, so that only the search differs.
+- `network`: `tune_relax` with its XGBoost model, of a whole network, until it is ended. It measures with our
+  worker processes: its own builder starts processes anew for each round, half a minute on two cores, and
+  would see few candidates in the same time.
+- `library`: what `network` found, compiled.
+
+Run as a process of its own, `python -m benchmarks.tvm_sides`, with one JSON object on stdin, whose `way` is
+one of these, and one on stdout, so that neither side inherits the other's pinning or memory.
 """
 
 from __future__ import annotations
@@ -21,10 +27,63 @@ from pathlib import Path
 from typing import Any
 
 from agents.codec import workload_from_json
-from agents.records import Candidate, DeviceId, Outcome, Protocol, canonical_json
+from agents.records import Candidate, DeviceId, Family, Outcome, Protocol, canonical_json
 
 #: TVM's default of 30 s would fail all candidates where its processes take longer than that to start.
 _TIMEOUT_SECS = 180.0
+
+
+def local(question: dict[str, Any]) -> dict[str, Any]:
+    """Build and run candidates in one batch, as TVM's measuring loop does.
+
+    Args:
+        question: `target`, `workers`, `evaluator` (number, repeat, min_repeat_ms), `candidates` as a list of
+            [module JSON, trace JSON].
+
+    Returns:
+        Wall seconds of building and of running, the mean seconds of each candidate (None: failed), errors.
+    """
+    import tvm
+    from tvm.s_tir import meta_schedule as ms
+
+    from agents.programs.build import replay
+
+    target = tvm.target.Target(question["target"])
+    # Replayed before the clock starts: in its measuring loop TVM holds the schedules already.
+    scheduled = [
+        (replay(tvm.ir.load_json(module), trace), tvm.ir.load_json(module))
+        for module, trace in question["candidates"]
+    ]
+    builder = ms.builder.LocalBuilder(max_workers=question["workers"], timeout_sec=_TIMEOUT_SECS)
+    runner = ms.runner.LocalRunner(
+        timeout_sec=_TIMEOUT_SECS,
+        evaluator_config=ms.runner.EvaluatorConfig(**question["evaluator"], enable_cpu_cache_flush=False),
+    )
+    started = time.perf_counter()
+    built = builder.build([ms.builder.BuilderInput(module, target) for module, _ in scheduled])
+    between = time.perf_counter()
+    inputs = [
+        ms.runner.RunnerInput(
+            result.artifact_path, "cpu", ms.arg_info.ArgInfo.from_prim_func(original["main"])
+        )
+        for result, (_, original) in zip(built, scheduled, strict=True)
+        if result.artifact_path is not None
+    ]
+    latencies: list[float | None] = []
+    errors = [str(result.error_msg) for result in built if result.error_msg]
+    for future in runner.run(inputs):
+        result = future.result()
+        errors += [str(result.error_msg)] if result.error_msg else []
+        seconds = result.run_secs
+        latencies.append(sum(map(float, seconds)) / len(seconds) if seconds else None)
+    ended = time.perf_counter()
+    return {
+        "build_secs": between - started,
+        "run_secs": ended - between,
+        "latencies": latencies,
+        "built": len(inputs),
+        "errors": errors,
+    }
 
 
 def stock(question: dict[str, Any]) -> dict[str, Any]:
@@ -181,13 +240,83 @@ def _error(secs: float | None) -> str | None:
     return "it did not run" if secs is None else None
 
 
+def programs(question: dict[str, Any]) -> Any:
+    """The network as tensor programs: those of the other side, or as TVM's own pipeline makes them.
+
+    Args:
+        question: `network`, `target`, `own_programs`.
+    """
+    import tvm
+    from tvm import relax
+
+    from agents.networks.graph import fused, relax_module
+    from agents.networks.network_name import read_network_name
+    from agents.networks.sources import load
+
+    text = question["network"]
+    module = relax_module(load(read_network_name(text)))
+    if not question["own_programs"]:
+        return fused(module, Family.CPU, text)
+    # As `relax.pipeline.static_shape_tuning_pipeline` begins.
+    passes = [relax.transform.DecomposeOpsForInference(), relax.transform.CanonicalizeBindings()]
+    with tvm.target.Target(question["target"]):
+        return tvm.transform.Sequential([*passes, relax.get_pipeline("zero")])(module)
+
+
+def network(question: dict[str, Any]) -> None:
+    """Search a network.
+
+    Args:
+        question: As of `programs`, and `work_dir`, `trials`, `per_round`, `seed`, `device`.
+    """
+    import tvm
+    from tvm.s_tir import meta_schedule as ms
+
+    from fleet import tvm_measure
+
+    with tvm_measure(question["device"]) as ours:
+        ms.relax_integration.tune_relax(
+            mod=programs(question),
+            params={},
+            target=tvm.target.Target(question["target"]),
+            work_dir=question["work_dir"],
+            max_trials_global=question["trials"],
+            num_trials_per_iter=question["per_round"],
+            builder=ours.builder,
+            runner=ours.runner,
+            cost_model="xgb",
+            seed=question["seed"],
+        )
+
+
+def library(question: dict[str, Any]) -> None:
+    """Compile the network with the schedules of a search.
+
+    Args:
+        question: As of `programs`, and `work_dir`, `library` (path of what is made).
+    """
+    import tvm
+    from tvm import relax
+    from tvm.s_tir import meta_schedule as ms
+
+    target = tvm.target.Target(question["target"])
+    database = ms.database.JSONDatabase(work_dir=question["work_dir"])
+    # `compile_relax` would fuse the fused programs once more, and find no schedule for them.
+    with target, database:
+        made = relax.transform.MetaScheduleApplyDatabase(enable_warning=True)(programs(question))
+    relax.build(made, target).export_library(question["library"])
+
+
+WAYS = {"local": local, "stock": stock, "xgb": with_our_runner, "network": network, "library": library}
+
+
 def main() -> None:
     """Answer one question. TVM's own words go to stderr."""
     question = json.load(sys.stdin)
     answers = os.dup(1)
     os.dup2(2, 1)
     with contextlib.redirect_stdout(sys.stderr):
-        answer = stock(question) if question["model"] == "stock" else with_our_runner(question)
+        answer = WAYS[question["way"]](question)
     with os.fdopen(answers, "w") as stdout:
         print(json.dumps(answer), file=stdout)
 
