@@ -10,15 +10,14 @@ other profiles, and is the shipped one. A fourth part of the group's workloads j
 others come to the store evenly over the hour, in random order. At each minute the refresh of a daemon runs on
 what is there, judges and publishes (`fleet.refresh.run`).
 
-With `--up MINUTES` a real `fleet up` runs for so long on this host, with the model that this release ships.
-What serves then is asked about held-out workloads of the store, which trainings never see, but judges do.
+With `--up PROFILE` a real `fleet up` runs on this host for the last of the minutes, with the model that this
+release ships (`benchmarks.freshness_up`).
 """
 
 from __future__ import annotations
 
-import json
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -28,30 +27,28 @@ import numpy as np
 from numpy.typing import NDArray
 
 from agents.records import DeviceId, DeviceKind, Family, Record, WorkloadId
+from benchmarks.freshness_up import top1_by_workload, watched
 from benchmarks.harness import Figures, Option, benchmark, working_folder
-from benchmarks.pretrained import groups_of, networks_of, pretrained_store
+from benchmarks.pretrained import groups_of, networks_of, opened_store
 from benchmarks.pretrained_ship import train_model
 from benchmarks.tables import interval
+from fleet.errors import FleetError
 from fleet.models.head_scores import HeadCache
-from fleet.models.holdout import held_out
 from fleet.models.registry import Registry
 from fleet.models.shipped_heads import ShippedHeads
 from fleet.models.shipped_model import SHIPPED_KEY, ShippedDevice, read_shipped, write_shipped
 from fleet.models.standings import mean_of
-from fleet.models.versions import DatasetSnapshot, load_snapshot, manifest_of, train_config, training_provenance
+from fleet.models.versions import DatasetSnapshot, load_snapshot, manifest_of, training_provenance
 from fleet.refresh.request import RefreshRequest
 from fleet.refresh.run import run_refresh
-from fleet.store.reader import StoreReader
 from fleet.store.store import Store
-from transfer.adapt.base import Adapted, without_device
-from transfer.data.dataset import Dataset
-from transfer.data.metrics import evaluate_ranking
+from transfer.adapt.base import without_device
 from transfer.data.splits import leave_networks_out
 
 Floats = NDArray[np.float64]
 
-#: The part of the user's workloads that judges, and candidates of a workload that can.
-_JUDGED_PART, _LEAST = 4, 4
+#: One part of so many of the user's workloads judges.
+_JUDGED_PART = 4
 #: Minutes from the start.
 MINUTES = (0, 5, 15, 30, 60)
 
@@ -60,7 +57,8 @@ MINUTES = (0, 5, 15, 30, 60)
 class Options:
     """The machine, its networks, and when to look."""
 
-    dataset: Annotated[tuple[Path, ...], Option("a published dataset", is_repeated=True)]
+    dataset: Annotated[tuple[Path, ...], Option("a published dataset", is_repeated=True)] = ()
+    up: Annotated[str, Option("a profile of this host on which a real fleet up runs")] = ""
     target: Annotated[str, Option("profile that stands for the machine")] = "open-cpu-2.x86-64-v4"
     group: Annotated[str, Option("architectures that stand for the user's networks")] = "group-2"
     minutes: Annotated[tuple[int, ...], Option("when to look; the last is the whole", least=0)] = MINUTES
@@ -82,9 +80,17 @@ class _Hour:
 
 
 def measure(options: Options) -> Figures:
-    """Replay the hour, and look."""
+    """Let the hour pass, and look."""
+    if options.up:
+        return {
+            "benchmark": "freshness",
+            "target": options.up,
+            **_figures(watched(options.up, options.minutes)),
+        }
+    if not options.dataset:
+        raise FleetError("nothing answers for the machine: give --dataset FOLDER, or --up PROFILE")
     with working_folder(options.keep) as folder:
-        store = pretrained_store(options.dataset, folder)
+        _, store = opened_store(options.dataset, folder)
         hour, learnt = _hour(store, options)
         box = folder / "-".join(("shipped", store.name, options.target, options.group, str(options.epochs)))
         if not box.exists():
@@ -96,7 +102,6 @@ def measure(options: Options) -> Figures:
         "target": options.target,
         "group": options.group,
         "records": len(hour.records),
-        "judged_workloads": len(looks[0]["judged"]),
         **_figures(looks),
     }
 
@@ -160,7 +165,8 @@ def _replayed(folder: Path, hour: _Hour, options: Options) -> list[dict[str, Any
     path, registry = folder / "store", Registry(folder / "models")
     shipped = read_shipped(Family.CPU)
     assert shipped is not None  # it was written just now
-    floor = _top1(shipped.head(spec, descriptor), hour)
+    of_hour = hour.snapshot.dataset, hour.judged, hour.target
+    floor = top1_by_workload(shipped.head(spec, descriptor), *of_hour)
     with Store.open(path) as store:
         store.put_device(spec, descriptor)
         store.put_workloads(hour.snapshot.workloads[record.workload_id] for record in hour.records)
@@ -185,7 +191,7 @@ def _replayed(folder: Path, hour: _Hour, options: Options) -> list[dict[str, Any
                 "serves": manifest.get("way", manifest.get(SHIPPED_KEY, "")),
                 "refresh_secs": outcome.get("secs"),
                 "why": champion.reason,
-                "judged": _top1(head, hour),
+                "judged": top1_by_workload(head, *of_hour),
                 "shipped": floor,
             }
         )
@@ -206,11 +212,31 @@ def _request(folder: Path, hour: _Hour, minute: int, options: Options) -> Refres
     )
 
 
-def _top1(head: Adapted, hour: _Hour) -> dict[str, float]:
-    """Speed of the first choice over the best, by judged workload."""
-    dataset: Dataset = hour.snapshot.dataset
-    scores = head.score_unseen(dataset.features.take(hour.judged))
-    latency, group = dataset.latency_secs[hour.judged, dataset.column(hour.target)], dataset.group[hour.judged]
-    metrics = evaluate_ranking(scores, latency, group, least=_LEAST)
-    names = [str(dataset.workload_ids[number]) for number in metrics.groups.tolist()]
-    return dict(zip(names, metrics.top1_by_workload.tolist(), strict=True))
+def _figures(looks: Sequence[Mapping[str, Any]]) -> Figures:
+    """What served at each minute beside the shipped head; differences are paired by workload."""
+    by_minute: dict[str, dict[str, Any]] = {}
+    gains: list[Floats] = []
+    for look in looks:
+        served, floor = (
+            np.array([look[of][name] for name in sorted(look["judged"])]) for of in ("judged", "shipped")
+        )
+        gains.append(served - floor)
+        by_minute[str(look["minute"])] = {
+            **{name: look[name] for name in ("records", "serves", "why", "refresh_secs")},
+            "top1": interval(mean_of(served).estimate()),
+            "top1_shipped": interval(mean_of(floor).estimate()),
+            "minus_shipped": interval(mean_of(served - floor).estimate()),
+        }
+    worst = min(gains, key=lambda gain: float(gain.mean()))
+    return {
+        "judged_workloads": len(gains[0]),
+        "by_minute": by_minute,
+        "worst_minus_shipped": interval(mean_of(worst).estimate()),
+        f"gain_{looks[-1]['minute']}min": interval(mean_of(gains[-1]).estimate()),
+    }
+
+
+main = benchmark("freshness", __doc__, Options, measure)
+
+if __name__ == "__main__":
+    main()

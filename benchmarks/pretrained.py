@@ -38,7 +38,7 @@ from benchmarks.onboarding_baselines import baselines
 from benchmarks.pretrained_figures import SAMPLES, breadth_figures, broad, expectations, figures
 from benchmarks.pretrained_ship import ShippedAbout, ship, train_model
 from fleet.datasets.admission import open_dataset
-from fleet.datasets.dataset_files import read_published
+from fleet.datasets.dataset_files import PublishedDataset, read_published
 from fleet.errors import FleetError
 from fleet.models.shipped_model import has_shipped
 from fleet.models.versions import DatasetSnapshot, load_snapshot, train_config
@@ -352,14 +352,20 @@ def measure(options: Options) -> Figures:
         return _run(options, folder)
 
 
-def _run(options: Options, folder: Path) -> Figures:
-    datasets = [read_published(one) for one in options.dataset]
-    samples = tuple(sorted({SAMPLES, *options.samples}))
-    sums = "-".join(one.sha256[:12] for one in datasets)
-    store = folder / f"store-{sums}"
+def opened_store(folders: Sequence[Path], folder: Path) -> tuple[list[PublishedDataset], Path]:
+    """Published datasets, and a store with all of them, which stays in a folder of the benchmark."""
+    datasets = [read_published(each) for each in folders]
+    store = folder / f"store-{'-'.join(each.sha256[:12] for each in datasets)}"
     with Store.open(store) as opened:
         for dataset in datasets:
             open_dataset(dataset.folder, opened, dataset.sha256)
+    return datasets, store
+
+
+def _run(options: Options, folder: Path) -> Figures:
+    samples = tuple(sorted({SAMPLES, *options.samples}))
+    datasets, store = opened_store(options.dataset, folder)
+    sums = store.name.removeprefix("store-")
     reader = Store.read(store)
     workloads = reader.workloads()
     networks = networks_of(workloads.values())
