@@ -40,8 +40,8 @@ _LEAST_WEIGHT = 0.1
 _ETA, _STEPS = 0.04, 20.0
 #: A leaf holds this share of the weight of all rows, within bounds: leaves of few rows learn noise by heart.
 _LEAF_SHARE, _LEAST_LEAF, _MOST_LEAF = 1 / 2500, 1.0, 8.0
-#: Trees that go on learn one for so many examples, and so many at most.
-_EXAMPLES_PER_TREE, _MOST_MORE_TREES = 16, 200
+#: Trees that go on are one for so many examples, and so many at most; fewer examples than these teach luck.
+_EXAMPLES_PER_TREE, _MOST_MORE_TREES, _LEAST_EXAMPLES = 16, 200, 128
 _MORE_SETTINGS = {"eta": 0.04, "min_child_weight": 1.0}
 _SETTINGS = {
     "objective": "reg:squarederror",
@@ -128,11 +128,9 @@ def continue_trees(
     """
     trees = model.trees
     examples = None if trees is None else _examples(model, dataset, rows, device_ids, seed)
-    if trees is None or examples is None:
+    if trees is None or examples is None or len(examples.target) < _LEAST_EXAMPLES:
         return 0
     count = min(_MOST_MORE_TREES, len(examples.target) // _EXAMPLES_PER_TREE)
-    if not count:
-        return 0
     # The level of a workload is nothing that trees could know: what they say of it is no error.
     said = trees.margins(examples.x)
     further = partial(

@@ -109,9 +109,9 @@ def test_trees_go_on_from_what_they_say_by_a_tree_for_sixteen_candidates(model: 
         assert grown.trees is not None
         return added, grown.trees.log_speeds(FLAT, hardware("cpu.a")) - before
 
-    assert added_and_moved(able[:15])[0] == 0
-    (few, moved_by_few), (many, moved) = added_and_moved(able[:64]), added_and_moved(able)
-    assert (few, many) == (4, len(able) // 16)
+    assert added_and_moved(able[:127])[0] == 0
+    (few, moved_by_few), (many, moved) = added_and_moved(able[:128]), added_and_moved(able)
+    assert (few, many) == (8, len(able) // 16)
     assert 0 < np.abs(moved_by_few).mean() < np.abs(moved).mean()
     for group in np.unique(DATASET.group[able]):
         mine = able[DATASET.group[able] == group]
