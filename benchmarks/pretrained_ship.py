@@ -15,10 +15,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks.tables import markdown_table, write_page
-from fleet.models.judge import training_provenance
 from fleet.models.shipped_model import SHIPPED_KEY, ShippedDevice, write_shipped
 from fleet.models.training import divide
-from fleet.models.versions import DatasetSnapshot, learnable, load_snapshot, manifest_of, train_config
+from fleet.models.versions import (
+    DatasetSnapshot,
+    learnable,
+    load_snapshot,
+    manifest_of,
+    train_config,
+    training_provenance,
+)
 from fleet.onboarding.fingerprint import known_fingerprints
 from fleet.store.store import Store
 from transfer.adapt.fingerprint import ORIGIN
