@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import shutil
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -80,11 +80,9 @@ def run_refresh(request: RefreshRequest) -> dict[str, Any]:
     registry = Registry(Path(request.models))
     reader = Store.read(Path(request.store)).parted(since := registry.environments_since())
     devices = _devices(reader, request)
-    shipped = ShippedHeads(registry, reader, enabled=request.shipped)
-    serve_unserved(shipped, devices)
+    serve_unserved(shipped := ShippedHeads(registry, reader, enabled=request.shipped), devices)
     plan, base = _planned(request, registry, reader, devices)
-    manifest_of_base = registry.manifest(plan.base) if plan.base else {}
-    kinds = KINDS[request.model]
+    manifest_of_base, kinds = registry.manifest(plan.base) if plan.base else {}, KINDS[request.model]
     data = read_refresh_data(
         reader,
         devices,
@@ -100,18 +98,7 @@ def run_refresh(request: RefreshRequest) -> dict[str, Any]:
     }
     inherited = training_workloads(reader, manifest_of_base) if plan.base else frozenset[WorkloadId]()
     provenance = training_provenance(dataset, rows, heads, _last(data), holds_out=bool(held))
-    trained = provenance["trained_workloads"]
-    judge = Judge(
-        registry=registry,
-        reader=reader,
-        snapshot=data.snapshot,
-        not_ranked=data.not_ranked,
-        steady=data.steady,
-        floors=data.floors,
-        shipped=shipped,
-        trained=trained,
-        inherited=inherited,
-    )
+    judge = _judge(reader, data, shipped, trained := provenance["trained_workloads"], inherited)
     verdicts = judge.verdicts([each.model for each in challengers_by_kind.values()], heads)
     counting = counting_verdicts(verdicts)
     shared_manifest = {
@@ -123,7 +110,7 @@ def run_refresh(request: RefreshRequest) -> dict[str, Any]:
     }
     warm = _warm(plan, manifest_of_base, inherited, trained)
     challengers = _published(registry, challengers_by_kind, verdicts, refused, shared_manifest, warm)
-    given_back = judge.give_back([each.device_id for each in counting if not each.moves_on])
+    stay = [each.device_id for each in counting if not each.moves_on]
     if any(outcome["version"] for outcome in challengers.values()):
         registry.prune(request.keep)
     elif registry.champions():
@@ -135,7 +122,7 @@ def run_refresh(request: RefreshRequest) -> dict[str, Any]:
         # Of two versions that serve from now on, the one that serves more devices.
         "version": max(challengers.values(), key=lambda outcome: len(outcome["published"]))["version"],
         "published": sorted(device for outcome in challengers.values() for device in outcome["published"]),
-        "given_back": given_back,
+        "given_back": judge.give_back(stay),
         "model": request.model,
         "challengers": challengers,
         "verdicts": verdicts_as_json([*counting, *refused]),
@@ -149,6 +136,27 @@ def run_refresh(request: RefreshRequest) -> dict[str, Any]:
         **_effort(challengers_by_kind.values()),
         "secs": time.monotonic() - started,
     }
+
+
+def _judge(
+    reader: StoreReader,
+    data: RefreshData,
+    shipped: ShippedHeads,
+    trained: Collection[WorkloadId],
+    inherited: Collection[WorkloadId],
+) -> Judge:
+    """A judge of what a refresh reads."""
+    return Judge(
+        registry=shipped.registry,
+        reader=reader,
+        snapshot=data.snapshot,
+        not_ranked=data.not_ranked,
+        steady=data.steady,
+        floors=data.floors,
+        shipped=shipped,
+        trained=trained,
+        inherited=inherited,
+    )
 
 
 def run_start(request: RefreshRequest) -> dict[str, Any]:

@@ -55,7 +55,7 @@ HERE: dict[str, str] = {
     "models show v000007": "models show v000001",
     "models show v000007 --card v000007.html": "models show v000001 --card v000001.html",
     "models diff v000006 v000007": "models diff v000001 v000002",
-    "models use DEVICE VERSION": "models use x86-64-v4 v000003",
+    "models use": "models use x86-64-v4 v000003",
     "models unpin": "models use x86-64-v4 v000003 --pin; models unpin x86-64-v4",
     "compare x86-64-v3 x86-64-v4": "",
     "compare x86-64-v3@2026-11-23 x86-64-v3@2026-11-24": f"compare x86-64-v3@{TODAY} x86-64-v4@{TODAY}",
