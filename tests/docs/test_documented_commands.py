@@ -50,7 +50,6 @@ HERE: dict[str, str] = {
     "onboard x86-64-v4": "onboard x86-64-v4 --samples 32",
     "onboard x86-64-v4 --samples 64": "onboard x86-64-v4 --samples 32",
     "onboard ID --samples 256": "onboard x86-64-v4 --samples 48",
-    "models": "models list",
     "models list": "",
     "models show v000007": "models show v000001",
     "models show v000007 --card v000007.html": "models show v000001 --card v000001.html",
