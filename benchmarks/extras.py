@@ -43,6 +43,7 @@ EXTRAS: dict[str, tuple[str, ...]] = {
     "networks_corpus": ("daemon", "networks"),
     "onboarding": ("daemon",),
     "pretrained": ("daemon", "networks"),
+    "publication": ("train",),
     "scale": ("daemon",),
     "scoring": ("measure", "train"),
     "search": ("daemon", "networks"),

@@ -107,9 +107,9 @@ class DaemonSection(Section):
     """Whether models are trained and published."""
     arrival_samples: int = Field(default=64, ge=0, le=1_000_000)
     """Candidates that a new device measures for its first head; 0: it waits for a training."""
-    return_samples: int = Field(default=32, ge=0, le=1_000_000)
-    """Candidates that a known device measures for its head in another environment; 0: it waits for a
-    training."""
+    return_samples: int = Field(default=64, ge=0, le=1_000_000)
+    """Candidates that a known device measures for its head in another environment; fewer than 64 cannot judge
+    it. 0: it waits for a training."""
     training_records: int = Field(default=512, ge=1, le=10_000_000)
     """New records of a family that ask for a training, at least."""
     training_share: float = Field(default=0.2, ge=0, le=10)

@@ -22,8 +22,8 @@ from fleet.models.promotion import (
     LEAST_JUDGED,
     DecisionKind,
     DeviceDecision,
+    Incumbent,
     Rank,
-    Rival,
     compared,
     held_back,
     judge,
@@ -65,7 +65,7 @@ class _Ground:
     #: Version that serves on, as long as no other takes its place; empty for none.
     served_by: str
     #: The champion first; then the shipped head, if that is another one.
-    rivals: list[Rival]
+    rivals: list[Incumbent]
     #: The shipped head, if another head serves the device.
     shipped: ShippedHead | None = None
     #: Why nothing can be judged; empty where it can.
@@ -206,10 +206,10 @@ class Judge:
         served_by = "" if serving is None or gone else serving.version
         rows = self._rows(device_id, fair or frozenset())
         if why_not:
-            rivals = [Rival(name=served_by or "the shipped head", standing=None)]
+            rivals = [Incumbent(name=served_by or "the shipped head", standing=None)]
         else:
             rivals = [
-                Rival(name=name, standing=head_standing(head, self.snapshot.dataset, rows, floor))
+                Incumbent(name=name, standing=head_standing(head, self.snapshot.dataset, rows, floor))
                 for name, head in heads
             ]
         return _Ground(

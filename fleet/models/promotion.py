@@ -76,7 +76,7 @@ class DeviceDecision:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Rival:
+class Incumbent:
     """A head that a challenger must not be worse than."""
 
     #: What it is called in sentences, such as `v000003`.
@@ -96,7 +96,7 @@ class Rank(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Comparison:
+class HeadComparison:
     """A head against another one, on the same workloads."""
 
     rank: Rank
@@ -107,7 +107,7 @@ class Comparison:
     lacks: int = 0
 
 
-def compared(mine: Standing, other: Standing, name: str) -> Comparison:
+def compared(mine: Standing, other: Standing, name: str) -> HeadComparison:
     """Compare a head with another one, called `name`, that was asked about the same candidates.
 
     Raises:
@@ -119,16 +119,16 @@ def compared(mine: Standing, other: Standing, name: str) -> Comparison:
     pairs, top5 = student_interval(gains), student_interval(mine.top5 - other.top5)
     evidence = f"{_points(pairs.value)} against {name} ({_points(pairs.low)} to {_points(pairs.high)})"
     if pairs.high < 0:
-        return Comparison(rank=Rank.WORSE, evidence=evidence)
+        return HeadComparison(rank=Rank.WORSE, evidence=evidence)
     if top5.high < 0 and pairs.low <= 0:
         slower = f"its first five choices reach {_points(top5.value)} of the best speed"
         evidence = f"{slower} ({_points(top5.low)} to {_points(top5.high)}); {evidence}"
-        return Comparison(rank=Rank.WORSE, evidence=evidence)
+        return HeadComparison(rank=Rank.WORSE, evidence=evidence)
     if pairs.is_above_zero:
-        return Comparison(rank=Rank.BETTER, evidence=evidence)
+        return HeadComparison(rank=Rank.BETTER, evidence=evidence)
     if pairs.low > -MARGIN:
-        return Comparison(rank=Rank.AS_GOOD, evidence=evidence)
-    return Comparison(rank=Rank.UNCLEAR, evidence=evidence, lacks=_further(gains))
+        return HeadComparison(rank=Rank.AS_GOOD, evidence=evidence)
+    return HeadComparison(rank=Rank.UNCLEAR, evidence=evidence, lacks=_further(gains))
 
 
 def _further(gains: Floats) -> int:
@@ -151,7 +151,7 @@ def lacking(count: int, further: int) -> str:
 def judge(
     device_id: str,
     challenger: Standing | None,
-    rivals: Sequence[Rival],
+    rivals: Sequence[Incumbent],
     *,
     served_by: str = "",
     floor: float = 0.0,
@@ -209,7 +209,7 @@ def judge(
 
 
 def shipped_takes(
-    device_id: str, champion: Rival, shipped: Rival, floor: float = 0.0
+    device_id: str, champion: Incumbent, shipped: Incumbent, floor: float = 0.0
 ) -> DeviceDecision | None:
     """The decision that the shipped head takes the place of a champion that is clearly worse; else None."""
     mine, other = shipped.standing, champion.standing

@@ -25,6 +25,7 @@ from fleet.models.shipped_heads import ShippedHeads, is_servable
 from fleet.models.versions import load_snapshot, train_config
 from fleet.onboarding.adaptation import expectation_report, strategy_for
 from fleet.onboarding.choice import source_devices_of, source_version
+from fleet.onboarding.drift import earlier_environment, environment_since
 from fleet.onboarding.fingerprint import measure_fingerprint
 from fleet.onboarding.head_version import (
     adapt_version,
@@ -51,16 +52,17 @@ _PER_WORKLOAD = 8
 
 
 def is_alone(registry: Registry, store: StoreReader, spec: DeviceSpec) -> bool:
-    """Whether no model learnt a head of another device of the family that the store knows.
+    """Whether no model serves that learnt a head of another device of the family that the store knows.
 
-    One of the shipped model, which learnt from none of its records, makes a device no source of others.
+    A challenger that nobody judged is no start; nor does a head of the shipped model, which learnt from none
+    of its records, make a device a source of others.
     """
     others = {
         str(device_id)
         for device_id, entry in store.devices().items()
         if device_id != spec.device_id and entry.spec.family is spec.family
     }
-    for version in registry.versions():
+    for version in {champion.version for champion in registry.champions().values()}:
         if is_extensible(registry.kind(version)):
             manifest = registry.manifest(version)
             if others & set(manifest.get("trained_heads", manifest["heads"])):
@@ -244,7 +246,13 @@ def _adapted(
     with clock.part("adapt"):
         judge = SampleJudge(registry=heads.registry, store=store, shipped=heads)
         adapted, version = adapt_version(
-            onboarding, snapshot, judge, strategy, strangers=list(hardware_by_device)
+            onboarding,
+            snapshot,
+            judge,
+            strategy,
+            earlier=earlier_environment(store, target, environment_id),
+            since=environment_since(store, target, environment_id),
+            strangers=list(hardware_by_device),
         )
     strategy_name = str(adapted.notes.get("strategy", strategy.name))
     with clock.part("report"):

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from agents.records import DeviceId, WorkloadId
 from fleet.errors import FleetError
 from fleet.models.head_scores import HeadCache
-from fleet.models.promotion import LEAST_JUDGED, DeviceDecision, Rival, held_back, judge
+from fleet.models.promotion import LEAST_JUDGED, DeviceDecision, Incumbent, held_back, judge
 from fleet.models.registry import Registry
 from fleet.models.registry_file import Champion
 from fleet.models.shipped_heads import ShippedHeads
@@ -66,7 +66,7 @@ class SampleJudge:
         opponents, gone, why_not = self._opponents(device_id, serving)
         rows = _judging_rows(onboarding, opponents)
         lack = _lack(onboarding, rows) if opponents else ""
-        challenger, rivals = None, [Rival(name=each.name, standing=None) for each in opponents]
+        challenger, rivals = None, [Incumbent(name=each.name, standing=None) for each in opponents]
         if opponents and not lack and not why_not:
             try:
                 scores = _held_back(onboarding, str(adapted.notes.get("strategy", strategy_name)))
@@ -75,10 +75,10 @@ class SampleJudge:
             else:
                 challenger = _standing(onboarding, rows, scores[np.isin(onboarding.few_shot, rows)])
                 rivals = [
-                    Rival(name=each.name, standing=_asked(onboarding, rows, each)) for each in opponents
+                    Incumbent(name=each.name, standing=_asked(onboarding, rows, each)) for each in opponents
                 ]
         if why_not and not rivals:
-            rivals = [Rival(name="the shipped head", standing=None)]
+            rivals = [Incumbent(name="the shipped head", standing=None)]
         verdict = judge(
             device_id,
             challenger,

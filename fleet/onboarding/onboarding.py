@@ -103,7 +103,7 @@ def onboard_device(
     from transfer.adapt.base import Regime
 
     target = spec.device_id
-    if not has_drifted and starts_alone(settings, Registry(models), engine.store(), spec):
+    if starts_alone(settings, Registry(models), engine.store(), spec):
         return onboard_alone(engine, settings, spec, models, display)
     clock, config = Clock(), train_config(settings.training.epochs)
     arrival = _arrive(engine, settings, spec, models)

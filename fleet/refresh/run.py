@@ -115,15 +115,15 @@ def run_refresh(request: RefreshRequest) -> dict[str, Any]:
     }
     challengers = _published(registry, challengers_by_way, verdicts, refused, provenance, origins)
     counting = counting_verdicts(verdicts)
-    given_back = judge.give_back([each.device_id for each in counting if not each.moves_on])
     _tidy(registry, request, challengers, _retention(challengers_by_way, verdicts, plan.base))
+    stay = [each.device_id for each in counting if not each.moves_on]
     return {
         "kind": "refresh",
         "family": request.family,
         # Of several versions that serve from now on, the one that serves more devices.
         "version": max(challengers.values(), key=lambda outcome: len(outcome["published"]))["version"],
         "published": sorted(device for outcome in challengers.values() for device in outcome["published"]),
-        "given_back": given_back,
+        "given_back": judge.give_back(stay),
         "model": request.model,
         "challengers": challengers,
         "verdicts": verdicts_as_json([*counting, *refused]),

@@ -27,10 +27,11 @@ def read_status(store: Path, models: Path) -> dict[str, Any]:
         `{"store", "table_version", "devices": {id: {"records", "ok", "failed", "failed_by_outcome",
         "rejected", "suspect", "suspect_share", "quarantined", "noise", "noise_suspect", "candidates",
         "first_at", "last_at"}}, "workloads", "models", "champions": {id: {...}}}`; times in Unix seconds,
-        None for a device without records. `suspect` counts records of windows in which the device drifted, `suspect_share` is over all records (None without any). `noise`
-        is the last A/A run as `{"pairs", "median_change", "p90_change", "false_win_share", "measured_at"}`
-        (see `fleet.store.noise.NoiseFloor`), or None; `noise_suspect` counts its records that tell nothing
-        because the device drifted. `champions`: see `fleet.models.views.champion_notes`.
+        None for a device without records. `suspect` counts records of windows in which the device drifted,
+        `suspect_share` is over all records (None without any). `noise` is the last A/A run as `{"pairs",
+        "median_change", "p90_change", "false_win_share", "measured_at"}` (`fleet.store.noise.NoiseFloor`),
+        or None; `noise_suspect` counts its records that tell nothing because the device drifted.
+        `champions`: see `fleet.models.views.champion_notes`.
 
     Raises:
         StoreError: There is no store.

@@ -202,7 +202,7 @@ def test_import_is_read_by_the_daemon_and_export_reads_beside_it(fleet: Fleet) -
 def test_a_head_is_pinned_left_by_the_next_training_and_taken_back(fleet: Fleet) -> None:
     assert "one" in fleet.does("status", "--json")["daemon"]["devices"]
     before = fleet.view("one")["champion"]
-    fleet.does("models", "pin", "one")
+    fleet.does("models", "use", "one", before, "--pin")
     until(lambda: fleet.view("one")["pinned"])
     [trained] = fleet.does("train", "--json")
     assert "one" in trained["result"]["kept_champions"]
@@ -212,6 +212,6 @@ def test_a_head_is_pinned_left_by_the_next_training_and_taken_back(fleet: Fleet)
         path.parent.name: json.loads(path.read_text()) for path in fleet.models.glob("v*/manifest.json")
     }
     other = min(name for name, one in manifests.items() if "one" in one["heads"] and name != before)
-    assert other in fleet.does("models", "rollback", "one", "--to", other, "--reason", "slower")
+    assert other in fleet.does("models", "use", "one", other, "--reason", "slower")
     until(lambda: fleet.view("one")["champion"] == other)
-    assert "v000099" in fleet.fails("models", "rollback", "one", "--to", "v000099")
+    assert "v000099" in fleet.fails("models", "use", "one", "v000099")

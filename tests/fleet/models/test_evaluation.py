@@ -14,7 +14,7 @@ from msgspec.structs import replace
 
 from agents.records import NOISE, Record
 from fleet.cli.app import run
-from fleet.config.sections import FleetConfig, StoreSection, TrainingSection
+from fleet.config.sections import FleetConfig, OnboardingSection, StoreSection, TrainingSection
 from fleet.core.request_words import RequestKind
 from fleet.errors import FleetError
 from fleet.models.evaluation import evaluate_model, evaluate_store
@@ -72,7 +72,9 @@ def make_store(path: Path, records: Sequence[Record], devices: Sequence[str] = (
 
 def settings_of(store: Path, epochs: int = 2, folds: int = 3) -> FleetConfig:
     return FleetConfig(
-        store=StoreSection(path=str(store)), training=TrainingSection(epochs=epochs, folds=folds, seed=5)
+        store=StoreSection(path=str(store)),
+        training=TrainingSection(epochs=epochs, folds=folds, seed=5),
+        onboarding=OnboardingSection(shipped=False),
     )
 
 

@@ -21,6 +21,7 @@ from fleet.models.registry import Registry
 from fleet.models.shipped_heads import ShippedHeads
 from fleet.models.versions import load_snapshot, train_config
 from fleet.onboarding.head_version import adapt_version, onboarding_of
+from fleet.onboarding.judgement import SampleJudge
 from fleet.planner.candidate_ranker import CandidateRanker
 from fleet.refresh import freshness_look as watch_run
 from fleet.store.store import Store
@@ -145,8 +146,11 @@ def version(tmp_path_factory: pytest.TempPathFactory) -> tuple[Registry, str, Ad
     model = train(snapshot.dataset, rows, config=train_config(1), seed=0, devices=SOURCES[:2]).model
     few_shot = frozenset(snapshot.dataset.candidate_ids[::5])
     one = onboarding_of(snapshot, DeviceId(NEW), few_shot, model, train_config(1), 0)
-    judged, name = adapt_version(one, snapshot, folder / "models", SourceDevices(nets=1))
-    return Registry(folder / "models"), name, judged
+    registry, reader = Registry(folder / "models"), Store.read(folder / "store")
+    shipped = ShippedHeads(registry, reader, enabled=False)
+    judge = SampleJudge(registry=registry, store=reader, shipped=shipped)
+    judged, name = adapt_version(one, snapshot, judge, SourceDevices(nets=1))
+    return registry, name, judged
 
 
 def test_an_onboarded_device_is_served_by_what_was_judged(

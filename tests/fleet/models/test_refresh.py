@@ -19,8 +19,8 @@ from fleet.models import promotion as refresh
 from fleet.models.promotion import (
     LEAST_JUDGED,
     DecisionKind,
+    Incumbent,
     Rank,
-    Rival,
     compared,
     held_back,
     judge,
@@ -100,10 +100,10 @@ def test_a_challenger_serves_where_it_is_better_or_clearly_as_good_and_says_why(
     challenger = None if mine is None else heads(mine, seed=1, **size)
     rivals = []
     if other is not None:
-        rivals.append(Rival(name="v000001", standing=heads(other, seed=2, **size)))
+        rivals.append(Incumbent(name="v000001", standing=heads(other, seed=2, **size)))
     if shipped is not None:
         asked = heads(shipped, seed=3, **size) if options.get("standing", True) else None
-        rivals.append(Rival(name="the shipped head", standing=asked))
+        rivals.append(Incumbent(name="the shipped head", standing=asked))
     verdict = judge(
         "a", challenger, rivals, served_by="v000001" if other else "", gone=options.get("gone", "")
     )
@@ -118,12 +118,12 @@ def test_a_challenger_serves_where_it_is_better_or_clearly_as_good_and_says_why(
 
 def test_a_head_that_misses_the_best_is_worse_though_it_orders_the_rest_alike() -> None:
     found = heads(0.7, seed=1)
-    rival = Rival(name="v000001", standing=found)
+    rival = Incumbent(name="v000001", standing=found)
     verdict = judge("a", replace(found, top5=found.top5 - 0.2), [rival], served_by="v000001")
     assert verdict.kind is DecisionKind.WORSE
     assert "first five choices" in verdict.reason
     with pytest.raises(ValueError, match="unlike workloads"):
-        judge("a", heads(0.9), [Rival(name="v000001", standing=heads(0.9, workloads=11))])
+        judge("a", heads(0.9), [Incumbent(name="v000001", standing=heads(0.9, workloads=11))])
 
 
 def test_a_head_that_loses_more_than_the_margin_hardly_ever_takes_the_place() -> None:
@@ -157,7 +157,7 @@ def test_further_workloads_make_a_head_judged_if_they_say_what_these_say() -> No
 def test_the_shipped_head_takes_the_place_back_from_one_that_is_clearly_worse() -> None:
     def taken(champion: float, shipped: float, workloads: int = 24) -> str | None:
         sides = [
-            Rival(name=name, standing=heads(quality, seed=seed, workloads=workloads))
+            Incumbent(name=name, standing=heads(quality, seed=seed, workloads=workloads))
             for seed, (name, quality) in enumerate((("v000002", champion), ("the shipped head", shipped)))
         ]
         decision = shipped_takes("a", *sides)
@@ -171,8 +171,8 @@ def test_the_shipped_head_takes_the_place_back_from_one_that_is_clearly_worse() 
 
 
 def test_what_a_person_decided_holds_whatever_the_figures_say() -> None:
-    better = judge("a", heads(0.9, seed=1), [Rival(name="v000001", standing=heads(0.6, seed=2))])
-    as_good = judge("a", heads(0.98, seed=1), [Rival(name="v000001", standing=heads(0.98, seed=2))])
+    better = judge("a", heads(0.9, seed=1), [Incumbent(name="v000001", standing=heads(0.6, seed=2))])
+    as_good = judge("a", heads(0.98, seed=1), [Incumbent(name="v000001", standing=heads(0.98, seed=2))])
     assert (better.kind, as_good.kind) == (DecisionKind.BETTER, DecisionKind.AS_GOOD)
     pinned = held_back(better, pinned_to="v000001")
     assert (pinned.kind, pinned.moves_on, pinned.judged) == (DecisionKind.HELD, False, better.judged)
@@ -266,7 +266,7 @@ def test_a_summary_counts_kinds_and_a_device_without_enough_data_is_refused_by_i
     assert refused.reason == (
         "12 ok candidates in 1 workloads that may be learnt from; a head needs 32 in 3: measure more"
     )
-    better = judge("a", heads(0.9, seed=1), [Rival(name="v1", standing=heads(0.5))])
+    better = judge("a", heads(0.9, seed=1), [Incumbent(name="v1", standing=heads(0.5))])
     assert summary([better, judge("b", heads(0.8), []), refused]) == "1 first, 1 better, 1 refused"
 
 

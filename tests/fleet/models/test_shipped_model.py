@@ -14,19 +14,19 @@ from agents.records import CandidateId, DeviceId, Family
 from fleet.config.settings import FleetConfig
 from fleet.models.evaluation import evaluate_model
 from fleet.models.registry import Registry
+from fleet.models.shipped_heads import ShippedHeads
 from fleet.models.shipped_model import (
     DEVICES_NAME,
     SHIPPED_KEY,
     ShippedDevice,
     ShippedModel,
     ShippedModelError,
-    first_head,
     has_shipped,
     read_shipped,
     shipped_folder,
     write_shipped,
 )
-from fleet.models.versions import DatasetSnapshot, load_snapshot, retention_reason, save_version
+from fleet.models.versions import DatasetSnapshot, load_snapshot
 from fleet.onboarding.head_version import with_columns
 from fleet.store.store import Store
 from tests.dataset_fixtures import cpu_device
@@ -65,42 +65,41 @@ def shipped(folder: Path) -> ShippedModel:
     return found
 
 
-def test_a_device_without_any_model_is_served_at_once_and_only_once(
-    shipped: ShippedModel, tmp_path: Path
-) -> None:
-    version = first_head(tmp_path, shipped, SPEC, DESCRIPTOR)
-    registry = Registry(tmp_path)
+@pytest.fixture
+def heads(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ShippedHeads:
+    """Heads for a device that has measured nothing."""
+    monkeypatch.setattr("fleet.models.shipped_model.shipped_folder", lambda family: folder)
+    with Store.open(tmp_path / "store") as store:
+        store.put_device(SPEC, DESCRIPTOR)
+    return ShippedHeads(Registry(tmp_path / "models"), Store.read(tmp_path / "store"))
+
+
+def test_a_device_without_any_model_is_served_at_once_and_only_once(heads: ShippedHeads) -> None:
+    version, registry = heads.serve_first(TARGET), heads.registry
     # The heads of the shipped devices are sources: no device of this fleet has their names.
     assert set(registry.champions()) == {TARGET}
     manifest = registry.manifest(version)
     assert manifest["table_version"] == 0, "it learnt from another store, and from none of this one"
     assert (manifest["samples"], manifest["shipped"], manifest["trained_workloads"]) == (0, "test-1", ["w1"])
-    assert first_head(tmp_path, shipped, SPEC, DESCRIPTOR) == version == registry.versions()[-1]
+    assert heads.serve_first(TARGET) == ""
+    assert registry.versions() == [version]
     assert "test-1, without a measurement" in registry.champions()[TARGET].reason
-    # Samples take the place of a head without any.
-    measured = {"onboarded": TARGET, "samples": 64, "trained_heads": [TARGET]}
-    assert retention_reason(registry, TARGET, measured) == ""
-    assert "onboarded from 0 samples" in retention_reason(registry, TARGET, {**measured, "samples": 0})
-    second = save_version(tmp_path, shipped.head(SPEC, DESCRIPTOR).model, measured)
-    champion = registry.champions()[TARGET]
-    assert (champion.version, champion.before) == (second, (version,))
-    assert champion.reason == f"{version} was made without a measurement; not judged"
 
 
 def test_whoever_comes_to_serve_while_the_first_head_is_made_stays(
-    shipped: ShippedModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    heads: ShippedHeads, shipped: ShippedModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    registry, add = Registry(tmp_path), Registry.add
+    registry, add = heads.registry, Registry.add
     model = shipped.head(SPEC, DESCRIPTOR).model
 
     def beaten(self: Registry, *arguments: Any) -> str:
         monkeypatch.undo()
-        registry.publish(registry.add(model, {}), {TARGET: {"reason": "learnt from samples"}})
+        registry.publish(registry.add(model, {}), {TARGET: {"reason": "judged better"}})
         return add(self, *arguments)
 
     monkeypatch.setattr(Registry, "add", beaten)
-    assert first_head(tmp_path, shipped, SPEC, DESCRIPTOR) == "v000001"
-    assert registry.champions()[TARGET].reason == "learnt from samples"
+    assert heads.serve_first(TARGET) == ""
+    assert registry.champions()[TARGET].reason == "judged better"
 
 
 def test_the_fingerprint_says_whose_head_it_is(shipped: ShippedModel) -> None:
@@ -129,7 +128,8 @@ def test_a_first_head_is_judged_on_all_that_its_device_measured(
 ) -> None:
     snapshot = load_snapshot(Store.read(recorded_store), device_ids=[DeviceId(NEW)])
     spec, descriptor = snapshot.devices[DeviceId(NEW)]
-    version = first_head(tmp_path / "models", shipped, spec, descriptor)
+    head = shipped.head(spec, descriptor)
+    version = Registry(tmp_path / "models").add(head.model, {"table_version": 0})
     settings = FleetConfig.model_validate({"store": {"path": str(recorded_store)}})
     found = evaluate_model(settings, tmp_path / "models", version, [NEW])
     [metrics] = found.comparison.metrics[version, NEW]

@@ -21,7 +21,7 @@ from fleet.models.evaluation import evaluate_model, evaluate_store
 from fleet.models.head_scores import HeadCache
 from fleet.models.judge import Judge, best_of, counting_verdicts
 from fleet.models.judged_rows import JudgedRows
-from fleet.models.promotion import DecisionKind, DeviceDecision, Rival, judge
+from fleet.models.promotion import DecisionKind, DeviceDecision, Incumbent, judge
 from fleet.models.registry import Registry
 from fleet.models.shipped_heads import ShippedHeads
 from fleet.models.standings import Standing
@@ -206,7 +206,7 @@ def test_a_new_device_starts_from_a_fleet_tlp_only(
 
 
 def test_of_two_challengers_the_better_takes_the_place() -> None:
-    champion = Rival(name="v000001", standing=heads(0.5, seed=1))
+    champion = Incumbent(name="v000001", standing=heads(0.5, seed=1))
     good, bad = heads(0.9, seed=2), heads(0.4, seed=3)
 
     def decided(*challengers: Standing) -> list[DeviceDecision]:

@@ -10,11 +10,11 @@ from msgspec.structs import replace
 
 from agents.records import DeviceId, DeviceKind, Family, Outcome
 from fleet.cli.app import run
-from fleet.config.settings import FleetConfig
 from fleet.models.registry import Registry
+from fleet.models.shipped_heads import is_servable
 from fleet.models.shipped_model import first_figures, has_shipped
 from fleet.onboarding.adaptation import strategy_for
-from fleet.onboarding.day_zero import is_alone, usable_shipped
+from fleet.onboarding.day_zero import is_alone
 from fleet.onboarding.head_version import sample_outcomes
 from fleet.onboarding.text import lines_of
 from fleet.store.noise_columns import SAYS_NOTHING
@@ -33,7 +33,7 @@ QUICK = ["--set", "protocol.repeat=2", "--set", "protocol.min_repeat_ms=1", "--s
 @pytest.mark.ray
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-def test_an_empty_folder_has_a_head_that_samples_move(
+def test_an_empty_folder_has_a_head_and_samples_make_a_challenger(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     assert has_shipped(Family.CPU)
@@ -46,7 +46,9 @@ def test_an_empty_folder_has_a_head_that_samples_move(
     assert sum(found["outcomes"].values()) == 24
     # Lost and rejected measurements teach nothing. On a busy host one of them may be too unsteady.
     assert found["samples"] == 24 - sum(found["outcomes"].get(name, 0) for name in SAYS_NOTHING)
-    assert (found["first_head"], found["served_by"]) == ("v000001", "v000002")
+    # Samples of three workloads judge nobody, so the shipped head serves on, and it is said.
+    assert (found["first_head"], found["version"], found["served_by"]) == ("v000001", "v000002", "v000001")
+    assert "needs samples of" in found["why_not_served"]
     assert found["expected"] is not None
     registry = Registry(tmp_path / "models")
     assert set(registry.champions()) == {"generic"}
@@ -54,7 +56,8 @@ def test_an_empty_folder_has_a_head_that_samples_move(
     assert registry.manifest("v000002")["heads"] == ["generic"], "heads of others are sources only"
     text = "\n".join(lines_of(found))
     assert f"the model that comes with the program, {found['shipped']}" in text
-    assert "generic is served by v000002 from now on" in text
+    assert "generic is served by v000001: of the shipped model" in text
+    assert "v000002 is a challenger: needs samples of" in text
 
 
 @pytest.mark.parametrize("turn", [1, -1])
@@ -77,19 +80,19 @@ def test_a_store_with_heads_of_other_devices_has_sources(tmp_path: Path) -> None
     spec, registry = store.devices()[DeviceId(NEW)].spec, Registry(tmp_path / "models")
     assert is_alone(registry, store, spec)
     model = FleetTLP(model_config(DEFAULT_SPEC), SOURCES[:1])
-    registry.add(model, {"trained_heads": []})
+    registry.publish(registry.add(model, {"trained_heads": []}), {SOURCES[0]: {}})
     assert is_alone(registry, store, spec), "its records taught that head nothing"
-    registry.add(model, {"trained_heads": list(SOURCES[:1])})
+    version = registry.add(model, {"trained_heads": list(SOURCES[:1])})
+    assert is_alone(registry, store, spec), "a challenger that serves nobody is no start"
+    registry.publish(version, {SOURCES[0]: {}})
     assert not is_alone(registry, store, spec)
 
 
 def test_who_may_be_served_by_it_and_what_auto_chooses_from_then() -> None:
     live, recorded = make_spec(kind=DeviceKind.LOCAL), make_spec(kind=DeviceKind.REPLAY)
-    on = FleetConfig()
-    off = FleetConfig.model_validate({"onboarding": {"shipped": False}})
-    assert usable_shipped(on, live)
-    assert not usable_shipped(on, recorded), "recorded devices speak other dialects"
-    assert not usable_shipped(off, live)
+    assert is_servable(live)
+    assert not is_servable(recorded), "recorded devices speak other dialects"
+    assert not is_servable(replace(live, family=Family.GPU)), "no model is shipped for it"
     auto = strategy_for("auto", Regime.BOTH_NEW, is_alone=True)
     assert [one.name for one in auto.strategies] == ["momentum", "nearest", "scratch"]  # type: ignore[attr-defined]
     assert strategy_for("momentum", Regime.BOTH_NEW, is_alone=True).name == "momentum"

@@ -482,7 +482,7 @@ def polled(refresher: Refresher, *, until: type[Event]) -> list[Event]:
 
 def make_refresher(request: RefreshRequest, **changes: Any) -> Refresher:
     values = {"epochs": 4, "watch_secs": 0.0, "watch_records": 50, **changes}
-    settings = RefreshSettings(**values)
+    settings = RefreshSettings(**{"shipped": False, **values})
     registry = Registry(Path(request.models))
     refresher = Refresher(registry, Path(request.store), Path(request.folder), settings)
     made.append(refresher)
