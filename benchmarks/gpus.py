@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any
@@ -150,25 +150,25 @@ def _figures(outcomes: dict[str, Outcomes]) -> dict[str, Any]:
     at_32, at_64 = COUNTS.index(32), COUNTS.index(64)
     rivals = [outcomes[name].evaluations() for name in outcomes if name.startswith("Kernel Tuner")]
     needed = outcomes[OURS].evaluations()
-    random = np.random.default_rng(0)
-    draws = list(random.integers(0, ours.shape[1], (_RESAMPLES, ours.shape[1])))
-    figures: dict[str, Any] = {
-        "best_at_32": _with_interval(lambda seeds: ours[:, seeds, at_32].mean(), ours.shape[1], draws),
-        "best_at_64": _with_interval(lambda seeds: ours[:, seeds, at_64].mean(), ours.shape[1], draws),
-        "worst_at_64": _with_interval(
-            lambda seeds: ours[:, seeds, at_64].mean(axis=1).min(), ours.shape[1], draws
-        ),
+    count = ours.shape[1]
+    draws = list(np.random.default_rng(0).integers(0, count, (_RESAMPLES, count)))
+    values: dict[str, Callable[[NDArray[np.int64]], float]] = {
+        "best_at_32": lambda seeds: ours[:, seeds, at_32].mean(),
+        "best_at_64": lambda seeds: ours[:, seeds, at_64].mean(),
+        "worst_at_64": lambda seeds: ours[:, seeds, at_64].mean(axis=1).min(),
     }
     if rivals:
         # The least over the single strategies; and against the best one of each case, which nobody knows.
-        figures["evals_to_95_ratio"] = _with_interval(
-            lambda seeds: min(_ratio([one[:, seeds]], needed[:, seeds]) for one in rivals),
-            ours.shape[1],
-            draws,
+        values["evals_to_95_ratio"] = lambda seeds: min(
+            _ratio([one[:, seeds]], needed[:, seeds]) for one in rivals
         )
-        figures["evals_to_95_ratio_best_of_each_case"] = _with_interval(
-            lambda seeds: _ratio([one[:, seeds] for one in rivals], needed[:, seeds]), ours.shape[1], draws
+        values["evals_to_95_ratio_best_of_each_case"] = lambda seeds: _ratio(
+            [one[:, seeds] for one in rivals], needed[:, seeds]
         )
+    figures = {}
+    for name, value in values.items():
+        low, high = np.quantile([float(value(seeds)) for seeds in draws], [0.025, 0.975])
+        figures[name] = [float(one) for one in (value(np.arange(count)), low, high)]
     intervals = {name: found[1:] for name, found in figures.items()}
     return {**{name: found[0] for name, found in figures.items()}, "intervals": intervals}
 
@@ -177,12 +177,6 @@ def _ratio(rivals: list[NDArray[np.float64]], ours: NDArray[np.float64]) -> floa
     """Evaluations that the best of some strategies needs in each case over ours, median of the cases."""
     best = np.min([np.median(one, axis=1) for one in rivals], axis=0)
     return float(np.median(best / np.median(ours, axis=1)))
-
-
-def _with_interval(value: Any, seeds: int, draws: list[NDArray[np.int64]]) -> list[float]:
-    several = [float(value(one)) for one in draws]
-    low, high = np.quantile(several, [0.025, 0.975])
-    return [float(one) for one in (value(np.arange(seeds)), low, high)]
 
 
 def _table(outcomes: dict[str, Outcomes], most: int) -> dict[str, Any]:

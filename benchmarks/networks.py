@@ -47,6 +47,7 @@ NETWORKS = {
 }
 _TVM = [sys.executable, "-m", "benchmarks.tvm_sides"]
 _MOST_TRIALS = 100_000
+_SIDES = ("untuned", "torch_eager", "torch_compile", "onnxruntime")
 #: TVM writes a larger number for a candidate that failed.
 _FAILED_SECS = 1e9
 #: Outputs may differ by this much from torch's, relative to the largest value.
@@ -209,11 +210,8 @@ def summary(spec: DeviceSpec, rows: dict[str, dict[str, Any]], own_programs: boo
         "networks": rows,
         "is_equal": all(row["is_equal"] for row in rows.values()),
         # Above 1: the library of `fleet tune` is faster. Geometric means over the networks.
-        "speedup_vs_untuned": _mean(rows, "speedup_vs_untuned"),
         "speedup_vs_tune_relax_equal_time": _mean(rows, "speedup_vs_tune_relax"),
-        "speedup_vs_torch_eager": _mean(rows, "speedup_vs_torch_eager"),
-        "speedup_vs_torch_compile": _mean(rows, "speedup_vs_torch_compile"),
-        "speedup_vs_onnxruntime": _mean(rows, "speedup_vs_onnxruntime"),
+        **{name: _mean(rows, name) for name in (f"speedup_vs_{side}" for side in _SIDES)},
     }
 
 

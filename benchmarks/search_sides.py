@@ -12,6 +12,7 @@ import random
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import closing
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -106,18 +107,13 @@ class SearchBench:
 
     def run(self, side: str, workload: Workload, trials: int, seed: int) -> dict[str, Any]:
         """A side's search: see `search_figures`; `best` holds the traces of its incumbents by trials."""
-        ways: dict[str, Callable[[], dict[str, Any]]] = {
-            **{
-                name: lambda name=name: self._ours(name, workload, trials, seed)  # type: ignore[misc]
-                for name in (OURS, NO_HEAD, DAY_ZERO)
-            },
-            RANDOM: lambda: self._random(workload, trials, seed),
-            **{
-                name: lambda name=name: self._tvm(name, workload, trials, seed)  # type: ignore[misc]
-                for name in (XGB, STOCK)
-            },
+        ways: dict[str, Callable[[Workload, int, int], dict[str, Any]]] = {
+            **{name: partial(self._ours, name) for name in (OURS, NO_HEAD, DAY_ZERO)},
+            RANDOM: self._random,
+            **{name: partial(self._tvm, name) for name in (XGB, STOCK)},
         }
-        return self._once(f"{side}-{workload.workload_id}-{trials}-{seed}", ways[side])
+        name = f"{side}-{workload.workload_id}-{trials}-{seed}"
+        return self._once(name, lambda: ways[side](workload, trials, seed))
 
     def timed(self, name: str, workload: Workload, traces: Mapping[str, str]) -> dict[str, list[float]]:
         """Latencies of programs in several turns; of one all are a batch, each timed at several moments."""
