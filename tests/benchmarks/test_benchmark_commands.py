@@ -38,6 +38,8 @@ ROOT = FOLDER.parent
 _DOCUMENTED = re.compile(r"python -m benchmarks\.([a-z_]+)([^`|\n#]*)")
 #: Of every device the same: workloads of a network, and lines of each.
 NETWORKS, MOST_WORKLOADS, MOST_LINES = ("mobilenet", "resnet-18"), 4, 24
+#: Small ones of the spaces of knobs: all have thirty times as many configurations.
+SPACES = ("pnpoly",)
 
 
 def documented() -> list[tuple[str, str]]:
@@ -92,7 +94,9 @@ def few_logs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
             place = Path(device, network, "gridsearch.jsonl.gz")
             if (AUTOTVM_LOGS / place).is_file():
                 cut(AUTOTVM_LOGS / place, folder / "autotvm_dropletsearch" / place)
-    (folder / "kernel_tuner_hub").symlink_to(DATA / "kernel_tuner_hub")
+    (folder / "kernel_tuner_hub").mkdir()
+    for name in ("kernels", *SPACES):
+        (folder / "kernel_tuner_hub" / name).symlink_to(DATA / "kernel_tuner_hub" / name)
     with pytest.MonkeyPatch.context() as patch:
         for module in (learning, training, onboarding_parts):
             patch.setattr(module, "LOGS", folder / "autotvm_dropletsearch")
@@ -157,7 +161,7 @@ def told(few_logs: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capture
         ),
         (
             gpus,
-            "--quick --most 8",
+            "--quick --most 8 --data FEW/kernel_tuner_hub",
             lambda found: found["best_at_32"] is None or 0 < found["best_at_32"] <= 1,
         ),
     ],

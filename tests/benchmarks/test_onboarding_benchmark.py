@@ -30,7 +30,10 @@ FIGURES = (
     "best_selector",
     "chosen_samples_share",
 )
-FEW = ("--quick", "--json", "--epochs", "1", "--seeds", "1", "--part-seeds", "1", "--workers", "1")
+FEW = [
+    *("--quick", "--json", "--epochs", "1", "--seeds", "1", "--part-seeds", "1", "--workers", "1"),
+    *("--most", "12", "--pool", "12", "--judge", "12"),
+]
 
 
 @pytest.fixture(autouse=True)

@@ -50,6 +50,8 @@ _SHARED = 0.8
 _LEAST_SCALE = 1e-9
 #: Scores are relative speeds; below this all are equally slow.
 _LEAST_SCORE = 1e-3
+#: Choices that top-5 is told of.
+_FIRST = 5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,47 +89,68 @@ def expect(
     Raises:
         TransferError: There are too few samples to say anything.
     """
-    pairs = _pairs_of(sample_scores, sample_secs, sample_group)
-    workloads = sorted(pairs)
-    count = sum(len(pair[0]) for pair in pairs.values())
-    if len(workloads) < LEAST_WORKLOADS or count < LEAST_SAMPLES:
+    samples = _samples_of(sample_scores, sample_secs, sample_group)
+    count = sum(len(one.said) for one in samples)
+    if len(samples) < LEAST_WORKLOADS or count < LEAST_SAMPLES:
         raise TransferError(
-            f"{count} samples of {len(workloads)} workloads can be compared with others of their workload; "
+            f"{count} samples of {len(samples)} workloads can be compared with others of their workload; "
             f"an expectation needs {LEAST_SAMPLES} of {LEAST_WORKLOADS}: measure more"
         )
     random = np.random.default_rng(seed)
-    said = _table(scores, group)
-    if not len(said):
+    choices = _Choices(_table(scores, group))
+    if not len(choices.said):
         raise TransferError("no workload has two candidates to choose between: there is nothing to expect")
-    freedom = _FREEDOM * (len(workloads) - 1)
+    freedom = _FREEDOM * (len(samples) - 1)
     top1, top5 = np.zeros(_DRAWS), np.zeros(_DRAWS)
     for draw in range(_DRAWS):
         # Other samples would have told other errors: workloads of the samples are drawn with replacement.
-        donors = [pairs[workloads[place]] for place in random.integers(len(workloads), size=len(workloads))]
+        donors = [samples[place] for place in random.integers(len(samples), size=len(samples))]
         slope = _slope(donors)
         # Few workloads leave open how large errors are: their size is drawn too, from what so many can tell.
         size = np.sqrt(freedom / random.chisquare(freedom))
-        errors = [size * _errors(donor, slope) for donor in donors]
-        top1[draw], top5[draw] = _reached(said, slope, errors, random)
+        errors = [size * donor.errors(slope) for donor in donors]
+        top1[draw], top5[draw] = choices.reached(slope, errors, random)
     off_top1, off_top5 = (_UNSEEN_OFF_TOP1, _UNSEEN_OFF_TOP5) if unseen else (_OFF_TOP1, _OFF_TOP5)
     return Expectation(
         top1=_estimate(top1, off_top1, 0.5, random),
         top5=_estimate(top5, off_top5, _TOP5_ABOVE, random),
         samples=count,
-        workloads=len(workloads),
+        workloads=len(samples),
     )
 
 
-def _pairs_of(scores: Floats, secs: Floats, group: Groups) -> dict[int, tuple[Floats, Floats]]:
-    """By workload: centred logarithms of scores and of measured speeds, of workloads with two or more."""
+class _Samples:
+    """What was said and measured of one workload of the samples, the slowest by score first.
+
+    Args:
+        said: (m,) logarithms of scores, m >= 2.
+        true: (m,) logarithms of measured speeds.
+    """
+
+    def __init__(self, said: Floats, true: Floats) -> None:
+        said, true = said - said.mean(), true - true.mean()
+        #: What a slope over several workloads is made of.
+        self.product, self.square = float((said * true).sum()), float((said**2).sum())
+        order = np.argsort(said, kind="stable")
+        self.said, self._true = said[order], true[order]
+        # One degree of freedom went into the mean of the workload: unscaled, few errors would look too small.
+        self._factor = np.sqrt(len(true) / (len(true) - 1))
+
+    def errors(self, slope: float) -> Floats:
+        """(m,) what the scores got wrong if so much of their differences is found in speeds."""
+        wrong: Floats = (self._true - slope * self.said) * self._factor
+        return wrong
+
+
+def _samples_of(scores: Floats, secs: Floats, group: Groups) -> list[_Samples]:
+    """The workloads with two or more samples that ran."""
     has_secs = np.isfinite(secs)
-    pairs = {}
+    found = []
     for workload in np.unique(group[has_secs]):
         mine = has_secs & (group == workload)
         if mine.sum() > 1:
-            said, true = _logits(scores[mine]), -np.log(secs[mine])
-            pairs[int(workload)] = said - said.mean(), true - true.mean()
-    return pairs
+            found.append(_Samples(_logits(scores[mine]), -np.log(secs[mine])))
+    return found
 
 
 def _logits(scores: Floats) -> Floats:
@@ -136,19 +159,10 @@ def _logits(scores: Floats) -> Floats:
     return logits
 
 
-def _slope(pairs: list[tuple[Floats, Floats]]) -> float:
+def _slope(samples: list[_Samples]) -> float:
     """How much of a difference in scores is found in speeds; never negative."""
-    above = sum(float((said * true).sum()) for said, true in pairs)
-    below = sum(float((said**2).sum()) for said, _ in pairs)
-    return max(0.0, above / below) if below else 0.0
-
-
-def _errors(pair: tuple[Floats, Floats], slope: float) -> Floats:
-    """What scores got wrong in one workload, the slowest by score first."""
-    said, true = pair
-    # One degree of freedom went into the mean of the workload: unscaled, few errors would look too small.
-    errors: Floats = (true - slope * said) * np.sqrt(len(true) / (len(true) - 1))
-    return errors[np.argsort(said, kind="stable")]
+    below = sum(one.square for one in samples)
+    return max(0.0, sum(one.product for one in samples) / below) if below else 0.0
 
 
 def _table(scores: Floats, group: Groups) -> Floats:
@@ -162,30 +176,49 @@ def _table(scores: Floats, group: Groups) -> Floats:
     return table
 
 
-def _reached(
-    said: Floats, slope: float, errors: list[Floats], random: np.random.Generator
-) -> tuple[float, float]:
-    """Mean top-1 and top-5 over the workloads in one draw."""
-    sizes = np.array([len(workload_errors) for workload_errors in errors])
-    scales = np.array(
-        [max(float(np.sqrt((workload_errors**2).mean())), _LEAST_SCALE) for workload_errors in errors]
-    )
-    pool, starts = np.concatenate(errors) / np.repeat(scales, sizes), np.cumsum(sizes) - sizes
-    # A workload errs as much as one of the samples' did: some are predicted far better than others.
-    model = random.integers(len(errors), size=len(said))[:, None]
-    # And its fast candidates as their fast ones: errors among slow ones are larger, and matter to nobody.
-    donor = random.integers(len(errors), size=said.shape)
-    donor = np.where(random.random(said.shape) < _SHARED, model, donor)
-    order = np.argsort(np.argsort(np.nan_to_num(said, nan=np.inf), axis=1), axis=1)
-    place = (order + 0.5) / np.isfinite(said).sum(axis=1, keepdims=True)
-    near = place * sizes[donor] + random.uniform(-_NEAR, _NEAR, said.shape)
-    drawn = starts[donor] + np.clip(near.astype(np.int64), 0, sizes[donor] - 1)
-    true = slope * said + scales[model] * pool[drawn]
-    best = np.nanmax(true, axis=1)
-    # Ties among the scores are broken at random; what is beyond the end comes last.
-    first = np.lexsort((random.random(said.shape), -np.nan_to_num(said, nan=-np.inf)), axis=1)[:, :5]
-    chosen = np.take_along_axis(true, first, axis=1)
-    return float(np.exp(chosen[:, 0] - best).mean()), float(np.exp(np.nanmax(chosen, axis=1) - best).mean())
+class _Choices:
+    """Candidates to choose among, with what is the same in every draw.
+
+    Args:
+        said: (workloads, most candidates) logarithms of scores, NaN beyond the end.
+    """
+
+    def __init__(self, said: Floats) -> None:
+        self.said = said
+        if not len(said):
+            return
+        order = np.argsort(np.argsort(np.nan_to_num(said, nan=np.inf), axis=1), axis=1)
+        #: How far each is from the slowest by score, as a share of its workload's candidates.
+        self._place = (order + 0.5) / np.isfinite(said).sum(axis=1, keepdims=True)
+        worse = -np.nan_to_num(said, nan=-np.inf)
+        fifth = np.sort(worse, axis=1)[:, :_FIRST][:, -1:]
+        # All that may be among the first: the fifth may have the score of many others.
+        width = int((worse <= fifth).sum(axis=1).max())
+        self._front = np.argsort(worse, axis=1, kind="stable")[:, :width]
+        self._worse = np.take_along_axis(worse, self._front, axis=1)
+
+    def reached(self, slope: float, errors: list[Floats], random: np.random.Generator) -> tuple[float, float]:
+        """Mean top-1 and top-5 over the workloads in one draw."""
+        said = self.said
+        sizes = np.array([len(workload_errors) for workload_errors in errors])
+        starts, pool = np.cumsum(sizes) - sizes, np.concatenate(errors)
+        scales = np.maximum(np.sqrt(np.add.reduceat(pool**2, starts) / sizes), _LEAST_SCALE)
+        pool /= np.repeat(scales, sizes)
+        # A workload errs as much as one of the samples' did: some are predicted far better than others.
+        model = random.integers(len(errors), size=len(said))[:, None]
+        # And its fast candidates as their fast ones: errors among slow ones are larger, and matter to nobody.
+        donor = random.integers(len(errors), size=said.shape)
+        donor = np.where(random.random(said.shape) < _SHARED, model, donor)
+        near = self._place * sizes[donor] + random.uniform(-_NEAR, _NEAR, said.shape)
+        drawn = starts[donor] + np.clip(near.astype(np.int64), 0, sizes[donor] - 1)
+        true = slope * said + scales[model] * pool[drawn]
+        best = np.nanmax(true, axis=1)
+        # Ties among the scores are broken at random; what is beyond the end comes last.
+        turn = np.take_along_axis(random.random(said.shape), self._front, axis=1)
+        first = np.lexsort((turn, self._worse), axis=1)[:, :_FIRST]
+        chosen = np.take_along_axis(true, np.take_along_axis(self._front, first, axis=1), axis=1)
+        top1, top5 = chosen[:, 0], np.nanmax(chosen, axis=1)
+        return float(np.exp(top1 - best).mean()), float(np.exp(top5 - best).mean())
 
 
 def _estimate(draws: Floats, off: tuple[float, float], above: float, random: np.random.Generator) -> Estimate:
