@@ -18,11 +18,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 from unittest.mock import patch
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -161,7 +162,7 @@ def _replayed(folder: Path, hour: _Hour, options: Options) -> list[dict[str, Any
     """What serves at each minute."""
     spec, descriptor = hour.snapshot.devices[hour.target]
     # Its records come from a real machine: what answers here is one to the fleet.
-    spec = replace(spec, kind=DeviceKind.LOCAL)
+    spec = msgspec.structs.replace(spec, kind=DeviceKind.LOCAL)
     path, registry = folder / "store", Registry(folder / "models")
     shipped = read_shipped(Family.CPU)
     assert shipped is not None  # it was written just now
