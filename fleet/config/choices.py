@@ -8,6 +8,7 @@ from typing import Literal
 Strategy = Literal[
     "auto",
     "source_devices",
+    "boosted",
     "multitask",
     "finetune_head",
     "maml",

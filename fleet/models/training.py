@@ -187,6 +187,7 @@ def _keep(
         "published": publish,
         "devices_left_out": sorted(set(map(str, dataset.device_ids)) - set(model.device_ids)),
         "model_kind": model.kind,
+        "way": provenance["way"],
         "heads": list(model.device_ids),
         "serves": {of.device_id: of.reason for of in decided if of.device_id in serves},
         "kept_champions": {

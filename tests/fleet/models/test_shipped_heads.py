@@ -98,10 +98,12 @@ def test_a_model_of_three_workloads_is_a_challenger_and_says_what_it_lacks(
     registry = Registry(tmp_path / "models")
     champion = registry.champions()[A]
     assert registry.manifest(champion.version)[SHIPPED_KEY] == "test-1"
-    assert champion.retained.startswith(f"{found['version']}: {why}")
+    # One went on from the shipped model, one learnt from these records alone; the last one says so.
+    assert (found["way"], [other["way"] for other in found["others"]]) == ("boosted", ["fleet_tlp"])
+    assert champion.retained.startswith(f"{found['others'][0]['version']}: {why}")
     shown = said("status", "--store", str(tmp_path / "store"), "--models", str(registry.folder))
     assert f"box.a is served by {champion.version} (fleet_tlp, of the shipped model test-1)" in shown
-    assert f"box.a, challenger {found['version']}: needs 54 more measured workloads" in shown
+    assert f"box.a, challenger {found['others'][0]['version']}: needs 54 more measured workloads" in shown
     # A second training makes no second version of the shipped head.
     train_version(settings_of(tmp_path), tmp_path / "models", (), publish=False)
     assert registry.champions()[A] == champion

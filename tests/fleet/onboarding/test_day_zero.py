@@ -94,7 +94,7 @@ def test_who_may_be_served_by_it_and_what_auto_chooses_from_then() -> None:
     assert not is_servable(recorded), "recorded devices speak other dialects"
     assert not is_servable(replace(live, family=Family.GPU)), "no model is shipped for it"
     auto = strategy_for("auto", Regime.BOTH_NEW, is_alone=True)
-    assert [one.name for one in auto.strategies] == ["momentum", "nearest", "scratch"]  # type: ignore[attr-defined]
+    assert [one.name for one in auto.strategies] == ["boosted", "nearest", "scratch"]  # type: ignore[attr-defined]
     assert strategy_for("momentum", Regime.BOTH_NEW, is_alone=True).name == "momentum"
 
 

@@ -49,6 +49,7 @@ from tests.model_fixtures import CONFIG, make_dataset
 from tests.onboarding_fixtures import BROKEN, NEW, SOURCES, TILES, WORKLOADS, candidate, fill, records_of
 from transfer.adapt.base import Regime
 from transfer.adapt.maml import Maml
+from transfer.adapt.registry import NAMES
 from transfer.train.training import train
 
 ROOT = Path(__file__).parents[3]
@@ -132,7 +133,7 @@ def test_devices_of_another_family_are_no_source_devices(tmp_path: Path) -> None
 def test_a_strategy_is_found_by_its_name() -> None:
     with pytest.raises(FleetError, match="auto, source_devices"):
         strategy_for("majik", Regime.DEVICE_NEW)
-    for name in ("source_devices", "multitask", "finetune_head", "maml", "momentum", "nearest", "scratch"):
+    for name in NAMES:
         assert strategy_for(name, Regime.DEVICE_NEW).name == name
 
 

@@ -53,8 +53,8 @@ def measured(count: int) -> np.ndarray:
 
 def test_it_is_the_default_strategy_with_meta_learning_and_multitask_beside_it() -> None:
     by_name = strategies()
-    names = ["source_devices", "multitask", "finetune_head", "momentum", "maml", "nearest", "scratch"]
-    assert list(by_name) == names
+    names = ["boosted", "multitask", "finetune_head", "momentum", "maml", "nearest", "scratch"]
+    assert list(by_name) == ["source_devices", *names]
     guarded = [strategy.name for strategy in auto(Regime.DEVICE_NEW, by_name).strategies]
     assert guarded == list(GUARDED) == ["source_devices", "multitask", "maml", "scratch"]
     alone = auto(Regime.BOTH_NEW, by_name, GUARDED_ALONE)
