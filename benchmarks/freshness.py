@@ -192,6 +192,7 @@ def _replayed(folder: Path, hour: _Hour, options: Options) -> list[dict[str, Any
                 "serves": manifest.get("way", manifest.get(SHIPPED_KEY, "")),
                 "refresh_secs": outcome.get("secs"),
                 "why": champion.reason,
+                "lacks": champion.retained,
                 "judged": top1_by_workload(head, *of_hour),
                 "shipped": floor,
             }
@@ -205,7 +206,7 @@ def _request(folder: Path, hour: _Hour, minute: int, options: Options) -> Refres
         family=Family.CPU.value,
         store=str(folder / "store"),
         models=str(folder / "models"),
-        folder=str(folder / "refresh"),
+        folder=str(folder / f"refresh-{minute}"),
         request_id=f"minute-{minute}",
         epochs=options.epochs,
         seed=options.seed,
@@ -223,7 +224,7 @@ def _figures(looks: Sequence[Mapping[str, Any]]) -> Figures:
         )
         gains.append(served - floor)
         by_minute[str(look["minute"])] = {
-            **{name: look[name] for name in ("records", "serves", "why", "refresh_secs")},
+            **{name: look[name] for name in ("records", "serves", "why", "lacks", "refresh_secs")},
             "top1": interval(mean_of(served).estimate()),
             "top1_shipped": interval(mean_of(floor).estimate()),
             "minus_shipped": interval(mean_of(served - floor).estimate()),

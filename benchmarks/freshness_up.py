@@ -77,6 +77,7 @@ def _look(registry: Registry, device_id: DeviceId, minute: int, store: Path) -> 
         "records": Store.read(store).counts()[device_id].records,
         "serves": manifest.get("way", manifest.get(SHIPPED_KEY, "")),
         "why": champion.reason,
+        "lacks": champion.retained,
         "refresh_secs": manifest.get("train_secs"),
         "head": HeadCache(registry).head(champion.ref),
     }
