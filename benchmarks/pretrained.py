@@ -184,11 +184,17 @@ def _judge_own(
     open_rows, judged = test[is_sampled], test[~is_sampled]
     way = strategy_for(AUTO, Regime.BOTH_NEW, is_alone=True)
     how: dict[str, Any] = {"config": train_config(asked.epochs), "seed": case.seed}
-    for k in (*asked.samples, len(open_rows)):
-        chosen = _samples(dataset, open_rows, column, k, case.seed) if k < len(open_rows) else open_rows
+    sets = {
+        str(k): _samples(dataset, open_rows, column, k, case.seed)
+        for k in asked.samples
+        if k < len(open_rows)
+    }
+    if len(open_rows):
+        sets[ALL] = open_rows
+    for count, chosen in sets.items():
         adapted = way.adapt(source, dataset, case.target, chosen, source_rows=open_rows[:0], **how)
-        name = f"own/{k if k < len(open_rows) else ALL}"
-        _judge(found, name, adapted.score_unseen(dataset.features.take(judged)), dataset, judged, column)
+        scores = adapted.score_unseen(dataset.features.take(judged))
+        _judge(found, f"own/{count}", scores, dataset, judged, column)
 
 
 def run_baselines(store: Path, case: _Case, names: Sequence[str], samples: Sequence[int]) -> dict[str, Any]:

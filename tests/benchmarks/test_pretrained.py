@@ -42,6 +42,7 @@ def test_gains_are_paired_by_workload() -> None:
         }
         top1 |= {f"{name}/64": top1[f"{name}/0"] for name in ("shipped", "few")}
         top1["scratch/64"] = top1["maml/64"] = top1["few/0"]
+        top1["own/all"] = {f"w{place}": 0.9 + shift + 0.1 * (place % 3) for place in range(4)}
         return {"top1": top1, "top5": top1}
 
     found = figures({"one": case(0.0), "two": case(0.05)}, [64])
@@ -51,6 +52,7 @@ def test_gains_are_paired_by_workload() -> None:
     assert found["gain_over_store_only"] == [0.1, 0.1, 0.1]
     assert found["gain_over_maml_k64"] == [0.1, 0.1, 0.1]
     assert found["gain_of_64_samples"] == [0.0, 0.0, 0.0]
+    assert found["gain_of_all_own_samples"] == pytest.approx([0.3, 0.3, 0.3])
     assert not any("shipped" in name or "elsewhere" in name for name in found if name.startswith("gain"))
     expected = expectations(found, 4)
     assert expected["0"]["top1"] == found["top1_k0"]
@@ -63,14 +65,17 @@ def test_a_case_judges_the_held_out_networks_of_the_held_out_profile_only(tmp_pa
     found = run_case(store, case, Asked(1, (64,), (2, 99), ("multitask",)))
     assert {
         *("shipped/0", "shipped/64", "few/0", "few/64", "of-2/0", "of-2/64"),
-        *("scratch/64", "multitask/64", "random/0"),
+        *("scratch/64", "multitask/64", "random/0", "own/all"),
     } == set(found["top1"])
+    # Samples of half of the held-out networks' own workloads are judged on the other half.
+    own = set(found["top1"].pop("own/all"))
     assert found["workloads"]["of-2"] == 2
     alone = run_case(store, case, Asked(1, (64,), contenders=("shipped",)))
     assert list(alone["workloads"]) == ["shipped"]
     assert alone["top1"]["shipped/64"] == found["top1"]["shipped/64"]
     judged = set(found["top1"]["shipped/0"])
     assert all(set(one) == judged for one in found["top1"].values())
+    assert own < judged
     workloads = Store.read(store).workloads()
     networks = {name for one in judged for name, _ in workloads[one].networks}
     assert len(networks) == 1
