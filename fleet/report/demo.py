@@ -179,7 +179,8 @@ def _fleet(config: FleetConfig, folder: Path, settings: DemoSettings, names: lis
     values["daemon"]["root"] = str(folder / _ENGINE)
     values["protocol"]["build_timeout_secs"] = min(config.protocol.build_timeout_secs, _BUILD_TIMEOUT_SECS)
     values["training"] |= {"seed": settings.seed, "epochs": settings.epochs}
-    values["onboarding"] |= {"samples": settings.support, "strategy": AUTO}
+    # What the demo shows is how a device learns from others; the shipped model is judged beside it.
+    values["onboarding"] |= {"samples": settings.support, "strategy": AUTO, "shipped": False}
     return FleetConfig.model_validate(values)
 
 

@@ -148,17 +148,20 @@ def verdict_text(onboarding: Document) -> str:
         text += " Without an interval no winner is called."
     elif scratch.verdict is WarmStartVerdict.UNCLEAR:
         text += " The interval includes 0, so this run cannot tell which is better."
+    box = onboarding.get("shipped_top1")
+    strongest = max((top1 for top1 in (scratch.top1, box) if is_finite(top1)), default=0.0)
     for rival in others:
-        stands = (
-            "The strongest rival is"
-            if is_finite(rival.top1) and rival.top1 >= (scratch.top1 or 0)
-            else "Against"
-        )
+        is_strongest = is_finite(rival.top1) and rival.top1 >= strongest
+        stands = "The strongest rival is" if is_strongest else "Against"
         text += (
             f" {stands} {rival.name}, used without any training: top-1 {score_text(rival.top1)}, "
             f"the warm start {score_text(onboarding['top1'])}, difference {signed(rival.difference)}"
             f"{interval_words(rival.interval)}."
         )
+        strongest = max(strongest, rival.top1 or 0.0)
+    if is_finite(box):
+        stands = "The strongest rival is the" if box >= strongest else "The"
+        text += f" {stands} shipped model's head, which takes no sample: top-1 {score_text(box)}."
     return text
 
 

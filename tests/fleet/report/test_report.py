@@ -157,6 +157,13 @@ def test_each_verdict_and_its_title_are_said_plainly() -> None:
         "The strongest rival is the nearest known head, used without any training: top-1 0.895, "
         "the warm start 0.900, difference +0.005 (90 % interval -0.020 to +0.030)."
     )
+    box = " The strongest rival is the shipped model's head, which takes no sample: top-1 0.896."
+    with_box = verdict_text(onboarding(shipped_top1=0.896))
+    assert with_box.endswith(box)
+    assert "Against the nearest known head" in with_box
+    assert verdict_text(onboarding(shipped_top1=0.5)).endswith(
+        " The shipped model's head, which takes no sample: top-1 0.500."
+    )
     assert verdict_text(compared(*WORSE)).startswith("The warm start is worse than training from scratch")
     assert "cannot tell which is better" in verdict_text(compared(*UNCLEAR))
     assert "too few to call a winner" in verdict_text(onboarding(workloads=onboarding()["workloads"][:4]))
