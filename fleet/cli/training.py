@@ -132,7 +132,7 @@ def train(
 
 
 def _print_trained(trained: dict[str, Any]) -> None:
-    decided = ("serves", "kept_champions", "given_back")
+    decided = ("serves", "kept_champions", "given_back", "others")
     rows = [(key, value_text(value)) for key, value in trained.items() if key not in decided]
     version = str(trained["version"])
     print_rows(("model", version), rows)
@@ -144,6 +144,8 @@ def _print_trained(trained: dict[str, Any]) -> None:
     )
     for name, why in trained.get("given_back", {}).items():
         print_text(f"{name} is served by the shipped model again: {why}")
+    for other in trained.get("others", ()):
+        _print_trained(other)
 
 
 @contextmanager

@@ -137,11 +137,12 @@ def _by_way(task: TrainingTask, kinds: Sequence[str], box: ShippedModel | None) 
     """A task for each way to train, in the order in which equals take a place."""
     from transfer.adapt.heads import with_heads
     from transfer.train.training import TrainRun
+    from transfer.train.tree_fit import can_continue
 
     tasks = dict.fromkeys(kinds, task)
-    if box is None:
-        return tasks
     rows = np.union1d(task.rows, task.stop_rows)
+    if box is None or not can_continue(task.dataset, rows, task.devices):
+        return tasks
     init = with_heads(box.model, task.dataset, rows, task.devices, seed=task.seed)
     # What went on from a thousand workloads, by a little, goes before what learnt from these alone.
     return {BOOSTED: replace(task, run=TrainRun(init=init)), **tasks}

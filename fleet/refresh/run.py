@@ -166,8 +166,12 @@ def _challengers(
 
     What went on from the thousand workloads of the shipped model, by a little, goes first.
     """
+    from transfer.train.tree_fit import can_continue
+
     kinds = KINDS[request.model]
-    starts: dict[str, FleetTLP | None] = {} if box is None else {BOOSTED: box.model}
+    starts: dict[str, FleetTLP | None] = {}
+    if box is not None and can_continue(data.snapshot.dataset, rows, heads):
+        starts[BOOSTED] = box.model
     starts |= {kind: base if is_extensible(kind) else None for kind in kinds}
     return {
         way: challenger(way, request, plan.run, start, rows, heads, data) for way, start in starts.items()

@@ -101,6 +101,12 @@ def fit_trees(
     model.trees = Trees(pack(raw), float(examples.log_speed.mean()), weight=len(sets))
 
 
+def can_continue(dataset: Dataset, rows: Rows, device_ids: Sequence[str]) -> bool:
+    """Whether some devices measured enough among some rows for trees to go on with."""
+    columns = [dataset.column(device_id) for device_id in device_ids]
+    return int(np.isfinite(dataset.latency_secs[rows][:, columns]).sum()) >= _LEAST_EXAMPLES
+
+
 def continue_trees(
     model: FleetTLP,
     dataset: Dataset,

@@ -90,7 +90,8 @@ def older(release: Path) -> None:
 def test_a_model_of_three_workloads_is_a_challenger_and_says_what_it_lacks(
     release: Path, tmp_path: Path
 ) -> None:
-    make_store(tmp_path / "store", LEARNT[:3])
+    # Enough candidates for the trees of the shipped model to go on with.
+    make_store(tmp_path / "store", LEARNT[:3], candidates=24)
     found = train_version(settings_of(tmp_path), tmp_path / "models", ())
     assert found["serves"] == {}
     why = "needs 54 more measured workloads to be judged: 0 held-out ones can judge it, 8 must"
