@@ -189,7 +189,7 @@ def _replayed(folder: Path, hour: _Hour, options: Options) -> list[dict[str, Any
             {
                 "minute": minute,
                 "records": arrived,
-                "serves": manifest.get("way", manifest.get(SHIPPED_KEY, "")),
+                "serves": manifest.get("way") or manifest.get(SHIPPED_KEY) or manifest.get("strategy", ""),
                 "refresh_secs": outcome.get("secs"),
                 "why": champion.reason,
                 "lacks": champion.retained,

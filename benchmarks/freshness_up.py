@@ -51,8 +51,9 @@ def watched(profile: str, minutes: Sequence[int]) -> list[dict[str, Any]]:
         settings = write_fleet(
             folder, {profile: device}, folder, daemon={"refresh": True}, workloads=_WORKLOADS
         )
-        program = Program(verb("up", "--config", str(settings)), folder / "log", folder=folder)
-        registry, store = Registry(folder / "models"), folder / "store"
+        models, store = folder / "models", folder / "store"
+        command = verb("up", "--config", str(settings), "--models", str(models))
+        program, registry = Program(command, folder / "log", folder=folder), Registry(models)
         program.start()
         try:
             wait_until(lambda: READY in program.told(), "the daemon", START_SECS)
@@ -75,7 +76,7 @@ def _look(registry: Registry, device_id: DeviceId, minute: int, store: Path) -> 
     return {
         "minute": minute,
         "records": Store.read(store).counts()[device_id].records,
-        "serves": manifest.get("way", manifest.get(SHIPPED_KEY, "")),
+        "serves": manifest.get("way") or manifest.get(SHIPPED_KEY) or manifest.get("strategy", ""),
         "why": champion.reason,
         "lacks": champion.retained,
         "refresh_secs": manifest.get("train_secs"),
