@@ -234,17 +234,9 @@ def grow(
     offered to a tree beside the others, by default alike. `beside` are trees that the new ones are put
     beside; these learn as if there were none.
     """
-    import xgboost
-
-    table = xgboost.QuantileDMatrix(x, label=target, weight=weight, feature_weights=columns, nthread=threads)
     leaf = min(_MOST_LEAF, max(_LEAST_LEAF, float(weight.sum()) * _LEAF_SHARE))
-    settings = {**_SETTINGS, "eta": min(_ETA, _STEPS / count), "min_child_weight": leaf}
-    settings |= {"seed": seed, "nthread": threads}
-    earlier = None
-    if beside:
-        earlier = xgboost.Booster(model_file=bytearray(beside))
-        table.set_base_margin(-earlier.inplace_predict(x, predict_type="margin"))
-    return bytes(xgboost.train(settings, table, num_boost_round=count, xgb_model=earlier).save_raw("ubj"))
+    settings = {"eta": min(_ETA, _STEPS / count), "min_child_weight": leaf, "seed": seed, "nthread": threads}
+    return _boosted(beside, x, target, weight, columns, count, settings, from_zero=True)
 
 
 def extend(
@@ -259,12 +251,32 @@ def extend(
     threads: int = 1,
 ) -> bytes:
     """Fit `count` trees more to what those of `raw` leave of the target. Arguments are those of `grow`."""
+    settings = {**_MORE_SETTINGS, "seed": seed, "nthread": threads}
+    return _boosted(raw, x, target, weight, columns, count, settings, from_zero=False)
+
+
+def _boosted(
+    earlier: bytes,
+    x: NDArray[np.float32],
+    target: NDArray[np.float64],
+    weight: NDArray[np.float64],
+    columns: NDArray[np.float64] | None,
+    count: int,
+    settings: dict[str, Any],
+    *,
+    from_zero: bool,
+) -> bytes:
+    """Earlier trees, if any, and new ones, which learn as if those said nothing (`from_zero`) or go on."""
     import xgboost
 
-    table = xgboost.QuantileDMatrix(x, label=target, weight=weight, feature_weights=columns, nthread=threads)
-    settings = {**_SETTINGS, **_MORE_SETTINGS, "seed": seed, "nthread": threads}
-    earlier = xgboost.Booster(model_file=bytearray(raw))
-    return bytes(xgboost.train(settings, table, num_boost_round=count, xgb_model=earlier).save_raw("ubj"))
+    table = xgboost.QuantileDMatrix(
+        x, label=target, weight=weight, feature_weights=columns, nthread=settings["nthread"]
+    )
+    booster = xgboost.Booster(model_file=bytearray(earlier)) if earlier else None
+    if booster is not None and from_zero:
+        table.set_base_margin(-booster.inplace_predict(x, predict_type="margin"))
+    trained = xgboost.train({**_SETTINGS, **settings}, table, num_boost_round=count, xgb_model=booster)
+    return bytes(trained.save_raw("ubj"))
 
 
 def _centred(values: NDArray[np.float64], group: NDArray[np.integer]) -> NDArray[np.float64]:
