@@ -199,7 +199,7 @@ class Judge:
             shipped = None  # it is the champion
         if shipped is not None:
             heads.append((f"the shipped head ({shipped.shipped.name})", shipped.adapted))
-            learnt.append(shipped.learnt)
+            learnt.append(shipped.shipped.trained_workloads)
         fair = clean(self._held, *learnt)
         if fair is None and serving is not None:
             why_not = why_not or f"nobody knows any more what {serving.version} learnt from"

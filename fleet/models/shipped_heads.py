@@ -12,7 +12,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from agents.records import CandidateId, DeviceId, DeviceSpec, Family, WorkloadId
+from agents.records import CandidateId, DeviceId, DeviceSpec, Family
 from agents.trust import is_live
 from fleet.models.registry import Registry
 from fleet.models.registry_file import Champion, RegistryError
@@ -40,11 +40,6 @@ class ShippedHead:
     shipped: ShippedModel
     adapted: Adapted
     manifest: Mapping[str, Any]
-
-    @property
-    def learnt(self) -> frozenset[WorkloadId]:
-        """Workloads that the shipped model has learnt from."""
-        return self.shipped.trained_workloads
 
     def is_of(self, manifest: Mapping[str, Any]) -> bool:
         """Whether a version is this very head."""

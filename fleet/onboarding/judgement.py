@@ -129,7 +129,8 @@ class SampleJudge:
             return opponents, gone, str(error)
         if head is not None and not (opponents and head.is_of(manifest)):
             name = f"the shipped head ({head.shipped.name})"
-            shipped = _Opponent(name=name, head=head.adapted, origin=head.shipped.name, learnt=head.learnt)
+            origin, learnt = head.shipped.name, head.shipped.trained_workloads
+            shipped = _Opponent(name=name, head=head.adapted, origin=origin, learnt=learnt)
             opponents.append(shipped)
         return opponents, gone, ""
 
