@@ -27,7 +27,11 @@ from fleet.daemon.daemon import SPOOL, UpOptions
 from fleet.daemon.embedded import run_embedded
 from fleet.drivers.session import EngineSession
 from fleet.errors import FleetError
+from fleet.models.promotion import DeviceDecision, Incumbent, judge
+from fleet.models.registry import Registry
+from fleet.models.shipped_heads import ShippedHeads
 from fleet.models.shipped_model import read_shipped
+from fleet.models.standings import Standing, standing
 from fleet.models.training import train_version
 from fleet.models.versions import DatasetSnapshot, hold_out_target, load_snapshot, train_config
 from fleet.onboarding.adaptation import AUTO
@@ -99,8 +103,10 @@ class DemoRun:
     measured: MeasuredDemo
     snapshot: DatasetSnapshot
     held_out: CrossValidation
-    #: The shipped model's head of the new device, without a sample; None where none is shipped.
+    #: The shipped model's head of the new device, without a sample; None if none is shipped.
     shipped: Approach | None
+    #: Who serves the new device at the end; None if the warm start has no rival.
+    decision: DeviceDecision | None
     #: Wall seconds by part; those of the onboarding begin with `onboard`.
     parts: Mapping[str, float]
     wall_secs: float
@@ -156,6 +162,8 @@ def run_demo(config: FleetConfig, folder: Path, settings: DemoSettings, console:
         snapshot = load_snapshot(Store.read(folder / _STORE), device_ids=names, workload_ids=chosen)
         held_out = _judge(snapshot, target.device_id, measured.strategy, settings, display)
         shipped = _judge_shipped(snapshot, target) if config.onboarding.shipped else None
+        warm = held_out.target["warm"]
+        decision = _serve_better(folder, snapshot, target, warm, shipped) if shipped is not None else None
     display.finish()
     return DemoRun(
         settings=settings,
@@ -166,6 +174,7 @@ def run_demo(config: FleetConfig, folder: Path, settings: DemoSettings, console:
         snapshot=snapshot,
         held_out=held_out,
         shipped=shipped,
+        decision=decision,
         parts=clock.parts,
         wall_secs=clock.wall_secs,
         store=folder / _STORE,
@@ -179,7 +188,7 @@ def _fleet(config: FleetConfig, folder: Path, settings: DemoSettings, names: lis
     values["daemon"]["root"] = str(folder / _ENGINE)
     values["protocol"]["build_timeout_secs"] = min(config.protocol.build_timeout_secs, _BUILD_TIMEOUT_SECS)
     values["training"] |= {"seed": settings.seed, "epochs": settings.epochs}
-    # What the demo shows is how a device learns from others; the shipped model is judged beside it.
+    # What the demo shows first is how a device learns from others; the shipped head is judged at the end.
     values["onboarding"] |= {"samples": settings.support, "strategy": AUTO, "shipped": False}
     return FleetConfig.model_validate(values)
 
@@ -266,6 +275,29 @@ def _judge_shipped(snapshot: DatasetSnapshot, target: DeviceSpec) -> Approach | 
     )
     head = shipped.head(*snapshot.devices[target.device_id])
     return judged(dataset, target.device_id, [(rows, head.score_unseen(dataset.features.take(rows)))], 0)
+
+
+def _serve_better(
+    folder: Path, snapshot: DatasetSnapshot, target: DeviceSpec, warm: Approach, shipped: Approach
+) -> DeviceDecision:
+    """Judge the warm start by the rule of all heads, and let the shipped head serve until it is as good."""
+    device_id, dataset = target.device_id, snapshot.dataset
+    latency = dataset.latency_secs[:, dataset.column(device_id)]
+    rows = np.intersect1d(warm.scored.rows, shipped.scored.rows)
+
+    def ordered(approach: Approach) -> Standing | None:
+        scores = np.full(len(dataset), np.nan)
+        scores[approach.scored.rows] = approach.scored.scores
+        return standing(scores[rows], latency[rows], dataset.group[rows], 0.0)
+
+    registry = Registry(folder / _MODELS)
+    champion = registry.champions()[device_id]
+    rival = Incumbent(name="the shipped head", standing=ordered(shipped))
+    decision = judge(device_id, ordered(warm), [rival], served_by=rival.name)
+    heads = ShippedHeads(registry, Store.read(folder / _STORE))
+    if not decision.moves_on and (head := heads.head(device_id)) is not None:
+        heads.serve(head, {"reason": decision.reason, "instead_of": champion.version})
+    return decision
 
 
 def start_over(folder: Path) -> None:

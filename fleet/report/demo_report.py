@@ -18,6 +18,7 @@ from agents.records import CONFIRM, REMEASURE, DeviceId, DeviceSpec, Outcome, Re
 from fleet.planner.batch_plan import is_full
 from fleet.report.demo import DemoRun
 from fleet.report.report import complete
+from fleet.report.words import SHIPPED, WARM
 from fleet.store.noise import settled
 from fleet.store.store import Store
 
@@ -193,10 +194,13 @@ def _model(run: DemoRun) -> dict[str, Any]:
 
 def _onboarding(run: DemoRun, names: Mapping[WorkloadId, str]) -> dict[str, Any]:
     held_out = run.held_out
-    starts = {"": "warm", "scratch_": "scratch", "nearest_": "nearest", "full_": "full"}
+    starts = {"warm_": "warm", "scratch_": "scratch", "nearest_": "nearest", "full_": "full"}
     ways = {prefix: held_out.target[part] for prefix, part in starts.items()}
     if run.shipped is not None:
         ways["shipped_"] = run.shipped
+    # The head that serves in the end.
+    served_by = "" if run.decision is None else WARM if run.decision.moves_on else SHIPPED
+    ways[""] = ways["shipped_" if served_by == SHIPPED else "warm_"]
     scores: dict[str, Any] = {}
     for prefix, approach in ways.items():
         scores |= {f"{prefix}top1": approach.metrics.top1, f"{prefix}top5": approach.metrics.top5}
@@ -215,6 +219,8 @@ def _onboarding(run: DemoRun, names: Mapping[WorkloadId, str]) -> dict[str, Any]
         "samples": held_out.samples,
         "strategy": run.measured.strategy,
         "seconds": sum(parts.values()) if parts else None,
+        "served_by": served_by,
+        "why_served": "" if run.decision is None else run.decision.reason,
         **scores,
         "full_samples": held_out.full_samples,
         "random_top1": warm.random_top1,

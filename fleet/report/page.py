@@ -51,7 +51,8 @@ def _title(report: Document) -> str:
         count = len(report["devices"])
         return "One device measured" if count == 1 else f"{count or 'No'} devices measured"
     title = words.verdict_title(onboarding)
-    return f"New device {label(onboarding['device'])}: {title[0].lower()}{title[1:]}"
+    serves = "the shipped model serves it; " if onboarding.get("served_by") == words.SHIPPED else ""
+    return f"New device {label(onboarding['device'])}: {serves}{title[0].lower()}{title[1:]}"
 
 
 def _tiles(report: Document) -> list[tuple[str, str]]:
@@ -62,7 +63,9 @@ def _tiles(report: Document) -> list[tuple[str, str]]:
         tiles.append(("workloads", f"{len(report['workloads']):,}"))
     if onboarding is not None:
         few = f"{onboarding['samples']:,} samples"
-        tiles.append((f"top-1, warm, {few}", score_text(onboarding["top1"])))
+        if "shipped_top1" in onboarding:
+            tiles.append(("top-1, shipped model", score_text(onboarding["shipped_top1"])))
+        tiles.append((f"top-1, warm, {few}", score_text(onboarding["warm_top1"])))
         tiles += [
             (f"top-1, {rival.name.removeprefix('training from ')}", score_text(rival.top1))
             for rival in words.rivals(onboarding)
@@ -137,7 +140,7 @@ def _starts(onboarding: Document | None) -> list[tuple[str, str]]:
     # There is one of some families only.
     shipped = [("shipped_", "shipped model, no sample")] if "shipped_top1" in onboarding else []
     return [
-        ("", f"warm, {few}"),
+        ("warm_", f"warm, {few}"),
         ("scratch_", f"scratch, {few}"),
         ("nearest_", "nearest known head"),
         *shipped,

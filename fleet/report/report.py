@@ -8,7 +8,8 @@ Layout, version 1. Other people's scripts read the first three; all else stands 
 - `devices`: by id `records`, `ok`, `failed`, `records_per_s`, `remeasure_median_change`.
 - `model`: `version`, `heads`, and by device `top1` and `top5`; None where nothing was trained.
 - `onboarding`: `device`, `samples`, `strategy`, `seconds`, `top1`, `top5`, `scratch_top1`, `scratch_top5`,
-  `full_top1`; None where no device is new.
+  `full_top1`; None if no device is new. `top1` and `top5` are of the head that serves in the end
+  (`served_by`), and `warm_top1` of the one that `strategy` made.
 
 Every key that ends in `_interval` is [low, high] at `interval_level`, or None. Scores are in (0, 1].
 """

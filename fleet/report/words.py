@@ -21,6 +21,9 @@ NOT_MEASURED = "not measured"
 #: first falls below 10 % at n = 5; a bootstrap over fewer pairs gives intervals that are too narrow.
 MIN_PAIRS = 5
 
+#: Who serves a new device at the end of the demo, as `served_by` of its onboarding says.
+SHIPPED, WARM = "shipped", "warm"
+
 TIMES = "\N{MULTIPLICATION SIGN}"
 
 #: Shapes of the operators of TVM's suite, in the order of the numbers in a workload's name; `*` is "times".
@@ -148,21 +151,31 @@ def verdict_text(onboarding: Document) -> str:
         text += " Without an interval no winner is called."
     elif scratch.verdict is WarmStartVerdict.UNCLEAR:
         text += " The interval includes 0, so this run cannot tell which is better."
-    box = onboarding.get("shipped_top1")
+    box, shipped_serves = onboarding.get("shipped_top1"), onboarding.get("served_by") == SHIPPED
     strongest = max((top1 for top1 in (scratch.top1, box) if is_finite(top1)), default=0.0)
     for rival in others:
         is_strongest = is_finite(rival.top1) and rival.top1 >= strongest
         stands = "The strongest rival is" if is_strongest else "Against"
         text += (
             f" {stands} {rival.name}, used without any training: top-1 {score_text(rival.top1)}, "
-            f"the warm start {score_text(onboarding['top1'])}, difference {signed(rival.difference)}"
+            f"the warm start {score_text(onboarding['warm_top1'])}, difference {signed(rival.difference)}"
             f"{interval_words(rival.interval)}."
         )
         strongest = max(strongest, rival.top1 or 0.0)
-    if is_finite(box):
+    if is_finite(box) and not shipped_serves:
         stands = "The strongest rival is the" if box >= strongest else "The"
         text += f" {stands} shipped model's head, which takes no sample: top-1 {score_text(box)}."
     return text
+
+
+def served_text(onboarding: Document) -> str:
+    """Say whose head serves the device at the end; empty if no shipped model was a rival."""
+    if not onboarding.get("served_by"):
+        return ""
+    box, warm = (score_text(onboarding[f"{start}_top1"]) for start in ("shipped", "warm"))
+    if onboarding["served_by"] == SHIPPED:
+        return f"The shipped model's head serves it without a sample: top-1 {box}, the warm start {warm}. "
+    return f"The warm start serves it: top-1 {warm}, the shipped model's head without a sample {box}. "
 
 
 def beats_random(interval: Sequence[float] | None, random_top1: float | None) -> bool | None:
@@ -235,9 +248,9 @@ def _onboarded(report: Document) -> str:
     took = f" in {duration(onboarding['seconds'])}" if is_finite(onboarding["seconds"]) else ""
     text = (
         f"{label(onboarding['device'])} was onboarded from {counted(onboarding['samples'], 'sample')}{took}. "
-        f"{verdict_text(onboarding)}"
+        f"{served_text(onboarding)}{verdict_text(onboarding)}"
     )
-    if beats_random(onboarding["top1_interval"], onboarding["random_top1"]) is False:
+    if beats_random(onboarding["warm_top1_interval"], onboarding["random_top1"]) is False:
         text += " The warm start is not clearly better than random choice."
     return text
 

@@ -29,6 +29,7 @@ from fleet.report.words import (
     labels,
     latency,
     percent,
+    served_text,
     signed,
     three_digits,
     verdict,
@@ -51,7 +52,7 @@ def test_numbers_that_are_not_finite_become_null_and_not_measured(bad: float, tm
         devices={"first": device(records_per_s=bad, remeasure_median_change=bad)},
         onboarding=onboarding(
             top1=bad,
-            top1_interval=[bad, bad],
+            warm_top1_interval=[bad, bad],
             difference=bad,
             random_top1=bad,
             workloads=[{"workload": "a", "warm_top1": bad, "scratch_top1": 0.5}],
@@ -66,7 +67,7 @@ def test_numbers_that_are_not_finite_become_null_and_not_measured(bad: float, tm
     got = json.loads(json_path.read_text(), parse_constant=lambda name: pytest.fail(f"{name} in JSON"))
     assert got["devices"]["first"]["records_per_s"] is None
     assert got["onboarding"]["top1"] is None
-    assert got["onboarding"]["top1_interval"] is None
+    assert got["onboarding"]["warm_top1_interval"] is None
     assert got["onboarding"]["verdict"] == "not_measured"
     assert got["similarity"]["kendall_tau"]["a"]["b"] is None
     page = html_path.read_text()
@@ -164,6 +165,15 @@ def test_each_verdict_and_its_title_are_said_plainly() -> None:
     assert verdict_text(onboarding(shipped_top1=0.5)).endswith(
         " The shipped model's head, which takes no sample: top-1 0.500."
     )
+    shipped = onboarding(shipped_top1=0.95, served_by="shipped")
+    assert "takes no sample" not in verdict_text(shipped)
+    assert served_text(shipped) == (
+        "The shipped model's head serves it without a sample: top-1 0.950, the warm start 0.900. "
+    )
+    assert served_text(onboarding(shipped_top1=0.88, served_by="warm")) == (
+        "The warm start serves it: top-1 0.900, the shipped model's head without a sample 0.880. "
+    )
+    assert served_text(onboarding(served_by="")) == ""
     assert verdict_text(compared(*WORSE)).startswith("The warm start is worse than training from scratch")
     assert "cannot tell which is better" in verdict_text(compared(*UNCLEAR))
     assert "too few to call a winner" in verdict_text(onboarding(workloads=onboarding()["workloads"][:4]))

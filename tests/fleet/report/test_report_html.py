@@ -178,7 +178,7 @@ def test_a_device_alone_is_shown_as_it_is() -> None:
 
 
 def test_scores_without_an_interval_are_drawn_as_dots_only() -> None:
-    new = onboarding(top1_interval=None, scratch_top1=None, difference=None, difference_interval=None)
+    new = onboarding(warm_top1_interval=None, scratch_top1=None, difference=None, difference_interval=None)
     text = Page(render(full_report(onboarding=new))).text
     assert "the warm start was not compared with training from scratch" in text
     assert "- \u00b7 0.85" in text
@@ -187,5 +187,8 @@ def test_scores_without_an_interval_are_drawn_as_dots_only() -> None:
 def test_the_shipped_model_has_a_row_where_it_was_judged() -> None:
     shipped = {"shipped_top1": 0.88, "shipped_top5": 0.97}
     shipped |= {"shipped_top1_interval": [0.8, 0.95], "shipped_top5_interval": None}
-    assert "shipped model, no sample" in render(full_report(onboarding=onboarding(**shipped)))
+    shipped |= {"served_by": "shipped"}
+    page = render(full_report(onboarding=onboarding(**shipped)))
+    assert "shipped model, no sample" in page
+    assert "New device new: the shipped model serves it; the warm start is better than" in page
     assert "shipped model, no sample" not in render(complete(full_report()))
