@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import itertools
+import json
 import os
 import statistics
 import time
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
-
-from msgspec.structs import replace
 
 from agents.device.batch import Batch
 from agents.device.worker import DeviceWorker
@@ -33,6 +33,7 @@ from agents.records import (
 )
 from agents.sandbox.job import CandidateJob
 from benchmarks.bad_programs import EndOf, holdings, hung, killers
+from benchmarks.disturbing_load import disturbing_load
 from benchmarks.harness import child_json
 from benchmarks.repeatability import compared, latencies
 from fleet.planner.batch_plan import BATCH_SIZE
@@ -64,6 +65,12 @@ def _spec() -> DeviceSpec:
         target_json=canonical_json(target),
         cores=(here.usable_cores[0],),
     )
+
+
+def _disturbances(record: Record) -> Counter[str]:
+    """What disturbed the repeats of a record, and `clean` for those that nothing did."""
+    quality = json.loads(record.quality)
+    return Counter({"clean": quality.get("clean", 0), **quality.get("disturbed", {})})
 
 
 class Bench:
@@ -169,12 +176,13 @@ class Bench:
         """Measure everything several times under the default protocol, every other time in opposite order.
 
         Each pair of passes is compared both ways. All that the agent returns counts: leaders, which it
-        measures twice, with their better number. The same is done with all repeats of a program in a row, to
-        show what visits are worth.
+        measures twice, with their better number. Then the same beside a load of the benchmark's own.
         """
         protocol = Protocol(early_stop_ratio=0.0)
-        once = self._repeated(candidates, replace(protocol, visits=1))
-        return {**self._repeated(candidates, protocol), "one_visit": once}
+        quiet = self._repeated(candidates, protocol)
+        with disturbing_load(self._spec.cores, self.cores):
+            disturbed = self._repeated(candidates, protocol)
+        return {"quiet": quiet, "disturbed": disturbed}
 
     def _repeated(self, candidates: Sequence[Candidate], protocol: Protocol) -> dict[str, Any]:
         confirm_within = Batch(candidates=(), workloads={}, protocol=protocol).confirm_within
@@ -191,10 +199,14 @@ class Bench:
         self._note(*passes)
         return {
             "candidates": len(candidates),
-            "visits": protocol.visits,
             "passes": _PASSES,
             "measurements": sum(map(len, passes)),
-            "timing_secs": sum(r.timing_secs for records in passes for r in records),
+            "timing_secs_per_candidate": sum(r.timing_secs for records in passes for r in records)
+            / (len(passes) * len(candidates)),
+            "disturbances": dict(sum(map(_disturbances, itertools.chain(*passes)), Counter())),
+            "repeats_per_candidate": statistics.fmean(
+                len(r.run_secs) for records in passes for r in records if r.run_secs
+            ),
             "secs": secs,
             **compared(passes),
         }

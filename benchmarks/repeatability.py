@@ -10,9 +10,16 @@ from typing import Any
 
 from agents.records import Outcome, Record
 
+#: A steady measurement that is off by more than this is wrong.
+_WRONG = 0.1
+
+
+def _is_steady(record: Record) -> bool:
+    return record.outcome is Outcome.OK and not record.is_suspect
+
 
 def latencies(records: Iterable[Record]) -> dict[str, float]:
-    """Latency by candidate; one measured again after a drifting window counts with its better number."""
+    """Latency by candidate; one measured again because it was suspect counts with its better number."""
     found: dict[str, float] = {}
     for record in records:
         if record.outcome is Outcome.OK:
@@ -35,7 +42,7 @@ def compared(passes: Sequence[Sequence[Record]]) -> dict[str, Any]:
     for record in itertools.chain.from_iterable(passes):
         groups[record.workload_id].add(record.candidate_id)
     found = [latencies(records) for records in passes]
-    calm = [{r.candidate_id for r in records if not r.is_suspect} for records in passes]
+    calm = [{r.candidate_id for r in records if _is_steady(r)} for records in passes]
     changes: list[float] = []
     steady: list[float] = []
     flips: list[bool] = []
@@ -61,8 +68,15 @@ def compared(passes: Sequence[Sequence[Record]]) -> dict[str, Any]:
         "workloads": len(regrets) // pairs,
         "remeasure_median_change": statistics.median(changes),
         "remeasure_p90_change": statistics.quantiles(changes, n=10)[-1],
+        "steady_share": statistics.fmean(
+            len(steady_ids & latency.keys()) / len(latency)
+            for steady_ids, latency in zip(calm, found, strict=True)
+        ),
         "steady_both_times": len(steady) // pairs,
         "remeasure_median_change_steady": statistics.median(steady) if steady else None,
+        "remeasure_p90_change_steady": statistics.quantiles(steady, n=10)[-1] if len(steady) > 1 else None,
+        # Pairs of steady measurements that differ by more than a tenth: one of them is wrongly steady.
+        "wrongly_steady": statistics.fmean(change > _WRONG for change in steady) if steady else None,
         # Another candidate wins by more than numbers differ anyway; `any` counts the ties as well.
         "winner_flip": statistics.fmean(wide),
         "winner_flip_any": statistics.fmean(flips),

@@ -4,7 +4,14 @@ from __future__ import annotations
 
 from agents.device.batch import Batch
 from agents.programs.check import is_checkable
-from agents.programs.quality import Drift, is_rejected, relative_interval
+from agents.programs.quality import (
+    Drift,
+    gate_quality,
+    interval_quality,
+    is_rejected,
+    judged_secs,
+    relative_interval,
+)
 from agents.records import DeviceSpec, Outcome, Protocol, Record, canonical_json
 from agents.sandbox.canary_watch import Again
 from agents.sandbox.job import CandidateJob, JobResult
@@ -38,17 +45,19 @@ def record_of(
     """
     candidate = job.candidate
     outcome, error = result.outcome, result.error
-    if outcome is Outcome.OK and is_rejected(result.run_secs, batch.protocol):
+    repeats, judged = result.repeats, judged_secs(result.repeats)
+    if outcome is Outcome.OK and is_rejected(judged, batch.protocol):
         outcome = Outcome.REJECTED
         error = (
-            f"its {len(result.run_secs)} repeats leave the latency uncertain by "
-            f"{relative_interval(result.run_secs):.0%}, more than reject_interval"
+            f"its {len(judged)} repeats leave the latency uncertain by "
+            f"{relative_interval(judged):.0%}, more than reject_interval"
         )
     environment = {**result.environment, "roofline": dict(roofline)} if roofline else result.environment
-    quality = dict(result.quality)
+    quality = {**result.quality, **interval_quality(judged), **gate_quality(repeats, batch.protocol)}
     if drift.ratios:
         quality["canary"] = dict(drift.ratios)
-    if drift.suspect:
+    # The canaries say that something was wrong some time; a gate says of each repeat whether.
+    if drift.suspect and not repeats.disturbances:
         quality["suspect"] = True
     return Record(
         device_id=spec.device_id,

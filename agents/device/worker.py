@@ -46,7 +46,7 @@ from agents.records import (
     Workload,
     as_json_dict,
 )
-from agents.sandbox.canary_watch import Again, CanaryWatch, front_runners, kept_monitor, unmeasured
+from agents.sandbox.canary_watch import PROBE, Again, CanaryWatch, front_runners, kept_monitor, unmeasured
 from agents.sandbox.job import CandidateJob
 from agents.sandbox.pool import Question, WorkerPool
 from agents.sandbox.stages import WorkerStage
@@ -298,9 +298,10 @@ class DeviceWorker:
                             key = job.workload.workload_id
                             best[key] = min(best.get(key, math.inf), *result.run_secs)
                     again: list[Again] = []
-                    if window.drift.suspect:
-                        watch.remember(records, batch.workloads)
-                    else:
+                    suspect = [record for record in records if record.is_suspect]
+                    watch.remember(suspect, batch.workloads)
+                    # A moment that disturbs most of what is measured disturbs second measurements, too.
+                    if not window.drift.suspect and 2 * len(suspect) < max(1, len(records)):
                         again += watch.take_again()
                     if within := batch.confirm_within:
                         again += front_runners(
@@ -336,7 +337,9 @@ class DeviceWorker:
             answer = self.pool.ask({"op": "canaries", "family": self.spec.family})
             self._canaries = tuple(map(_canary, answer["canaries"]))
         if lasting not in self._watches:
-            self._watches[lasting] = CanaryWatch(self._spool_folder, self._canaries, lasting)
+            watch = CanaryWatch(self._spool_folder, self._canaries, lasting)
+            self._watches[lasting] = watch
+            self.pool.probe_secs = self.pool.probe_secs or watch.usual_secs().get(PROBE, 0.0)
         return self._watches[lasting]
 
 

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import math
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
-
-import numpy as np
 
 from agents.programs.build import Built, CandidateRefused
 from agents.programs.check import argument_values, difference, poisoned, reference_outputs, tolerance_of
@@ -20,8 +17,6 @@ from agents.records import CandidateId, Workload
 _KEPT_WORKLOADS = 16
 #: Compiled programs that are run again and again (canaries).
 _KEPT_PROGRAMS = 8
-#: Arguments with more bytes than this fill the caches wherever they lie, and are not moved.
-_MOST_MOVED_BYTES = 32 << 20
 
 
 @dataclass(slots=True)
@@ -35,12 +30,6 @@ class _Loaded:
     outputs: dict[int, Any] | None = None
     #: Relative difference that a legal schedule may show in them.
     tolerance: float = 0.0
-
-
-def elsewhere(arguments: Sequence[Any], device: Any) -> Sequence[Any]:
-    """Copies of arguments at another place in the memory of their device; large ones stay where they are."""
-    held = sum(math.prod(argument.shape) * np.dtype(str(argument.dtype)).itemsize for argument in arguments)
-    return arguments if held > _MOST_MOVED_BYTES else [argument.copyto(device) for argument in arguments]
 
 
 class Programs:

@@ -7,18 +7,22 @@ batches. Nothing here knows a clock, a disk or TVM: numbers come in, a verdict g
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import median
 from typing import Any
 
 from agents.errors import AgentError
+from agents.programs.gate import Disturbance, Repeats
 from agents.records import Protocol
 
 #: Share of the repeats, the fastest ones, that the interval is made of. Of 5 repeats the 2 slowest may then
 #: be any outliers. All 5 would give an interval 28 % narrower that one outlier blows up; the 2 fastest alone
 #: one twice as wide.
 _KEPT_SHARE = 0.6
+#: Clean repeats after which the latency of a program is known; fewer if the protocol asks for fewer repeats.
+CLEAN_REPEATS = 3
 #: Probability p that the latency is not below the interval.
 _CONFIDENCE = 0.9
 
@@ -119,6 +123,37 @@ def wants_repeats(run_secs: Sequence[float], protocol: Protocol) -> bool:
     if protocol.target_interval == 0 or repeats >= protocol.repeat + protocol.extra_repeats:
         return False
     return relative_interval(run_secs) > protocol.target_interval
+
+
+def clean_needed(protocol: Protocol) -> int:
+    """Clean repeats after which the latency of a program is known."""
+    return min(CLEAN_REPEATS, protocol.repeat)
+
+
+def gate_quality(repeats: Repeats, protocol: Protocol) -> dict[str, Any]:
+    """What the quality of a record says of its repeats: how many were clean, and what disturbed others.
+
+    A record without enough clean ones is suspect by itself. Empty if no gate was around them.
+    """
+    if not repeats.disturbances:
+        return {}
+    disturbed = Counter(map(str, repeats.disturbances))
+    clean = disturbed.pop(Disturbance.NONE, 0)
+    quality: dict[str, Any] = {"clean": clean}
+    if disturbed:
+        quality["disturbed"] = dict(sorted(disturbed.items()))
+    if clean < clean_needed(protocol):
+        quality["suspect"] = True
+    return quality
+
+
+def judged_secs(repeats: Repeats) -> tuple[float, ...]:
+    """The repeats that say how far the latency is known: the clean ones, if there are several."""
+    if not repeats.disturbances:
+        return repeats.run_secs
+    pairs = zip(repeats.run_secs, repeats.disturbances, strict=True)
+    clean = tuple(secs for secs, disturbance in pairs if disturbance is Disturbance.NONE)
+    return clean if len(clean) > 1 else ()
 
 
 def is_rejected(run_secs: Sequence[float], protocol: Protocol) -> bool:

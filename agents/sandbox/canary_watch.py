@@ -55,6 +55,8 @@ _FRONT_RUNNER_RATIO = 1.2
 #: that of a front-runner right after its window, the next that after a drifting window, whenever it comes.
 MOST_AHEAD = 2
 _FILE = "canaries.json"
+#: Name of the gate's probe among the canaries.
+PROBE = "probe"
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,6 +175,8 @@ class CanaryWatch:
             for canary, result in zip(self._canaries, results, strict=True)
             if result.outcome is Outcome.OK
         }
+        if probes := [result.probe_secs for result in results if result.probe_secs]:
+            readings[PROBE] = min(probes)
         failed = [result.error for result in results if result.outcome is not Outcome.OK]
         if failed:
             _LOG.warning("a canary program failed: %s", failed[0])

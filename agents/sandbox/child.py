@@ -14,6 +14,7 @@ from __future__ import annotations
 import os
 import socket
 import time
+from collections.abc import Callable
 from contextlib import AbstractContextManager, ExitStack, nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,10 +23,13 @@ from typing import Any
 from agents.codec import protocol_from_json, workload_from_json
 from agents.errors import AgentError
 from agents.host.host_lock import HostLockError, timing_lock
+from agents.host.priority import Priority
 from agents.host.probe import environment
 from agents.programs.build import Built, CandidateRefused, build
+from agents.programs.gate import Gate, Repeats
 from agents.programs.link import Link, LinkLostError, LocalLink, Session
-from agents.programs.loaded_workloads import Programs, elsewhere
+from agents.programs.loaded_workloads import Programs
+from agents.programs.quality import clean_needed
 from agents.programs.rpc_session import RpcLink
 from agents.programs.timing import time_again, time_module
 from agents.records import CandidateId, Family, Outcome, Protocol, Workload
@@ -37,6 +41,8 @@ from agents.sandbox.wire import Channel
 
 #: An RPC server ends a session after this time, whatever it does: more than one candidate takes.
 _SESSION_SECS = 600.0
+#: Longest wait for a quiet moment, for each last timing of a program.
+_WAIT_SECS = 0.01
 
 
 class DeviceBrokenError(AgentError):
@@ -61,6 +67,8 @@ class _Job:
     keep: bool
     #: Best latency known of the workload on this device; 0 if none is.
     best_secs: float
+    #: Seconds of the gate's probe on this device, undisturbed; 0 if that is not known.
+    probe_secs: float
     #: Seconds that it has taken so far to be built, and to wait for the device.
     build_secs: float = 0.0
     wait_secs: float = 0.0
@@ -69,7 +77,9 @@ class _Job:
 class ChildWorker:
     """Answers the messages of one pool, which come through `channel`."""
 
-    def __init__(self, channel: Channel, settings: ChildSettings, mover: MoverClient) -> None:
+    def __init__(
+        self, channel: Channel, settings: ChildSettings, mover: MoverClient, probe: Callable[[], float]
+    ) -> None:
         import tvm
 
         self._channel = channel
@@ -83,6 +93,8 @@ class ChildWorker:
         if settings.slot_path:
             self._slot = CoreSlot(Path(settings.slot_path), Path(settings.lock_path), mover)
         self._retiming = SpacedRetiming()
+        self._gate = Gate(probe, settings.threads) if self._times_on_cores else None
+        self._priority = Priority.USUAL
         self._workloads: dict[str, Workload] = {}
         self._versions = {"llvm": str(tvm.target.codegen.llvm_version_major())}
         #: Tells how many threads TVM's pool really has; behind a wire the link has made sure of their number.
@@ -165,7 +177,7 @@ class ChildWorker:
                     self._enter(job, WorkerStage.BUILDING)
                     started = time.perf_counter()
                     built = self._build(job)
-                    if self._settings.device == "cpu" and not self._settings.tracker:
+                    if self._times_on_cores:
                         # Filling them takes longer than many a timing, and must not happen under the lock.
                         self._programs.arguments(job.workload, self._device)
             except CandidateRefused as refusal:
@@ -193,18 +205,27 @@ class ChildWorker:
         with ExitStack() as held:
             held.enter_context(self._lock())
             self._clear_cores(held)
-            self._mover.pin(timing=True)
+            self._mover.pin(timing=True, first=True)
             self._channel.send({"event": "retiming"})
-            self._retime(self._retiming.last())
+            due = self._retiming.last()
+            self._retime(due, _WAIT_SECS * len(due))
 
-    def _retime(self, due: list[RetimedProgram]) -> None:
-        """Time programs of earlier jobs once more; the parent knows that they are coming."""
+    def _retime(self, due: list[RetimedProgram], wait_secs: float = 0.0) -> None:
+        """Time programs of earlier jobs once more; the parent knows that they are coming.
+
+        Quiet moments are waited for, for so long in all.
+        """
+        end = time.monotonic() + wait_secs
         for program in due:
             if not program.timings_left:
-                continue  # an earlier timing of these failed
+                continue  # it has enough, or an earlier timing of these failed
+            if self._gate is not None and wait_secs:
+                self._gate.is_quiet(max(0.0, end - time.monotonic()))
             began = time.perf_counter()
+            repeats = self._retiming.time_again(program)
             timing = {
-                "run_secs": self._retiming.time_again(program),
+                "run_secs": repeats.run_secs,
+                "disturbances": repeats.disturbances,
                 "timing_secs": time.perf_counter() - began,
             }
             self._channel.send(
@@ -229,13 +250,16 @@ class ChildWorker:
         """
         self._enter(job, WorkerStage.TIMING)
         if not self._settings.tracker:
-            self._mover.pin(timing=True)
+            self._priority = self._mover.pin(timing=True, first=True)
         began = time.perf_counter()
         wrong = ""
         try:
             module = session.load(built.module)
             arguments = self._programs.arguments(job.workload, session.device)
-            timing = time_module(module, arguments, session.device, job.protocol, job.best_secs)
+            protocol, gate = job.protocol, self._gate
+            if gate is not None:
+                gate.learn(job.probe_secs)
+            timing = time_module(module, arguments, session.device, protocol, job.best_secs, gate)
             if job.check:
                 self._enter(job, WorkerStage.CHECKING)
                 function = module.get_function("main", query_imports=True)
@@ -254,17 +278,18 @@ class ChildWorker:
             )
             return []
         timing_secs = time.perf_counter() - began
-        due = self._retiming.due()
-        timings = job.protocol.visits - 1
-        is_kept = self._may_retime and timings > 0 and not wrong and not timing.stopped_early
-        if is_kept:
+        due = self._retiming.due(is_quiet=gate is None or gate.is_quiet())
+        is_kept = False
+        if gate is not None and not wrong and not timing.stopped_early:
 
-            def again() -> tuple[float, ...]:
-                # Where arguments lie decides which of them share places in the caches: some per cent.
-                moved = elsewhere(arguments, session.device)
-                return time_again(module, moved, session.device, job.protocol, timing.number)
+            def again() -> Repeats:
+                return time_again(module, arguments, session.device, protocol, timing.number, gate)
 
-            self._retiming.keep(job.number, again, timings, job.workload.workload_id, min(timing.run_secs))
+            is_kept = self._retiming.keep(
+                *(job.number, again, timing.repeats, job.workload.workload_id),
+                visits=protocol.visits,
+                needs=clean_needed(protocol),
+            )
         self._done(
             job,
             Outcome.WRONG_OUTPUT if wrong else Outcome.OK,
@@ -273,14 +298,23 @@ class ChildWorker:
             environment=self._environment(session),
             is_kept=is_kept,
             is_retiming=bool(due),
+            **self._probe_facts(),
             **timing.facts(is_checked=job.check),
         )
         return due
 
     @property
-    def _may_retime(self) -> bool:
-        """Whether programs can stay: on a GPU they hold its memory, behind a wire they end soon."""
+    def _times_on_cores(self) -> bool:
+        """Whether programs run on cores of this host, where a gate can watch them, and can stay for later.
+
+        On a GPU they hold its memory, behind a wire they end soon.
+        """
         return self._settings.device == "cpu" and not self._settings.tracker
+
+    def _probe_facts(self) -> dict[str, Any]:
+        if self._gate is None:
+            return {}
+        return {"probe_secs": self._gate.best_secs, "has_new_level": self._gate.has_new_level}
 
     def _environment(self, session: Session | None = None) -> dict[str, Any]:
         """The moment's environment; taken where the program was timed, still pinned there.
@@ -294,6 +328,8 @@ class ChildWorker:
             if session is not None:
                 snapshot |= handlers.board_moment(session, cores, index)
         snapshot["versions"] |= self._versions
+        if self._gate is not None:
+            snapshot["priority"] = self._priority
         threads = self._settings.threads if self._settings.tracker else int(self._thread_count())
         return {**snapshot, "threads": threads, **self._settings.environment}
 
@@ -312,7 +348,9 @@ def _link(settings: ChildSettings, device: Any) -> Link:
     )
 
 
-def run(channel: socket.socket, moves: socket.socket, settings: ChildSettings) -> None:
+def run(
+    channel: socket.socket, moves: socket.socket, settings: ChildSettings, *, probe: Callable[[], float]
+) -> None:
     """Be a worker process.
 
     Args:
@@ -320,10 +358,11 @@ def run(channel: socket.socket, moves: socket.socket, settings: ChildSettings) -
             pool, which then reads the last words.
         moves: To the zygote, which binds threads to cores.
         settings: Of the device.
+        probe: Of the gate around its repeats (`agents.programs.gate.compiled_probe`).
     """
     jobs = Channel(channel)
     mover = MoverClient(moves, settings)
     mover.pin(timing=False)
-    worker = ChildWorker(jobs, settings, mover)
+    worker = ChildWorker(jobs, settings, mover, probe)
     jobs.send({"event": "ready", "pid": os.getpid()})
     worker.serve()

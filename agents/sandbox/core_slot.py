@@ -19,6 +19,7 @@ from pathlib import Path
 
 from agents.errors import AgentError
 from agents.host.host_lock import holder_of, holder_words, not_timing, take_lock
+from agents.host.priority import Priority, lower_priority, raise_priority
 from agents.host.process_control import pin_process
 from agents.sandbox.stages import ChildSettings
 
@@ -36,15 +37,25 @@ class CoresHeldError(AgentError):
 
 
 class ProcessCores:
-    """Moves one worker process and the builder in its way, from outside."""
+    """Moves one worker process and the builder in its way, from outside, and lets it go before others.
+
+    It goes before them only on its timing cores. A worker process may not set its own priority: a candidate
+    would run with it while nothing is timed.
+    """
 
     def __init__(self, pid: int, settings: ChildSettings) -> None:
         self._pid, self._settings = pid, settings
         self._moved = 0
 
-    def pin(self, *, timing: bool) -> None:
-        """Bind the worker process to its timing cores, or to those that it builds on."""
+    def pin(self, *, timing: bool, first: bool = False) -> Priority:
+        """Bind the worker process to its timing cores, or to those that it builds on.
+
+        Only one that times there goes before others (`first`); returns how.
+        """
+        if not first:
+            lower_priority(self._pid)
         pin_process(self._settings.timing_cores if timing else self._settings.build_cores, self._pid)
+        return raise_priority(self._pid) if first else Priority.USUAL
 
     def move_out(self) -> bool:
         """Have the builder in the slot leave the timing cores; false where it may not be moved."""
@@ -66,9 +77,8 @@ class ProcessCores:
     def answer(self, request: bytes) -> bytes:
         """Do what a worker process asks for through `MoverClient`; never raises."""
         with suppress(OSError):  # it ended meanwhile, or has no such cores
-            if request in (b"time", b"build"):
-                self.pin(timing=request == b"time")
-                return b"done"
+            if request in (b"time", b"lent", b"build"):
+                return self.pin(timing=request != b"build", first=request == b"time").encode()
             if request == b"out":
                 return b"done" if self.move_out() else b"refused"
             if request == b"back":
@@ -88,7 +98,7 @@ class ProcessCores:
 
 
 class MoverClient:
-    """Moves a worker process from inside: the thread that calls by itself, all else through its zygote.
+    """Moves a worker process from inside, by asking its zygote.
 
     `end` takes packets to `ProcessCores.answer`.
     """
@@ -96,25 +106,30 @@ class MoverClient:
     def __init__(self, end: socket.socket, settings: ChildSettings) -> None:
         self._end, self._settings = end, settings
 
-    def pin(self, *, timing: bool) -> None:
-        """See `ProcessCores.pin`; only a process with several threads needs its zygote."""
-        cores = self._settings.timing_cores if timing else self._settings.build_cores
-        os.sched_setaffinity(0, cores)
-        is_alone = len(list(Path("/proc/self/task").iterdir())) == 1
-        if not is_alone and not self._ask(b"time" if timing else b"build"):
-            raise OSError(f"the threads of this process could not be bound to cores {list(cores)}")
+    def pin(self, *, timing: bool, first: bool = False) -> Priority:
+        """See `ProcessCores.pin`.
+
+        Raises:
+            OSError: There are no such cores.
+        """
+        answer = self._ask((b"time" if first else b"lent") if timing else b"build")
+        try:
+            return Priority(answer.decode())
+        except ValueError:
+            cores = self._settings.timing_cores if timing else self._settings.build_cores
+            raise OSError(f"this process could not be bound to cores {list(cores)}") from None
 
     def move_out(self) -> bool:
         """See `ProcessCores.move_out`."""
-        return self._ask(b"out")
+        return self._ask(b"out") == b"done"
 
     def move_back(self) -> None:
         """See `ProcessCores.move_back`."""
         self._ask(b"back")
 
-    def _ask(self, request: bytes) -> bool:
+    def _ask(self, request: bytes) -> bytes:
         self._end.send(request)
-        return self._end.recv(_REQUEST_BYTES) == b"done"
+        return self._end.recv(_REQUEST_BYTES)
 
 
 class CoreSlot:

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any
 
 from msgspec import Meta, field
 from msgspec.structs import replace
 
-from agents.programs.quality import interval_quality
+from agents.programs.gate import Disturbance, Repeats
 from agents.records import Candidate, Outcome, Protocol, Workload
 from agents.values import Value
 
@@ -21,7 +20,8 @@ _MOST_RUNS = 100_000
 Seconds = Annotated[float, Meta(ge=0, le=_MOST_SECS)]
 #: Seconds of warm-up runs; and of repeats: no program takes no time.
 Runs = Annotated[tuple[Seconds, ...], Meta(max_length=_MOST_RUNS)]
-Repeats = Annotated[tuple[Annotated[float, Meta(gt=0, le=_MOST_SECS)], ...], Meta(max_length=_MOST_RUNS)]
+RunSecs = Annotated[tuple[Annotated[float, Meta(gt=0, le=_MOST_SECS)], ...], Meta(max_length=_MOST_RUNS)]
+Disturbances = Annotated[tuple[Disturbance, ...], Meta(max_length=_MOST_RUNS)]
 Count = Annotated[int, Meta(ge=0, lt=2**53)]
 #: Real texts take some 2,000 characters.
 MOST_CHARS = 1 << 20
@@ -49,7 +49,11 @@ class JobResult(Value, frozen=True, kw_only=True):
     #: Number of the job in the order in which jobs were handed in.
     job: Count
     outcome: Outcome
-    run_secs: Repeats = ()
+    run_secs: RunSecs = ()
+    #: What disturbed each repeat; empty if no gate was around them.
+    disturbances: Disturbances = ()
+    #: Seconds of the gate's probe, undisturbed, as far as its process knows; 0 if it has no gate.
+    probe_secs: Seconds = 0.0
     warmup_secs: Runs = ()
     number: Count = 0
     build_secs: Seconds = 0.0
@@ -62,16 +66,21 @@ class JobResult(Value, frozen=True, kw_only=True):
     #: See `docs/measuring.md`.
     quality: dict[str, Any] = field(default_factory=dict)
 
-    def retimed(self, run_secs: Sequence[float], timing_secs: float) -> JobResult:
-        """The same with the repeats of one more timing (seconds of one run each), and the time it took."""
-        if not run_secs:  # it failed this time
+    @property
+    def repeats(self) -> Repeats:
+        """Its repeats, and what disturbed them."""
+        return Repeats(self.run_secs, self.disturbances)
+
+    def retimed(self, more: Repeats, timing_secs: float) -> JobResult:
+        """The same with the repeats of one more timing, and the time it took."""
+        if not more.run_secs:  # it failed this time
             return replace(self, timing_secs=self.timing_secs + timing_secs)
-        every = (*self.run_secs, *run_secs)
-        visits = self.quality.get("visits", 1) + 1
+        repeats = self.repeats + more
         return replace(
             self,
-            run_secs=every,
+            run_secs=repeats.run_secs,
+            disturbances=repeats.disturbances,
             timing_secs=self.timing_secs + timing_secs,
             ended_at=time.time(),
-            quality={**self.quality, "visits": visits, **interval_quality(every)},
+            quality={**self.quality, "visits": self.quality.get("visits", 1) + 1},
         )

@@ -38,6 +38,8 @@ _PREPARE_TIMEOUT_SECS = 120.0
 _LOOK_SECS = 0.2
 #: Jobs after which an idle process is replaced, which bounds what compiled code and leaks may gather.
 _RECYCLE_AFTER = 400
+#: Share of the probe's seconds below which one process may not bring them at once.
+_PROBE_STEP = 0.8
 
 
 #: What a process is asked, and the workload that the question is about.
@@ -63,6 +65,8 @@ class WorkerPool:
         #: The batch that the processes work for, and candidates timed in those before.
         self._running: PoolRun | None = None
         self._timed_before = 0
+        #: Seconds of the gate's probe on this device, undisturbed (`agents.programs.gate`); 0 if not known.
+        self.probe_secs = 0.0
 
     def __enter__(self) -> WorkerPool:
         return self
@@ -260,6 +264,7 @@ class WorkerPool:
                         "check": batch.is_checked(number),
                         "keep": job.is_canary,
                         "best_secs": batch.best(job.workload.workload_id),
+                        "probe_secs": self.probe_secs,
                     },
                 }
             )
@@ -321,6 +326,7 @@ class WorkerPool:
         process.jobs_done += 1
         if done.is_retiming:
             process.retime(limit_secs)
+        self._note_probe(done)
         result = batch.finish(done)
         if result is not None and done.is_device_lost:
             # A fresh process looks up its tracker and makes missing locks, which may be what was wrong.
@@ -329,6 +335,14 @@ class WorkerPool:
             process.held[done.job], process.retime_limit_secs = result, limit_secs
             return None
         return result
+
+    def _note_probe(self, done: JobDone) -> None:
+        """Take in what a process knows of the probe; too few seconds would make all records suspect."""
+        known, secs = self.probe_secs, done.probe_secs
+        if done.has_new_level or not known:
+            self.probe_secs = secs or known
+        elif 0 < secs < known:
+            self.probe_secs = max(secs, _PROBE_STEP * known)
 
     def _end_overdue(self, batch: PoolRun) -> Iterator[JobResult | None]:
         for process in self._processes.overdue():

@@ -14,7 +14,7 @@ from msgspec.structs import replace
 from agents.errors import MessageError
 from agents.records import Outcome
 from agents.sandbox.job import CandidateJob, JobResult
-from agents.sandbox.retimed_programs import FRONT_RUNNER_FACTOR, LAST_FRONT_RUNNER_TIMINGS
+from agents.sandbox.retimed_programs import most_timings
 from agents.sandbox.stages import AT_WORK, WorkerStage, limit_of
 from agents.sandbox.worker_messages import JobDone, Retimed, StageBegan
 
@@ -94,11 +94,12 @@ class PoolRun:
 
         Raises:
             MessageError: It goes on after it failed, or beyond all its timings: each gives its process more
-                time.
+                time. Or it has repeats with a gate and others without.
         """
-        more = result.retimed(event.run_secs, event.timing_secs)
-        visits = self.jobs[event.job].protocol.visits
-        most = FRONT_RUNNER_FACTOR * visits + LAST_FRONT_RUNNER_TIMINGS
+        if event.run_secs and bool(event.disturbances) != bool(result.disturbances):
+            raise MessageError(f"a worker process timed job {event.job} with a gate and without one")
+        more = result.retimed(event.repeats, event.timing_secs)
+        most = most_timings(self.jobs[event.job].protocol.visits)
         if event.left and (not event.run_secs or more.quality["visits"] > most):
             raise MessageError(f"a worker process goes on to time job {event.job}, which has had its timings")
         self._note_best(more)

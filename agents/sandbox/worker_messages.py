@@ -12,8 +12,9 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from agents.errors import AgentError, MessageError
+from agents.programs.gate import Repeats
 from agents.records import Outcome, canonical_json
-from agents.sandbox.job import MOST_CHARS, Count, JobResult, Repeats, Seconds, Text
+from agents.sandbox.job import MOST_CHARS, Count, Disturbances, JobResult, RunSecs, Seconds, Text
 from agents.sandbox.stages import AT_WORK, WorkerStage
 from agents.values import Value
 
@@ -47,6 +48,8 @@ class JobDone(JobResult, frozen=True, kw_only=True, tag_field="event", tag="done
     is_retiming: bool = False
     #: The program stays in the process, to be timed again.
     is_kept: bool = False
+    #: It takes a slower level of the probe for the usual one now.
+    has_new_level: bool = False
     #: The program has broken the device.
     is_broken: bool = False
     #: The device is out of reach.
@@ -61,9 +64,15 @@ class Retimed(Value, frozen=True, kw_only=True, tag_field="event", tag="retimed"
     """A program was timed once more; `left` timings of it are to come."""
 
     job: Count
-    run_secs: Repeats
+    run_secs: RunSecs
+    disturbances: Disturbances = ()
     timing_secs: Seconds
     left: Count
+
+    @property
+    def repeats(self) -> Repeats:
+        """The repeats of this timing."""
+        return Repeats(self.run_secs, self.disturbances)
 
 
 class Rested(Value, frozen=True, tag_field="event", tag="rested"):
@@ -76,7 +85,6 @@ WorkerEvent = Ready | StageBegan | JobDone | RetimingBegan | Retimed | Rested
 class _Quality(Value, frozen=True):
     """What a process may say of its number; all else is said of it by who does not run the candidate."""
 
-    interval: Seconds | UnsetType = UNSET
     stopped_early: bool | UnsetType = UNSET
     checked: bool | UnsetType = UNSET
 
@@ -135,6 +143,10 @@ def parse_event(message: dict[str, Any]) -> WorkerEvent:
     event: WorkerEvent = _parsed(message.get("event"), message, WorkerEvent)
     if isinstance(event, StageBegan) and event.stage not in _JOB_STAGES:
         raise MessageError(f"a worker process sent the stage {event.stage}, which no job is in")
+    if isinstance(event, JobDone | Retimed):
+        gated, timed = len(event.disturbances), len(event.run_secs)
+        if gated not in (0, timed):
+            raise MessageError(f"a worker process sent {timed} 'run_secs' and {gated} 'disturbances'")
     if isinstance(event, JobDone):
         if "ended_at" in message:
             raise MessageError("a worker process sent 'ended_at', which is for its reader's clock to say")

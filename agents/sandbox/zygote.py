@@ -30,6 +30,7 @@ import tempfile
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -221,13 +222,15 @@ def main(arguments: list[str]) -> None:
         if lock_path:  # it imports where something is timed
             make_lock(Path(lock_path))
             held.enter_context(timing_lock(Path(lock_path), _LOCK_WAIT_SECS))
-        import tvm  # noqa: F401  # what the worker processes inherit
-
+        # What the worker processes inherit.
+        from agents.programs.gate import compiled_probe
         from agents.sandbox import child
+
+        probe = compiled_probe()
     # Objects that are never collected are never written to, so their pages stay shared.
     gc.collect()
     gc.freeze()
-    _Zygote(socket.socket(fileno=int(control_file)), child.run).serve()
+    _Zygote(socket.socket(fileno=int(control_file)), partial(child.run, probe=probe)).serve()
 
 
 if __name__ == "__main__":

@@ -10,6 +10,7 @@ import re
 from collections.abc import Iterable, Sequence
 
 from agents.host.device_kinds import differences
+from agents.host.priority import Priority
 from agents.records import Descriptor, DeviceKind, DeviceSpec
 from fleet.doctor.confinement import confinement_findings
 from fleet.doctor.words import TVM_VERSION, WANTED_MODULES, Finding, HostState, Level, LockState
@@ -172,6 +173,7 @@ def _timing(descriptor: Descriptor, devices: Sequence[DeviceSpec], state: HostSt
     return [
         *_clock(state),
         *_neighbours(descriptor, state),
+        *_priority(state),
         *_cores(descriptor, timing, state),
         *_gpus(descriptor, state),
     ]
@@ -223,6 +225,19 @@ def _neighbours(descriptor: Descriptor, state: HostState) -> Iterable[Finding]:
             what=f"the host's timing lock {state.timing_lock_path} cannot be used",
             why=f"nothing may be timed without it, and {state.timing_lock_fault}",
             do="have that user, or root, remove what has its name",
+        )
+
+
+def _priority(state: HostState) -> Iterable[Finding]:
+    if state.priority in (Priority.USUAL, Priority.NICE):
+        yield Finding(
+            level=Level.NOTE,
+            what="timings may not have real-time priority",
+            why="other programs take their core: repeats are disturbed and made again, records are suspect",
+            do=(
+                'echo "$USER - rtprio 1" | sudo tee /etc/security/limits.d/tensor-fleet.conf, '
+                "and log in again; in a unit of systemd LimitRTPRIO=1; for a container --cap-add SYS_NICE"
+            ),
         )
 
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
+from agents.host.priority import Priority
 from agents.sandbox.confinement_trial import Trial
 
 # TVM as this project is tested with it.
@@ -63,6 +64,8 @@ class HostState:
     governors: tuple[tuple[int, str], ...] = ()
     #: File that switches turbo off; empty where it is off already or hidden.
     turbo_file: str = ""
+    #: How timings may go before other programs; None if nobody looked.
+    priority: Priority | None = None
     timing_lock: LockState = LockState.FREE
     timing_lock_path: str = ""
     #: Why it cannot be used, if so.

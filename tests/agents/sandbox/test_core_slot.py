@@ -18,6 +18,7 @@ import psutil
 import pytest
 
 from agents.host.host_lock import make_lock, timing_lock
+from agents.host.priority import Priority, allowed_priority
 from agents.records import Workload
 from agents.sandbox import core_slot
 from agents.sandbox.core_slot import WORKER_NAME, CoresHeldError, CoreSlot, ProcessCores
@@ -244,9 +245,28 @@ def test_requests_that_are_none_are_refused(paths: tuple[Path, Path]) -> None:
     cores = ProcessCores(os.getpid(), settings_of(*paths))
     assert [cores.answer(one) for one in (b"", b"\xff", b"time 1")] == [b"refused"] * 3
     assert sorted(os.sched_getaffinity(0)) == CORES
-    assert cores.answer(b"time") == b"done"
+    assert cores.answer(b"lent") == b"usual"
     assert sorted(os.sched_getaffinity(0)) == CORES[:1]
     gone = ProcessCores(1 << 22, settings_of(*paths))
-    assert gone.answer(b"time") == b"done"
+    assert gone.answer(b"time").decode() in list(Priority)
     wrong = replace(settings_of(*paths), timing_cores=(1023,))
     assert ProcessCores(os.getpid(), wrong).answer(b"time") == b"refused"
+
+
+def test_only_what_times_goes_before_others(paths: tuple[Path, Path]) -> None:
+    pid = os.fork()
+    if pid == 0:
+        time.sleep(60)
+        os._exit(0)
+    try:
+        cores = ProcessCores(pid, settings_of(*paths))
+        policies = {"fifo": os.SCHED_FIFO | os.SCHED_RESET_ON_FORK}
+        for request in (b"time", b"lent", b"time", b"build"):
+            priority = cores.answer(request).decode()
+            assert priority == (allowed_priority() if request == b"time" else "usual")
+            assert os.sched_getscheduler(pid) == policies.get(priority, os.SCHED_OTHER)
+            assert (os.getpriority(os.PRIO_PROCESS, pid) == -20) == (priority == "nice")
+            assert request == b"build" or sorted(os.sched_getaffinity(pid)) == CORES[:1]
+    finally:
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)

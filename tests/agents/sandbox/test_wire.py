@@ -103,16 +103,20 @@ ANSWER = {"event": "derived", "traces": ["[]"], "refused": {"too long": 2}}
 STAGE = {"event": "stage", "job": 3, "stage": "timing", "build_secs": 0.1, "wait_secs": 0}
 DONE = {
     **{"event": "done", "job": 3, "outcome": "ok", "error": "", "run_secs": [1e-3, 2e-3], "number": 4},
-    **{"environment": {"threads": 1}, "quality": {"interval": 0.1, "checked": True}},
+    **{"environment": {"threads": 1}, "quality": {"checked": True}, "probe_secs": 1e-5},
+    **{"disturbances": ["", "slow_core"], "has_new_level": True},
     **{"is_kept": True, "build_secs": 0.1, "wait_secs": 0},
 }
+
+
+RETIMED = {"event": "retimed", "job": 0, "run_secs": [1e-3], "timing_secs": 0.2, "left": 2}
 
 
 @pytest.mark.parametrize(
     "message",
     [
         *({"event": "ready", "pid": 7}, STAGE, DONE, {"event": "retiming"}, {"event": "rested"}),
-        {"event": "retimed", "job": 0, "run_secs": [1e-3], "timing_secs": 0.2, "left": 2},
+        {**RETIMED, "disturbances": ["preempted"]},
     ],
     ids=lambda message: message["event"],
 )
@@ -145,6 +149,11 @@ UNSOUND = """
     DONE {"is_device_lost": true}         -> is_device_lost
     DONE {"quality": {"visits": "x"}}     -> quality
     DONE {"quality": {"suspect": true}}   -> quality
+    DONE {"quality": {"interval": 0.1}}   -> quality
+    DONE {"disturbances": [""]}           -> disturbances
+    DONE {"disturbances": ["", "tired"]}  -> disturbances
+    DONE {"probe_secs": -1.0}             -> probe_secs
+    RETIMED {"disturbances": ["", ""]}    -> disturbances
     DONE {"error": null}                  -> error
     DONE {"environment": []}              -> environment
     DONE {"environment": {"load": Infinity}} -> environment
@@ -155,7 +164,7 @@ UNSOUND = """
 
 
 def unsound(line: str) -> dict[str, Any]:
-    for name, sound in (("STAGE", STAGE), ("DONE", DONE)):
+    for name, sound in (("STAGE", STAGE), ("DONE", DONE), ("RETIMED", RETIMED)):
         if line.startswith(name):
             return {**sound, **json.loads(line.removeprefix(name))}
     return json.loads(line)

@@ -58,6 +58,8 @@ turbo_file: /x/boost                                  | warning | echo 0 ... /x/
 memory_available_bytes: 1073741824                    | warning | 1.0 GiB
 disk_free_bytes: 1073741824, store: runs/store        | warning | runs/store
 disk_free_bytes: 10485760                             | error   | 10 MiB
+priority: usual                                       | note    | real-time priority ... disturbed ... rtprio
+priority: nice                                        | note    | real-time priority
 timing_lock: held                                     | note    | right now
 timing_lock: refused, timing_lock_path: /x, timing_lock_fault: it is bob's | error | /x ... it is bob's
 nvidia_driver: true                                   | warning | CUDA_VISIBLE_DEVICES

@@ -1,0 +1,182 @@
+"""Whether anything disturbed a repeat: a short probe before and after it, and what the kernel counted.
+
+A repeat is clean if the probes on both sides of it ran near their best, the thread had the processor all the
+time, and the kernel took it from nobody's hands meanwhile. Neighbours on the same physical core, clocks that
+fall and time stolen by a hypervisor show in the probes; other programs of the host in the kernel's counts.
+Runs in a worker process, around the repeats of `timing.py`; which number follows is for `quality.py`.
+
+Programs that fill a cache which others share, or the memory bus, are disturbed in ways that a probe in the
+first-level cache does not feel; the scatter of the clean repeats is what is left of that.
+"""
+
+from __future__ import annotations
+
+import resource
+import time
+from collections import deque
+from collections.abc import Callable
+from enum import StrEnum
+
+import numpy as np
+
+from agents.values import Value
+
+#: The probe multiplies square matrices of so many rows, so many times: 12 KiB, some 10 us on a core of 3 GHz.
+_ROWS, _TIMES = 32, 4
+#: A probe is near the best up to this ratio.
+_NEAR = 1.08
+#: Share of its time that the thread must have had the processor.
+_OWN_SHARE = 0.98
+#: Probes before the first repeat, and the latest probes: the best is the fastest of them but some, as the
+#: clock of a core may jump for a moment.
+_FIRST_PROBES, _LATEST_PROBES = 64, 256
+_PASSED_OVER = 3
+#: Pause between two looks for a quiet moment.
+_LOOK_SECS = 0.002
+#: Probes in a row, and seconds, without one near the best, after which their own best is the best: a clock
+#: that fell for good. A neighbour may stay on the core for minutes.
+_LEVEL_PROBES, _LEVEL_SECS = 200, 600.0
+
+
+class Disturbance(StrEnum):
+    """What disturbed a repeat."""
+
+    #: Nothing.
+    NONE = ""
+    #: Another thread took the core.
+    PREEMPTED = "preempted"
+    #: The core itself ran slower: a neighbour on it, its clock, or the hypervisor.
+    SLOW_CORE = "slow_core"
+
+
+class Repeats(Value, frozen=True):
+    """Repeats of a program, in the order in which they were made."""
+
+    #: Seconds of one run, one value a repeat.
+    run_secs: tuple[float, ...] = ()
+    #: What disturbed each of them; empty if no gate was around them.
+    disturbances: tuple[Disturbance, ...] = ()
+
+    def __add__(self, more: Repeats) -> Repeats:
+        """These and later ones, all of them with a gate or all without."""
+        return Repeats(self.run_secs + more.run_secs, self.disturbances + more.disturbances)
+
+    @property
+    def clean(self) -> int:
+        """How many of them nothing disturbed."""
+        return self.disturbances.count(Disturbance.NONE)
+
+    @property
+    def disturbed_at_end(self) -> int:
+        """How many of the last ones in a row were disturbed."""
+        clean = (place for place, each in enumerate(reversed(self.disturbances)) if not each)
+        return next(clean, len(self.disturbances))
+
+
+class Gate:
+    """The gate of one worker process; it learns how fast the probe can be.
+
+    Args:
+        probe: Runs the probe and gives the seconds that it took (`compiled_probe`).
+        threads: Threads of a program: the thread that calls it waits for others if there are several.
+        clock: Seconds that only grow.
+    """
+
+    def __init__(
+        self, probe: Callable[[], float], threads: int = 1, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._probe, self._is_alone, self._clock = probe, threads == 1, clock
+        #: Seconds of a probe that nothing disturbs.
+        self.best_secs = float("inf")
+        #: Whether a slower level became the best.
+        self.has_new_level = False
+        self._latest = deque[float](maxlen=_LATEST_PROBES)
+        self._far = 0
+        self._last_near = clock()
+
+    def learn(self, best_secs: float) -> None:
+        """Take in what other processes of the device know of the probe; 0 if they know nothing."""
+        if best_secs > 0 and not self.has_new_level:
+            self.best_secs = min(best_secs, self.best_secs)
+
+    def is_quiet(self, wait_secs: float = 0.0) -> bool:
+        """Whether nothing disturbs the core just now; waits for such a moment for so long at most."""
+        end = self._clock() + wait_secs
+        while not self._is_near(self._probe()):
+            if self._clock() >= end:
+                return False
+            time.sleep(_LOOK_SECS)
+        return True
+
+    def repeat(self, run: Callable[[], float]) -> Repeats:
+        """Run one repeat, which gives the seconds of one run, and say what disturbed it."""
+        while len(self._latest) < _FIRST_PROBES:
+            self._is_near(self._probe())
+        is_near = self._is_near(self._probe())
+        before, own, wall = _switches(), time.thread_time(), time.perf_counter()
+        run_secs = run()
+        wall, own = time.perf_counter() - wall, time.thread_time() - own
+        is_preempted = _switches() > before or (self._is_alone and own < _OWN_SHARE * wall)
+        is_near &= self._is_near(self._probe())
+        disturbance = Disturbance.NONE if is_near else Disturbance.SLOW_CORE
+        return Repeats((run_secs,), (Disturbance.PREEMPTED if is_preempted else disturbance,))
+
+    def _is_near(self, secs: float) -> bool:
+        self._latest.append(secs)
+        if len(self._latest) >= _FIRST_PROBES:
+            self.best_secs = min(self.best_secs, sorted(self._latest)[_PASSED_OVER])
+        if secs <= _NEAR * self.best_secs:
+            self._far, self._last_near = 0, self._clock()
+            return True
+        self._far += 1
+        if self._far >= _LEVEL_PROBES and self._clock() - self._last_near >= _LEVEL_SECS:
+            self.best_secs, self._far = sorted(self._latest)[_PASSED_OVER], 0
+            self.has_new_level = True
+        return False
+
+
+def _switches() -> int:
+    """Times that the kernel gave the core of this thread to another one."""
+    return resource.getrusage(resource.RUSAGE_THREAD).ru_nivcsw
+
+
+def compiled_probe() -> Callable[[], float]:
+    """Compile the probe for this host's architecture, without its widest vectors; gives its seconds.
+
+    Wide vectors change the clock of some cores for a while, and what ran before decides whether they did.
+    """
+    import tvm
+    from tvm import te
+    from tvm.s_tir.schedule import Schedule
+
+    left = te.placeholder((_ROWS, _ROWS), name="left")
+    right = te.placeholder((_ROWS, _ROWS), name="right")
+    again, k = te.reduce_axis((0, _TIMES), "again"), te.reduce_axis((0, _ROWS), "k")
+    product = te.compute(
+        (_ROWS, _ROWS), lambda i, j: te.sum(left[k, i] * right[k, j], axis=[again, k]), name="product"
+    )
+    schedule = Schedule(tvm.IRModule({"main": te.create_prim_func([left, right, product])}))
+    block = schedule.get_sblock("product")
+    i, j, again, k = schedule.get_loops(block)
+    (i, i_in), (j, j_in) = schedule.split(i, [None, 4]), schedule.split(j, [None, 8])
+    schedule.reorder(i, j, again, k, i_in, j_in)
+    copy = schedule.cache_write(block, 0, "local")
+    schedule.reverse_compute_at(copy, j)
+    schedule.unroll(i_in)
+    schedule.vectorize(j_in)
+    schedule.decompose_reduction(block, again)
+    *_, rows, columns = schedule.get_loops(copy)
+    schedule.unroll(rows)
+    schedule.vectorize(columns)
+    program = tvm.tirx.build(schedule.mod, target=tvm.target.Target({"kind": "llvm"}))["main"]
+    device = tvm.cpu(0)
+    ones = np.ones((_ROWS, _ROWS), dtype=np.float32)
+    arguments = [tvm.runtime.tensor(ones, device=device) for _ in range(3)]
+
+    def probe() -> float:
+        program(*arguments)  # what ran before has taken the cache
+        began = time.perf_counter()
+        program(*arguments)
+        return time.perf_counter() - began
+
+    return probe
