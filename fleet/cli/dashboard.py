@@ -23,7 +23,7 @@ def dashboard(
     config: ConfigOption = None,
     changes: SetOption = None,
 ) -> None:
-    """Print a link to the dashboard of the running daemon. It logs one browser in, within 15 minutes.
+    """Print a link to the dashboard of the running daemon. The link works once, for 15 minutes.
 
     Example: fleet dashboard --open
     """
@@ -56,12 +56,14 @@ def _open_browser(page: Path, url: str) -> None:
     head = f'<meta charset="utf-8"><meta http-equiv="refresh" content="{target}"><title>tensor-fleet</title>'
     write_private(page, f"<!doctype html>{head}")
     if not webbrowser.open(page.absolute().as_uri()):
-        raise FleetError("this host has no browser that can be opened; open the link above in one of yours")
+        raise FleetError("no browser can be opened on this host; open the link above in another one")
 
 
 def compare_sides(
     before: Annotated[str, typer.Argument(help="DEVICE, DEVICE@YYYY-MM-DD or a model version.")],
-    after: Annotated[str, typer.Argument(help="The same of the other side.")],
+    after: Annotated[
+        str, typer.Argument(help="DEVICE, DEVICE@YYYY-MM-DD or a model version to compare with.")
+    ],
     shows_all: Annotated[bool, typer.Option("--all", help="Show changes within the noise too.")] = False,
     store: StoreOption = None,
     models: ModelsOption = DEFAULT_MODELS,
@@ -71,7 +73,7 @@ def compare_sides(
 ) -> None:
     """Compare two devices, two days of a device, or two model versions.
 
-    A change is significant where it reaches three times the noise of its own series (docs/dashboard.md).
+    A change is significant if it reaches three times the noise of its series (docs/dashboard.md).
 
     Example: fleet compare x86-64-v3@2026-11-23 x86-64-v3@2026-11-24
     """

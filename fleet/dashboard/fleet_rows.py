@@ -27,7 +27,7 @@ MOST_BUDGETS = 500
 class AttentionLevel(IntEnum):
     """How urgent a device is; the lowest comes first."""
 
-    #: Nothing is measured before somebody acts.
+    #: Nothing is measured until a person acts.
     BROKEN = 0
     #: It measures, but its numbers cannot be trusted.
     DOUBTFUL = 1
@@ -41,7 +41,7 @@ class AttentionLevel(IntEnum):
 
 
 def attention(device: Mapping[str, Any], now: float) -> tuple[AttentionLevel, str]:
-    """Say how urgent a device is, by its row, and why in one line; without a reason it needs nobody."""
+    """How urgent a device is, by its row, and why in one line; without a reason it needs no attention."""
     state, reason = str(device["state"]), str(device["reason"])
     if state == "retired":
         return AttentionLevel.GONE, reason
@@ -106,8 +106,8 @@ def fleet_rows(
 ) -> list[dict[str, Any]]:
     """A row for each device of the coordinator's view, JSON-ready, in the order of attention.
 
-    `digest` says whether the store's part is there: `loading`, `ready`, or `empty` where the store has no
-    record of the device.
+    `digest` is the state of the store's part: `loading`, `ready`, or `empty` if the store has no record of
+    the device.
     """
     rows = [
         _row(device_id, device, view["now"], summary, champions.get(device_id, {}))
@@ -117,7 +117,7 @@ def fleet_rows(
 
 
 def fleet_counts(rows: list[dict[str, Any]]) -> dict[str, Any]:
-    """How many devices there are, by state, and how many need somebody."""
+    """How many devices there are, by state, and how many need attention."""
     levels = Counter(row["attention"]["level"] for row in rows)
     return {
         "devices": len(rows),
@@ -130,7 +130,7 @@ def fleet_counts(rows: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def champion_rows(champions: Mapping[DeviceId, Champion], notes: Row) -> dict[str, dict[str, Any]]:
-    """What a row says of a device's champion."""
+    """The part of a row about a device's champion."""
     return {
         str(device_id): {**notes.get(device_id, {}), "score": score_of(champion.judged)}
         for device_id, champion in champions.items()
@@ -138,7 +138,7 @@ def champion_rows(champions: Mapping[DeviceId, Champion], notes: Row) -> dict[st
 
 
 def score_of(judged: Mapping[str, Any] | None) -> dict[str, Any] | None:
-    """The figure of a verdict that is shown first, with its interval; None where nothing was judged."""
+    """The figure of a verdict that is shown first, with its interval; None if nothing was judged."""
     for name in ("top1", "top5"):
         if judged and name in judged:
             value, low, high = judged[name]

@@ -51,7 +51,7 @@ function result(data, context) {
   return [
     h("p", { class: "lede" }, `${count(significant)} of ${count(all)} changes are significant, ${count(insignificant)} are within the noise${doubt}.`),
     notes,
-    note(`Severity is the change over the noise of its own series. From ${threshold.toFixed(1)} on it is significant: 1 of 370 comparisons is by chance.`),
+    note(`Severity is the change divided by the noise of its series. From ${threshold.toFixed(1)} on it is significant: 1 of 370 comparisons is by chance.`),
     h("p", {}, h("label", { class: "check" }, h("input", { type: "checkbox", checked: isAll, onchange: flip }), ` Show changes within the noise (${within})`)),
     table(data, context, {
       columns: columns(data.sides),

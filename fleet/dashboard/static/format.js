@@ -2,7 +2,7 @@
 
 const NONE = "–";
 
-/** The same function for what is there; a dash for what is not. */
+/** A function that gives a dash for a missing value. */
 const orNone = (format) => (value, ...more) => (value === null || value === undefined ? NONE : format(value, ...more));
 
 export const count = orNone((value) => Number(value).toLocaleString("en-US"));
@@ -25,7 +25,7 @@ export const duration = orNone((secs) => {
   return secs < 172800 ? `${(secs / 3600).toFixed(1)} h` : `${(secs / 86400).toFixed(1)} days`;
 });
 
-/** A moment by the clock of this browser; its date where that is not today's. */
+/** A moment by the clock of this browser; its date if it is not today's. */
 export function moment(secs) {
   if (!secs) return "never";
   const at = new Date(1000 * secs);

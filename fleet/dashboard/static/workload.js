@@ -42,7 +42,7 @@ function drawWorkload({ workload: about, workload_id: id, devices, matrix }, con
   const spreads = devices.rows.map((row) => row.spread).filter(Boolean);
   const [low, high] = [Math.min(...spreads.map((spread) => spread[0])), Math.max(...spreads.map((spread) => spread[4]))];
   const spread = ({ spread: quantiles }) => {
-    if (!quantiles) return "nothing ran";
+    if (!quantiles) return "none ran";
     const [least, , middle, , most] = quantiles.map((secs) => latency(secs));
     return spreadBar({ quantiles, low, high, label: `${least} to ${most}, median ${middle}` });
   };
@@ -121,7 +121,7 @@ function predictionPart(prediction, device) {
     tiles([["version", version], ["Kendall tau", score(tau)], ["speed of the first choice", score(top1)]]),
     legend(["a candidate"]),
     plot({ label: "Score against measured speed", series, xText: axis, yText: axis, height: 220 }),
-    note("Across: score of the champion. Up: speed over the best one's. These candidates may have trained the head."),
+    note("Horizontal: score of the champion. Vertical: speed as a share of the best speed. The head may have learned from these candidates."),
     cutOff(points.length + refused, of, "measured candidates"),
   ];
 }
@@ -144,7 +144,7 @@ function drawCandidate(data) {
     plainTable("Measurements", ["Device", "Outcome", "Latency", "Repeats", "Origin", "When"], data.records.map(recordRow), [2]),
     cutOff(data.records.length, data.records_of, "measurements"),
     cutOff(data.devices_seen, data.devices_of, "devices that measured the workload"),
-    h("h2", {}, "Schedule beside the best one"),
+    h("h2", {}, "Schedule compared with the best one"),
     best ? h("p", { class: "lede" }, besideBest(data)) : null,
     schedules(data),
     h("h2", {}, "Reproduce it"),
@@ -165,7 +165,7 @@ function recordRow(record) {
     link("device", record.device_id, record.device_id),
     [words(record.outcome), record.marks.length ? sub(words(record.marks.join(", "))) : null, error],
     latency(record.latency_secs),
-    [list(record.run_secs) || "none", sub(`${count(record.number)} runs a repeat${interval}${warmup}`)],
+    [list(record.run_secs) || "none", sub(`${count(record.number)} runs per repeat${interval}${warmup}`)],
     [record.origin, sub(`attempt ${record.attempt}`)],
     moment(record.measured_at),
   ];
