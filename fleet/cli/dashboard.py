@@ -105,8 +105,12 @@ def _print_comparison(comparison: dict[str, Any]) -> None:
     for note in comparison["notes"]:
         print_text(note)
     if comparison["rows"]:
+        from fleet.report.words import latency_unit
+
         columns = ("series", *comparison["sides"], "change", "noise", "severity")
-        print_rows(columns, [_cells(row) for row in comparison["rows"]])
+        shown = [row for row in comparison["rows"] if row["unit"] == "s"]
+        unit = latency_unit(row[side] for row in shown for side in ("before", "after"))
+        print_rows(columns, [_cells(row, unit) for row in comparison["rows"]])
         if any(row["kind"] == "latency" for row in comparison["rows"]):
             print_text("Each workload's latencies are of the candidate with the median change.")
     if comparison["hidden"]:
@@ -115,8 +119,8 @@ def _print_comparison(comparison: dict[str, Any]) -> None:
         print_text(f"cut off: {len(comparison['rows'])} of {comparison['matched']} rows are shown")
 
 
-def _cells(row: dict[str, Any]) -> tuple[str, ...]:
-    before, after = (_value(row[side], row["unit"]) for side in ("before", "after"))
+def _cells(row: dict[str, Any], unit: str) -> tuple[str, ...]:
+    before, after = (_value(row[side], row["unit"], unit) for side in ("before", "after"))
     return (
         row["name"],
         before,
@@ -127,7 +131,7 @@ def _cells(row: dict[str, Any]) -> tuple[str, ...]:
     )
 
 
-def _value(value: float, unit: str) -> str:
+def _value(value: float, unit: str, latency_unit: str) -> str:
     from fleet.report.words import latency
 
-    return latency(value) if unit == "s" else f"{value:.4g} {unit}".strip()
+    return latency(value, latency_unit) if unit == "s" else f"{value:.4g} {unit}".strip()

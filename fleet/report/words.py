@@ -7,7 +7,7 @@ the file show the same sentences because all of them call these functions.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from enum import StrEnum
 from typing import Any, NamedTuple, TypeGuard
 
@@ -23,6 +23,9 @@ MIN_PAIRS = 5
 
 #: Who serves a new device at the end of the demo, as `served_by` of its onboarding says.
 SHIPPED, WARM = "shipped", "warm"
+
+#: Units of a latency in seconds, the largest first.
+_UNITS = {"s": 1.0, "ms": 1e-3, "µs": 1e-6, "ns": 1e-9}
 
 TIMES = "\N{MULTIPLICATION SIGN}"
 
@@ -301,7 +304,8 @@ def best_latencies(report: Document) -> dict[str, list[str]]:
         for device in report["devices"].values()
     ]
     names = dict.fromkeys(workload for latencies in best for workload in latencies)
-    return {name: [latency(latencies.get(name)) for latencies in best] for name in names}
+    unit = latency_unit(secs for latencies in best for secs in latencies.values())
+    return {name: [latency(latencies.get(name), unit) for latencies in best] for name in names}
 
 
 def interval_words(interval: Sequence[float] | None) -> str:
@@ -311,15 +315,19 @@ def interval_words(interval: Sequence[float] | None) -> str:
     return f" ({percent(INTERVAL_LEVEL)} interval {signed(interval[0])} to {signed(interval[1])})"
 
 
-def latency(secs: float | None) -> str:
-    """Give a latency with three digits in s, ms, µs or ns."""
+def latency(secs: float | None, unit: str = "") -> str:
+    """Give a latency with three digits or more, in its own unit or in the given one."""
     if not is_finite(secs):
         return NOT_MEASURED
-    for unit, size in (("s", 1.0), ("ms", 1e-3), ("µs", 1e-6), ("ns", 1e-9)):
-        # 0.9995 of a unit would be rounded up to one of it.
-        if secs >= size * 0.9995 or unit == "ns":
-            return f"{three_digits(secs / size)} {unit}"
-    return NOT_MEASURED
+    unit = unit or latency_unit([secs])
+    return f"{three_digits(secs / _UNITS[unit])} {unit}"
+
+
+def latency_unit(latencies: Iterable[float | None]) -> str:
+    """Choose one unit for all latencies of a table: the largest that the shortest of them fills."""
+    shortest = min((secs for secs in latencies if is_finite(secs)), default=0.0)
+    # 0.9995 of a unit would be rounded up to one of it.
+    return next((unit for unit, size in _UNITS.items() if shortest >= size * 0.9995), "ns")
 
 
 def duration(secs: float | None) -> str:

@@ -2,13 +2,14 @@
 
 import { h, link } from "./dom.js";
 import { legend, plot, spreadBar } from "./charts.js";
-import { count, latency, moment, percent, score, short, words } from "./format.js";
+import { count, latency, latencyOf, moment, percent, score, short, words } from "./format.js";
 import { cutOff, empty, loading, note, pages, plainTable, sub, table, tiles } from "./lists.js";
 import { digestNote } from "./fleet.js";
 
 export const workloads = { title: () => "Workloads", path: (query) => ["/v1/dashboard/workloads", query], draw: drawWorkloads };
 
 function drawWorkloads(data, context) {
+  const best = latencyOf(data.rows.map((row) => row.best_secs));
   return [
     h("h1", {}, "Workloads"),
     digestNote(data.digest),
@@ -20,7 +21,7 @@ function drawWorkloads(data, context) {
         { name: "Devices", key: "devices", number: true, cell: (row) => count(row.devices) },
         { name: "Records", key: "records", number: true, cell: (row) => count(row.records) },
         { name: "Failed", key: "failed", number: true, level: 2, cell: (row) => percent(row.failed_share, 1) },
-        { name: "Best", key: "best", number: true, level: 2, cell: (row) => [latency(row.best_secs), row.best_device ? sub(row.best_device) : null] },
+        { name: "Best", key: "best", number: true, level: 2, cell: (row) => [best(row.best_secs), row.best_device ? sub(row.best_device) : null] },
       ],
       label: "Workloads",
       empty: "No record is in the store yet, so there are no workloads.",
@@ -41,6 +42,7 @@ export const workload = {
 function drawWorkload({ workload: about, workload_id: id, devices, matrix }, context) {
   const spreads = devices.rows.map((row) => row.spread).filter(Boolean);
   const [low, high] = [Math.min(...spreads.map((spread) => spread[0])), Math.max(...spreads.map((spread) => spread[4]))];
+  const best = latencyOf(devices.rows.map((row) => row.best_secs));
   const spread = ({ spread: quantiles }) => {
     if (!quantiles) return "none ran";
     const [least, , middle, , most] = quantiles.map((secs) => latency(secs));
@@ -58,7 +60,7 @@ function drawWorkload({ workload: about, workload_id: id, devices, matrix }, con
       columns: [
         { name: "Device", key: "device", cell: (row) => link("device", row.device_id, row.device_id) },
         { name: "Records", key: "records", number: true, level: 2, cell: (row) => count(row.records) },
-        { name: "Best", key: "best", number: true, cell: (row) => latency(row.best_secs) },
+        { name: "Best", key: "best", number: true, cell: (row) => best(row.best_secs) },
         { name: "Spread", cell: spread },
         { name: "Predicted", level: 2, cell: (row) => h("button", { type: "button", onclick: () => predict(id, row.device_id, context) }, "Score") },
       ],
@@ -74,9 +76,10 @@ function drawWorkload({ workload: about, workload_id: id, devices, matrix }, con
 
 function grid(workloadId, matrix, { go }) {
   if (!matrix.total) return empty("No candidate was measured on these devices.");
+  const inUnit = latencyOf(matrix.rows.flatMap((row) => row.cells));
   const cell = (value) => {
     if (value === null) return h("span", { class: "none", title: "not measured" }, "·");
-    return typeof value === "number" ? latency(value) : h("span", { class: "soft" }, words(value));
+    return typeof value === "number" ? inUnit(value) : h("span", { class: "soft" }, words(value));
   };
   const rows = matrix.rows.map(({ candidate_id: id, speed, cells }) => {
     const device = matrix.devices[cells.findIndex((value) => value !== null)];

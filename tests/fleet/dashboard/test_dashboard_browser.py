@@ -131,7 +131,7 @@ def test_every_view_has_the_numbers_of_the_api_and_no_markup_of_others(page: Any
     candidate_id = found["matrix"]["rows"][-1]["candidate_id"]
     assert EVIL in go(page, fleet, "workloads", "Operator")
     assert EVIL in go(page, fleet, f"workload/{evil['workload_id']}", "Candidates by device")
-    seen = go(page, fleet, f"candidate/{evil['workload_id']}%2F{candidate_id}", "Schedule beside")
+    seen = go(page, fleet, f"candidate/{evil['workload_id']}%2F{candidate_id}", "Schedule compared")
     assert candidate_id in seen
     assert EVIL in go(page, fleet, "device/one", "Champion and challengers")
     assert EVIL in go(page, fleet, "alerts", "Cause")
