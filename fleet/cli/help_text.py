@@ -11,7 +11,10 @@ from enum import StrEnum
 from typing import Any
 
 import typer
-from typer.core import TyperCommand, TyperGroup, TyperOption
+from typer.core import TyperArgument, TyperCommand, TyperGroup, TyperOption
+
+#: Characters of choices that the column of types shows without breaking a word.
+_LONGEST_CHOICES = 20
 
 
 class Panel(StrEnum):
@@ -30,7 +33,7 @@ class HelpCommand(TyperCommand):
 
     def get_params(self, ctx: Any) -> list[Any]:
         """Give the parameters; `--json <bool>` would look as if a value must follow."""
-        return _without_flag_types(super().get_params(ctx))
+        return _tidy(super().get_params(ctx))
 
 
 class HelpGroup(TyperGroup):
@@ -38,7 +41,7 @@ class HelpGroup(TyperGroup):
 
     def get_params(self, ctx: Any) -> list[Any]:
         """See `HelpCommand.get_params`."""
-        return _without_flag_types(super().get_params(ctx))
+        return _tidy(super().get_params(ctx))
 
     def list_commands(self, ctx: Any) -> list[str]:
         """Give the names of the verbs, panel by panel."""
@@ -52,11 +55,25 @@ class HelpGroup(TyperGroup):
         return sorted(names, key=place)
 
 
-def _without_flag_types(parameters: list[Any]) -> list[Any]:
+def _tidy(parameters: list[Any]) -> list[Any]:
+    """Flags without a type, arguments in capitals, and long lists of choices in the help text."""
     for parameter in parameters:
-        if isinstance(parameter, TyperOption) and parameter.is_flag:
-            parameter.metavar = ""
+        if isinstance(parameter, TyperArgument):
+            parameter.metavar = parameter.metavar or str(parameter.name).upper()
+        elif isinstance(parameter, TyperOption):
+            if parameter.is_flag:
+                parameter.metavar = ""
+            elif len("|".join(choices := _choices(parameter))) > _LONGEST_CHOICES:
+                parameter.metavar = "NAME"
+                parameter.help = f"{parameter.help} One of {', '.join(choices)}."
     return parameters
+
+
+def _choices(option: TyperOption) -> list[str]:
+    """The words that an option takes; none if it takes any, or after they went into its help text."""
+    if option.metavar is not None:
+        return option.metavar.strip("[]").split("|") if "|" in option.metavar else []
+    return [str(getattr(choice, "value", choice)) for choice in option.type_descriptor.choices or ()]
 
 
 def add_verb(

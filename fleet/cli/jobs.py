@@ -227,7 +227,8 @@ def _print_status(store: Path, models: Path) -> None:
         kind = note["model_kind"] or "damaged"
         shipped = f", of the shipped model {note['shipped']}" if note["shipped"] else ""
         pinned = ", pinned" if note["pinned"] else ""
-        print_text(f"{name} is served by {note['version']} ({kind}{shipped}{pinned}): {note['reason']}")
+        why = note["reason"] or "no reason given"
+        print_text(f"{name} is served by {note['version']} ({kind}{shipped}{pinned}): {why}")
         if note["retained"]:
             print_text(f"{name}, challenger {note['retained']}")
 

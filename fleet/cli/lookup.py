@@ -207,6 +207,7 @@ def workloads(
     fleet workloads --network corpus --operator depthwise_conv2d --max-flops 2.5e7
     """
     from fleet.planner.selection import choose_workloads
+    from fleet.report.words import counted
 
     where, listed, counts = _listed(network, store, config, changes)
     fit = [
@@ -234,7 +235,8 @@ def workloads(
         )
         for row in described[:limit]
     ]
-    print_rows(("workload", "operator", "records", "MFLOP", "networks", "id"), rows)
+    columns = ("workload", "operator", "records", "MFLOP", "networks", "id")
+    print_rows(columns, rows, narrow=columns)
     by_operator = _counts_by_operator(fit)
     print_rows(
         ("operator", "workloads", "networks", "MFLOP"),
@@ -249,7 +251,8 @@ def workloads(
         ],
     )
     more = f", the first {limit} of them shown; --limit shows more" if len(described) > limit else ""
-    print_text(f"{len(described):,} workloads in {where}, {len(by_operator)} operators{more}")
+    workload_count, operators = counted(len(described), "workload"), counted(len(by_operator), "operator")
+    print_text(f"{workload_count} in {where}, {operators}{more}")
 
 
 def _has(workload: Workload, text: str) -> bool:

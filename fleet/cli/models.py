@@ -55,7 +55,9 @@ def list_models(models: ModelsOption = DEFAULT_MODELS, as_json: JsonOption = Fal
         print_text(f"no model under {models}; `fleet train` makes one")
         return
     print_rows(("version", "made", "model", "candidates", "from", "heads", "serving"), rows)
-    champions = [champion for each in found for champion in each["champions"]]
+    champions = sorted(
+        (champion for each in found for champion in each["champions"]), key=lambda one: str(one["device_id"])
+    )
     print_rows(
         ("device", "served by", "since", "pinned"),
         [(one["device_id"], one["version"], _date(one["since"]), _pinned(one)) for one in champions],

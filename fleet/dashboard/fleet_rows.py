@@ -47,14 +47,16 @@ def attention(device: Mapping[str, Any], now: float) -> tuple[AttentionLevel, st
         return AttentionLevel.GONE, reason
     if state == "quarantined":
         return AttentionLevel.BROKEN, reason or "it is quarantined"
+    if state == "absent":  # it takes no part in this run, so its old records do not matter now
+        return AttentionLevel.WAITING, reason or "it is absent"
     if share := _share(device, "failed_share", FAILING_SHARE):
         return AttentionLevel.BROKEN, f"{share:.0%} of its last records failed"
     if device["drift"]:
         return AttentionLevel.DOUBTFUL, str(device["drift"])
     if share := _share(device, "suspect_share", DRIFTING_SHARE):
         return AttentionLevel.DOUBTFUL, f"{share:.0%} of its last records are suspect"
-    if state in ("lost", "absent"):
-        return AttentionLevel.WAITING, reason or f"it is {state}"
+    if state == "lost":
+        return AttentionLevel.WAITING, reason or "it is lost"
     last = device["last_record_at"]
     if state == "leased" and last is not None and now - last > SILENT_SECS:
         return AttentionLevel.WAITING, f"no record for {(now - last) / 60:.0f} minutes"
@@ -125,7 +127,7 @@ def fleet_counts(rows: list[dict[str, Any]]) -> dict[str, Any]:
         "broken": levels[AttentionLevel.BROKEN],
         "doubtful": levels[AttentionLevel.DOUBTFUL],
         "records_per_s": round(sum(row["records_per_s"] for row in rows), 3),
-        "served": sum(bool(row["champion"]) for row in rows),
+        "served": sum(bool(row["champion"]) for row in rows if row["state"] != "absent"),
     }
 
 

@@ -280,7 +280,7 @@ def _host(run: DemoRun) -> dict[str, str]:
         "host": descriptor.host,
         "cpu": descriptor.cpu_model,
         "cores": f"{descriptor.physical_cores} physical, {len(descriptor.usable_cores)} usable",
-        "timing cores": ", ".join(str(core) for core in spec.cores),
+        "timing cores": ", ".join(f"core {core}" for core in spec.cores),
         "memory": f"{descriptor.memory_bytes / (1 << 30):.0f} GiB",
         "governor": descriptor.governor or "hidden by the host",
         "kernel": descriptor.kernel,

@@ -40,7 +40,7 @@ class Onboard(RequestArguments, frozen=True, kw_only=True):
         Strategy | None,
         Flag("--strategy"),
         Setting("onboarding.strategy"),
-        Meta(description="auto, or one strategy by name (onboarding.strategy)."),
+        Meta(description="How the head is made (onboarding.strategy)."),
     ] = None
     selector: Annotated[
         Selector | None,
