@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 _MANY_SUSPECT = 0.2
 #: How long programs are watched to see which are busy.
 _WATCH_SECS = 0.5
-#: Why records are measured that nobody counted when asking for candidates, by their origin.
+#: Why records are measured in addition to the requested candidates, by their origin.
 _EXTRA = {
     "noise": "of A/A runs (the same program twice, for the noise floor)",
     "remeasure": "measured again after a drift or on request",

@@ -137,7 +137,7 @@ def _cells(device: Mapping[str, Any]) -> tuple[str, ...]:
     leases = device["leases"]
     done, size = sum(lease["done"] for lease in leases), sum(lease["of"] for lease in leases)
     return (
-        device["state"],
+        "measuring" if device["state"] == "leased" else device["state"],
         str(device["records"]),
         str(device["failed"]),
         str(device["late"]),

@@ -115,8 +115,8 @@ def show(
         ("sha256", found["sha256"]),
         ("made", _date(manifest.get("created_at"))),
     ]
-    told = {**manifest, "data_until": until} if until else manifest
-    rows += [(key, value_text(value)) for key, value in told.items() if key not in hidden]
+    shown = {**manifest, "data_until": until} if until else manifest
+    rows += [(key, value_text(value)) for key, value in shown.items() if key not in hidden]
     print_rows(("version", version), rows)
     print_rows(
         ("head", "serves", "why"),

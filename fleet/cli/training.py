@@ -123,14 +123,14 @@ def train(
         )
     made = []
     for names in each_family(settings, device or (), family):
-        with _training_progress() as told:
+        with _training_progress() as show_epoch:
             trained = train_version(
                 settings,
                 models,
                 names,
                 compute=compute.value,
                 publish=publish,
-                on_progress=told,
+                on_progress=show_epoch,
             )
         made.append(trained)
         if not as_json:

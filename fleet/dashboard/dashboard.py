@@ -48,7 +48,7 @@ class Dashboard:
     ) -> None:
         self.view, self._registry, self._requests = view, registry, requests
         self.store = DashboardStore(store)
-        #: What the registry's files say, by what was asked; made again when they change.
+        #: Values from the registry's files by name; made again when these change.
         self._registry_mark: tuple[object, ...] = ()
         self._of_registry: dict[str, Any] = {}
 
@@ -184,7 +184,7 @@ class Dashboard:
             CandidateError: There is none.
         """
         summary = self.store.summary()
-        # The device that somebody comes from is looked at first.
+        # The device of the page before is looked at first.
         cells = summary.cells.get(workload_id, {})
         devices = sorted(cells, key=lambda device_id: (device_id != best_on, device_id))
         facts = summary.workloads.get(workload_id, {"name": workload_id})
