@@ -141,16 +141,16 @@ def train(
 
 def _print_trained(trained: dict[str, Any]) -> None:
     """Print what a version learned from, and for each device whether it serves and why."""
-    version = trained["version"]
+    version, kind, way = trained["version"], trained["model_kind"], trained["way"]
     print_text(
-        f"{version} ({trained['model_kind']}, {trained['way']}): trained in {trained['seconds']:.1f} s on "
+        f"{version} ({kind if way == kind else f'{kind}, {way}'}): trained in {trained['seconds']:.1f} s on "
         f"{trained['candidates']:,} candidates of {trained['workloads']:,} workloads; heads for "
         f"{', '.join(trained['heads'])}"
     )
     for name, why in sorted(trained["serves"].items()):
         print_text(f"{name} is served by {version}: {why}")
     for name, why in sorted(trained["kept_champions"].items()):
-        print_text(f"{name} keeps its champion; challenger {version}: {why}")
+        print_text(f"{name}: {version} is a challenger: {why}")
     for name, why in sorted(trained.get("given_back", {}).items()):
         print_text(f"{name} is served by the shipped model again: {why}")
     if trained["devices_left_out"]:
