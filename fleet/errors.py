@@ -10,6 +10,10 @@ class FleetError(RuntimeError):
     """
 
 
+class UsageError(FleetError):
+    """A command, or a setting that it was given, is wrong; the command line ends with exit code 2."""
+
+
 class TooFewRecordsError(FleetError):
     """There is too little to learn from yet; more records mend it."""
 

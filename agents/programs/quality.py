@@ -149,11 +149,10 @@ def gate_quality(repeats: Repeats, protocol: Protocol) -> dict[str, Any]:
 
 def judged_secs(repeats: Repeats) -> tuple[float, ...]:
     """The repeats that say how far the latency is known: the clean ones, if there are several."""
-    if not repeats.disturbances:
+    if repeats.clean < 2:
         return repeats.run_secs
     pairs = zip(repeats.run_secs, repeats.disturbances, strict=True)
-    clean = tuple(secs for secs, disturbance in pairs if disturbance is Disturbance.NONE)
-    return clean if len(clean) > 1 else ()
+    return tuple(secs for secs, disturbance in pairs if disturbance is Disturbance.NONE)
 
 
 def is_rejected(run_secs: Sequence[float], protocol: Protocol) -> bool:

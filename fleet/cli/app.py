@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import signal
 import sys
 import traceback
@@ -33,8 +34,9 @@ from fleet.cli import (
     store,
     training,
 )
+from fleet.cli.help_text import HelpGroup, Panel, add_verb
 from fleet.cli.output import Interrupted, OutputError, open_standard_streams
-from fleet.errors import FleetError
+from fleet.errors import FleetError, UsageError
 from fleet.terminal_text import make_logs_visible, print_text, say_text
 
 #: Extra of the distribution that brings a package, by the name that is imported.
@@ -47,6 +49,7 @@ _EXTRAS = {
 
 app = typer.Typer(
     name="fleet",
+    cls=HelpGroup,
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
@@ -61,18 +64,17 @@ def _print_version(is_requested: bool) -> None:
         raise typer.Exit
 
 
-@app.callback()
+@app.callback(
+    help="Find fast tensor programs for a network, and train cost models for a fleet of unlike devices.\n\n"
+    "Start with `fleet tune DEVICE NETWORK`: it makes a network faster and needs no data. `fleet demo` does "
+    "the whole job of a fleet on this host; then come `fleet doctor`, `fleet init` and `fleet collect`."
+)
 def _fleet(
     debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")] = False,
     _version: Annotated[
         bool, typer.Option("--version", help="Show the version.", is_eager=True, callback=_print_version)
     ] = False,
 ) -> None:
-    """Measure tensor programs on unlike devices and keep one cost model with a head per device.
-
-    Start with `fleet demo`, the whole job on this host in ten minutes; then `fleet doctor`, `fleet init` and
-    `fleet collect`.
-    """
     if debug:
         os.environ["FLEET_DEBUG"] = "1"
 
@@ -80,8 +82,8 @@ def _fleet(
 class _Signals:
     """Handler of SIGINT and SIGTERM that remembers which one came.
 
-    It must: an exception raised by a handler comes out of a call to Ray as a `SystemError`, and typer answers
-    a `KeyboardInterrupt` with an exit code of its own.
+    It must: an exception raised by a handler comes out of a call to Ray as a `SystemError`, and typer turns a
+    `KeyboardInterrupt` into another exit code.
     """
 
     def __init__(self) -> None:
@@ -94,52 +96,48 @@ class _Signals:
         raise Interrupted(number)
 
 
-#: Verbs by name, in the order of the help.
-_VERBS: Mapping[str, Callable[..., None]] = {
-    "init": devices.init,
-    "probe": devices.probe,
-    "doctor": devices.doctor,
-    "demo": jobs.demo,
-    "collect": jobs.collect,
-    "status": jobs.status,
-    "up": daemon.up,
-    "dashboard": dashboard.dashboard,
-    "compare": dashboard.compare_sides,
-    "import": interchange.import_,
-    "export": interchange.export,
-    "train": training.train,
-    "eval": training.evaluate,
-    "onboard": training.onboard,
-    "tune": jobs.tune,
-    "show": lookup.show,
-    "workloads": lookup.workloads,
+#: Verbs by group and name, in the order of the help.
+_VERBS: Mapping[Panel, Mapping[str, Callable[..., None]]] = {
+    Panel.START: {
+        "tune": jobs.tune,
+        "demo": jobs.demo,
+        "init": devices.init,
+        "doctor": devices.doctor,
+        "probe": devices.probe,
+    },
+    Panel.MEASURE: {"collect": jobs.collect},
+    Panel.LEARN: {"train": training.train, "eval": training.evaluate, "onboard": training.onboard},
+    Panel.USE: {"show": lookup.show, "workloads": lookup.workloads, "compare": dashboard.compare_sides},
+    Panel.OPERATE: {"up": daemon.up, "status": jobs.status, "dashboard": dashboard.dashboard},
+    Panel.DATA: {"import": interchange.import_, "export": interchange.export},
 }
-for _name, _verb in _VERBS.items():
-    app.command(_name)(_verb)
+for _panel, _verbs in _VERBS.items():
+    for _name, _verb in _verbs.items():
+        add_verb(app, _name, _verb, _panel)
 
 
-def _add_group(group: typer.Typer, name: str, **verbs: Callable[..., None]) -> None:
+def _add_group(panel: Panel, group: typer.Typer, name: str, **verbs: Callable[..., None]) -> None:
     """Add verbs that share their first word."""
     for verb, function in verbs.items():
-        group.command(verb)(function)
-    app.add_typer(group, name=name)
+        add_verb(group, verb, function)
+    app.add_typer(group, name=name, rich_help_panel=panel)
 
 
 _add_group(
-    typer.Typer(help="Look at the settings that hold.", no_args_is_help=True),
-    "config",
-    show=devices.config_show,
-    schema=devices.config_schema,
-)
-_add_group(
-    typer.Typer(help="Say which devices belong to the fleet.", no_args_is_help=True),
+    Panel.MEASURE,
+    typer.Typer(help="List, add and retire the devices of the fleet.", no_args_is_help=True, cls=HelpGroup),
     "devices",
     list=device_files.list_devices,
     add=device_files.add,
     retire=device_files.retire,
 )
 _add_group(
-    typer.Typer(help="See which model version serves which device, and take one back.", no_args_is_help=True),
+    Panel.USE,
+    typer.Typer(
+        help="Show which model version serves which device, and choose another one.",
+        no_args_is_help=True,
+        cls=HelpGroup,
+    ),
     "models",
     list=models.list_models,
     show=models.show,
@@ -148,14 +146,8 @@ _add_group(
     unpin=models.unpin,
 )
 _add_group(
-    typer.Typer(help="Check that the store is whole, and back it up.", no_args_is_help=True),
-    "store",
-    verify=store.verify,
-    backup=store.backup,
-    restore=store.restore,
-)
-_add_group(
-    typer.Typer(help="See, follow and cancel what the daemon was asked for.", no_args_is_help=True),
+    Panel.OPERATE,
+    typer.Typer(help="List, follow and cancel requests to the daemon.", no_args_is_help=True, cls=HelpGroup),
     "requests",
     list=requests.list_requests,
     show=requests.show,
@@ -163,6 +155,14 @@ _add_group(
     cancel=requests.cancel,
 )
 _add_group(
+    Panel.OPERATE,
+    typer.Typer(help="Show the settings and where each comes from.", no_args_is_help=True, cls=HelpGroup),
+    "config",
+    show=devices.config_show,
+    schema=devices.config_schema,
+)
+_add_group(
+    Panel.DATA,
     typer.Typer(
         help="List stores; publish, verify and open datasets.\n\nExample: fleet datasets verify FOLDER",
         cls=datasets.ListGroup,
@@ -172,6 +172,14 @@ _add_group(
     publish=datasets.publish,
     verify=datasets.verify,
     open=datasets.open_,
+)
+_add_group(
+    Panel.DATA,
+    typer.Typer(help="Check that the store is whole, and back it up.", no_args_is_help=True, cls=HelpGroup),
+    "store",
+    verify=store.verify,
+    backup=store.backup,
+    restore=store.restore,
 )
 
 
@@ -192,7 +200,7 @@ def run(arguments: Sequence[str], signals: _Signals | None = None) -> int:
             say_text(traceback.format_exc(), error=True)
         if signals is None or signals.number is None:
             _print_error(_line(error))
-        code = 1
+        code = 2 if isinstance(error, UsageError) else 1
     except ModuleNotFoundError as error:
         if error.name is None or error.name.split(".")[0] not in _EXTRAS:
             raise
@@ -200,24 +208,25 @@ def run(arguments: Sequence[str], signals: _Signals | None = None) -> int:
         _print_error(f"this needs {error.name}, which is not installed: pip install 'tensor-fleet[{extra}]'")
         code = 1
     if signals is not None and signals.number is not None:
-        _print_error("interrupted; the same command goes on where this one stopped")
+        _print_error("interrupted; run the same command again to continue")
         code = 128 + signals.number
     return code
 
 
 def _line(error: Exception) -> str:
-    """The error for people; one of the disk says what to do."""
+    """The error for people: with advice if the disk is full, and with the option that gave a setting."""
     if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
         where = f" at {error.filename}" if error.filename else ""
         return (
             f"the disk is full{where}: free some space, then run the same command again; what was written "
             "before is kept"
         )
-    return str(error) or type(error).__name__
+    text = str(error) or type(error).__name__
+    return re.sub(r"^flag: ", "--set ", text, flags=re.MULTILINE) if isinstance(error, UsageError) else text
 
 
 def _print_error(text: str) -> None:
-    """One fault a line on standard error."""
+    """One line per fault on standard error."""
     for line in text.strip().split("\n"):
         print_text(f"fleet: {line}", error=True)
 

@@ -1,4 +1,4 @@
-"""What a collection brought: records by the reason why they were measured, and what disturbed them.
+"""The records of a collection by the reason why they were measured, and what disturbed them.
 
 Called by `fleet collect` at its end. Reads the store; measures nothing.
 """
@@ -15,16 +15,16 @@ from fleet.terminal_text import print_text
 if TYPE_CHECKING:
     import psutil
 
-#: From this share of suspect records on, there is advice.
+#: From this share of suspect records on, advice is printed.
 _MANY_SUSPECT = 0.2
 #: How long programs are watched to see which are busy.
 _WATCH_SECS = 0.5
-#: Why records are measured that nobody counted when asking for candidates, by their origin.
+#: Why records are measured in addition to the requested candidates, by their origin.
 _EXTRA = {
-    "noise": "of A/A runs, the same program twice, for the noise floor",
+    "noise": "of A/A runs (the same program twice, for the noise floor)",
     "remeasure": "measured again after a drift or on request",
-    "confirm": "second looks at the fastest",
-    "fingerprint": "reference programs that tell devices apart",
+    "confirm": "of the fastest candidates, measured a second time",
+    "fingerprint": "of reference programs, by which devices are compared",
 }
 
 
@@ -32,8 +32,8 @@ def collected(store: Path, since_secs: float) -> dict[str, Any]:
     """Count the records of a store that were measured since a moment, in Unix seconds.
 
     Returns:
-        `{"records", "suspect", "candidates", "extra": {origin: count}}`; `candidates` are those that were
-        asked for, `extra` all others.
+        `{"records", "suspect", "candidates", "extra": {origin: count}}`; `candidates` counts the records
+        that were asked for, `extra` all others.
     """
     import pyarrow.compute as pc
 
@@ -57,24 +57,25 @@ def collected(store: Path, since_secs: float) -> dict[str, Any]:
 
 
 def print_collected(counts: dict[str, Any], daemon_pid: int | None = None) -> None:
-    """Say how many records came and why, and what to do where most of them are suspect.
+    """Print how many records came and why, and what to do if many of them are suspect.
 
     Args:
         counts: As `collected` gives it.
-        daemon_pid: The daemon that measured, where it was not this process.
+        daemon_pid: The daemon that measured; None if it was this process.
     """
-    parts = [f"{counts['candidates']} candidates"]
+    parts = [f"{counts['candidates']} candidate{'s' * (counts['candidates'] != 1)}"]
     parts += [f"{count} {_EXTRA[origin]}" for origin, count in sorted(counts["extra"].items())]
-    print_text(f"measured now: {counts['records']} records: {', '.join(parts)}")
+    print_text(f"measured in this run: {counts['records']} records: {', '.join(parts)}")
     if counts["records"] and counts["suspect"] >= _MANY_SUSPECT * counts["records"]:
         print_text(
-            f"{counts['suspect']} of them are suspect: the canary programs ran at another speed meanwhile, "
-            "so something takes the cores. Models learn from such records until better ones replace them."
+            f"{counts['suspect']} of {counts['records']} records are suspect: the canary programs ran at "
+            "another speed meanwhile, so another program was using the CPU. Models still learn from these "
+            "records until better ones replace them."
         )
-        busiest = ", ".join(busiest_programs(daemon_pid)) or "none; it has ended"
-        print_text(f"busiest programs beside the fleet now: {busiest}")
+        busiest = ", ".join(busiest_programs(daemon_pid)) or "none, so it has ended"
+        print_text(f"busiest other programs now: {busiest}")
         print_text(
-            "stop it, or wait, then run `fleet collect --remeasure 50`; `fleet doctor` checks the host"
+            "stop them, or wait; then run `fleet collect --remeasure 50`. `fleet doctor` checks the host"
         )
 
 
@@ -87,7 +88,7 @@ def fleet_processes(daemon_pid: int | None) -> set[int]:
 
 
 def busiest_programs(daemon_pid: int | None) -> list[str]:
-    """Names of up to three programs of others that took a tenth of a core or more, with their shares."""
+    """Names of up to three other programs that used a tenth of a core or more, with their shares."""
     import time
 
     import psutil

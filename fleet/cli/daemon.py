@@ -37,7 +37,7 @@ def up(
     root: RootOption = None,
     address: AddressOption = None,
     for_secs: Annotated[
-        float | None, typer.Option("--for", min=0, help="Stop after so many seconds.", metavar="SECS")
+        float | None, typer.Option("--for", min=0, help="Stop after this many seconds.", metavar="SECS")
     ] = None,
     once: Annotated[bool, typer.Option("--once", help="Measure what is planned, then stop.")] = False,
     seed: SeedOption = None,
@@ -46,8 +46,8 @@ def up(
 ) -> None:
     """Collect and refresh without end, on the devices of this host or of a cluster.
 
-    Whatever is killed, the same command goes on where it was. SIGTERM and Ctrl-C end it in order: batches
-    that run are waited for, nothing else begins.
+    After a crash or a kill, the same command continues where it stopped. SIGTERM and Ctrl-C end it in order:
+    it waits for running batches and starts no new ones.
 
     Example: fleet up --device x86-64-v3 --for 3600
     """
@@ -92,7 +92,7 @@ def up(
 
 
 def print_daemon(view: Mapping[str, Any]) -> None:
-    """Print what `fleet status` shows while a daemon runs: devices, coordinator, jobs, training, alarms.
+    """Print the status of a running daemon: devices, coordinator, jobs, training, alarms.
 
     Args:
         view: Of `fleet.engine.fleet_view`, as the API gives it.
@@ -106,7 +106,7 @@ def print_daemon(view: Mapping[str, Any]) -> None:
     for name, device in devices.items():
         if why := device["reason"] or device["closed"]:
             print_line(f"{name}: {why}")
-        # There is no room beside the version; what is not said is a FleetTLP.
+        # The table has no room for the kind; FleetTLP is the usual one.
         if (kind := device.get("model_kind", "")) and kind != FLEET_TLP:
             print_line(f"{name}: {device['champion']} is of kind {kind}")
         if shipped := device.get("shipped"):
@@ -124,7 +124,7 @@ def print_daemon(view: Mapping[str, Any]) -> None:
         f"store {store['path']}: {store['records']} records{waiting}, table version {store['table_version']}"
     )
     if store.get("refused"):
-        print_line(f"{store['refused']} records that the store refuses are set aside", style="yellow")
+        print_line(f"{store['refused']} records that the store refused are set aside", style="yellow")
     training = view["training"]
     last = f"; last: {training['last']}" if training.get("last") else ""
     print_line(f"training: {training['state']}{last}")
@@ -137,7 +137,7 @@ def _cells(device: Mapping[str, Any]) -> tuple[str, ...]:
     leases = device["leases"]
     done, size = sum(lease["done"] for lease in leases), sum(lease["of"] for lease in leases)
     return (
-        device["state"],
+        "measuring" if device["state"] == "leased" else device["state"],
         str(device["records"]),
         str(device["failed"]),
         str(device["late"]),

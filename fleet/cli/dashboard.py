@@ -23,7 +23,7 @@ def dashboard(
     config: ConfigOption = None,
     changes: SetOption = None,
 ) -> None:
-    """Print a link to the dashboard of the running daemon. It logs one browser in, within 15 minutes.
+    """Print a link to the dashboard of the running daemon. The link works once, for 15 minutes.
 
     Example: fleet dashboard --open
     """
@@ -56,12 +56,14 @@ def _open_browser(page: Path, url: str) -> None:
     head = f'<meta charset="utf-8"><meta http-equiv="refresh" content="{target}"><title>tensor-fleet</title>'
     write_private(page, f"<!doctype html>{head}")
     if not webbrowser.open(page.absolute().as_uri()):
-        raise FleetError("this host has no browser that can be opened; open the link above in one of yours")
+        raise FleetError("no browser can be opened on this host; open the link above in another one")
 
 
 def compare_sides(
     before: Annotated[str, typer.Argument(help="DEVICE, DEVICE@YYYY-MM-DD or a model version.")],
-    after: Annotated[str, typer.Argument(help="The same of the other side.")],
+    after: Annotated[
+        str, typer.Argument(help="DEVICE, DEVICE@YYYY-MM-DD or a model version to compare with.")
+    ],
     shows_all: Annotated[bool, typer.Option("--all", help="Show changes within the noise too.")] = False,
     store: StoreOption = None,
     models: ModelsOption = DEFAULT_MODELS,
@@ -71,7 +73,7 @@ def compare_sides(
 ) -> None:
     """Compare two devices, two days of a device, or two model versions.
 
-    A change is significant where it reaches three times the noise of its own series (docs/dashboard.md).
+    A change is significant if it reaches three times the noise of its series (docs/dashboard.md).
 
     Example: fleet compare x86-64-v3@2026-11-23 x86-64-v3@2026-11-24
     """
@@ -103,8 +105,12 @@ def _print_comparison(comparison: dict[str, Any]) -> None:
     for note in comparison["notes"]:
         print_text(note)
     if comparison["rows"]:
+        from fleet.report.words import latency_unit
+
         columns = ("series", *comparison["sides"], "change", "noise", "severity")
-        print_rows(columns, [_cells(row) for row in comparison["rows"]])
+        shown = [row for row in comparison["rows"] if row["unit"] == "s"]
+        unit = latency_unit(row[side] for row in shown for side in ("before", "after"))
+        print_rows(columns, [_cells(row, unit) for row in comparison["rows"]], narrow=columns)
         if any(row["kind"] == "latency" for row in comparison["rows"]):
             print_text("Each workload's latencies are of the candidate with the median change.")
     if comparison["hidden"]:
@@ -113,8 +119,8 @@ def _print_comparison(comparison: dict[str, Any]) -> None:
         print_text(f"cut off: {len(comparison['rows'])} of {comparison['matched']} rows are shown")
 
 
-def _cells(row: dict[str, Any]) -> tuple[str, ...]:
-    before, after = (_value(row[side], row["unit"]) for side in ("before", "after"))
+def _cells(row: dict[str, Any], unit: str) -> tuple[str, ...]:
+    before, after = (_value(row[side], row["unit"], unit) for side in ("before", "after"))
     return (
         row["name"],
         before,
@@ -125,7 +131,7 @@ def _cells(row: dict[str, Any]) -> tuple[str, ...]:
     )
 
 
-def _value(value: float, unit: str) -> str:
+def _value(value: float, unit: str, latency_unit: str) -> str:
     from fleet.report.words import latency
 
-    return latency(value) if unit == "s" else f"{value:.4g} {unit}".strip()
+    return latency(value, latency_unit) if unit == "s" else f"{value:.4g} {unit}".strip()

@@ -11,30 +11,31 @@ from typing import Annotated, Any
 
 import typer
 
+from fleet.cli.help_text import HelpGroup
 from fleet.cli.options import StoreOption, load_settings, say_places
 from fleet.cli.output import ConfigOption, JsonOption, SetOption, print_json, short_moment
 from fleet.terminal_text import print_rows, print_text, visible
 
 Sha256Option = Annotated[
-    str, typer.Option("--sha256", help="What the dataset must be, as `publish` and its source say.")
+    str, typer.Option("--sha256", help="Expected SHA-256 of the dataset, as `publish` printed it.")
 ]
 
 
-class ListGroup(typer.core.TyperGroup):
+class ListGroup(HelpGroup):
     """`fleet datasets [FOLDER]` lists, as it did before there were other verbs."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Put `list` first where no verb stands."""
+        """Put `list` first if no verb is given."""
         if not args or (args[0] not in self.commands and args[0] not in ctx.help_option_names):
             args = ["list", *args]
         return super().parse_args(ctx, args)
 
 
 def list_(
-    folder: Annotated[Path, typer.Argument(help="Where to look, three folders deep.")] = Path("runs"),
+    folder: Annotated[Path, typer.Argument(help="Folder to search, three levels deep.")] = Path("runs"),
     as_json: JsonOption = False,
 ) -> None:
-    """List the stores below a folder, with how much each of them holds.
+    """List the stores below a folder, with their numbers of records, devices and workloads.
 
     Example: fleet datasets list /mnt/lab
     """
@@ -87,10 +88,10 @@ def publish(
     name: Annotated[
         str, typer.Option("--name", help="Name of the dataset (default: of the folder); part of device ids.")
     ] = "",
-    about: Annotated[str, typer.Option("--about", help="What it is, in some sentences.")] = "",
+    about: Annotated[str, typer.Option("--about", help="Description in a few sentences.")] = "",
     made_by: Annotated[str, typer.Option("--made-by", help="The command that measured it.")] = "",
     fault: Annotated[
-        list[str] | None, typer.Option("--fault", help="What a user must know; may be given again.")
+        list[str] | None, typer.Option("--fault", help="A known fault; may be given again.")
     ] = None,
     license_: Annotated[str, typer.Option("--license", help="SPDX identifier.")] = "Apache-2.0",
     device: Annotated[

@@ -56,10 +56,11 @@ def list_devices(config: ConfigOption = None, changes: SetOption = None, as_json
 
 
 def add(
-    file: Annotated[Path, typer.Argument(metavar="FILE", help="A device file, of any name.")],
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="A device file of any name.")],
     replace: Annotated[bool, typer.Option("--replace", help="Replace the file of the same device.")] = False,
     other_host: Annotated[
-        bool, typer.Option("--other-host", help="Another host of a cluster has it: do not compare with this.")
+        bool,
+        typer.Option("--other-host", help="The device is on another host of a cluster: skip the check here."),
     ] = False,
     config: ConfigOption = None,
     changes: SetOption = None,
@@ -92,9 +93,9 @@ def retire(
     changes: SetOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Take a device out of the fleet: its file moves to where nobody reads it.
+    """Remove a device from the fleet: its file moves to the folder `retired`.
 
-    Its records and its model stay. `fleet devices add` with the moved file brings it back.
+    Its records and its models stay. `fleet devices add` with the moved file brings it back.
 
     Example: fleet devices retire board-3
     """
@@ -107,7 +108,7 @@ def retire(
     mine = [path for path in paths if path.stem == device]
     if not mine:
         raise unknown_device(device, (path.stem for path in paths), folder)
-    follows = _who_follows(settings)  # first: a daemon that refuses would be left half-told
+    follows = _who_follows(settings)  # first: nothing may move if the daemon refuses
     places = [str(retire_file(folder, path)) for path in mine]
     if as_json:
         print_json({"device": device, "files": places})

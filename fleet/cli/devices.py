@@ -32,10 +32,10 @@ def init(
     changes: SetOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Write a device file for each profile and GPU that this host can really be.
+    """Write a device file for each CPU profile and GPU of this host.
 
-    Files that are there and differ are kept unless --force is given. The lowest usable core times, the
-    others build.
+    Existing files that differ are kept unless --force is given. The lowest usable core measures; the other
+    cores build.
 
     Example: fleet init --folder configs/hardware
     """
@@ -59,10 +59,10 @@ def probe(
     changes: SetOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Show what this host is, and whether it can be a device.
+    """Show the hardware of this host, and whether it matches a device file.
 
-    A board behind an RPC tracker is asked whether it is there. Fails (exit 1) when the host contradicts the
-    file of --device, or the board does not answer.
+    For a board behind an RPC tracker, it asks the tracker for the board. Fails (exit 1) if the host does not
+    match the file of --device, or the board does not answer.
 
     Example: fleet probe --device x86-64-v3
     """
@@ -105,7 +105,7 @@ def _ask_board(spec: DeviceSpec, faults: list[str]) -> dict[str, Any] | None:
 
 def _board_line(spec: DeviceSpec, board: dict[str, Any]) -> str:
     servers = f"{len(board['servers'])} server{'s' * (len(board['servers']) != 1)}, {board['free']} free"
-    at_work = "all in use, and one in use answers its user only"
+    at_work = "all in use, and a server in use answers its user only"
     answer = f"{', '.join(board['answering'])} takes connections" if board["answering"] else at_work
     return f"the RPC tracker {spec.tracker} lists the key {spec.key!r} ({servers}); {answer}"
 
@@ -116,9 +116,9 @@ def doctor(
     changes: SetOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Find what on this host would spoil measurements, and how far worker processes are confined here.
+    """Check this host: what would disturb measurements, and how well worker processes are confined.
 
-    Fails (exit 1) when something would stop the program.
+    Fails (exit 1) if something would stop the program.
 
     Example: fleet doctor
     """
@@ -178,7 +178,7 @@ def config_show(
     changes: SetOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Show every setting and who set it: flag, environment, file or default, the first of them winning.
+    """Show every setting as YAML, and its origin: flag, environment, file or default; the first of them wins.
 
     Example: FLEET_PROTOCOL__REPEAT=5 fleet config show --set workloads.samples=32
     """
@@ -216,7 +216,7 @@ def config_schema(
 
 
 def _folder(folder: Path | None, config: Path | None, changes: list[str] | None) -> Path:
-    """Folder of the device files: the flag, else what the settings say."""
+    """Folder of the device files: of the flag, else of the settings."""
     return folder or Path(load_settings(config, {}, changes).devices.folder)
 
 
@@ -269,4 +269,8 @@ def _size(count: int) -> str:
 
 
 def _value_text(value: Any) -> str:
-    return ", ".join(map(str, value)) or "(empty)" if isinstance(value, list) else str(value)
+    """A value as a settings file has it, on one line."""
+    import yaml
+
+    text: str = yaml.safe_dump(value, default_flow_style=True, allow_unicode=True, width=float("inf"))
+    return text.splitlines()[0]

@@ -7,6 +7,7 @@ came of it, as one JSON value with `--json`. Loads nothing heavy before a verb r
 from __future__ import annotations
 
 from collections.abc import Mapping
+from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -82,11 +83,24 @@ def _joined(counts: Mapping[str, int]) -> str:
     return ", ".join(f"{name} {count:,}" for name, count in sorted(counts.items(), key=lambda item: -item[1]))
 
 
+class FormatOption(StrEnum):
+    """The keys of `fleet.interchange.export_store.FORMATS`, which help must not load."""
+
+    PARQUET = "parquet"
+    META_SCHEDULE = "meta_schedule"
+    ANSOR = "ansor"
+    AUTOTVM = "autotvm"
+    KERNEL_TUNER = "kernel_tuner"
+    T4 = "t4"
+    TRITON = "triton"
+    HELION = "helion"
+
+
 def export(
     destination: Annotated[Path, typer.Argument(help="File or folder to write.")],
     form: Annotated[
-        str, typer.Option("--format", help="parquet, meta_schedule, ansor, autotvm, kernel_tuner, t4, ...")
-    ] = "parquet",
+        FormatOption, typer.Option("--format", help="Format of the files.")
+    ] = FormatOption.PARQUET,
     device: Annotated[
         list[str] | None, typer.Option("--device", help="Device id; may be given again (all with records).")
     ] = None,
@@ -100,15 +114,12 @@ def export(
 
     Example: fleet export out/board-7.parquet --device board-7
     """
-    from fleet.interchange.export_store import FORMATS
     from fleet.interchange.export_store import export as export_records
     from fleet.store.store import Store
 
-    if form not in FORMATS:
-        raise typer.BadParameter(f"--format {form}: expected {', '.join(FORMATS)}")
     settings = load_settings(config, {"store.path": store}, changes)
     reader = Store.read(settings.store.path)
-    result = export_records(reader, destination, form, tuple(device or ()), replace=replace)
+    result = export_records(reader, destination, form.value, tuple(device or ()), replace=replace)
     if as_json:
         print_json(
             {

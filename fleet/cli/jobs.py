@@ -37,24 +37,26 @@ _NARROW_STATUS_COLUMNS = tuple(
 
 
 def demo(
-    folder: Annotated[
-        Path, typer.Option("--folder", help="Where everything of the demo goes.")
-    ] = DEFAULT_DEMO,
-    fresh: Annotated[bool, typer.Option("--fresh", help="Start over instead of going on.")] = False,
+    folder: Annotated[Path, typer.Option("--folder", help="Folder of all files of the demo.")] = DEFAULT_DEMO,
+    fresh: Annotated[bool, typer.Option("--fresh", help="Start over instead of continuing.")] = False,
     workloads: Annotated[int, typer.Option(min=4, help="Workloads to measure.")] = 32,
-    samples: Annotated[int, typer.Option(min=4, help="Candidates of each workload on each device.")] = 12,
-    support: Annotated[int, typer.Option(min=8, help="Candidates that the new device may show first.")] = 32,
+    samples: Annotated[int, typer.Option(min=4, help="Candidates per workload and device.")] = 12,
+    support: Annotated[
+        int, typer.Option(min=8, help="Candidates that the new device may measure first.")
+    ] = 32,
     folds: Annotated[int, typer.Option(min=2, help="Parts of the workloads, each held out once.")] = 4,
-    repeats: Annotated[int, typer.Option(min=1, help="Times to judge, with other samples and weights.")] = 4,
+    repeats: Annotated[
+        int, typer.Option(min=1, help="Evaluations, each with other samples and weights.")
+    ] = 4,
     epochs: Annotated[int, typer.Option(min=1, help="Passes over the data.")] = 24,
-    seed: Annotated[int, typer.Option(min=0, help="Of everything random.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, help="Random seed.")] = 0,
     config: ConfigOption = None,
     changes: SetOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Do the whole job on this host: measure, train, onboard one more profile, report.
 
-    Takes about ten minutes on two cores. Run again after an interruption, it goes on.
+    Takes about ten minutes on two cores. After an interruption, the same command continues.
 
     Example: fleet demo --workloads 12 --samples 16
     """
@@ -131,7 +133,9 @@ def tune(
     request: Tune,
     options: EngineOptions,
     as_json: bool,
-    network: Annotated[str | None, typer.Argument(help="The same as --network.", show_default=False)] = None,
+    network: Annotated[
+        str | None, typer.Argument(help="Network to tune, as for --network.", show_default=False)
+    ] = None,
 ) -> None:
     """Have a search done and print what it made faster."""
     from fleet.daemon.embedded import run
@@ -161,10 +165,10 @@ def status(
     changes: SetOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Show what the fleet does and has: asks the daemon where one runs, else reads the store.
+    """Show devices, records and models of the fleet, from the daemon if one runs, else from the store.
 
-    With --store it reads that store, and names the models beside it unless --models is given. The JSON has
-    what the store says, and under `daemon` what the daemon says (null where none runs).
+    With --store it reads that store, and the models in the folder next to it unless --models is given. The
+    JSON describes the store, and has the state of the daemon under `daemon` (null if none runs).
 
     Example: fleet status --store runs/demo/store
     """
@@ -187,22 +191,23 @@ def _show_status(settings: FleetConfig, models: Path, *, is_named: bool, as_json
     path = Path(settings.store.path)
     models = beside(path, models)
     view = None if is_named else ask(Path(settings.daemon.root), "/v1/status")
+    has_no_store = not is_named and not path.exists()
     if as_json:
-        from fleet.report.status import read_status
+        from fleet.report.status import empty_status, read_status
 
-        print_json({**read_status(path, models), "daemon": view})
+        print_json({**(empty_status if has_no_store else read_status)(path, models), "daemon": view})
     elif view is not None:
         from fleet.cli.daemon import print_daemon
 
         print_daemon(view)
-    elif not is_named and not path.exists():
+    elif has_no_store:
         print_text(f"no store at {path}; `fleet collect` makes one, and `fleet demo` shows the whole job")
     else:
         _print_status(path, models)
 
 
 def beside(store: Path, models: Path) -> Path:
-    """Folder of the models: the one that was named, else the one beside the store."""
+    """Folder of the models: the given one, or `models` next to the store if that is the default."""
     return store.parent / "models" if models == DEFAULT_MODELS else models
 
 
@@ -212,16 +217,18 @@ def _print_status(store: Path, models: Path) -> None:
     status = read_status(store, models)
     rows = [(name, *_status_cells(entry)) for name, entry in status["devices"].items()]
     print_rows(_STATUS_COLUMNS, rows, _NARROW_STATUS_COLUMNS)
-    print_text("failed: all but ok, rejected too. suspect: measured while the device drifted.")
-    print_text("quarantined: candidates that kill their process. noise: median change of the")
-    print_text("same program measured twice (A/A run), unless the device drifted meanwhile.")
+    print_text("failed: every outcome except ok; rejected is one of them. suspect: measured")
+    print_text("while the device drifted. quarantined: candidates that kill their process.")
+    print_text("noise: median change of the same program measured twice (A/A run); - if it was")
+    print_text("not measured, drifted if the device drifted meanwhile.")
     versions = ", ".join(status["models"]) or "none yet"
     print_text(f"store {status['store']}, table version {status['table_version']}; models: {versions}")
     for name, note in status["champions"].items():
         kind = note["model_kind"] or "damaged"
         shipped = f", of the shipped model {note['shipped']}" if note["shipped"] else ""
         pinned = ", pinned" if note["pinned"] else ""
-        print_text(f"{name} is served by {note['version']} ({kind}{shipped}{pinned}): {note['reason']}")
+        why = note["reason"] or "no reason given"
+        print_text(f"{name} is served by {note['version']} ({kind}{shipped}{pinned}): {why}")
         if note["retained"]:
             print_text(f"{name}, challenger {note['retained']}")
 

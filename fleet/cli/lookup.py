@@ -30,7 +30,8 @@ _ANY = float("inf")
 
 def show(
     name: Annotated[
-        str, typer.Argument(metavar="ID", help="Of a record, candidate, workload, version or request.")
+        str,
+        typer.Argument(metavar="ID", help="Id of a record, candidate, workload, model version or request."),
     ],
     script: Annotated[
         bool, typer.Option("--script", help="Print a Python script that builds and times the candidate.")
@@ -41,7 +42,9 @@ def show(
     changes: SetOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Show what an id stands for. Six characters of a record's or candidate's id are enough.
+    """Show a record, candidate, workload, model version or request by its id.
+
+    Six characters of a record's or candidate's id are enough.
 
     Example: fleet show 3f9c2a --script > reproduce.py
     """
@@ -60,8 +63,8 @@ def show(
     match = find(reader, name)
     if match is None:
         raise FleetError(
-            f"nothing is named {name!r}: looked for a version in {models}, a request of a daemon, and a "
-            f"record, candidate or workload in {path} (at least six characters of its id)"
+            f"nothing is named {name!r}: looked for a model version in {models}, a request of a daemon, and "
+            f"a record, candidate or workload in {path} (at least six characters of its id)"
         )
     if script:
         say_text(_script(reader, match))
@@ -72,7 +75,7 @@ def show(
 
 
 def _request(root: Path, name: str) -> dict[str, Any] | None:
-    """The request of this id, where a daemon runs and has it."""
+    """The request of this id, if a daemon runs and has it."""
     from fleet.api.client import ask
 
     return next((request for request in ask(root, "/v1/requests") or [] if request["id"] == name), None)
@@ -156,7 +159,7 @@ def _cells(record: Record) -> tuple[str, ...]:
 
 
 def _trace(trace: str) -> str:
-    """How long a trace is; the text itself is for programs (`--json`)."""
+    """How long a trace is; programs get the text itself (`--json`)."""
     try:
         return f"{len(json.loads(trace)[0])} instructions; --json and --script show them"
     except (ValueError, LookupError, TypeError):
@@ -165,38 +168,46 @@ def _trace(trace: str) -> str:
 
 def workloads(
     contains: Annotated[
-        str, typer.Argument(metavar="TEXT", help="Only those whose name, id, operator or network has it.")
+        str,
+        typer.Argument(
+            metavar="TEXT", help="Only workloads with this text in name, id, operator or network."
+        ),
     ] = "",
     network: Annotated[
         list[str] | None,
         typer.Option(
-            "--network", help="List those of this network instead of the store's; may be given again."
+            "--network", help="List the workloads of this network instead of the store's; may be given again."
         ),
     ] = None,
     operator: Annotated[
         list[str] | None, typer.Option("--operator", help="Only this operator; may be given again.")
     ] = None,
-    min_flops: Annotated[float, typer.Option(min=0, help="Only those with so many FLOPs or more.")] = 0.0,
-    max_flops: Annotated[float, typer.Option(min=0, help="Only those with so many FLOPs or fewer.")] = _ANY,
+    min_flops: Annotated[
+        float, typer.Option(min=0, help="Only workloads with this many FLOPs or more.")
+    ] = 0.0,
+    max_flops: Annotated[
+        float, typer.Option(min=0, help="Only workloads with this many FLOPs or fewer.")
+    ] = _ANY,
     count: Annotated[
-        int | None, typer.Option(min=1, help="Choose so many among them, as a collection chooses.")
+        int | None, typer.Option(min=1, help="Choose this many of them, as a collection chooses.")
     ] = None,
-    limit: Annotated[int, typer.Option(min=1, help="List so many at most.")] = _LISTED,
+    limit: Annotated[int, typer.Option(min=1, help="List at most this many.")] = _LISTED,
     store: StoreOption = None,
     config: ConfigOption = None,
     changes: SetOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """List tensor programs, with how often each was measured, and count them by operator.
+    """List tensor programs, with the number of records of each, and count them by operator.
 
-    They are those of the store, or with --network those of networks, which need no store: a name of ours, a
-    file, transformers:NAME, or `corpus` for the whole set of architectures.
+    Lists the programs of the store, or with --network the programs of networks, which need no store. A
+    network is a built-in name, a file, transformers:NAME, or `corpus` for the whole set of architectures.
 
     Example: fleet workloads C2D --limit 10
 
     fleet workloads --network corpus --operator depthwise_conv2d --max-flops 2.5e7
     """
     from fleet.planner.selection import choose_workloads
+    from fleet.report.words import counted
 
     where, listed, counts = _listed(network, store, config, changes)
     fit = [
@@ -224,7 +235,8 @@ def workloads(
         )
         for row in described[:limit]
     ]
-    print_rows(("workload", "operator", "records", "MFLOP", "networks", "id"), rows)
+    columns = ("workload", "operator", "records", "MFLOP", "networks", "id")
+    print_rows(columns, rows, narrow=columns)
     by_operator = _counts_by_operator(fit)
     print_rows(
         ("operator", "workloads", "networks", "MFLOP"),
@@ -239,7 +251,8 @@ def workloads(
         ],
     )
     more = f", the first {limit} of them shown; --limit shows more" if len(described) > limit else ""
-    print_text(f"{len(described):,} workloads in {where}, {len(by_operator)} operators{more}")
+    workload_count, operators = counted(len(described), "workload"), counted(len(by_operator), "operator")
+    print_text(f"{workload_count} in {where}, {operators}{more}")
 
 
 def _has(workload: Workload, text: str) -> bool:
@@ -250,7 +263,7 @@ def _has(workload: Workload, text: str) -> bool:
 
 
 def _described(workload: Workload, records: dict[WorkloadId, int]) -> dict[str, Any]:
-    """A workload as `fleet workloads --json` tells of it."""
+    """A workload as `fleet workloads --json` prints it."""
     return {
         "workload": workload.name,
         "workload_id": workload.workload_id,

@@ -1,7 +1,7 @@
 """Verbs about model versions: `fleet models list`, `show`, `diff`, `use` and `unpin`.
 
 Registered by `fleet.cli.app`. Prints tables for people, or one JSON value with `--json`. They read and change
-files only, so they work whether or not a coordinator runs; one that runs follows by itself.
+files only, so they work whether or not a coordinator runs; a running coordinator reads the change by itself.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ if TYPE_CHECKING:
     from fleet.models.registry import Registry
     from fleet.models.registry_file import Champion
 
-_Reason = Annotated[str, typer.Option("--reason", help="Why, for the history.")]
+_Reason = Annotated[str, typer.Option("--reason", help="Reason, for the history.")]
 _Version = Annotated[str, typer.Argument(help="Name of a version, such as v000012.")]
 
 
 def list_models(models: ModelsOption = DEFAULT_MODELS, as_json: JsonOption = False) -> None:
-    """List the versions, the devices that each of them serves, and why each device has its champion.
+    """List the versions, and for each device the version that serves it and why.
 
     Example: fleet models list
     """
@@ -34,7 +34,7 @@ def list_models(models: ModelsOption = DEFAULT_MODELS, as_json: JsonOption = Fal
     from fleet.models.views import list_versions
 
     if models != DEFAULT_MODELS and not models.exists():
-        raise FleetError(f"no folder {models}: --models names the folder of the model versions")
+        raise FleetError(f"--models {models}: there is no such folder of model versions")
     found = list_versions(Registry(models))
     if as_json:
         print_json(found)
@@ -46,23 +46,27 @@ def list_models(models: ModelsOption = DEFAULT_MODELS, as_json: JsonOption = Fal
             each["model_kind"] or "-",
             value_text(each["candidates"]),
             each["warm_start"] or "nothing",
-            ", ".join(each["serves"]) or "nobody",
-            ", ".join(sorted(set(each["heads"]) - set(each["serves"]))) or "none",
+            str(len(each["heads"])),
+            str(len(each["serves"])),
         )
         for each in found
     ]
     if not rows:
         print_text(f"no model under {models}; `fleet train` makes one")
         return
-    print_rows(("version", "made", "model", "candidates", "from", "serves", "other heads"), rows)
-    print_rows(
-        ("device", "served by", "since", "pinned", "why", "challenger, and what it lacks"),
-        [
-            (one["device_id"], one["version"], _date(one["since"]), *_held(one))
-            for each in found
-            for one in each["champions"]
-        ],
+    print_rows(("version", "made", "model", "candidates", "from", "heads", "serving"), rows)
+    champions = sorted(
+        (champion for each in found for champion in each["champions"]), key=lambda one: str(one["device_id"])
     )
+    print_rows(
+        ("device", "served by", "since", "pinned"),
+        [(one["device_id"], one["version"], _date(one["since"]), _pinned(one)) for one in champions],
+    )
+    for champion in champions:
+        device_id, version = champion["device_id"], champion["version"]
+        print_text(f"{device_id}, champion {version}: {champion['reason'] or 'no reason given'}")
+        if champion["retained"]:
+            print_text(f"{device_id}, challenger {champion['retained']}")
     for each in found:
         if each["damaged"]:
             print_text(each["damaged"])
@@ -72,11 +76,11 @@ def show(
     version: _Version,
     models: ModelsOption = DEFAULT_MODELS,
     card: Annotated[
-        Path | None, typer.Option("--card", help="Write its model card: a file that ends in .md or .html.")
+        Path | None, typer.Option("--card", help="Write its model card to this file, .md or .html.")
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Show what a version was made of, whom it serves and why.
+    """Show the data and settings of a version, the devices that it serves, and why.
 
     Example: fleet models show v000003 --card v000003.html
     """
@@ -111,8 +115,8 @@ def show(
         ("sha256", found["sha256"]),
         ("made", _date(manifest.get("created_at"))),
     ]
-    told = {**manifest, "data_until": until} if until else manifest
-    rows += [(key, value_text(value)) for key, value in told.items() if key not in hidden]
+    shown = {**manifest, "data_until": until} if until else manifest
+    rows += [(key, value_text(value)) for key, value in shown.items() if key not in hidden]
     print_rows(("version", version), rows)
     print_rows(
         ("head", "serves", "why"),
@@ -194,22 +198,23 @@ def use(
     device: Annotated[str, typer.Argument(help="Id of the device.")],
     version: Annotated[
         str,
-        typer.Argument(
-            metavar="VERSION|shipped", help="Version that is to serve it; `shipped`; or `previous`."
-        ),
+        typer.Argument(metavar="VERSION|shipped|previous", help="Version that is to serve the device."),
     ],
     pin: Annotated[
-        bool, typer.Option("--pin", help="Let nothing change it: no training, no onboarding; until unpinned.")
+        bool,
+        typer.Option(
+            "--pin", help="Keep this version, whatever is trained or onboarded, until `fleet models unpin`."
+        ),
     ] = False,
     reason: _Reason = "by hand",
     models: ModelsOption = DEFAULT_MODELS,
     store: StoreOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Let a version serve a device, whatever the figures say; other devices keep theirs.
+    """Let a version serve a device, whatever its scores are; other devices keep their versions.
 
     `shipped` is the head of the model that comes with the program, `previous` the version before the present
-    one. Without `--pin` a newer version still takes the place where it is judged better.
+    one. Without `--pin`, a newer version takes its place as soon as it is judged better.
 
     Example: fleet models use x86-64-v4 shipped --reason "slower since the new driver"
     """
@@ -223,7 +228,7 @@ def use(
     champion = registry.use(device, version, reason=reason, by_hand=True, pins=pin)
     said = f"{device} is served by {champion.version} from now on ({champion.reason})"
     if pin:
-        said = f"{device} is pinned to {champion.version}; to let it go: fleet models unpin {device}"
+        said = f"{device} is pinned to {champion.version}; `fleet models unpin {device}` undoes this"
     _print_champion(champion, said, as_json=as_json)
 
 
@@ -255,7 +260,7 @@ def unpin(
     models: ModelsOption = DEFAULT_MODELS,
     as_json: JsonOption = False,
 ) -> None:
-    """Let a pinned device have other champions again.
+    """Let better versions serve a pinned device again.
 
     Example: fleet models unpin x86-64-v4
     """
@@ -275,10 +280,9 @@ def _print_champion(champion: Champion, said: str, *, as_json: bool) -> None:
         print_text(said)
 
 
-def _held(champion: dict[str, Any]) -> tuple[str, str, str]:
-    """Whether a champion is pinned, why it serves, and why the last challenger does not."""
-    pinned = "no" if champion["pinned_at"] is None else _date(champion["pinned_at"])
-    return pinned, champion["reason"] or "not said", champion["retained"] or "nobody"
+def _pinned(champion: dict[str, Any]) -> str:
+    """Since when a champion is pinned, if it is."""
+    return "no" if champion["pinned_at"] is None else _date(champion["pinned_at"])
 
 
 def _date(secs: Any) -> str:

@@ -33,16 +33,16 @@ ModelsOption = Annotated[Path, typer.Option("--models", help="Folder of the mode
 EpochsOption = Annotated[
     int | None, typer.Option("--epochs", min=1, help="Passes over the data (training.epochs).")
 ]
-SeedOption = Annotated[
-    int | None, typer.Option("--seed", min=0, help="Of everything random (training.seed).")
-]
+SeedOption = Annotated[int | None, typer.Option("--seed", min=0, help="Random seed (training.seed).")]
 
 AddressOption = Annotated[
     str | None, typer.Option("--address", help="Join the Ray cluster with this head, as host:port.")
 ]
-DetachOption = Annotated[bool, typer.Option("--detach", help="Leave it to the daemon, and do not follow it.")]
+DetachOption = Annotated[
+    bool, typer.Option("--detach", help="Submit to the running daemon and return at once.")
+]
 MinutesOption = Annotated[
-    float | None, typer.Option("--minutes", min=0.1, help="Begin nothing new after so many minutes.")
+    float | None, typer.Option("--minutes", min=0.1, help="Start no new work after this many minutes.")
 ]
 
 DEFAULT_MODELS = Path("runs/models")
@@ -55,7 +55,7 @@ def load_settings(
 
     Args:
         config: The fleet file, or None for the usual one.
-        flags: Values of flags, or paths, by the key that they set; None where a flag was not given.
+        flags: Values of flags, or paths, by the key that they set; None if a flag was not given.
         changes: `KEY=VALUE` texts of `--set`.
 
     Raises:
@@ -74,7 +74,7 @@ def load_settings(
 def say_places(settings: FleetConfig, config: Path | None, named_store: Path | str | None = None) -> None:
     """Name settings and store on standard error: the first line of each verb that measures.
 
-    A terminal is asked before `--store` makes a new store: a mistyped name must not split a dataset.
+    In a terminal, it asks before `--store` makes a new store: a mistyped name must not split a dataset.
 
     Raises:
         FleetError: The answer was no.

@@ -1,7 +1,7 @@
 """What every verb of the command line shares: common options, a JSON printer, the end by a signal.
 
-A standard stream that was closed is `/dev/null`. Standard output that cannot be written, for its disk is full
-or its reader is gone, is a failure with one line (decision 63).
+A standard stream that was closed is `/dev/null`. If standard output cannot be written, because its disk is
+full or its reader is gone, the command fails with one line (decision 63).
 """
 
 from __future__ import annotations
@@ -18,16 +18,17 @@ from typing import Annotated, Any
 
 import typer
 
-from fleet.errors import FleetError
+from fleet.errors import FleetError, UsageError
 
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
 ConfigOption = Annotated[Path | None, typer.Option("--config", help="Fleet file (configs/fleet.yaml).")]
 SetOption = Annotated[
-    list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Set a value, as a flag would.")
+    list[str] | None,
+    typer.Option("--set", metavar="KEY=VALUE", help="Change a setting, such as protocol.repeat=5."),
 ]
 
 
-class Interrupted(BaseException):  # no error: somebody asked for it
+class Interrupted(BaseException):  # not an error: the user asked for it
     """SIGINT or SIGTERM arrived: close what is open, then end.
 
     Not a `KeyboardInterrupt`, which typer would answer by itself.
@@ -41,8 +42,8 @@ class OutputError(FleetError):
 class _StreamFile(io.FileIO):
     """The file of a standard stream, which drops all that comes after its first fault.
 
-    Neither click nor rich sees the `OSError`: both end a program whose reader is gone without a word. Only
-    the main thread is told, for an exception would end a thread that draws progress with a traceback.
+    Neither click nor rich sees the `OSError`: both end a program whose reader is gone without a message. Only
+    the main thread gets an exception: it would end a thread that draws progress with a traceback.
     """
 
     def __init__(self, number: int, *, is_vital: bool) -> None:
@@ -130,10 +131,10 @@ def print_json(value: Any) -> None:
 
 
 def short_moment(at_secs: float | None, now_secs: float | None = None) -> str:
-    """Write a moment for a table, in local time; its date where it was not this year.
+    """Write a moment for a table, in local time; its date if it was not this year.
 
     Args:
-        at_secs: Unix seconds; None or 0 where there was none.
+        at_secs: Unix seconds; None or 0 if there was none.
         now_secs: The present in Unix seconds; that of the clock if None.
     """
     if not at_secs:
@@ -146,7 +147,7 @@ def parse_changes(changes: list[str]) -> dict[str, Any]:
     """Read `KEY=VALUE` texts of `--set` into overrides for `fleet.config.settings.load_fleet`.
 
     Raises:
-        FleetError: A text has no `=` or its value is no YAML.
+        UsageError: A text has no `=`, or its value is not YAML.
     """
     from fleet.config.settings import ConfigError, parse_setting
 
@@ -154,11 +155,11 @@ def parse_changes(changes: list[str]) -> dict[str, Any]:
     for change in changes:
         key, separator, text = change.partition("=")
         if not separator or "." not in key:
-            raise FleetError(f"--set {key}: expected SECTION.KEY=VALUE, such as protocol.repeat=5")
+            raise UsageError(f"--set {key}: expected SECTION.KEY=VALUE, such as protocol.repeat=5")
         try:
             overrides[key] = parse_setting(key, text)
         except ConfigError as error:
-            raise FleetError(f"--set {key}: {error}") from error
+            raise UsageError(f"--set {key}: {error}") from error
     return overrides
 
 

@@ -1,7 +1,7 @@
 """Verbs whose options are the arguments of a request (`fleet.requests.request_kind`).
 
 Called by the modules of verbs while the command line is put together. A verb gets the request, read and
-checked, and the options of the engine; it has the request done and prints what came of it.
+checked, and the options of the engine; it has the request done and prints the result.
 """
 
 from __future__ import annotations
@@ -87,12 +87,20 @@ def read_request(kind: type[RequestArguments], values: Mapping[str, Any]) -> Any
     """Read a request that a user typed.
 
     Raises:
-        typer.BadParameter: It is none; the text is that of the request's own refusal.
+        typer.BadParameter: It is refused; the text names the option.
     """
     try:
         return kind.read(values)
     except RequestRefused as error:
-        raise typer.BadParameter(str(error)) from None
+        raise typer.BadParameter(_with_option(kind, str(error))) from None
+
+
+def _with_option(kind: type[RequestArguments], text: str) -> str:
+    """A refusal with the option in place of the argument: `--trials: expected ...`."""
+    text = text.removeprefix(f"{kind.kind}: ")
+    name, colon, fault = text.partition(": ")
+    flags = {part.name: part.flag.name for part in arguments_of(kind) if part.flag is not None}
+    return f"{flags[name]}{colon}{fault}" if name in flags else text
 
 
 def _engine_options(values: Mapping[str, Any], *, is_reader: bool) -> EngineOptions:

@@ -35,7 +35,7 @@ _RequestId = Annotated[str, typer.Argument(metavar="ID", help="Id of a request (
 def list_requests(
     config: ConfigOption = None, changes: SetOption = None, as_json: JsonOption = False
 ) -> None:
-    """List the requests that are open, and the last of those that have ended.
+    """List the open requests and the latest ended ones.
 
     Example: fleet requests list
     """
@@ -55,7 +55,9 @@ def list_requests(
             )
             for request in requests
         ]
-        print_rows(("request", "kind", "state", "came", "so far"), rows)
+        columns = ("request", "kind", "state", "submitted", "so far")
+        # An id is copied from here, so it stays on one line.
+        print_rows(columns, rows, narrow=columns)
 
 
 def show(
@@ -64,14 +66,14 @@ def show(
     changes: SetOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Show all that is known of a request.
+    """Show the arguments, state and result of a request.
 
     Example: fleet requests show train-3f9c
     """
     listed: list[dict[str, Any]] = _daemon(config, changes).get("/v1/requests") or []
     request = next((entry for entry in listed if entry["id"] == request_id), None)
     if request is None:
-        raise FleetError(f"no request {request_id!r}; `fleet requests list` shows those there are")
+        raise FleetError(f"no request {request_id!r}; `fleet requests list` shows the known ones")
     if as_json:
         print_json(request)
         return
@@ -90,9 +92,9 @@ def follow(
     changes: SetOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Follow a request until it has ended; exit code 0 where it succeeded.
+    """Follow a request until it has ended; exit code 0 if it succeeded.
 
-    Ctrl-C asks whether to leave it alone or to cancel it.
+    Ctrl-C asks whether to leave the request to the daemon or to cancel it.
 
     Example: fleet requests follow train-3f9c
     """
@@ -108,7 +110,7 @@ def cancel(
     changes: SetOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Cancel a request, and stop what works for it alone. One that has ended stays as it is.
+    """Cancel a request, and stop the work that is done for it alone. An ended request stays as it is.
 
     Example: fleet requests cancel train-3f9c
     """
@@ -140,9 +142,7 @@ def run_request(
     accepted = daemon.submit(
         {"id": request_id, "kind": kind, "arguments": dict(arguments), "minutes": minutes}
     )
-    _print_note(
-        f"request {request_id} is accepted; `fleet requests follow {request_id}` shows how it goes on"
-    )
+    _print_note(f"request {request_id} is accepted; `fleet requests follow {request_id}` shows its progress")
     return accepted if is_detached else follow_request(daemon, request_id)
 
 
@@ -178,11 +178,11 @@ def check_version(daemon: DaemonClient) -> None:
 
 
 def follow_request(daemon: DaemonClient, request_id: str) -> dict[str, Any]:
-    """Print a line on standard error whenever a request has changed, until it has ended; returns it then.
+    """Print a line on standard error whenever a request has changed, until it has ended; return it then.
 
     Raises:
-        FleetError: There is none of this id, or the daemon is gone.
-        Interrupted: Somebody pressed Ctrl-C, and has said what becomes of the request.
+        FleetError: There is no request of this id, or the daemon is gone.
+        Interrupted: The user pressed Ctrl-C, and has chosen what becomes of the request.
     """
     last: dict[str, Any] = {}
     try:
@@ -195,7 +195,7 @@ def follow_request(daemon: DaemonClient, request_id: str) -> dict[str, Any]:
 
 
 def finish(request: Mapping[str, Any], *, is_printed: bool = True) -> None:
-    """Print what came of a request, unless that was done.
+    """Print the result of a request, unless that was done.
 
     Raises:
         FleetError: It failed or was cancelled.
@@ -209,7 +209,7 @@ def finish(request: Mapping[str, Any], *, is_printed: bool = True) -> None:
 
 
 def _interrupted(daemon: DaemonClient, request_id: str) -> None:
-    """Ask what becomes of a request whose follower goes away; where nobody can say, it goes on."""
+    """Ask what becomes of a request after Ctrl-C; without a terminal it continues."""
     answer = ""
     if sys.stdin.isatty():
         _print_note("leave it to the daemon (Enter), or cancel it (c)?")
@@ -217,7 +217,9 @@ def _interrupted(daemon: DaemonClient, request_id: str) -> None:
     if answer.startswith("c"):
         _print_note(f"request {request_id} is {daemon.cancel(request_id)['state']}")
     else:
-        _print_note(f"request {request_id} goes on; `fleet requests follow {request_id}` shows it")
+        _print_note(
+            f"request {request_id} continues; `fleet requests follow {request_id}` shows its progress"
+        )
 
 
 def _daemon(config: Path | None, changes: list[str] | None) -> DaemonClient:
@@ -231,7 +233,7 @@ def _daemon(config: Path | None, changes: list[str] | None) -> DaemonClient:
 
 
 def _so_far(request: Mapping[str, Any]) -> str:
-    """How far a request has come, or what came of it."""
+    """The progress of a request, or its outcome."""
     time_left = f", about {request['left_secs']:.0f} s left" if request["left_secs"] else ""
     return str(request["reason"] or f"{request['finding']}{time_left}")
 

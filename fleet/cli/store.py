@@ -1,6 +1,7 @@
 """Verbs about the store as a whole: `fleet store verify`, `backup` and `restore`.
 
-Registered by `fleet.cli.app`. They take no lock on the store that they read, so they work beside a daemon.
+Registered by `fleet.cli.app`. They take no lock on the store that they read, so they work while a
+daemon runs.
 """
 
 from __future__ import annotations
@@ -28,11 +29,11 @@ def verify(
         bool,
         typer.Option(
             "--rebuild",
-            help="First make a damaged state file again, from its rest and the table.",
+            help="First repair a damaged state file from its intact part and the table.",
         ),
     ] = False,
 ) -> None:
-    """Read every file of the store, or of a backup, and say what is damaged; exit code 1 if anything is.
+    """Read every file of the store, or of a backup, and report damage; exit code 1 if there is any.
 
     Without `--rebuild` it writes nothing, and may run while a daemon writes.
 
@@ -54,7 +55,7 @@ def verify(
         _print_verified(report)
     if report.damages:
         some = f"{report.damages} things are" if report.damages > 1 else "one thing is"
-        raise FleetError(f"{folder} is damaged: {some} not as written; each line says what to do next")
+        raise FleetError(f"{folder} is damaged: {some} not as written; each line has the next step")
 
 
 def backup(
@@ -64,10 +65,10 @@ def backup(
     changes: SetOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Copy the store as it is now; what an earlier backup in the folder has is not copied again.
+    """Copy the store as it is now; files of an earlier backup in the folder are not copied again.
 
-    It may run while a daemon writes: every record that was acknowledged before it began is in it. The folder
-    holds the earlier backup, whole, until the new one is.
+    It may run while a daemon writes: it holds every record that was acknowledged before it began. The folder
+    holds the whole earlier backup until the new one is complete.
 
     Example: fleet store backup /mnt/other-disk/fleet-backup
     """
@@ -100,7 +101,7 @@ def restore(
         print_json(asdict(restored))
         return
     print_text(f"{folder}: {restored.files} files, {_mib(restored.bytes)}, all sums are right")
-    print_text("`fleet up` and all other verbs go on with it; `fleet store verify` reads every record")
+    print_text("`fleet up` and all other verbs can use it; `fleet store verify` reads every record")
 
 
 def _folder(store: Path | None, config: Path | None, changes: list[str] | None) -> Path:

@@ -1,4 +1,4 @@
-"""Verbs that learn and judge: `fleet train`, `eval` and `onboard`.
+"""Verbs that train and evaluate models: `fleet train`, `eval` and `onboard`.
 
 Registered by `fleet.cli.app`. Each verb reads settings, calls the module that does the step, and prints what
 came of it; with `--json` one JSON value. Loads nothing heavy before a verb runs.
@@ -26,14 +26,14 @@ from fleet.cli.options import (
     load_settings,
     say_places,
 )
-from fleet.cli.output import ConfigOption, JsonOption, SetOption, print_json, value_text
+from fleet.cli.output import ConfigOption, JsonOption, SetOption, print_json
 from fleet.cli.request_command import request_command
 from fleet.cli.requests import finish, run_request
 from fleet.daemon.engine_options import EngineOptions, trains_into
 from fleet.errors import FleetError
 from fleet.requests.evaluate import Evaluate
 from fleet.requests.onboard import Onboard
-from fleet.terminal_text import print_rows, print_text
+from fleet.terminal_text import print_text
 
 if TYPE_CHECKING:
     from agents.records import DeviceId
@@ -62,18 +62,24 @@ def train(
     models: ModelsOption = DEFAULT_MODELS,
     device: KnownDevicesOption = None,
     family: Annotated[
-        Family | None, typer.Option("--family", help="Only devices of this family (one model each).")
+        Family | None, typer.Option("--family", help="Only devices of this family (one model per family).")
     ] = None,
     model: Annotated[
         ModelOption | None,
-        typer.Option("--model", help="Ours, the published MTL-TLP, or the better of both (training.model)."),
+        typer.Option(
+            "--model", help="FleetTLP, the published MTL-TLP, or the better of both (training.model)."
+        ),
     ] = None,
     epochs: EpochsOption = None,
     compute: Annotated[
-        ComputeOption, typer.Option("--compute", help="Where; auto takes a GPU where there is one.")
+        ComputeOption,
+        typer.Option("--compute", help="Processor to train on; auto takes a GPU if there is one."),
     ] = ComputeOption.AUTO,
     publish: Annotated[
-        bool, typer.Option("--publish/--no-publish", help="Let it serve the devices where it wins, or none.")
+        bool,
+        typer.Option(
+            "--publish/--no-publish", help="Let it serve the devices on which it is better, or no device."
+        ),
     ] = True,
     detach: DetachOption = False,
     seed: SeedOption = None,
@@ -83,11 +89,13 @@ def train(
 ) -> None:
     """Train one model with a head for each device of the store, and keep it as the next version.
 
-    CPUs and GPUs share no model: with devices of both, one model is trained for each family.
-    Where a daemon writes this store and trains into this folder, it gets a request for each family, and this
-    command follows it; --model, --compute, --epochs or --seed train here.
-    Every epoch is kept: run again after an interruption, it goes on. With 40 workloads or more, a tenth of
-    them tells when to stop. Curves are written beside the models, in `training`.
+    CPUs and GPUs share no model: with devices of both, one model is trained per family.
+
+    If a daemon writes this store and trains into this folder, it gets a request per family, and this command
+    follows it. With --model, --compute, --epochs or --seed the training runs here.
+
+    Every epoch is kept: after an interruption, the same command continues. With 40 workloads or more, a tenth
+    of them decides when to stop. Curves are written to the folder `training` next to the models.
 
     Example: fleet train --store runs/store --model both
     """
@@ -115,14 +123,14 @@ def train(
         )
     made = []
     for names in each_family(settings, device or (), family):
-        with _training_progress() as told:
+        with _training_progress() as show_epoch:
             trained = train_version(
                 settings,
                 models,
                 names,
                 compute=compute.value,
                 publish=publish,
-                on_progress=told,
+                on_progress=show_epoch,
             )
         made.append(trained)
         if not as_json:
@@ -132,18 +140,22 @@ def train(
 
 
 def _print_trained(trained: dict[str, Any]) -> None:
-    decided = ("serves", "kept_champions", "given_back", "others")
-    rows = [(key, value_text(value)) for key, value in trained.items() if key not in decided]
-    version = str(trained["version"])
-    print_rows(("model", version), rows)
-    said = {name: ("champion", why) for name, why in trained["serves"].items()}
-    said |= {name: ("challenger", why) for name, why in trained["kept_champions"].items()}
-    print_rows(
-        ("device", f"{version} is its", "why, and what it lacks"),
-        [(name, *said[name]) for name in sorted(said)],
+    """Print what a version learned from, and for each device whether it serves and why."""
+    version, kind, way = trained["version"], trained["model_kind"], trained["way"]
+    print_text(
+        f"{version} ({kind if way == kind else f'{kind}, {way}'}): trained in {trained['seconds']:.1f} s on "
+        f"{trained['candidates']:,} candidates of {trained['workloads']:,} workloads; heads for "
+        f"{', '.join(trained['heads'])}"
     )
-    for name, why in trained.get("given_back", {}).items():
+    for name, why in sorted(trained["serves"].items()):
+        print_text(f"{name} is served by {version}: {why}")
+    for name, why in sorted(trained["kept_champions"].items()):
+        print_text(f"{name}: {version} is a challenger: {why}")
+    for name, why in sorted(trained.get("given_back", {}).items()):
         print_text(f"{name} is served by the shipped model again: {why}")
+    if trained["devices_left_out"]:
+        print_text(f"devices without a head in it: {', '.join(trained['devices_left_out'])}")
+    print_text(f"folder: {trained['path']}; `fleet models show {version}` and --json give every number")
     for other in trained.get("others", ()):
         _print_trained(other)
 
@@ -162,7 +174,7 @@ def _training_progress() -> Iterator[Callable[[int, int], None]]:
             nonlocal has_begun
             if not has_begun:
                 has_begun = True
-                # A training that goes on has some epochs already.
+                # A continued training has some epochs already.
                 display.phase("train", total - done + 1)
             display.step(1, "")
 
@@ -172,7 +184,7 @@ def _training_progress() -> Iterator[Callable[[int, int], None]]:
 
 @request_command(Evaluate)
 def evaluate(request: Evaluate, options: EngineOptions, as_json: bool) -> None:
-    """Have heads judged and print how well they rank."""
+    """Have heads evaluated, and print how well they rank."""
     from fleet.daemon.embedded import run
     from fleet.models.evaluation_table import print_evaluation
 
@@ -192,7 +204,10 @@ def onboard(
     as_json: bool,
     replay: Annotated[
         bool,
-        typer.Option("--replay", help="Measure nothing: a recorded device answers, and the truth is told."),
+        typer.Option(
+            "--replay",
+            help="Simulate with recorded measurements, and show expected next to measured quality.",
+        ),
     ] = False,
 ) -> None:
     """Have a device onboarded and print what to expect of its head."""
@@ -220,14 +235,16 @@ def onboard(
 def request_trainings(
     daemon: DaemonClient, devices: Sequence[str], *, is_detached: bool, as_json: bool
 ) -> None:
-    """Ask a daemon to train each family of some devices, or every one where none is named; follow one by one.
+    """Ask a daemon to train each family of the given devices, or all families; follow one after another.
 
     Raises:
         FleetError: The daemon has no such device, refuses, or a training failed.
     """
     devices_by_id = daemon.get("/v1/devices")
     if devices_by_id is None:
-        raise FleetError(f"the daemon at {daemon.url} ends just now; start it again, then ask again")
+        raise FleetError(
+            f"the daemon at {daemon.url} is stopping; start it again, then run this command again"
+        )
     families = {device_id: str(device["family"]) for device_id, device in devices_by_id.items()}
     if unknown := [device_id for device_id in devices if device_id not in families]:
         listed = ", ".join(sorted(families)) or "none"
@@ -244,15 +261,15 @@ def request_trainings(
 
 
 def each_family(settings: FleetConfig, devices: Collection[str], family: str | None) -> list[tuple[str, ...]]:
-    """Part devices into those of each model to train.
+    """Group devices by the model to train.
 
     Args:
         settings: With the store.
-        devices: Devices to learn; all of the store where empty.
+        devices: Devices to learn; all of the store if empty.
         family: Only those of this family; None for every family.
 
     Returns:
-        Device ids, a tuple a model; the devices as they were given where all are of one family.
+        Device ids, one tuple per model; the devices as given if all are of one family.
 
     Raises:
         FleetError: There is no store, a device is not in it, or there is none of the family with two `ok`

@@ -25,6 +25,7 @@ from agents.records import (
 from fleet.config.device_targets import is_encodable, target_faults
 from fleet.config.sections import DEFAULT_HARDWARE, ProtocolSection
 from fleet.config.yaml_files import ConfigError, key_lines, model_faults, nearest, read_mapping, show
+from fleet.errors import UsageError
 
 # A device id names a file, a table partition, a Ray resource and a head of the model; torch allows no dot
 # in the name of a module.
@@ -88,9 +89,17 @@ def load_device(folder: Path, device_id: str) -> DeviceSpec:
     return load_file(matching[0])
 
 
-def unknown_device(device_id: str, device_ids: Iterable[str], folder: Path) -> ConfigError:
+class UnknownDeviceError(ConfigError, UsageError):
+    """A device id that no file has."""
+
+
+def unknown_device(device_id: str, device_ids: Iterable[str], folder: Path) -> UnknownDeviceError:
     """Make the error for a device id that no file has; it names the nearest ids and the folder."""
-    return ConfigError(f"no device {device_id!r} in {folder}{nearest(device_id, device_ids)}")
+    known_ids = list(device_ids)
+    place = f"in {folder}"
+    if folder == DEFAULT_HARDWARE and not folder.exists():
+        place = f"on this host, which can be {', '.join(sorted(known_ids)) or 'none'}"
+    return UnknownDeviceError(f"no device {device_id!r} {place}{nearest(device_id, known_ids)}")
 
 
 def parse_device(value: Mapping[str, Any], name: str) -> DeviceSpec:

@@ -12,7 +12,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from agents.records import DeviceId, DeviceSpec
-from fleet.config.device_files import device_paths, load_file, specs_of_this_host, unknown_device
+from fleet.config.device_files import (
+    UnknownDeviceError,
+    device_paths,
+    load_file,
+    specs_of_this_host,
+    unknown_device,
+)
 from fleet.config.sections import DEFAULT_HARDWARE
 from fleet.config.yaml_files import ConfigError
 from fleet.durable import disk_errors, fsync, write_durably
@@ -42,12 +48,14 @@ class FoundDevices:
             ConfigError: A name has no file or one that cannot be used, or no file can be used.
         """
         device_ids, known_ids = tuple(map(DeviceId, names)), {*self.specs, *self.faults}
-        faults = [
-            f"devices.ids: {unknown_device(device_id, known_ids, folder)}"
+        unknown = [
+            str(unknown_device(device_id, known_ids, folder))
             for device_id in device_ids
             if device_id not in known_ids
         ]
-        faults += [
+        if unknown:
+            raise UnknownDeviceError(*unknown)
+        faults = [
             fault for device_id in device_ids or self.faults for fault in self.faults.get(device_id, ())
         ]
         if faults and (device_ids or not self.specs):

@@ -28,6 +28,7 @@ from fleet.config.yaml_files import (
     read_mapping,
     show,
 )
+from fleet.errors import UsageError
 
 _LOG = logging.getLogger(__name__)
 
@@ -45,6 +46,10 @@ _KNOWN = {
     **{name: list(section.model_fields) for name, section in _SECTIONS.items()},
     "daemon.policy": list(PolicySection.model_fields),
 }
+
+
+class FlagError(ConfigError, UsageError):
+    """A configuration that cannot be used because of a flag."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -141,7 +146,8 @@ def resolve(
             setting = ".".join(key.split(".")[:2])
             faults.append(f"{origins.get(setting, _origin_of_section(setting, origins))}: {key}: {fault}")
     if faults:
-        raise ConfigError(*(fault.removeprefix("file ") for fault in faults))
+        is_flag = any(fault.startswith("flag: ") for fault in faults)
+        raise (FlagError if is_flag else ConfigError)(*(fault.removeprefix("file ") for fault in faults))
     keys = {f"{section}.{key}" for section in _SECTIONS for key in _KNOWN[section]}
     return Resolved(config=config, origins={key: origins.get(key, "default") for key in sorted(keys)})
 

@@ -1,7 +1,7 @@
-"""Alerts: alarms of the coordinator and changes of champions, with whose fault each is. Pure.
+"""Alerts: alarms of the coordinator and changes of champions, each with its likely cause. Pure.
 
-A model that gets worse on a device whose numbers have just changed is not the model's fault. So an alert
-about a model names the device where the device drifted, changed or failed shortly before.
+If a model gets worse just after its device drifted, changed or failed, the alert is attributed to the device,
+not to the model.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ KEYS: Mapping[str, Key] = {
 
 
 class Fault(StrEnum):
-    """Whose fault an alert is."""
+    """The likely cause of an alert."""
 
     DEVICE = "device"
     MODEL = "model"
@@ -53,7 +53,7 @@ def alert_list(
 
     Args:
         alarms: Of the coordinator's view: `at`, `device_id`, `text`, `kind`.
-        changes: About models (`model_alerts`), likewise.
+        changes: About models (`model_alerts`), with the same keys.
 
     Returns:
         JSON-ready: `id` (the same for the same alert), `at`, `kind`, `device_id`, `text`, `fault`, `because`.

@@ -1,4 +1,4 @@
-"""One candidate: its raw repeats by device, its schedule beside the best one's, a script to build it again.
+"""One candidate: its raw repeats by device, its schedule next to the best one, a script to build it again.
 
 Called by `fleet.dashboard.dashboard`. Reads the rows of the devices that have measured the workload.
 """
@@ -22,7 +22,7 @@ from fleet.coverage.reproducer import MeasuredOn, reproducer
 from fleet.errors import FleetError, StoreError
 from fleet.store.reader import StoreReader
 
-#: Devices whose rows are looked at, and records that are shown; the page says where there are more.
+#: Devices whose rows are looked at, and records that are shown; the page notes if there are more.
 MOST_DEVICES, MOST_RECORDS = 4, 200
 _NARROW = ("outcome", "latency_secs", "candidate_id", PATH)
 _RECORD_FIELDS = (
@@ -107,7 +107,7 @@ def candidate_view(
 
 
 def _fastest(batch: pa.RecordBatch) -> dict[str, Any] | None:
-    """The row of the fastest record; None where none ran."""
+    """The row of the fastest record; None if none ran."""
     is_ok = pc.equal(batch.column("outcome"), Outcome.OK.value)
     ok = batch.filter(pc.and_(is_ok, pc.is_valid(batch.column("latency_secs"))))
     rows: list[dict[str, Any]] = ok.take(pc.sort_indices(ok.column("latency_secs"))).slice(0, 1).to_pylist()

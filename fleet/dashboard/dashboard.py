@@ -48,7 +48,7 @@ class Dashboard:
     ) -> None:
         self.view, self._registry, self._requests = view, registry, requests
         self.store = DashboardStore(store)
-        #: What the registry's files say, by what was asked; made again when they change.
+        #: Values from the registry's files by name; made again when these change.
         self._registry_mark: tuple[object, ...] = ()
         self._of_registry: dict[str, Any] = {}
 
@@ -98,12 +98,12 @@ class Dashboard:
         try:
             champions = fleet_rows.champion_rows(self._registry.champions(), champion_notes(self._registry))
         except RegistryError:
-            # `fleet models` says how to mend it; that must not hide the devices.
+            # `fleet models` prints how to repair it; that must not hide the devices.
             champions = {}
         return view, summary, fleet_rows.fleet_rows(view, summary, champions)
 
     def _ladder(self, device_id: str) -> dict[str, Any]:
-        """The steps of a device's champions; `damaged` says why nothing is known."""
+        """The steps of a device's champions; `damaged` has the reason if the registry cannot be read."""
         try:
             ladder = self._kept(f"ladder {device_id}", lambda: champion_ladder(self._registry, device_id))
             return {**ladder, "damaged": ""}
@@ -111,9 +111,9 @@ class Dashboard:
             return {"champion": None, "steps": [], "of": 0, "damaged": str(error)}
 
     def _kept(self, name: str, make: Callable[[], Any]) -> Any:
-        """What was made of the registry's files, as long as these are the same.
+        """A value made from the registry's files, kept as long as these are the same.
 
-        A training may add a version and remove one, so their names tell, not their number.
+        A training may add a version and remove one, so their names are compared, not their number.
         """
         mark = self._registry.state().serial, *self._registry.versions()
         if mark != self._registry_mark:
@@ -138,6 +138,8 @@ class Dashboard:
         """The list of workloads with records."""
         summary = self.store.summary()
         rows = workload_view.workload_rows(summary.cells, summary.workloads)
+        if not query.sort:
+            query = replace(query, sort="records", is_descending=True)
         return {
             "digest": summary.progress(),
             **cut(rows, query, workload_view.KEYS, workload_view.TEXTS),
@@ -182,7 +184,7 @@ class Dashboard:
             CandidateError: There is none.
         """
         summary = self.store.summary()
-        # The device that somebody comes from is looked at first.
+        # The device of the page before is looked at first.
         cells = summary.cells.get(workload_id, {})
         devices = sorted(cells, key=lambda device_id: (device_id != best_on, device_id))
         facts = summary.workloads.get(workload_id, {"name": workload_id})
@@ -214,7 +216,7 @@ class Dashboard:
         return fleet_rows.storage_view(self.view())
 
     def requests(self, query: PageQuery) -> dict[str, Any]:
-        """The requests, those that have not ended first."""
+        """The requests, the open ones first."""
         rows = fleet_rows.request_rows(self._requests())
         return {
             "now": self.view()["now"],

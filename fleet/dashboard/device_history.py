@@ -46,7 +46,7 @@ def champion_ladder(registry: RegistryReader, device_id: str) -> dict[str, Any]:
 
 
 def model_alerts(registry: RegistryReader) -> list[dict[str, Any]]:
-    """Rollbacks of all devices, and challengers that were worse than their champions, for the list of alerts.
+    """Rollbacks of all devices, and challengers that were worse than their champions; shown as alerts.
 
     Raises:
         RegistryError: The registry is damaged.
@@ -107,7 +107,7 @@ def _step(
 def onboardings(
     device_id: str, requests: Iterable[Mapping[str, Any]], beside_models: Path
 ) -> dict[str, Any] | None:
-    """What is known of the onboardings of one device; None where there was none.
+    """What is known of the onboardings of one device; None if there was none.
 
     Args:
         device_id: The device.
@@ -115,7 +115,7 @@ def onboardings(
         beside_models: Folder of the curves.
 
     Returns:
-        `request` (the newest one; None where only earlier ones are known), and `points` (samples, top-1 with
+        `request` (the newest one; None if only earlier ones are known), and `points` (samples, top-1 with
         its interval, and the strategy, of each onboarding).
     """
     mine = [

@@ -1,7 +1,7 @@
 """What happened to a device's measurements over time: canaries, A/A runs, environments. Pure.
 
-Made from columns of the store of one device. Only what was measured in one environment may be compared, so
-each environment is a series of its own.
+Made from columns of the store of one device. Only measurements of one environment may be compared, so
+each environment is a separate series.
 """
 
 from __future__ import annotations

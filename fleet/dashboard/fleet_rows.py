@@ -27,7 +27,7 @@ MOST_BUDGETS = 500
 class AttentionLevel(IntEnum):
     """How urgent a device is; the lowest comes first."""
 
-    #: Nothing is measured before somebody acts.
+    #: Nothing is measured until a person acts.
     BROKEN = 0
     #: It measures, but its numbers cannot be trusted.
     DOUBTFUL = 1
@@ -41,20 +41,22 @@ class AttentionLevel(IntEnum):
 
 
 def attention(device: Mapping[str, Any], now: float) -> tuple[AttentionLevel, str]:
-    """Say how urgent a device is, by its row, and why in one line; without a reason it needs nobody."""
+    """How urgent a device is, by its row, and why in one line; without a reason it needs no attention."""
     state, reason = str(device["state"]), str(device["reason"])
     if state == "retired":
         return AttentionLevel.GONE, reason
     if state == "quarantined":
         return AttentionLevel.BROKEN, reason or "it is quarantined"
+    if state == "absent":  # it takes no part in this run, so its old records do not matter now
+        return AttentionLevel.WAITING, reason or "it is absent"
     if share := _share(device, "failed_share", FAILING_SHARE):
         return AttentionLevel.BROKEN, f"{share:.0%} of its last records failed"
     if device["drift"]:
         return AttentionLevel.DOUBTFUL, str(device["drift"])
     if share := _share(device, "suspect_share", DRIFTING_SHARE):
         return AttentionLevel.DOUBTFUL, f"{share:.0%} of its last records are suspect"
-    if state in ("lost", "absent"):
-        return AttentionLevel.WAITING, reason or f"it is {state}"
+    if state == "lost":
+        return AttentionLevel.WAITING, reason or "it is lost"
     last = device["last_record_at"]
     if state == "leased" and last is not None and now - last > SILENT_SECS:
         return AttentionLevel.WAITING, f"no record for {(now - last) / 60:.0f} minutes"
@@ -106,8 +108,8 @@ def fleet_rows(
 ) -> list[dict[str, Any]]:
     """A row for each device of the coordinator's view, JSON-ready, in the order of attention.
 
-    `digest` says whether the store's part is there: `loading`, `ready`, or `empty` where the store has no
-    record of the device.
+    `digest` is the state of the store's part: `loading`, `ready`, or `empty` if the store has no record of
+    the device.
     """
     rows = [
         _row(device_id, device, view["now"], summary, champions.get(device_id, {}))
@@ -117,7 +119,7 @@ def fleet_rows(
 
 
 def fleet_counts(rows: list[dict[str, Any]]) -> dict[str, Any]:
-    """How many devices there are, by state, and how many need somebody."""
+    """How many devices there are, by state, and how many need attention."""
     levels = Counter(row["attention"]["level"] for row in rows)
     return {
         "devices": len(rows),
@@ -125,12 +127,12 @@ def fleet_counts(rows: list[dict[str, Any]]) -> dict[str, Any]:
         "broken": levels[AttentionLevel.BROKEN],
         "doubtful": levels[AttentionLevel.DOUBTFUL],
         "records_per_s": round(sum(row["records_per_s"] for row in rows), 3),
-        "served": sum(bool(row["champion"]) for row in rows),
+        "served": sum(bool(row["champion"]) for row in rows if row["state"] != "absent"),
     }
 
 
 def champion_rows(champions: Mapping[DeviceId, Champion], notes: Row) -> dict[str, dict[str, Any]]:
-    """What a row says of a device's champion."""
+    """The part of a row about a device's champion."""
     return {
         str(device_id): {**notes.get(device_id, {}), "score": score_of(champion.judged)}
         for device_id, champion in champions.items()
@@ -138,7 +140,7 @@ def champion_rows(champions: Mapping[DeviceId, Champion], notes: Row) -> dict[st
 
 
 def score_of(judged: Mapping[str, Any] | None) -> dict[str, Any] | None:
-    """The figure of a verdict that is shown first, with its interval; None where nothing was judged."""
+    """The figure of a verdict that is shown first, with its interval; None if nothing was judged."""
     for name in ("top1", "top5"):
         if judged and name in judged:
             value, low, high = judged[name]

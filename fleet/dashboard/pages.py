@@ -1,6 +1,6 @@
 """Lists for people: filtered, sorted and cut into pages on the server. Pure.
 
-A page always says how many rows there are (`total`), how many the filter lets through (`matched`) and which
+A page always has the number of rows (`total`), the number that passes the filter (`matched`) and which
 of these it shows (`offset`, `size`). So "none", "none match" and "cut off" differ.
 """
 
@@ -28,7 +28,7 @@ _COMPARISON_KEYS: Mapping[str, Key] = {
 
 
 class PageError(FleetError):
-    """A list was asked for in a way that there is not."""
+    """A list was requested in an order or with a size that does not exist."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,7 +90,7 @@ def _ordered(rows: list[Row], key: Key, is_descending: bool) -> list[Row]:
 def page_of_comparison(comparison: Row, query: PageQuery) -> dict[str, Any]:
     """A comparison (`fleet.comparison.compared`) with one page of its rows.
 
-    Changes that cannot be judged stay in sight, behind those that can.
+    Changes that cannot be judged are shown too, after all others.
     """
     if not query.sort:
         query = replace(query, sort="severity", is_descending=True)

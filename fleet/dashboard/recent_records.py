@@ -1,4 +1,4 @@
-"""What the last records of a device say: noise, drift, failures, activity. Pure, on columns of the store."""
+"""Noise, drift, failures and activity of a device, from its last records. Pure, on columns of the store."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _ERROR_CHARS = 300
 
 
 def recent(batch: pa.RecordBatch | None) -> dict[str, Any]:
-    """What rows with `RECENT_COLUMNS` in any order say: JSON-ready, but for the keys of `periods`.
+    """Summarise rows with `RECENT_COLUMNS` in any order; JSON-ready, but for the keys of `periods`.
 
     Returns:
         `periods` (records by the number of the period of `SPARK_SECS`), `failed_share` and `suspect_share` of

@@ -1,7 +1,7 @@
 """What the dashboard reads of a store: the store itself, and a summary of all devices and workloads.
 
 The summary comes from the sums of the state file and from each device's last records. It is made again while
-somebody looks, in a thread that starts with a request and ends with the summary. Nothing else is kept.
+a page is open, in a thread that starts with a request and ends with the summary. Nothing else is kept.
 """
 
 from __future__ import annotations
@@ -41,13 +41,13 @@ class WorkloadCell(NamedTuple):
 
     records: int
     ok: int
-    #: Latency of the fastest candidate; None where none ran.
+    #: Latency of the fastest candidate; None if none ran.
     best_secs: float | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoreSummary:
-    """What is known of all devices and workloads; changed by nobody."""
+    """The summary of all devices and workloads; it never changes."""
 
     #: `loading` until there is a first one; `failed` with a reason.
     state: str = "loading"
@@ -56,7 +56,7 @@ class StoreSummary:
     devices: Mapping[str, Mapping[str, Any]]
     #: By workload and device.
     cells: Mapping[str, Mapping[str, WorkloadCell]]
-    #: What a page says of each workload (`facts_of`).
+    #: Facts of each workload for its page (`facts_of`).
     workloads: Mapping[str, Mapping[str, Any]]
 
     def progress(self) -> dict[str, str]:
@@ -68,7 +68,7 @@ _NOTHING = StoreSummary(devices={}, cells={}, workloads={})
 
 
 def facts_of(workload: Workload) -> dict[str, Any]:
-    """What a page says of a workload, JSON-ready; its module is left out."""
+    """The facts of a workload for its page, JSON-ready; its module is left out."""
     return {
         "name": workload.name,
         "operator": workload.operator,
@@ -230,7 +230,7 @@ def _rows_since(
     since: Mapping[str, float],
     where: pc.Expression | None = None,
 ) -> dict[DeviceId, pa.RecordBatch]:
-    """Rows of devices, each from a moment of its own on."""
+    """Rows of devices, each from its own moment on."""
     if not since:
         return {}
     is_recent = pc.field("measured_at") >= min(since.values())

@@ -101,7 +101,7 @@ class CandidateMatrix:
         }
 
     def spreads(self) -> dict[str, list[float] | None]:
-        """Least, quartiles and most of each device's latencies; None where there is none."""
+        """Least, quartiles and most of each device's latencies; None without any."""
         secs = {device_id: list(self.latencies(device_id).values()) for device_id in self._device_ids}
         return {
             device_id: np.quantile(values, _QUANTILES).tolist() if values else None
@@ -112,7 +112,7 @@ class CandidateMatrix:
         """Some rows of the matrix, the fastest candidates first.
 
         Returns:
-            `devices`, `rows` (`candidate_id`, `cells`: seconds, an outcome, or None where it was not
+            `devices`, `rows` (`candidate_id`, `cells`: seconds, an outcome, or None if it was not
             measured; `speed`, the mean over devices of best over own latency), `total`, `offset`, `size`,
             `is_last`, `filled` and `of` (cells with a measurement, and cells).
         """

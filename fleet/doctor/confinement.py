@@ -57,7 +57,7 @@ def confinement_rows(trial: Trial) -> list[ConfinementRow]:
 
 
 def confinement_findings(trial: Trial | str) -> Iterable[Finding]:
-    """Judge a trial, or say why there was none; an empty text if nobody looked."""
+    """Judge a trial, or give the reason why there was none; an empty text means that it was not tried."""
     if isinstance(trial, str):
         if trial:
             yield Finding(
@@ -82,7 +82,7 @@ def confinement_findings(trial: Trial | str) -> Iterable[Finding]:
 
 
 def _in_memory(trial: Trial) -> str:
-    return f"fill memory with files in {trial.memory_folder}, which is no disk"
+    return f"fill memory with files in {trial.memory_folder}, which is not a disk"
 
 
 def _name(means: Means, trial: Trial) -> str:

@@ -35,7 +35,7 @@ _GPU_SLOWDOWNS = frozenset(
     }
 )
 _GPU_BUSY_PER_CENT = 10
-# NVML cannot tell whether clocks are locked, but a locked clock does not fall this far when the card idles.
+# NVML does not report whether clocks are locked, but a locked clock does not fall this far on an idle card.
 _GPU_IDLE_SHARE = 0.5
 
 
@@ -202,7 +202,7 @@ def _neighbours(descriptor: Descriptor, state: HostState) -> Iterable[Finding]:
     if state.load > _QUIET_LOAD * max(1, usable):
         yield Finding(
             what=f"the load is {state.load:.1f} on {usable} usable core{'s' * (usable != 1)}",
-            why="programs beside the timed one take its caches, its memory bandwidth and its turn",
+            why="other programs take caches, memory bandwidth and time from the measured one",
             do="stop them, or wait: `uptime` shows the load",
         )
     if "hypervisor" in descriptor.isa_flags:
@@ -284,7 +284,7 @@ def _gpus(descriptor: Descriptor, state: HostState) -> Iterable[Finding]:
         if readings.get("utilisation", 0) >= _GPU_BUSY_PER_CENT:
             yield Finding(
                 what=f"{name} is busy for {readings['utilisation']} % of the time",
-                why="a program beside the timed one takes its turn, its caches and its memory bandwidth",
+                why="another program takes time, caches and memory bandwidth from the measured one",
                 do=f"stop it, or wait: nvidia-smi -i {place} shows who it is",
             )
         if card.get("persistence_mode") == "off":

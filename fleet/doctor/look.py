@@ -45,7 +45,7 @@ def look(
         store: Where the dataset is or will be kept.
         root: Root of the file tree to read.
         specs: The devices that this host is to be or to reach; an RPC tracker is asked for its devices.
-        tokens: Files that only this user may read; those that are not there are left out.
+        tokens: Files that only this user may read; missing ones are left out.
         ray_folder: Where `ray start` keeps its sockets.
     """
     usable = sorted(os.sched_getaffinity(0))
@@ -77,7 +77,7 @@ def look(
 
 
 def _lock(path: Path) -> tuple[LockState, str]:
-    """Whether anybody holds the timing lock, and why it cannot be used.
+    """Whether the timing lock is held, and why it cannot be used.
 
     It is held for most of a measurement, but not all the time; so it is tried several times.
     """
@@ -153,5 +153,5 @@ def _exposed(tokens: Iterable[Path], ray_folder: Path | None) -> Iterator[tuple[
     except OSError:
         return
     if status is not None and status.st_uid == os.geteuid() and status.st_mode & 0o002:
-        cure = f"run: ray stop; rm -r {ray_folder} and start Ray with --temp-dir as docs/cluster.md says"
+        cure = f"run: ray stop; rm -r {ray_folder} and start Ray with --temp-dir (docs/cluster.md)"
         yield str(ray_folder), "every user may replace the sockets and files of Ray in it", cure

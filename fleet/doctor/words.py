@@ -35,7 +35,7 @@ class Finding:
     what: str
     #: Why it matters.
     why: str
-    #: What to do, with the command where there is one.
+    #: What to do, with the command if there is one.
     do: str
 
 
@@ -50,7 +50,7 @@ class LockState(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostState:
-    """What the doctor looks at beside the descriptor."""
+    """What the doctor looks at, in addition to the descriptor."""
 
     #: Processes that were ready to run, averaged over the last minute.
     load: float = 0.0
@@ -70,7 +70,7 @@ class HostState:
     timing_lock_path: str = ""
     #: Why it cannot be used, if so.
     timing_lock_fault: str = ""
-    #: How far worker processes are confined, or why that could not be tried; empty if nobody looked.
+    #: How far worker processes are confined, or why that could not be tried; empty if it was not tried.
     confinement: Trial | str = ""
     #: Why no library can be loaded from the folder for temporary files; empty if one can.
     temporary_fault: str = ""
@@ -81,11 +81,11 @@ class HostState:
     disk_free_bytes: int = -1
     #: True where NVIDIA's driver is loaded.
     nvidia_driver: bool = False
-    #: What `agents.host.cuda.compiler_fault` says.
+    #: Result of `agents.host.cuda.compiler_fault`.
     cuda_compiler_fault: str = ""
-    #: Index of each CUDA device and what `agents.host.cuda.gpu_state` says of it.
+    #: Index of each CUDA device and what `agents.host.cuda.gpu_state` gives of it.
     gpus: tuple[tuple[int, Mapping[str, Any]], ...] = ()
-    #: RPC devices that cannot be reached: device, and what `agents.host.rpc_tracker.served` says of it.
+    #: RPC devices that cannot be reached: device, and what `agents.host.rpc_tracker.served` gives of it.
     unserved: tuple[tuple[str, str], ...] = ()
     #: What other users could read or replace and must not: file or folder, what is wrong, and what to do.
     exposed: tuple[tuple[str, str, str], ...] = ()
@@ -96,7 +96,7 @@ def _missing(name: str, package: str, why: str, level: Level = Level.WARNING) ->
     return Finding(level=level, what=what, why=why, do=f"pip install {package}")
 
 
-#: Modules that some verb needs, and what it means where one is not installed. None of them is imported.
+#: Modules that some verb needs, and what it means if one is not installed. None of them is imported.
 WANTED_MODULES: Mapping[str, Finding] = {
     "tvm": _missing(
         "tvm", f"apache-tvm=={TVM_VERSION}", "programs are built and timed with TVM", Level.ERROR
@@ -104,7 +104,7 @@ WANTED_MODULES: Mapping[str, Finding] = {
     "psutil": _missing("psutil", "psutil", "TVM's worker processes need it"),
     "cloudpickle": _missing("cloudpickle", "cloudpickle", "TVM's worker processes need it"),
     "tornado": _missing("tornado", "tornado", "TVM's RPC tracker and server need it"),
-    "xgboost": _missing("xgboost", "xgboost-cpu", "models learn and vote with its trees", Level.ERROR),
+    "xgboost": _missing("xgboost", "xgboost-cpu", "part of each model is trees of XGBoost", Level.ERROR),
     "pynvml": _missing(
         "pynvml",
         "nvidia-ml-py",

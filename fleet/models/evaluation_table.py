@@ -23,12 +23,17 @@ def print_evaluation(evaluation: Mapping[str, Any]) -> None:
 
     print_line = TerminalConsole().print
     first, *others = evaluation["rankers"]
+    if not evaluation["devices"]:
+        print_line("Nothing to judge: no device has enough held-out candidates.")
+        for line in _left_out(evaluation):
+            print_line(line, highlight=False, markup=False)
+        return
     print_rows(
         _COLUMNS, [row for device_id in evaluation["devices"] for row in _device_rows(evaluation, device_id)]
     )
     if others:
         print_line()
-        print_rows((f"{first} less", "top-1 90 %", "top-5 90 %", "by top-1"), _differences(evaluation))
+        print_rows((f"{first} minus", "top-1 90 %", "top-5 90 %", "by top-1"), _differences(evaluation))
     print_line()
     for line in _notes(evaluation):
         print_line(line, style="dim", highlight=False, markup=False)
@@ -55,7 +60,7 @@ def _device_rows(evaluation: Mapping[str, Any], device_id: str) -> list[tuple[st
 
 
 def _differences(evaluation: Mapping[str, Any]) -> list[tuple[str, ...]]:
-    """The first ranker less each other one, by a paired bootstrap."""
+    """The first ranker minus each other one, by a paired bootstrap."""
     mine, *others = evaluation["rankers"]
     rows: list[tuple[str, ...]] = []
     for device_id, device in evaluation["devices"].items():
@@ -70,7 +75,7 @@ def _verdict(difference: _Estimate) -> str:
     _, low, high = difference
     if low > 0:
         return "better"
-    return "worse" if high < 0 else "not told apart"
+    return "worse" if high < 0 else "unclear"
 
 
 def _share(value: float, digits: int = 3, sign: str = "") -> str:
@@ -100,6 +105,15 @@ def _fewer_parts(evaluation: Mapping[str, Any]) -> str:
     return f" ({folds_asked} were asked for, and there are {parts} workloads)"
 
 
+def _left_out(evaluation: Mapping[str, Any]) -> list[str]:
+    """Candidates and devices that were not judged, each with the reason."""
+    lines = [
+        f"{device_id}: {count} candidates left out: a model chose them, or they were measured again."
+        for device_id, count in evaluation.get("not_judged", {}).items()
+    ]
+    return lines + [f"{device_id}: left out, {why}." for device_id, why in evaluation["left_out"].items()]
+
+
 def _notes(evaluation: Mapping[str, Any]) -> list[str]:
     """What was done, and how to read the table."""
     seeds, splits = len(evaluation["seeds"]), evaluation["splits"]
@@ -119,19 +133,15 @@ def _notes(evaluation: Mapping[str, Any]) -> list[str]:
         if ceiling := evaluation["ceilings"].get(device_id):
             line += f"; ceiling from {ceiling['candidates']} candidates of {ceiling['workloads']} workloads"
         lines.append(f"{line}.")
-    lines += [
-        f"{device_id}: {count} candidates left out: a model chose them, or they were measured again."
-        for device_id, count in evaluation.get("not_judged", {}).items()
-    ]
-    lines += [f"{device_id}: left out, {why}." for device_id, why in evaluation["left_out"].items()]
+    lines += _left_out(evaluation)
     if evaluation["near_copies"]:
         lines.append(
             f"{evaluation['near_copies']} held-out workloads have a near-copy (same operator and shapes) "
             "among those learnt from."
         )
     lines.append(
-        "top-k: speed of the best of k tries over the best there is, mean over workloads; sum-k: the same of "
-        "sums of time by weight. pairs: pairwise accuracy. tau: Kendall's. regret: extra time of the first "
-        "choice. ceiling: the candidates are ranked by a measurement before, not by a model."
+        "top-k: speed of the best of k tries, as a share of the best speed, mean over workloads; sum-k: from "
+        "sums of time by weight instead. pairs: pairwise accuracy. tau: Kendall's. regret: extra time of the "
+        "first choice. ceiling: candidates ranked by an earlier measurement, not by a model."
     )
     return lines

@@ -145,7 +145,7 @@ def onboard_alone(
         collection = Collection(engine, {target: spec}, how, display)
         with clock.part("fingerprint"):
             mine = measure_fingerprint(engine, collection, spec)
-        with clock.part("first head"):
+        with clock.part("first_head"):
             if first := heads.serve_first(target, mine):
                 engine.published(first, [target])
         if samples:

@@ -9,9 +9,9 @@ from typing import Any
 WHY_FEWER = "source devices have measured no more candidates; `fleet collect` on one of them makes more"
 #: What is put in order in each regime (`transfer.evaluate.onboarding_cases`).
 _MEANT = {
-    "device-new": "candidates that source devices measured; of others a search may expect less",
-    "candidate-new": "candidates that nobody has measured, of workloads that source devices know",
-    "both-new": "candidates of workloads that nobody has measured",
+    "device-new": "candidates that source devices measured; expect less of others",
+    "candidate-new": "unmeasured candidates of workloads that source devices know",
+    "both-new": "candidates of unmeasured workloads",
 }
 
 
@@ -35,15 +35,15 @@ def lines_of(result: Mapping[str, Any]) -> Iterator[str]:
         yield f"check: {check if isinstance(check, str) else check['says']}"
     expected = result.get("expected")
     if expected is None:
-        yield f"expected: not told ({result.get('reason', 'no samples')})"
+        yield f"expected: not known ({result.get('reason', 'no samples')})"
     else:
         by_samples = f"{expected['samples']} samples"
-        by_devices = f"what {expected.get('devices')} known devices came to"
+        by_devices = f"the results of {expected.get('devices')} known devices"
         if expected.get("unseen") == "processor":
             by_devices += ", each without records of its processor"
         made_of = f"90 %, from {by_samples if expected['samples'] else by_devices}"
         yield f"expected: {_of(expected, 'top1')}; {_of(expected, 'top5')} ({made_of})"
-        yield f"that is meant for {_MEANT[expected.get('regime', 'device-new')]}"
+        yield f"this holds for {_MEANT[expected.get('regime', 'device-new')]}"
     truth = result.get("truth")
     if truth:
         yield (
@@ -57,7 +57,8 @@ def lines_of(result: Mapping[str, Any]) -> Iterator[str]:
     if "path" in result:
         yield f"model: {result['path']}"
     yield from _served(result)
-    yield "seconds: " + ", ".join(f"{part} {value:.1f}" for part, value in result["seconds"].items())
+    parts = ((part.replace("_", " "), secs) for part, secs in result["seconds"].items())
+    yield "seconds: " + ", ".join(f"{part} {secs:.1f}" for part, secs in parts)
 
 
 def _served(result: Mapping[str, Any]) -> Iterator[str]:
@@ -72,8 +73,7 @@ def _served(result: Mapping[str, Any]) -> Iterator[str]:
     if why := result.get("why_not_served"):
         version = result["version"]
         yield (
-            f"{version} is a challenger: {why}; to have it serve all the same: fleet models use {device} "
-            f"{version}"
+            f"{version} is a challenger: {why}; to let it serve anyway: fleet models use {device} {version}"
         )
 
 
@@ -89,8 +89,8 @@ def _near(result: Mapping[str, Any]) -> Iterator[str]:
         return
     if not fingerprint["ran"]:
         yield (
-            f"fingerprint: none of {fingerprint['programs']} reference programs ran; likeness is told by the "
-            "description of the hardware alone"
+            f"fingerprint: none of {fingerprint['programs']} reference programs ran; devices are "
+            "compared by the description of their hardware alone"
         )
     elif not fingerprint["distance"]:
         yield f"fingerprint: {fingerprint['ran']} programs; no source device has one to compare it with"

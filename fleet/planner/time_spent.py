@@ -163,7 +163,7 @@ def spent_from(values: Iterable[Mapping[str, Any]]) -> list[Spent]:
 
 
 def print_spending(spent: Sequence[Spent]) -> None:
-    """Print two lines a device: the wall seconds of everything, and milliseconds of work a record."""
+    """Print two lines per device: the wall seconds of each part, and the seconds of work per record."""
     from rich.table import Table
 
     from fleet.terminal_console import TerminalConsole
@@ -172,28 +172,28 @@ def print_spending(spent: Sequence[Spent]) -> None:
     if not measured:
         return
     table = Table(box=None, pad_edge=False, header_style="bold")
-    table.add_column("where the time went", overflow="fold")
+    table.add_column("where the time went, s", overflow="fold")
     for name in ("records", *PARTS, "all"):
         table.add_column(name, justify="right", no_wrap=True)
     for account in measured:
         table.add_row(
-            f"{account.device_id}, s",
+            str(account.device_id),
             str(account.records),
             *(f"{account.wall[name]:.1f}" for name in PARTS),
             f"{account.wall_secs:.1f}",
         )
-        a_record = 1e3 / account.records
+        share = 1 / account.records
         table.add_row(
-            "  a record, ms",
+            "  per record",
             "",
-            *(f"{account.work.get(name, account.wall[name]) * a_record:.0f}" for name in PARTS),
-            f"{account.wall_secs * a_record:.0f}",
+            *(f"{account.work.get(name, account.wall[name]) * share:.3f}" for name in PARTS),
+            f"{account.wall_secs * share:.3f}",
         )
     console = TerminalConsole()
     console.print(table)
     for line in (
-        "s: every second once, as time, else wait (for the timing lock) or build.",
-        "ms: work of all processes, side by side. rest: canaries, hand-over, idle.",
+        "A second counts once: as time, else as wait (for the timing lock) or build.",
+        "per record: work of all processes together. rest: canaries, hand-over, idle.",
     ):
         console.print(line, style="dim")
 

@@ -1,8 +1,8 @@
 """The main job in one command: measure, learn, onboard a new device, report honestly.
 
 `fleet demo` calls `run_demo`. It reads top to bottom as the story that the project exists for; each step
-is done by the module that owns it. After any interruption the same call goes on: what was measured is in
-the store, and what was learned is learned again from it, which takes seconds.
+is done by the module that owns it. After an interruption the same call continues: the measurements are in
+the store, and the models are trained again from it, which takes seconds.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ _STORE, _MODELS, _ENGINE = "store", "models", "fleet"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DemoSettings:
-    """How large the demo is, as the options of `fleet demo` say."""
+    """How large the demo is; see the options of `fleet demo`."""
 
     workloads: int
     #: Candidates of each workload, measured on every device.
@@ -80,7 +80,7 @@ class DemoSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class MeasuredDemo:
-    """What is known when nothing more is measured."""
+    """The records and the heads of the demo after its last measurement."""
 
     workloads: tuple[Workload, ...]
     #: Some of the new device's samples were measured by an earlier, interrupted run: this one did not see

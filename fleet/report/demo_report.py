@@ -115,7 +115,7 @@ def summarise_device(
 
 
 def records_per_second(records: Sequence[Record]) -> float | None:
-    """Finished records a second while the device was at work; pauses between runs do not count."""
+    """Finished records per second while the device was measuring; pauses between runs do not count."""
     moments = sorted(record.measured_at for record in records)
     active = sum(min(later - sooner, _LONGEST_PAUSE_SECS) for sooner, later in pairwise(moments))
     return (len(moments) - 1) / active if active > 0 else None
@@ -124,8 +124,8 @@ def records_per_second(records: Sequence[Record]) -> float | None:
 def remeasure_change(records: Sequence[Record]) -> float | None:
     """Median of |second / first - 1| over the candidates with two full measurements in one environment.
 
-    Both must be steady, where there are such pairs: a candidate whose first measurement was suspect is
-    measured again because that may be wrong.
+    If there are pairs of steady measurements, only these count: a candidate whose first measurement was
+    suspect is measured again because it may be wrong.
     """
     changed = _remeasured(records)
     steady = [change for change, is_steady in changed if is_steady]
@@ -280,7 +280,7 @@ def _host(run: DemoRun) -> dict[str, str]:
         "host": descriptor.host,
         "cpu": descriptor.cpu_model,
         "cores": f"{descriptor.physical_cores} physical, {len(descriptor.usable_cores)} usable",
-        "timing cores": ", ".join(str(core) for core in spec.cores),
+        "timing cores": ", ".join(f"core {core}" for core in spec.cores),
         "memory": f"{descriptor.memory_bytes / (1 << 30):.0f} GiB",
         "governor": descriptor.governor or "hidden by the host",
         "kernel": descriptor.kernel,
@@ -298,7 +298,7 @@ def _caveats(run: DemoRun, records: Mapping[DeviceId, Sequence[Record]]) -> list
     ]
     if run.measured.resumed:
         caveats.append(
-            "This run went on with records of an earlier run. The time to measure the new device's samples "
+            "This run continued with records of an earlier run. The time to measure the new device's samples "
             "is therefore the sum of building and timing them one after the other."
         )
     drifted = []

@@ -1,4 +1,4 @@
-"""The card of a model version, in Markdown or HTML: what it is of, how good it is, where its limits are.
+"""The card of a model version, in Markdown or HTML: its data, its quality, its limits.
 
 `fleet models show VERSION --card FILE` calls `write_card` with what `fleet.models.views.show_version` gives.
 """
@@ -22,10 +22,10 @@ TEMPLATES = {".md": "model_card.md", ".html": "model_card.html"}
 
 
 def write_card(details: Mapping[str, Any], path: Path) -> None:
-    """Write the card of a version from what `show_version` gives; the file's ending says its form.
+    """Write the card of a version from what `show_version` gives; the file's ending chooses the form.
 
     Raises:
-        FleetError: The ending is none of `TEMPLATES`, or the manifest lacks what a card says.
+        FleetError: The ending is none of `TEMPLATES`, or the manifest lacks a value of the card.
     """
     name = TEMPLATES.get(path.suffix)
     if name is None:
@@ -33,9 +33,9 @@ def write_card(details: Mapping[str, Any], path: Path) -> None:
     try:
         content = render_card(details, name)
     except (TemplateError, ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
-        # A manifest of others may lack what a card says, or hold something else there.
+        # A manifest from elsewhere may lack a value of the card, or have another type there.
         raise FleetError(
-            f"no card of {details['version']}: its manifest does not say what a card needs ({error})"
+            f"no card of {details['version']}: its manifest lacks a value of the card ({error})"
         ) from error
     write_durably(path, content.encode())
 
@@ -58,7 +58,7 @@ def card_environment(*, is_html: bool = False) -> Environment:
 
 
 def _head(details: Mapping[str, Any], name: str) -> dict[str, str]:
-    """What the card says of one head."""
+    """The lines of one head in the card."""
     manifest = details["manifest"]
     judged = manifest.get("verdicts", {}).get(name, {}).get("judged") or {}
     return {

@@ -85,9 +85,9 @@ def _plots(report: Document) -> list[Plot]:
             if is_finite(model["top1"][device]) or is_finite(model["top5"][device])
         ]
         caption = (
-            "Each mark: best measured latency over the best among the head's first 1 or 5 choices, on "
-            f"workloads that it never saw. {_LINES} The further right of the grey mark, the more the head "
-            "learned."
+            "Each mark: best measured latency, divided by the best latency among the head's first 1 or 5 "
+            f"choices, on workloads that it never saw. {_LINES} The further right of the grey mark, the "
+            "more the head learned."
         )
         plots.append(Plot("scores", "How well each head picks programs", caption, rows, legend=_LEGEND))
     return [
@@ -179,9 +179,9 @@ def _points(predicted: Mapping[str, Sequence[Sequence[float]]]) -> Plot:
     return Plot(
         "points",
         "What the model predicted, and what the device did",
-        "One point a held-out candidate, its speed upwards (top: the best measured). The line is the median. "
-        "A head that ranks well falls from top left (put first, fast) to bottom right (put last, slow). A "
-        "flat line is guessing.",
+        "One point per held-out candidate, its speed upwards (top: the best measured). The line is the "
+        "median. A head that ranks well falls from top left (put first, fast) to bottom right (put last, "
+        "slow). A flat line means that the head guesses.",
         rows,
         _SHARES,
         "candidates of the same workload that the model puts ahead",
@@ -208,8 +208,8 @@ def _spread(devices: Mapping[str, Any]) -> Plot:
     return Plot(
         "spread",
         "How much a schedule matters on each device",
-        "Latency over the best of the same workload, on a log scale. The mark is the median candidate, the "
-        "bar holds the middle half, the line 90 %. A wide bar means that choosing well pays.",
+        "Latency divided by the best latency of the workload, on a log scale. The mark is the median "
+        "candidate, the bar holds the middle half, the line 90 %. A wide bar means that choosing well pays.",
         rows,
         [(place(step), f"{step:g}{TIMES}") for step in steps],
     )
@@ -221,11 +221,11 @@ def _timing(timing: Document) -> Plot:
     longest = max(parts.values(), default=0) or 1
     rows = []
     for name, secs in zip(labels(list(parts), 34), parts.values(), strict=True):
-        # Agents work side by side, and what an earlier run measured counts too.
+        # Agents run in parallel, and the time of an earlier run counts too.
         is_part = is_finite(total) and total and not name.startswith("agents")
         share = f" · {percent(secs / total)}" if is_part else ""
         rows.append((name, [Mark("bar", 0, end=100 * secs / longest)], duration(secs) + share))
     whole = f" of {duration(total)} wall time" if is_finite(total) else ""
     overlap = is_finite(total) and sum(parts.values()) > total * 1.01
-    note = " Parts run side by side, so they add up to more than the whole." if overlap else ""
+    note = " Parts run in parallel, so they add up to more than the whole." if overlap else ""
     return Plot("timing", "Where the time went", f"Seconds by part{whole}.{note}", rows, ())

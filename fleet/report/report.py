@@ -3,13 +3,13 @@
 `fleet.report.demo_report` makes the value. `complete` adds the sentences, `write` puts `report.json` and
 `report.html` in a folder. The page is drawn from the value alone.
 
-Layout, version 1. Other people's scripts read the first three; all else stands beside them:
+Layout, version 1. Scripts of users read the first three keys; there are more:
 
 - `devices`: by id `records`, `ok`, `failed`, `records_per_s`, `remeasure_median_change`.
-- `model`: `version`, `heads`, and by device `top1` and `top5`; None where nothing was trained.
+- `model`: `version`, `heads`, and by device `top1` and `top5`; None if nothing was trained.
 - `onboarding`: `device`, `samples`, `strategy`, `seconds`, `top1`, `top5`, `scratch_top1`, `scratch_top5`,
   `full_top1`; None if no device is new. `top1` and `top5` are of the head that serves in the end
-  (`served_by`), and `warm_top1` of the one that `strategy` made.
+  (`served_by`), `warm_top1` of the head that `strategy` made.
 
 Every key that ends in `_interval` is [low, high] at `interval_level`, or None. Scores are in (0, 1].
 """
@@ -45,7 +45,7 @@ _EMPTY: dict[str, Any] = {
 
 
 def complete(findings: Mapping[str, Any]) -> dict[str, Any]:
-    """Make a whole report of what was found: what is missing is empty, and the sentences are added.
+    """Complete a report: missing parts become empty, and the sentences are added.
 
     Returns:
         JSON-ready values only; a number that is NaN or infinite is `None`.
@@ -71,7 +71,7 @@ def write(report: Mapping[str, Any], folder: Path) -> tuple[Path, Path]:
 def _finite(value: Any) -> Any:
     if isinstance(value, Mapping):
         clean = {str(key): _finite(item) for key, item in value.items()}
-        # An interval with an end that is not known is none.
+        # An interval with an unknown end is left out.
         return {
             key: None if key.endswith("_interval") and _is_open(item) else item for key, item in clean.items()
         }

@@ -21,7 +21,7 @@ from fleet.store.store import Store
 
 
 def read_status(store: Path, models: Path) -> dict[str, Any]:
-    """Count what is there.
+    """Count the records, devices, workloads and models.
 
     Returns:
         `{"store", "table_version", "devices": {id: {"records", "ok", "failed", "failed_by_outcome",
@@ -30,7 +30,7 @@ def read_status(store: Path, models: Path) -> dict[str, Any]:
         None for a device without records. `suspect` counts records of windows in which the device drifted,
         `suspect_share` is over all records (None without any). `noise` is the last A/A run as `{"pairs",
         "median_change", "p90_change", "false_win_share", "measured_at"}` (`fleet.store.noise.NoiseFloor`),
-        or None; `noise_suspect` counts its records that tell nothing because the device drifted.
+        or None; `noise_suspect` counts its records that cannot be used because the device drifted.
         `champions`: see `fleet.models.views.champion_notes`.
 
     Raises:
@@ -60,6 +60,18 @@ def read_status(store: Path, models: Path) -> dict[str, Any]:
         "table_version": reader.version,
         "devices": devices,
         "workloads": len(reader.workloads()),
+        "models": versions(models),
+        "champions": champion_notes(RegistryReader(models)),
+    }
+
+
+def empty_status(store: Path, models: Path) -> dict[str, Any]:
+    """The same keys as `read_status` gives, if there is no store yet."""
+    return {
+        "store": str(store),
+        "table_version": None,
+        "devices": {},
+        "workloads": 0,
         "models": versions(models),
         "champions": champion_notes(RegistryReader(models)),
     }

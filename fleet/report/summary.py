@@ -34,7 +34,7 @@ LEGEND = (
 def print_summary(report: Document, page: Path | None = None, console: Console | None = None) -> None:
     """Print a row for each device, then what was measured, what was learned, and the verdict.
 
-    The place of `report.html` comes last, where it was written. By default all goes to standard output.
+    The path of `report.html` comes last, if it was written. By default all goes to standard output.
     """
     console = console or TerminalConsole()
     if report["devices"]:

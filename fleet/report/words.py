@@ -1,20 +1,20 @@
 """The sentences of a report: verdict, headline, and numbers with sensible units.
 
 Pure functions of a report in the layout of `report.json` (`fleet.report.report`). The page, the terminal and
-the file say the same words because all of them ask here.
+the file show the same sentences because all of them call these functions.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from enum import StrEnum
 from typing import Any, NamedTuple, TypeGuard
 
 #: Probability that every interval in a report stands for.
 INTERVAL_LEVEL = 0.90
 
-#: Shown where there is no number.
+#: Shown instead of a missing number.
 NOT_MEASURED = "not measured"
 
 #: Fewest workloads for a claim: with n fair coins all alike by chance has probability 2 * 2**-n, which
@@ -23,6 +23,9 @@ MIN_PAIRS = 5
 
 #: Who serves a new device at the end of the demo, as `served_by` of its onboarding says.
 SHIPPED, WARM = "shipped", "warm"
+
+#: Units of a latency in seconds, the largest first.
+_UNITS = {"s": 1.0, "ms": 1e-3, "µs": 1e-6, "ns": 1e-9}
 
 TIMES = "\N{MULTIPLICATION SIGN}"
 
@@ -68,7 +71,7 @@ class Rival(NamedTuple):
 
 
 def is_finite(number: float | None) -> TypeGuard[float]:
-    """Say whether there is a finite number."""
+    """Whether there is a finite number."""
     return number is not None and math.isfinite(number)
 
 
@@ -76,8 +79,8 @@ def verdict(difference: float | None, interval: Sequence[float] | None, pairs: i
     """Judge the mean of warm minus rival top-1 by its interval, over `pairs` held-out workloads.
 
     Returns:
-        `BETTER` or `WORSE` only where the whole interval lies on one side of 0 and there are at least
-        `MIN_PAIRS` workloads; `NOT_MEASURED` where there is no difference at all.
+        `BETTER` or `WORSE` only if the whole interval lies on one side of 0 and there are at least
+        `MIN_PAIRS` workloads; `NOT_MEASURED` if there is no difference at all.
     """
     if not is_finite(difference):
         return WarmStartVerdict.NOT_MEASURED
@@ -99,7 +102,7 @@ def _differences(onboarding: Document) -> list[float]:
 
 
 def rivals(onboarding: Document) -> list[Rival]:
-    """Scratch first, then the nearest known head where it was compared."""
+    """Scratch first, then the nearest known head if it was compared."""
     pairs = len(_differences(onboarding))
     compared = []
     for name, start, key in (
@@ -150,7 +153,7 @@ def verdict_text(onboarding: Document) -> str:
     elif scratch.interval is None:
         text += " Without an interval no winner is called."
     elif scratch.verdict is WarmStartVerdict.UNCLEAR:
-        text += " The interval includes 0, so this run cannot tell which is better."
+        text += " The interval includes 0, so this run cannot show which is better."
     box, shipped_serves = onboarding.get("shipped_top1"), onboarding.get("served_by") == SHIPPED
     strongest = max((top1 for top1 in (scratch.top1, box) if is_finite(top1)), default=0.0)
     for rival in others:
@@ -179,7 +182,7 @@ def served_text(onboarding: Document) -> str:
 
 
 def beats_random(interval: Sequence[float] | None, random_top1: float | None) -> bool | None:
-    """Say whether the whole top-1 interval lies above random choice; `None` where that was not measured."""
+    """Whether the whole top-1 interval lies above random choice; `None` if random choice was not measured."""
     return interval[0] > random_top1 if interval is not None and is_finite(random_top1) else None
 
 
@@ -290,7 +293,7 @@ def score_text(number: float | None) -> str:
 
 
 def scored(number: float | None, interval: Sequence[float] | None) -> str:
-    """Give a score with its interval in brackets, where there is one."""
+    """Give a score, with its interval in brackets if it has one."""
     return score_text(number) + (f" ({interval[0]:.2f} to {interval[1]:.2f})" if interval else "")
 
 
@@ -301,29 +304,34 @@ def best_latencies(report: Document) -> dict[str, list[str]]:
         for device in report["devices"].values()
     ]
     names = dict.fromkeys(workload for latencies in best for workload in latencies)
-    return {name: [latency(latencies.get(name)) for latencies in best] for name in names}
+    unit = latency_unit(secs for latencies in best for secs in latencies.values())
+    return {name: [latency(latencies.get(name), unit) for latencies in best] for name in names}
 
 
 def interval_words(interval: Sequence[float] | None) -> str:
-    """Give the interval of a difference in brackets with a space before it; empty where there is none."""
+    """Give the interval of a difference in brackets with a space before it; empty without one."""
     if interval is None:
         return ""
     return f" ({percent(INTERVAL_LEVEL)} interval {signed(interval[0])} to {signed(interval[1])})"
 
 
-def latency(secs: float | None) -> str:
-    """Give a latency with three digits in s, ms, µs or ns."""
+def latency(secs: float | None, unit: str = "") -> str:
+    """Give a latency with three digits or more, in its own unit or in the given one."""
     if not is_finite(secs):
         return NOT_MEASURED
-    for unit, size in (("s", 1.0), ("ms", 1e-3), ("µs", 1e-6), ("ns", 1e-9)):
-        # 0.9995 of a unit would be rounded up to one of it.
-        if secs >= size * 0.9995 or unit == "ns":
-            return f"{three_digits(secs / size)} {unit}"
-    return NOT_MEASURED
+    unit = unit or latency_unit([secs])
+    return f"{three_digits(secs / _UNITS[unit])} {unit}"
+
+
+def latency_unit(latencies: Iterable[float | None]) -> str:
+    """Choose one unit for all latencies of a table: the largest that the shortest of them fills."""
+    shortest = min((secs for secs in latencies if is_finite(secs)), default=0.0)
+    # 0.9995 of a unit would be rounded up to one of it.
+    return next((unit for unit, size in _UNITS.items() if shortest >= size * 0.9995), "ns")
 
 
 def duration(secs: float | None) -> str:
-    """Give a wall time as people say it."""
+    """Give a wall time in the units of a clock."""
     if not is_finite(secs):
         return NOT_MEASURED
     if secs < 1:

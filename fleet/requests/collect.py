@@ -24,12 +24,12 @@ if TYPE_CHECKING:
 
 
 class Collect(ManyDevices, frozen=True, kw_only=True):
-    """Measure candidates on devices of this host or a cluster, the same ones on each, into the store.
+    """Measure the same candidates on each device of this host or a cluster, and store the results.
 
-    Where a daemon runs on the store, it does the work, and this command follows it. What the store holds
-    already is not measured again. Workloads that take more of their networks' time get more candidates; some
-    are random, some evolve from the best measured ones. Once a day it measures a few twice, which tells the
-    device's noise floor. It ends with where the time went.
+    Candidates of the store are not measured again. Workloads that take more of their networks' time get more
+    candidates; some are random, some evolve from the best measured ones. Once a day it measures a few
+    candidates twice, to find the device's noise floor. At the end it reports how the time was spent.
+    If a daemon writes the store, it does the work, and this command follows it.
 
     Example: fleet collect --device x86-64-v3 --workloads 20 --samples 32
     """
@@ -41,16 +41,16 @@ class Collect(ManyDevices, frozen=True, kw_only=True):
         Count | None,
         Flag("--workloads"),
         Setting("workloads.count"),
-        Meta(description="Workloads (workloads.count)."),
+        Meta(description="Number of workloads (workloads.count)."),
     ] = None
     samples: Annotated[
         Count | None,
         Flag("--samples"),
         Setting("workloads.samples"),
-        Meta(description="Candidates each (workloads.samples)."),
+        Meta(description="Candidates per workload (workloads.samples)."),
     ] = None
     remeasure: Annotated[
-        CountOrNone, Flag("--remeasure"), Meta(description="Candidates of each device to measure again.")
+        CountOrNone, Flag("--remeasure"), Meta(description="Candidates per device to measure again.")
     ] = 0
     noise: Annotated[
         Count | None,

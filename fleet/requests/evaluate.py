@@ -16,12 +16,12 @@ if TYPE_CHECKING:
 
 
 class Evaluate(RequestArguments, frozen=True, kw_only=True):
-    """Tell how well the heads rank candidates that they never saw.
+    """Evaluate how well the heads rank candidates that they never saw.
 
     Trains on a part of the store and judges on the rest, several times, so that every workload (or network,
-    or device) is held out. Beside it stand a random choice, and measuring twice where that was done.
-    Where a daemon writes the store, it does the work; with --set, or other models than the daemon's, it is
-    done here.
+    or device) is held out once. The table also has a random choice and, if candidates were measured twice,
+    the best possible score. If a daemon writes the store, it does the work; with --set, or other models than
+    the daemon's, it is done here.
 
     Example: fleet eval --split by-network --seeds 1
     """
@@ -37,23 +37,23 @@ class Evaluate(RequestArguments, frozen=True, kw_only=True):
     version: Annotated[
         Annotated[str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$")] | None,
         Flag("--model"),
-        Meta(description="Judge a kept model (or: latest) on newer records."),
+        Meta(description="Judge a stored version (or: latest) on newer records."),
     ] = None
     #: The values of `transfer.data.splits.SplitKind`.
     split: Annotated[
         Literal["by-workload", "within-workload", "by-network", "by-device"],
         Flag("--split"),
-        Meta(description="What is new about the candidates judged."),
+        Meta(description="In what the judged candidates are new."),
     ] = "by-workload"
     seeds: Annotated[
-        int, Flag("--seeds"), Meta(ge=1, le=100, description="Runs with other splits and weights.")
+        int, Flag("--seeds"), Meta(ge=1, le=100, description="Runs, each with other splits and weights.")
     ] = 3
     epochs: Epochs = None
     folds: Annotated[
         Annotated[int, Meta(ge=2, le=100)] | None,
         Flag("--folds"),
         Setting("training.folds"),
-        Meta(description="Most parts of the workloads (training.folds)."),
+        Meta(description="Parts of the workloads at most (training.folds)."),
     ] = None
     seed: Seed = None
 

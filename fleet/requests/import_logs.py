@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 class ImportLogs(RequestArguments, frozen=True, kw_only=True):
     """Import measurement logs of other tuners as records of one device.
 
-    Failed measurements become records with their outcome; lines that are no measurement are counted by
-    reason and left. Run again after an interruption, it goes on; the same line is never imported twice.
+    Failed measurements become records with their outcome; other lines are skipped and counted by reason.
+    After an interruption, the same command continues; the same line is never imported twice.
 
     Example: fleet import logs/board-7 --device board-7
     """
@@ -37,7 +37,7 @@ class ImportLogs(RequestArguments, frozen=True, kw_only=True):
         Meta(min_length=1, description="Log files, plain or gz, or folders of them."),
     ]
     device: Annotated[
-        Name, Flag("--device"), Meta(description="Device that measured them; made if it is new.")
+        Name, Flag("--device"), Meta(description="Device that measured them; created if it is new.")
     ]
     dialect: Annotated[
         Name, Flag("--dialect"), Meta(description="auto (each line), ansor, autotvm, meta_schedule or knobs.")
@@ -45,7 +45,10 @@ class ImportLogs(RequestArguments, frozen=True, kw_only=True):
     network: Annotated[
         str,
         Flag("--network"),
-        Meta(max_length=200, description="Network of all workloads (default: told by DEVICE/NETWORK/TUNER)."),
+        Meta(
+            max_length=200,
+            description="Network of all workloads (default: from the path DEVICE/NETWORK/TUNER).",
+        ),
     ] = ""
     again: Annotated[
         bool, Flag("--again"), Meta(description="Read files again that were imported before.")

@@ -18,11 +18,11 @@ if TYPE_CHECKING:
 
 
 class Onboard(RequestArguments, frozen=True, kw_only=True):
-    """Give a new device its head: measure a few candidates, adapt, tell what to expect.
+    """Make a head for a new device from a few measured candidates, and report its expected quality.
 
-    It measures what other devices of the store know, and starts from a model of them. Without such a model it
-    starts from the one that comes with the program. Asked for more samples later, it goes on from what was
-    measured. Where a daemon runs on the store, it does the work; this command follows it.
+    It measures candidates that other devices of the store measured, and starts from a model of these devices.
+    Without such a model it starts from the model that comes with the program. With a larger --samples later,
+    it uses the earlier samples too. If a daemon writes the store, it does the work; this command follows it.
 
     Example: fleet onboard x86-64-v4 --samples 64
     """
@@ -34,13 +34,13 @@ class Onboard(RequestArguments, frozen=True, kw_only=True):
         CountOrNone | None,
         Flag("--samples"),
         Setting("onboarding.samples"),
-        Meta(description="Most candidates to measure, earlier ones included (onboarding.samples)."),
+        Meta(description="Candidates to measure at most, earlier ones included (onboarding.samples)."),
     ] = None
     strategy: Annotated[
         Strategy | None,
         Flag("--strategy"),
         Setting("onboarding.strategy"),
-        Meta(description="auto, or one strategy by name (onboarding.strategy)."),
+        Meta(description="How the head is made (onboarding.strategy)."),
     ] = None
     selector: Annotated[
         Selector | None,

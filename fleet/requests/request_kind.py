@@ -95,7 +95,7 @@ Seed = Annotated[
     Annotated[int, Meta(ge=0, lt=1 << 31)] | None,
     Flag("--seed"),
     Setting("training.seed"),
-    Meta(description="Of everything random (training.seed)."),
+    Meta(description="Random seed (training.seed)."),
 ]
 Epochs = Annotated[
     Count | None,

@@ -18,11 +18,11 @@ if TYPE_CHECKING:
 
 
 class Tune(RequestArguments, frozen=True, kw_only=True):
-    """Search fast programs for a network on one device; write a database, a compiled library and a report.
+    """Make a network faster on one device: search fast programs; write library, database and report.
 
-    The device's champion ranks drawn candidates, so that only promising ones are measured. What is measured
-    goes into the store. Run again, the search goes on from the best that is known. Where a daemon runs on the
-    store, it does the work, and this command follows it.
+    A model ranks random candidates, so that only promising ones are measured. All measurements go into the
+    store. Each run measures --trials new candidates, and starts from the best programs of earlier runs.
+    If a daemon writes the store, it does the work, and this command follows it.
 
     Example: fleet tune x86-64-v4 nets/mine.pt2 --trials 200
     """
@@ -34,13 +34,13 @@ class Tune(RequestArguments, frozen=True, kw_only=True):
     workloads: Annotated[
         list[Name],
         Flag("--workload"),
-        Meta(description="Only this one of the networks' workloads; may be given again."),
+        Meta(description="Tune only this workload of the network; may be given again."),
     ] = field(default_factory=list)
-    trials: Annotated[Count, Flag("--trials"), Meta(description="Candidates to measure.")] = 256
+    trials: Annotated[Count, Flag("--trials"), Meta(description="Candidates to measure in this run.")] = 256
     out: Annotated[
         Annotated[str, Meta(min_length=1, max_length=4000)] | None,
         Flag("--out", is_path=True),
-        Meta(description="Folder of database, library and report (runs/tuned/DEVICE)."),
+        Meta(description="Folder for database, library and report (runs/tuned/DEVICE)."),
     ] = None
     seed: Seed = None
 

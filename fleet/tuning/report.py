@@ -50,7 +50,7 @@ def report_search(result: Mapping[str, Any], folder: Path, created_at_secs: floa
 
 
 def headline(result: Mapping[str, Any]) -> list[str]:
-    """What came of it, in sentences."""
+    """The result in sentences."""
     ran = [workload for workload in result["workloads"] if workload["best_secs"]]
     said = [
         f"{result['trials']:,} candidates of {len(result['workloads'])} workloads were measured on "
@@ -62,7 +62,7 @@ def headline(result: Mapping[str, Any]) -> list[str]:
 
 
 def network_sentence(name: str, delivery: Mapping[str, Any]) -> str:
-    """One network in one sentence: how fast its library is, and who else is faster."""
+    """One network in one sentence: how fast its library is, compared with other ways to run it."""
     if delivery.get("why_not"):
         return f"{name}: no library ({delivery['why_not']})."
     if delivery["kept"] is None:
@@ -76,13 +76,17 @@ def network_sentence(name: str, delivery: Mapping[str, Any]) -> str:
     slower = [
         f"{ratio:.2f} times as fast as {SIDE_NAMES[side]}" for side, ratio in others.items() if ratio >= 1
     ]
-    parts = [f"{delivery['speedup_vs_untuned']:.2f} times as fast as TVM without schedules", *slower, *faster]
-    return f"{name}: {millis(kept_secs)} a run, {'; '.join(parts)}."
+    parts = [*slower, *faster, f"{delivery['speedup_vs_untuned']:.2f} times as fast as TVM without schedules"]
+    return f"{name}: {millis(kept_secs)} per run, {'; '.join(parts)}."
 
 
 def millis(secs: float | None) -> str:
-    """Seconds as milliseconds; a dash where there are none."""
-    return "-" if secs is None else f"{secs * 1e3:.3f} ms"
+    """Seconds as milliseconds with three digits or more; a dash for None."""
+    if secs is None:
+        return "-"
+    value = secs * 1e3
+    decimals = 1 if value >= 10 else 3 if value >= 0.1 or value <= 0 else 2 - math.floor(math.log10(value))
+    return f"{value:.{decimals}f} ms"
 
 
 def render(report: Mapping[str, Any]) -> str:
@@ -104,7 +108,11 @@ def _tiles(report: Mapping[str, Any]) -> list[tuple[str, str]]:
     for name, delivery in report["whole_networks"].items():
         if delivery.get("kept"):
             tiles.append((name, millis(delivery["secs"][delivery["kept"]])))
-            tiles.append((f"{name}, over untuned", f"{delivery['speedup_vs_untuned']:.2f}{_TIMES}"))
+            secs, kept = delivery["secs"], delivery["kept"]
+            others = [side for side in secs if not side.startswith("tvm")] or ["tvm_untuned"]
+            rival = min(others, key=lambda side: secs[side])
+            ratio = f"{secs[rival] / secs[kept]:.2f}{_TIMES}"
+            tiles.append((f"{name}, speed compared with {SIDE_NAMES[rival]}", ratio))
     return [*tiles, ("wall time", f"{sum(report['seconds'].values()):.0f} s")]
 
 
@@ -165,8 +173,8 @@ def _curves(workloads: Sequence[Mapping[str, Any]]) -> Plot:
     return Plot(
         "curves",
         "How the search went",
-        "Each row is a workload: candidates tried from left to right, the best latency so far on a log scale "
-        "of its own, fast at the top. The heaviest stand first.",
+        "Each row is a workload: candidates tried from left to right, the best latency so far each "
+        "on its own log scale, fast at the top. The heaviest workloads come first.",
         rows,
         (),
     )
@@ -175,13 +183,14 @@ def _curves(workloads: Sequence[Mapping[str, Any]]) -> Plot:
 def _parts(seconds: Mapping[str, float]) -> Plot:
     longest = max(seconds.values(), default=0) or 1
     rows = [
-        (name, [Mark("bar", 0, end=100 * secs / longest)], f"{secs:.1f} s") for name, secs in seconds.items()
+        (name.replace("_", " "), [Mark("bar", 0, end=100 * secs / longest)], f"{secs:.1f} s")
+        for name, secs in seconds.items()
     ]
     return Plot("timing", "Where the time went", "Seconds by part of the search.", rows, ())
 
 
 def print_tuning(result: Mapping[str, Any]) -> None:
-    """Print what `fleet.tuning.tuning.tune_device` returns: a line a workload, then the networks."""
+    """Print what `fleet.tuning.tuning.tune_device` returns: one line per workload, then the networks."""
     print_line = TerminalConsole().print
     print_rows(_COLUMNS, [_cells(workload) for workload in result["workloads"]])
     for network, secs in result["networks"].items():
@@ -191,15 +200,21 @@ def print_tuning(result: Mapping[str, Any]) -> None:
     for name, delivery in result["whole_networks"].items():
         print_line(network_sentence(name, delivery))
         for side, why in delivery.get("absent", {}).items():
-            print_line(f"{name}: {SIDE_NAMES[side]} was not timed: {why}")
+            print_line(f"{name}: {SIDE_NAMES[side]} was not timed: {why}{_advice(why)}")
         if delivery.get("library"):
             print_line(f"library for TVM's Relax: {delivery['library']}")
     who = f"ranked by {result['model']}" if result["model"] else f"not ranked: {result['why_no_model']}"
-    parts = ", ".join(f"{name} {secs:.0f} s" for name, secs in result["seconds"].items() if secs >= 0.5)
+    parts = ", ".join(
+        f"{name.replace('_', ' ')} {secs:.0f} s" for name, secs in result["seconds"].items() if secs >= 0.5
+    )
     print_line(f"{result['trials']} candidates measured, {result['failed']} failed; {who}; {parts}")
     print_line(f"ended by: {result['ended']}")
     print_line(f"database for TVM: {result['database']}")
     print_line(f"report: {result['report']}")
+
+
+def _advice(why: str) -> str:
+    return "; pip install 'tensor-fleet[networks]'" if "No module named 'onnx" in why else ""
 
 
 def _cells(workload: Mapping[str, Any]) -> tuple[str, ...]:

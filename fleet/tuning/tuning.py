@@ -134,7 +134,7 @@ def _search(
         with clock.part("probe"):
             listed = collection.network_workloads(settings.workloads.networks)
             workloads = choose_searched(listed, options.workloads, settings.workloads.networks)
-        with clock.part("first head"):
+        with clock.part("first_head"):
             serve_at_once(engine, settings, spec, options.models)
         ranker = CandidateRanker(RegistryReader(options.models))
         rounds = Rounds(engine, target, workloads, ranker, clock, settings.training.seed)
@@ -204,12 +204,17 @@ def conclude(
     with clock.part("export"):
         database = update_database(store, device_id, out)
     if any(read_network_name(name).is_graph for name in labels):
-        display.say("compiling the network with its schedules, and timing it beside other ways to run it")
+        display.say(
+            "compiling the network with its schedules, and timing it together with other ways to run it"
+        )
     with clock.part("compile"):
         whole = deliver_all(labels, store.devices()[device_id], database.best_traces(), out, untuned)
     conclusion = {"whole_networks": whole, "seconds": clock.parts, "database": str(out)}
     networks = " ".join(f"--network {shlex.quote(name)}" for name in labels)
-    again = f"fleet tune {shlex.quote(device_id)} {networks} --out {shlex.quote(str(out))}"
+    again = (
+        f"fleet tune {shlex.quote(device_id)} {networks} --trials {max(1, result['trials'])} "
+        f"--out {shlex.quote(str(out))}"
+    )
     page = report_search({**result, **conclusion}, out, time.time(), again)
     return {**conclusion, "report": str(page)}
 

@@ -189,7 +189,7 @@ def test_a_demo_that_is_asked_to_stop_closes_everything_and_says_so(tmp_path: Pa
     lines = errors.splitlines()
     # Ray's processes print here as well, even while they end.
     last = [line for line in lines if line.startswith("fleet:")][-1]
-    assert last == "fleet: interrupted; the same command goes on where this one stopped"
+    assert last == "fleet: interrupted; run the same command again to continue"
     assert not [line for line in own_lines(lines) if "Traceback" in line], errors
     _, alive = psutil.wait_procs(family, timeout=20)
     assert not alive

@@ -1,7 +1,7 @@
 // Two devices, days or versions side by side; what is within the noise is hidden by one switch.
 
 import { h, link } from "./dom.js";
-import { count, latency, percent, score, signedPercent } from "./format.js";
+import { count, latencyOf, percent, score, signedPercent } from "./format.js";
 import { empty, note, table } from "./lists.js";
 
 export const title = () => "Compare";
@@ -51,10 +51,10 @@ function result(data, context) {
   return [
     h("p", { class: "lede" }, `${count(significant)} of ${count(all)} changes are significant, ${count(insignificant)} are within the noise${doubt}.`),
     notes,
-    note(`Severity is the change over the noise of its own series. From ${threshold.toFixed(1)} on it is significant: 1 of 370 comparisons is by chance.`),
+    note(`Severity is the change divided by the noise of its series. From ${threshold.toFixed(1)} on it is significant: 1 of 370 comparisons is by chance.`),
     h("p", {}, h("label", { class: "check" }, h("input", { type: "checkbox", checked: isAll, onchange: flip }), ` Show changes within the noise (${within})`)),
     table(data, context, {
-      columns: columns(data.sides),
+      columns: columns(data.sides, data.rows),
       label: "Changes",
       empty: `All ${count(data.hidden)} changes are within the noise. The switch above shows them.`,
       rowClass: (row) => (row.is_significant === false ? "hidden-change" : null),
@@ -62,7 +62,8 @@ function result(data, context) {
   ];
 }
 
-function columns(sides) {
+function columns(sides, rows) {
+  const latency = latencyOf(rows.filter((row) => row.unit === "s").flatMap((row) => [row.before, row.after]));
   const value = (row, secs) => ({ s: latency(secs), x: `${secs.toFixed(3)}×` }[row.unit] || score(secs));
   return [
     { name: "Series", key: "name", cell: (row) => (row.kind === "latency" ? link("workload", row.key, row.name) : row.name) },

@@ -39,7 +39,7 @@ function leases(device) {
     const text = `${lease.done} of ${lease.of}`;
     return [lease.job_id, h("progress", { max: lease.of, value: lease.done, "aria-label": text }), text, moment(lease.deadline)];
   });
-  return rows.length ? [h("h2", {}, "At work"), plainTable("Leases", ["Job", "Progress", "Candidates", "Until"], rows)] : null;
+  return rows.length ? [h("h2", {}, "Running jobs"), plainTable("Running jobs", ["Job", "Progress", "Candidates", "Deadline"], rows)] : null;
 }
 
 function onboardingPart(onboarding, now) {
@@ -57,7 +57,7 @@ function onboardingPart(onboarding, now) {
         label: `Top-1 by samples: ${measured.map(text).join(", ")}`,
         series: [{ place: 0, kind: "line", points }],
         xText: (value) => count(Math.round(2 ** value - 1)), yText: (value) => value.toFixed(2), height: 200,
-      })) : empty("No point of a curve yet: one comes with the end of each onboarding."),
+      })) : empty("There is no point yet: each onboarding adds one when it ends."),
   ];
 }
 
@@ -88,9 +88,9 @@ function outcome({ samples, taken, strategy, served_by: server, expected, why_no
 
 function timelinePart(environments) {
   const title = h("h2", {}, "Timeline");
-  if (!environments.length) return [title, empty("No record of this device is there yet.")];
+  if (!environments.length) return [title, empty("There is no record of this device yet.")];
   const parts = environments.map((each, place) => environmentPart(each, place, environments.length)).reverse();
-  return [title, note("Only numbers of one environment may be compared, so each environment is a series of its own. The newest comes first."), parts];
+  return [title, note("Only numbers of one environment may be compared, so each environment is a separate series. The newest comes first."), parts];
 }
 
 function environmentPart(environment, place, of) {
@@ -111,7 +111,7 @@ function canaryFigure(canaries, of) {
   const names = Object.keys(canaries).sort();
   const most = Math.max(...names.map((name) => canaries[name].length));
   return h("figure", {},
-    h("figcaption", {}, "Canaries: time of three fixed programs over their usual time. Above 1 the device is slower.", most < of ? ` ${count(of)} readings, joined to ${count(most)} points.` : ""),
+    h("figcaption", {}, "Canaries: time of three fixed programs, divided by their usual time. Above 1 the device is slower.", most < of ? ` ${count(of)} readings, joined to ${count(most)} points.` : ""),
     legend(names),
     plot({
       label: `Canaries ${names.join(", ")} over time`,
@@ -134,7 +134,7 @@ function ladderPart({ champion, steps, of, damaged }, device) {
       tiles([["champion", champion.version], ["shipped model", device.shipped || "no"], ["top-1", figure({ ...device, champion: champion.version })]]),
       champion.retained ? note(`Challenger ${champion.retained}`) : null,
     ] : empty("No model serves this device yet."),
-    rows.length ? plainTable("Champions and challengers", ["When", "What", "Version", "Pairs right, against the champion", "Why"], rows) : null,
+    rows.length ? plainTable("Champions and challengers", ["When", "What", "Version", "Pairs right, compared with the champion", "Why"], rows) : null,
     cutOff(rows.length, of, "steps"),
   ];
 }
@@ -142,11 +142,11 @@ function ladderPart({ champion, steps, of, damaged }, device) {
 function against({ challenger, champion, difference }) {
   if (!challenger) return "not judged";
   const [middle, low, high] = (difference || []).map(signedPercent);
-  return [percent(challenger[0]), champion ? ` against ${percent(champion[0])}` : "", difference ? sub(`${middle} (${low} to ${high})`) : null];
+  return [percent(challenger[0]), champion ? ` (champion ${percent(champion[0])})` : "", difference ? sub(`${middle} (${low} to ${high})`) : null];
 }
 
 function alertPart(alerts, now) {
   if (!alerts.length) return null;
   const rows = alerts.map((alert) => [ago(alert.at, now), alert.kind, alert.fault || "–", short(alert.text, 400)]);
-  return [h("h2", {}, "Alerts"), plainTable("Alerts", ["When", "Kind", "Fault of", "Text"], rows), h("p", {}, h("a", { href: "#/alerts" }, "All alerts"))];
+  return [h("h2", {}, "Alerts"), plainTable("Alerts", ["When", "Kind", "Cause", "Text"], rows), h("p", {}, h("a", { href: "#/alerts" }, "All alerts"))];
 }

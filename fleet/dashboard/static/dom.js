@@ -57,14 +57,14 @@ function patch(old, fresh) {
     if (old.getAttribute(name) !== value) old.setAttribute(name, value);
   }
   if (old instanceof HTMLInputElement) {
-    // What somebody types is theirs.
+    // A field in use keeps its text.
     if (old.type === "checkbox") old.checked = fresh.hasAttribute("checked");
     else if (old !== document.activeElement) old.value = fresh.value;
   } else update(old, fresh.childNodes);
 }
 
-/** Says something to a screen reader, politely. */
-export function say(text) {
+/** Gives a text to screen readers, politely. */
+export function announce(text) {
   const region = document.getElementById("said");
   if (region.textContent !== text) region.textContent = text;
 }

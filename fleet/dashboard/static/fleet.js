@@ -1,6 +1,6 @@
-// The fleet: a row a device, those that need somebody first.
+// The fleet: one row per device, the most urgent first.
 
-import { h, link, say } from "./dom.js";
+import { h, link, announce } from "./dom.js";
 import { sparkline } from "./charts.js";
 import { ago, count, moment, percent, rate, score, short, words } from "./format.js";
 import { loading, state, sub, table, tiles } from "./lists.js";
@@ -10,31 +10,31 @@ export const path = (query) => ["/v1/dashboard/fleet", query];
 
 export function draw(data, context) {
   const { counts, coordinator, store, digest } = data;
-  const people = counts.broken + counts.doubtful;
-  say(people ? `${people} of ${counts.devices} devices need somebody` : `No device of ${counts.devices} needs anybody`);
+  const urgent = counts.broken + counts.doubtful;
+  announce(urgent ? `${urgent} of ${counts.devices} devices need attention` : `None of ${counts.devices} devices needs attention`);
   return [
     h("h1", {}, "Fleet"),
     coordinator.state === "running" ? null : h("p", { class: "warning" }, stateText(coordinator.state)),
     tiles([
       ["devices", count(counts.devices)],
-      ["need somebody", count(people), people ? "bad" : null],
+      ["need attention", count(urgent), urgent ? "bad" : null],
       ["records", count(store.records)],
       ["records per s", rate(counts.records_per_s)],
       ["served by a model", count(counts.served)],
-      ["jobs at work, waiting", `${count(data.jobs.leased)}, ${count(data.jobs.queued)}`],
+      ["jobs running, waiting", `${count(data.jobs.leased)}, ${count(data.jobs.queued)}`],
     ]),
     digestNote(digest),
     table(data, context, {
       columns: columns(data.now, digest),
       label: "Devices",
-      empty: "No device is in this fleet yet. Write one with: fleet init, or put a file into configs/hardware.",
+      empty: "This fleet has no device yet. Write device files with: fleet init, or put one into configs/hardware.",
       rowClass: (row) => `attention-${row.attention.name}`,
     }),
   ];
 }
 
 function stateText(name) {
-  return name === "disk_full" ? "The disk is full: no lease is granted until there is room." : `The coordinator is ${name}.`;
+  return name === "disk_full" ? "The disk is full: no job starts until there is space." : `The coordinator is ${name}.`;
 }
 
 /** Whether the store is read: noise, drift and errors come from there. */
@@ -56,7 +56,7 @@ function columns(now, digest) {
     { name: "Noise floor", key: "noise", number: true, level: 2, help: "Median change when the same programs are measured twice (A/A runs)", cell: (row) => of(row, () => noise(row.noise)) },
     { name: "Drift", key: "suspect", number: true, level: 3, help: "Share of the last 128 records that were measured while the canaries ran at another speed", cell: (row) => of(row, () => percent(row.suspect_share, 0)) },
     { name: "Champion", key: "champion", level: 3, cell: champion },
-    { name: "Top-1", key: "top1", number: true, level: 2, help: "Speed of the model's first choice over the best one, on held-out workloads, with its 90 % interval", cell: figure },
+    { name: "Top-1", key: "top1", number: true, level: 2, help: "Speed of the model's first choice, as a share of the best speed, on held-out workloads, with its 90 % interval", cell: figure },
     { name: "Last record", key: "last", level: 3, cell: (row) => h("span", { title: moment(row.last_record_at) }, ago(row.last_record_at, now)) },
     { name: "Last error", level: 3, cell: (row) => of(row, () => error(row.last_error, now)) },
   ];

@@ -1,4 +1,4 @@
-// Tables that the server sorts, filters and pages. "None", "none match" and "cut off" are said in words.
+// Tables that the server sorts, filters and pages. "None", "none match" and "cut off" are shown in words.
 
 import { h } from "./dom.js";
 import { count } from "./format.js";
@@ -8,7 +8,7 @@ import { count } from "./format.js";
  *
  * list: what the server sent (rows, total, matched, offset, size, sort, is_descending, is_last).
  * columns: {name, key (order on the server), cell(row), number, level (1 always, 2 and 3 on wider screens), help}.
- * context: `query`, the parts of the address that say what is shown, and `go(changes)`, which changes them.
+ * context: `query`, the parts of the address that choose the rows, and `go(changes)`, which changes them.
  */
 export function table(list, { query, go }, { columns, label, empty: nothing, rowClass }) {
   const filter = list.total > 0 || query.text ? filterBox(label, query, go) : null;
@@ -73,17 +73,17 @@ function pager(list, go, label) {
   return pages(label, isAll ? `All ${of}` : text, isAll ? null : list, (offset) => go({ offset }));
 }
 
-/** A line about a part of a list, and buttons to the other parts; without them where `list` is null. */
+/** A line about a part of a list, and buttons to the other parts; without them if `list` is null. */
 export function pages(label, text, list, goTo) {
   const button = (name, isOn, offset) => h("button", { type: "button", disabled: !isOn, onclick: () => goTo(offset) }, name);
   return h("nav", { class: "pager", "aria-label": `Pages: ${label}` }, h("span", {}, text), list && [
     button("First", list.offset > 0, 0),
     button("Back", list.offset > 0, Math.max(0, list.offset - list.size)),
-    button("On", !list.is_last, list.offset + list.size),
+    button("Next", !list.is_last, list.offset + list.size),
   ]);
 }
 
-/** Words for a part that is cut off at N; nothing where it is whole. */
+/** Words for a part that is cut off at N; nothing if it is whole. */
 export function cutOff(shown, total, what) {
   return shown < total ? h("p", { class: "cut" }, `Cut off: ${count(shown)} of ${count(total)} ${what} are shown.`) : null;
 }
@@ -92,7 +92,8 @@ export const loading = (text) => h("p", { class: "loading", "aria-busy": "true" 
 export const empty = (text) => h("p", { class: "empty" }, text);
 export const note = (...parts) => h("p", { class: "note" }, parts);
 export const sub = (...parts) => h("span", { class: "sub" }, parts);
-export const state = (name) => h("span", { class: `state state-${name}` }, name.replaceAll("_", " "));
+/** A state of the API as a mark and a word; a leased device is measuring. */
+export const state = (name) => h("span", { class: `state state-${name}` }, name === "leased" ? "measuring" : name.replaceAll("_", " "));
 
 export function tiles(entries) {
   return h("dl", { class: "tiles" }, entries.map(([name, value, tone]) => h("div", { class: tone || null }, h("dt", {}, name), h("dd", {}, value))));

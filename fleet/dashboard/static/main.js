@@ -1,6 +1,6 @@
-// The frame of the page: login, address, loading, updates. The views are beside this file.
+// The frame of the page: login, address, loading, updates. The views are in the other files of this folder.
 
-import { h, say, update } from "./dom.js";
+import { announce, h, update } from "./dom.js";
 import { moment } from "./format.js";
 import * as fleet from "./fleet.js";
 import * as device from "./device.js";
@@ -20,7 +20,7 @@ let lastGood = 0;
 // ---- session ----
 
 async function begin() {
-  // First: whoever comes with an old link logs in by token, and goes on from there.
+  // First: after a login by token, an old link opens its view.
   addEventListener("hashchange", route);
   document.addEventListener("visibilitychange", () => refresh());
   setInterval(() => refresh(), PAUSE);
@@ -65,7 +65,7 @@ async function logOut() {
 
 // ---- address ----
 
-/** #/NAME/ID?key=value; the fleet where there is no name. */
+/** #/NAME/ID?key=value; the fleet if there is no name. */
 function route() {
   const [path, query] = location.hash.replace(/^#\/?/, "").split("?");
   const [name, ...rest] = path.split("/");
@@ -99,7 +99,7 @@ function go(changes) {
 
 // ---- data ----
 
-/** Asks for what is shown, and draws it; a new view does not wait for the one before. */
+/** Loads the data of the view, and draws it; a new view does not wait for the one before. */
 async function refresh(isNew = false) {
   if (!place || ((document.hidden || running) && !isNew)) return;
   running?.abort();
@@ -143,7 +143,7 @@ async function send(method, path) {
 async function read(answer) {
   if (answer.ok) return answer.json();
   const { detail } = await answer.json().catch(() => ({}));
-  throw new Refused(answer.status, typeof detail === "string" ? detail : `The server answers ${answer.status}: the address asks for what there is not`);
+  throw new Refused(answer.status, typeof detail === "string" ? detail : `Not found: the server answered ${answer.status} to this address.`);
 }
 
 function failed(error, title) {
@@ -154,7 +154,7 @@ function failed(error, title) {
   }
   if (!(error instanceof TypeError && /fetch|network|load/i.test(error.message))) console.error(error);
   setLive("off", "not live");
-  setBanner(lastGood ? `The daemon does not answer. What is below is of ${moment(lastGood)}.` : "The daemon does not answer.");
+  setBanner(lastGood ? `The daemon does not answer. This page shows the state of ${moment(lastGood)}.` : "The daemon does not answer.");
 }
 
 function setLive(kind, text) {
@@ -163,7 +163,7 @@ function setLive(kind, text) {
   live.dataset.kind = kind;
   const logout = kind === "on" ? h("button", { type: "button", class: "sort", onclick: logOut }, "Log out") : null;
   update(live, h("p", {}, h("span", { class: "dot", "aria-hidden": "true" }), h("span", {}, text), logout).childNodes);
-  if (kind === "off") say("Not live any more");
+  if (kind === "off") announce("Not live any more");
 }
 
 function setBanner(text) {

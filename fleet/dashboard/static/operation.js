@@ -1,6 +1,6 @@
 // Requests, storage and alerts: the work of the fleet as a whole.
 
-import { h, link, say } from "./dom.js";
+import { announce, h, link } from "./dom.js";
 import { ago, bytes, count, duration, moment, percent, short, words } from "./format.js";
 import { cutOff, empty, note, plainTable, state, sub, table, tiles } from "./lists.js";
 import { progress, requestLine } from "./device.js";
@@ -19,19 +19,19 @@ function drawRequests(data, context) {
         { name: "Request", key: "id", cell: (row) => [link("requests", row.id, row.id), sub(row.kind)] },
         { name: "State", key: "state", cell: (row) => [state(row.state), row.reason ? h("span", { class: "sub why" }, short(row.reason, 160)) : null] },
         { name: "Progress", level: 2, cell: soFar },
-        { name: "Last finding", level: 3, cell: (row) => short(row.finding, 120) || "–" },
+        { name: "Last finding", level: 3, cell: (row) => (row.ended_at === null && short(row.finding, 120)) || "–" },
         { name: "Submitted", key: "submitted", number: true, cell: (row) => ago(row.submitted_at, data.now) },
         { name: "", level: 2, cell: (row) => cancel(row, context) },
       ],
       label: "Requests",
-      empty: "Nobody has asked for anything yet. Verbs such as fleet onboard or fleet tune beside this daemon are requests.",
+      empty: "There is no request yet. Commands such as fleet onboard or fleet tune become requests while this daemon runs.",
     }),
   ];
 }
 
 function soFar(row) {
   if (row.ended_at !== null) return row.of ? `${count(row.done)} of ${count(row.of)}` : "–";
-  return row.of ? progress(row) : row.state === "queued" ? "waits for its turn" : "at work";
+  return row.of ? progress(row) : row.state === "queued" ? "waiting" : "running";
 }
 
 function cancel(row, context) {
@@ -42,7 +42,7 @@ function cancel(row, context) {
     button.disabled = true;
     try {
       await context.send("DELETE", `/v1/requests/${encodeURIComponent(row.id)}`);
-      say(`Request ${row.id} is cancelled`);
+      announce(`Request ${row.id} is cancelled`);
     } catch (error) {
       button.textContent = error.message;
     }
@@ -77,7 +77,7 @@ function drawStorage({ store, health, budgets, budgets_of: of, devices, training
       ["refused by the store", count(store.refused), store.refused ? "bad" : null],
       ["imported, not derived", count(store.imports_refused)],
       ["table version", count(store.table_version)],
-      ...Object.entries(health.free_bytes).map(([name, free]) => [`free where ${name} is`, bytes(free), free < 2e9 ? "bad" : null]),
+      ...Object.entries(health.free_bytes).map(([name, free]) => [`free on the disk of ${name}`, bytes(free), free < 2e9 ? "bad" : null]),
     ]),
     note(`Store: ${store.path}`),
     h("h2", {}, "Logs and waits"),
@@ -85,9 +85,9 @@ function drawStorage({ store, health, budgets, budgets_of: of, devices, training
       ["events", bytes(health.event_bytes)],
       ["oldest record that waits for the table", duration(health.waiting_secs)],
       ["records not acknowledged", `${count(health.unacknowledged)}, the oldest for ${duration(health.unacknowledged_secs)}`],
-      ["turns of the coordinator", mean(health.turns)],
+      ["rounds of the coordinator", mean(health.turns)],
       ["waits for the disk", mean(health.disk_waits.state)],
-      ["times the coordinator stood still", `${count(clock.gaps || 0)}, ${duration(clock.gap_secs || 0)} in all`],
+      ["pauses of the coordinator (host asleep or overloaded)", `${count(clock.gaps || 0)}, ${duration(clock.gap_secs || 0)} in all`],
       ["training", `${training.state}${training.last ? `; last: ${training.last}` : ""}`],
     ]),
     h("h2", {}, "Budgets"),
@@ -113,12 +113,12 @@ function drawAlerts(data, context) {
   return [
     h("h1", {}, "Alerts"),
     webhookLine(data.webhook),
-    note("A model that gets worse on a device whose numbers have just changed is a fault of the device."),
+    note("If a model gets worse just after its device changed, the alert is attributed to the device."),
     table(data, context, {
       columns: [
         { name: "When", key: "at", number: true, cell: (row) => h("span", { title: moment(row.at) }, ago(row.at, data.now)) },
         { name: "Kind", key: "kind", cell: (row) => words(row.kind) },
-        { name: "Fault of", key: "fault", cell: (row) => (row.fault ? [`the ${row.fault}`, row.because ? sub(short(row.because, 140)) : null] : "–") },
+        { name: "Cause", key: "fault", cell: (row) => (row.fault ? [`the ${row.fault}`, row.because ? sub(short(row.because, 140)) : null] : "–") },
         { name: "Device", key: "device", level: 2, cell: (row) => (row.device_id ? link("device", row.device_id, row.device_id) : "–") },
         { name: "What", cell: (row) => h("span", { class: "why", title: row.text }, short(row.text, 400)) },
       ],

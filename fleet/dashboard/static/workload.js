@@ -2,13 +2,14 @@
 
 import { h, link } from "./dom.js";
 import { legend, plot, spreadBar } from "./charts.js";
-import { count, latency, moment, percent, score, short, words } from "./format.js";
+import { count, latency, latencyOf, moment, percent, score, short, words } from "./format.js";
 import { cutOff, empty, loading, note, pages, plainTable, sub, table, tiles } from "./lists.js";
 import { digestNote } from "./fleet.js";
 
 export const workloads = { title: () => "Workloads", path: (query) => ["/v1/dashboard/workloads", query], draw: drawWorkloads };
 
 function drawWorkloads(data, context) {
+  const best = latencyOf(data.rows.map((row) => row.best_secs));
   return [
     h("h1", {}, "Workloads"),
     digestNote(data.digest),
@@ -20,7 +21,7 @@ function drawWorkloads(data, context) {
         { name: "Devices", key: "devices", number: true, cell: (row) => count(row.devices) },
         { name: "Records", key: "records", number: true, cell: (row) => count(row.records) },
         { name: "Failed", key: "failed", number: true, level: 2, cell: (row) => percent(row.failed_share, 1) },
-        { name: "Best", key: "best", number: true, level: 2, cell: (row) => [latency(row.best_secs), row.best_device ? sub(row.best_device) : null] },
+        { name: "Best", key: "best", number: true, level: 2, cell: (row) => [best(row.best_secs), row.best_device ? sub(row.best_device) : null] },
       ],
       label: "Workloads",
       empty: "No record is in the store yet, so there are no workloads.",
@@ -41,8 +42,9 @@ export const workload = {
 function drawWorkload({ workload: about, workload_id: id, devices, matrix }, context) {
   const spreads = devices.rows.map((row) => row.spread).filter(Boolean);
   const [low, high] = [Math.min(...spreads.map((spread) => spread[0])), Math.max(...spreads.map((spread) => spread[4]))];
+  const best = latencyOf(devices.rows.map((row) => row.best_secs));
   const spread = ({ spread: quantiles }) => {
-    if (!quantiles) return "nothing ran";
+    if (!quantiles) return "none ran";
     const [least, , middle, , most] = quantiles.map((secs) => latency(secs));
     return spreadBar({ quantiles, low, high, label: `${least} to ${most}, median ${middle}` });
   };
@@ -58,7 +60,7 @@ function drawWorkload({ workload: about, workload_id: id, devices, matrix }, con
       columns: [
         { name: "Device", key: "device", cell: (row) => link("device", row.device_id, row.device_id) },
         { name: "Records", key: "records", number: true, level: 2, cell: (row) => count(row.records) },
-        { name: "Best", key: "best", number: true, cell: (row) => latency(row.best_secs) },
+        { name: "Best", key: "best", number: true, cell: (row) => best(row.best_secs) },
         { name: "Spread", cell: spread },
         { name: "Predicted", level: 2, cell: (row) => h("button", { type: "button", onclick: () => predict(id, row.device_id, context) }, "Score") },
       ],
@@ -74,9 +76,10 @@ function drawWorkload({ workload: about, workload_id: id, devices, matrix }, con
 
 function grid(workloadId, matrix, { go }) {
   if (!matrix.total) return empty("No candidate was measured on these devices.");
+  const inUnit = latencyOf(matrix.rows.flatMap((row) => row.cells));
   const cell = (value) => {
     if (value === null) return h("span", { class: "none", title: "not measured" }, "·");
-    return typeof value === "number" ? latency(value) : h("span", { class: "soft" }, words(value));
+    return typeof value === "number" ? inUnit(value) : h("span", { class: "soft" }, words(value));
   };
   const rows = matrix.rows.map(({ candidate_id: id, speed, cells }) => {
     const device = matrix.devices[cells.findIndex((value) => value !== null)];
@@ -121,7 +124,7 @@ function predictionPart(prediction, device) {
     tiles([["version", version], ["Kendall tau", score(tau)], ["speed of the first choice", score(top1)]]),
     legend(["a candidate"]),
     plot({ label: "Score against measured speed", series, xText: axis, yText: axis, height: 220 }),
-    note("Across: score of the champion. Up: speed over the best one's. These candidates may have trained the head."),
+    note("Horizontal: score of the champion. Vertical: speed as a share of the best speed. The head may have learned from these candidates."),
     cutOff(points.length + refused, of, "measured candidates"),
   ];
 }
@@ -144,7 +147,7 @@ function drawCandidate(data) {
     plainTable("Measurements", ["Device", "Outcome", "Latency", "Repeats", "Origin", "When"], data.records.map(recordRow), [2]),
     cutOff(data.records.length, data.records_of, "measurements"),
     cutOff(data.devices_seen, data.devices_of, "devices that measured the workload"),
-    h("h2", {}, "Schedule beside the best one"),
+    h("h2", {}, "Schedule compared with the best one"),
     best ? h("p", { class: "lede" }, besideBest(data)) : null,
     schedules(data),
     h("h2", {}, "Reproduce it"),
@@ -165,7 +168,7 @@ function recordRow(record) {
     link("device", record.device_id, record.device_id),
     [words(record.outcome), record.marks.length ? sub(words(record.marks.join(", "))) : null, error],
     latency(record.latency_secs),
-    [list(record.run_secs) || "none", sub(`${count(record.number)} runs a repeat${interval}${warmup}`)],
+    [list(record.run_secs) || "none", sub(`${count(record.number)} runs per repeat${interval}${warmup}`)],
     [record.origin, sub(`attempt ${record.attempt}`)],
     moment(record.measured_at),
   ];

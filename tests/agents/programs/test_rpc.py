@@ -212,8 +212,9 @@ def test_a_candidate_is_timed_over_there_and_computes_the_right_numbers(
         timing = time_module(module, arguments, session.device, Protocol(repeat=3, min_repeat_ms=2.0))
         left, right, result = (argument.numpy() for argument in arguments)
         assert session.alive()
-    assert len(timing.run_secs) >= 3
-    assert all(0 < seconds < 1 for seconds in timing.run_secs)
+    assert len(timing.repeats.run_secs) >= 3
+    assert all(0 < seconds < 1 for seconds in timing.repeats.run_secs)
+    assert not timing.repeats.disturbances, "no gate is around what runs elsewhere"
     assert abs(result - left @ right).max() < 1e-3
 
 

@@ -173,5 +173,5 @@ def test_config_show_tells_value_and_origin() -> None:
     assert (settings["store.path"]["value"], settings["store.path"]["origin"]) == ("a=b", "flag")
     assert settings["training.seed"]["origin"] == "default"
     table = run("config", "show", env=env).output
-    assert "resnet-50, mobilenet-v2, bert-tiny" in table
-    assert "(empty)" in table
+    assert "[resnet-50, mobilenet-v2, resnext-50, bert-tiny]" in table
+    assert "[]" in table

@@ -7,6 +7,8 @@ from typing import Any
 
 import pytest
 
+from fleet.cli.interchange import FormatOption
+from fleet.interchange.export_store import FORMATS
 from fleet.store.store import Store
 from tests.cli_fixtures import json_of, refusal
 from tests.log_fixtures import CUDA_TARGET, ansor, autotvm, write_log
@@ -41,3 +43,7 @@ def test_an_import_that_fails_leaves_no_new_store_behind(lines: list[Any], is_th
     json_of("import", "good.json", "--device", "board-7", "--store", str(store))
     refusal("import", "log.json", "--device", "board-8", "--store", str(store))
     assert Store.read(store).rows == 1
+
+
+def test_the_formats_of_the_help_are_those_of_the_export() -> None:
+    assert [form.value for form in FormatOption] == list(FORMATS)

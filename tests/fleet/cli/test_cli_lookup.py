@@ -155,7 +155,7 @@ def test_each_family_has_a_model_of_its_own() -> None:
 
 def test_a_training_that_a_daemon_cannot_take_any_more_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(DaemonClient, "get", lambda *_: None)
-    with pytest.raises(FleetError, match="the daemon at http://x ends just now"):
+    with pytest.raises(FleetError, match="the daemon at http://x is stopping"):
         request_trainings(DaemonClient("http://x", "t", 1), [], is_detached=True, as_json=True)
 
 
@@ -167,8 +167,8 @@ def test_a_collection_explains_its_records_and_says_what_disturbs(
     monkeypatch.setattr("fleet.cli.collected.busiest_programs", lambda _: ["ffmpeg (98% of a core)"])
     print_collected(found)
     told = capsys.readouterr().out
-    assert "measured now: 2 records: 1 candidates, 1 of A/A runs" in told
-    assert "1 of them are suspect" in told
+    assert "measured in this run: 2 records: 1 candidate, 1 of A/A runs" in told
+    assert "1 of 2 records are suspect" in told
     assert "ffmpeg (98% of a core)" in told
     print_collected({**found, "suspect": 0})
     assert "suspect" not in capsys.readouterr().out

@@ -333,7 +333,7 @@ def test_a_request_outlives_its_client_and_a_killed_daemon_and_nothing_is_left_b
     if not first_line.startswith("succeeded"):
         follower.send_signal(signal.SIGINT)
         told = follower.communicate(timeout=60)[1]
-        assert f"request {accepted['id']} goes on" in told
+        assert f"request {accepted['id']} continues" in told
         assert follower.returncode == 128 + signal.SIGINT
     out, told = fleet_command(trains, "requests", "follow", accepted["id"], "--json").communicate(timeout=300)
     ended = json.loads(out)

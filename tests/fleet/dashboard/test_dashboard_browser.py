@@ -131,10 +131,10 @@ def test_every_view_has_the_numbers_of_the_api_and_no_markup_of_others(page: Any
     candidate_id = found["matrix"]["rows"][-1]["candidate_id"]
     assert EVIL in go(page, fleet, "workloads", "Operator")
     assert EVIL in go(page, fleet, f"workload/{evil['workload_id']}", "Candidates by device")
-    seen = go(page, fleet, f"candidate/{evil['workload_id']}%2F{candidate_id}", "Schedule beside")
+    seen = go(page, fleet, f"candidate/{evil['workload_id']}%2F{candidate_id}", "Schedule compared")
     assert candidate_id in seen
     assert EVIL in go(page, fleet, "device/one", "Champion and challengers")
-    assert EVIL in go(page, fleet, "alerts", "Fault of")
+    assert EVIL in go(page, fleet, "alerts", "Cause")
     compared = live.get("/v1/dashboard/compare", before="one", after="two", all="true")
     seen = go(page, fleet, "compare?before=one&after=two&all=true", "Severity")
     assert f"{compared['summary']['significant']} of {compared['total']} changes are significant" in seen

@@ -122,6 +122,6 @@ def test_the_report_says_what_an_expectation_is_made_of() -> None:
         **{"source_devices": [], "shipped": "open-cpu-2", "seconds": {}},
         "expected": {**figures, "samples": 0, "devices": 6, "regime": "both-new"},
     }
-    assert "from what 6 known devices came to)" in "\n".join(lines_of(result))
+    assert "from the results of 6 known devices)" in "\n".join(lines_of(result))
     result["expected"] |= {"unseen": "processor"}
-    assert "came to, each without records of its processor)" in "\n".join(lines_of(result))
+    assert "known devices, each without records of its processor)" in "\n".join(lines_of(result))

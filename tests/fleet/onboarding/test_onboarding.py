@@ -79,7 +79,7 @@ def test_a_recorded_device_is_onboarded_and_the_truth_told(recorded_store: Path,
     text = "\n".join(lines_of(result))
     assert "dev-new: 48 samples" in text
     assert result["expected"]["regime"] == "device-new"
-    assert "that is meant for candidates that source devices measured" in text
+    assert "this holds for candidates that source devices measured" in text
     assert f"true: top-1 {result['truth']['top1']:.3f}" in text
     # It is the same every time.
     again = onboard_recorded(settings, NEW)
@@ -102,7 +102,7 @@ def test_no_samples_at_all_still_give_a_head(recorded_store: Path, tmp_path: Pat
     assert result["expected"] is None
     assert "needs" in result["reason"]
     assert result["truth"]["top1"] > result["truth"]["random_top1"]
-    assert any("expected: not told" in line for line in lines_of(result))
+    assert any("expected: not known" in line for line in lines_of(result))
 
 
 def test_auto_checks_its_default_against_meta_learning_multitask_and_scratch(
@@ -245,7 +245,7 @@ def test_a_device_goes_on_from_few_samples_to_more(world: tuple[Path, Path, Path
     assert (first["samples"], len(few), first["outcomes"]) == (24, 24, {"ok": 24})
     assert first["curve"] == []
     assert first["fingerprint"]["ran"] == 0
-    assert "likeness is told by the description" in "\n".join(lines_of(first))
+    assert "devices are compared by the description" in "\n".join(lines_of(first))
     assert "seen before" in Registry(models).manifest(first["version"])["inherited_workloads"]
     second, more = onboard(48)
     assert few < more

@@ -70,8 +70,8 @@ def test_the_table_reads_well_at_80_columns(
     lines = capsys.readouterr().out.splitlines()
     assert max(map(len, lines)) <= 80
     assert lines[0].split()[-7:] == ["records", *PARTS, "all"]
-    assert lines[1].split() == ["one,", "s", "1", "0.0", "2.0", "0.0", "4.0", "0.0", "6.0"]
-    assert lines[2].split()[-6:] == ["0", "2000", "0", "4000", "0", "6000"]
+    assert lines[1].split() == ["one", "1", "0.0", "2.0", "0.0", "4.0", "0.0", "6.0"]
+    assert lines[2].split()[-6:] == ["0.000", "2.000", "0.000", "4.000", "0.000", "6.000"]
     assert not any("unused" in line for line in lines)
     print_spending([])
     assert capsys.readouterr().out == ""

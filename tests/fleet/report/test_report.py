@@ -175,7 +175,7 @@ def test_each_verdict_and_its_title_are_said_plainly() -> None:
     )
     assert served_text(onboarding(served_by="")) == ""
     assert verdict_text(compared(*WORSE)).startswith("The warm start is worse than training from scratch")
-    assert "cannot tell which is better" in verdict_text(compared(*UNCLEAR))
+    assert "cannot show which is better" in verdict_text(compared(*UNCLEAR))
     assert "too few to call a winner" in verdict_text(onboarding(workloads=onboarding()["workloads"][:4]))
     assert "Without an interval" in verdict_text(compared(0.3, None))
     assert "was not compared" in verdict_text(compared(None, None))

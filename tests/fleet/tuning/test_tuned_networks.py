@@ -367,7 +367,8 @@ def test_the_report_says_who_wins() -> None:
     found = result()
     said = headline(found)
     assert said[1] == (
-        "net: 3.000 ms a run, 3.00 times as fast as TVM without schedules; torch eager is faster (2.000 ms)."
+        "net: 3.000 ms per run, torch eager is faster (2.000 ms); "
+        "3.00 times as fast as TVM without schedules."
     )
     assert said[2] == "far: no library (the device is on host far)."
     page = render({"version": 1, **found, "created_at": 0.0, "command": "fleet tune mine", "headline": said})
