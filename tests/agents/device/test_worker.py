@@ -17,12 +17,14 @@ from msgspec.structs import replace
 
 import agents.device.worker
 from agents.device.batch import Batch
+from agents.device.measurements import record_of
 from agents.device.worker import DeviceRefusedError, DeviceWorker
 from agents.errors import SpoolError
+from agents.programs.gate import Disturbance
 from agents.programs.quality import Drift
 from agents.records import Candidate, DeviceKind, DeviceSpec, Outcome, Protocol, Record, Workload
-from agents.sandbox.canary_watch import CanaryWatch
-from agents.sandbox.job import JobResult
+from agents.sandbox.canary_watch import PROBE, CanaryWatch
+from agents.sandbox.job import CandidateJob, JobResult
 from agents.sandbox.pool import WorkerPool
 from agents.sandbox.windows import Window, in_windows
 from agents.spool.disk_spool import Spool
@@ -41,6 +43,11 @@ class SteadyWatch(CanaryWatch):
         return dataclasses.replace(super().read(results), suspect=False)
 
 
+def without_gate(spec: DeviceSpec, batch: Batch, job: CandidateJob, result: JobResult, *facts: Any) -> Record:
+    """A record that says nothing of clean repeats."""
+    return record_of(spec, batch, job, replace(result, disturbances=()), *facts)
+
+
 @pytest.fixture(scope="module")
 def worker(generic_spec: DeviceSpec, tmp_path_factory: pytest.TempPathFactory) -> Iterator[DeviceWorker]:
     affinity = psutil.Process().cpu_affinity()
@@ -48,6 +55,7 @@ def worker(generic_spec: DeviceSpec, tmp_path_factory: pytest.TempPathFactory) -
     with pytest.MonkeyPatch.context() as patch:
         # A busy host drifts, and leaders of such windows would come with the batch of another test.
         patch.setattr(agents.device.worker, "CanaryWatch", SteadyWatch)
+        patch.setattr(agents.device.worker, "record_of", without_gate)
         yield made
     made.close()
     psutil.Process().cpu_affinity(affinity)
@@ -75,13 +83,11 @@ def test_every_record_says_how_far_it_can_be_trusted(
     worker: DeviceWorker, matmul: Workload, matmul_candidates: list[Candidate]
 ) -> None:
     records = measure(worker, matmul, matmul_candidates[:3])
-    # Suspect ones may have been measured again.
-    assert [record.outcome for record in records if not record.attempt] == [Outcome.OK] * 3, records[0].error
+    assert [record.outcome for record in records] == [Outcome.OK] * 3, records[0].error
     for record in records:
         quality = json.loads(record.quality)
         assert quality["checked"] is True
         assert quality["interval"] >= 0
-        assert record.is_suspect == (quality["clean"] < min(CLEAN_REPEATS, QUICK.repeat))
         assert set(quality["canary"]) == {"compute", "memory", "latency", PROBE}
         seen = json.loads(record.environment)
         assert seen["affinity"] == list(worker.spec.cores)
@@ -105,6 +111,46 @@ def test_numbers_that_scatter_too_much_are_rejected(
     assert record.run_secs
 
 
+@pytest.mark.parametrize(
+    ("disturbances", "drifts", "is_suspect", "said"),
+    [
+        (["", "", ""], True, False, {"clean": 3}),
+        (
+            [Disturbance.NONE] * 2 + [Disturbance.PREEMPTED],
+            False,
+            True,
+            {"clean": 2, "disturbed": {"preempted": 1}},
+        ),
+        (["slow_core"] * 3, False, True, {"clean": 0, "disturbed": {"slow_core": 3}}),
+        ([], True, True, {}),
+        ([], False, False, {}),
+    ],
+)
+def test_a_record_is_suspect_by_its_own_repeats_and_without_a_gate_by_the_canaries(
+    generic_spec: DeviceSpec,
+    matmul: Workload,
+    disturbances: list[str],
+    drifts: bool,
+    is_suspect: bool,
+    said: dict[str, Any],
+) -> None:
+    candidate = Candidate(workload_id=matmul.workload_id, trace="[0]")
+    job = CandidateJob(candidate=candidate, workload=matmul, protocol=QUICK)
+    batch = Batch(candidates=(candidate,), workloads={matmul.workload_id: matmul}, protocol=QUICK)
+    result = JobResult(
+        job=0,
+        outcome=Outcome.OK,
+        run_secs=(1.0, 1.1, 2.0),
+        disturbances=tuple(map(Disturbance, disturbances)),
+    )
+    drift = Drift(suspect=drifts, ratios={"compute": 1.3}, which=())
+    record = record_of(generic_spec, batch, job, result, drift, "an environment")
+    quality = json.loads(record.quality)
+    assert record.is_suspect == is_suspect
+    assert {name: quality[name] for name in ("clean", "disturbed") if name in quality} == said
+    assert record.latency_secs == 1.0
+
+
 class ScriptedWatch(CanaryWatch):
     """A watch whose device drifts in its first batch, leaders again included, and then no more."""
 
@@ -117,16 +163,8 @@ class ScriptedWatch(CanaryWatch):
 
 
 def test_leaders_of_a_drifting_window_come_back_at_once_and_with_the_next_batch(
-    worker: DeviceWorker,
-    tmp_path: Path,
-    matmul: Workload,
-    matmul_candidates: list[Candidate],
-    monkeypatch: pytest.MonkeyPatch,
+    worker: DeviceWorker, tmp_path: Path, matmul: Workload, matmul_candidates: list[Candidate]
 ) -> None:
-    def without_gate(spec: DeviceSpec, batch: Batch, job: CandidateJob, result: JobResult, *args: Any) -> Record:
-        return record_of(spec, batch, job, replace(result, disturbances=()), *args)
-
-    monkeypatch.setattr("agents.device.worker.record_of", without_gate)
     with another(worker, ScriptedWatch, tmp_path) as own:
         drifting = measure(own, matmul, matmul_candidates[:2], confirm_within=10.0)
         steady = measure(own, matmul, matmul_candidates[2:3])

@@ -11,6 +11,7 @@ from agents.records import Candidate, Outcome, Protocol
 from agents.sandbox.job import CandidateJob, JobResult
 from agents.sandbox.pool_jobs import MAX_EXCUSES, MAX_STRIKES, PoolRun
 from agents.sandbox.process import end_of
+from agents.sandbox.retimed_programs import most_timings
 from agents.sandbox.stages import WorkerStage
 from agents.sandbox.worker_messages import JobDone, Retimed, StageBegan
 from tests.record_fixtures import make_workload

@@ -14,6 +14,7 @@ from agents.records import Candidate, Outcome, Protocol
 from agents.sandbox import processes
 from agents.sandbox.job import CandidateJob
 from agents.sandbox.pool import WorkerPool
+from agents.sandbox.retimed_programs import most_timings
 from agents.sandbox.stages import ChildSettings
 from agents.sandbox.wire import Channel
 from tests.conftest import child_settings
