@@ -73,7 +73,7 @@ class Repeats(Value, frozen=True):
         return next(clean, len(self.disturbances))
 
 
-class Gate:
+class RepeatGate:
     """The gate of one worker process; it learns how fast the probe can be.
 
     Args:

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from agents.programs.gate import Gate, Repeats
+from agents.programs.gate import RepeatGate, Repeats
 from agents.programs.link import REMOTE_MASK, is_remote
 from agents.programs.quality import clean_needed, surely_slower, wants_repeats
 from agents.records import Protocol
@@ -67,7 +67,7 @@ def time_module(
     device: Any,
     protocol: Protocol,
     best_secs: float = 0.0,
-    gate: Gate | None = None,
+    gate: RepeatGate | None = None,
 ) -> Timing:
     """Run `main` of a compiled module under `protocol`.
 
@@ -116,7 +116,7 @@ def time_again(
     device: Any,
     protocol: Protocol,
     number: int,
-    gate: Gate | None = None,
+    gate: RepeatGate | None = None,
 ) -> Repeats:
     """Give a program one more repeat, of so many runs (`number`), with its arguments at another place.
 
@@ -131,7 +131,7 @@ def time_again(
 
 
 def _gated(
-    module: Any, arguments: Sequence[Any], device: Any, protocol: Protocol, number: int, gate: Gate
+    module: Any, arguments: Sequence[Any], device: Any, protocol: Protocol, number: int, gate: RepeatGate
 ) -> Repeats:
     """Repeats until enough of them are clean.
 

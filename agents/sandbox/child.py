@@ -26,7 +26,7 @@ from agents.host.host_lock import HostLockError, timing_lock
 from agents.host.priority import Priority
 from agents.host.probe import environment
 from agents.programs.build import Built, CandidateRefused, build
-from agents.programs.gate import Gate, Repeats
+from agents.programs.gate import RepeatGate, Repeats
 from agents.programs.link import Link, LinkLostError, LocalLink, Session
 from agents.programs.loaded_workloads import Programs
 from agents.programs.quality import clean_needed
@@ -93,7 +93,7 @@ class ChildWorker:
         if settings.slot_path:
             self._slot = CoreSlot(Path(settings.slot_path), Path(settings.lock_path), mover)
         self._retiming = SpacedRetiming()
-        self._gate = Gate(probe, settings.threads) if self._times_on_cores else None
+        self._gate = RepeatGate(probe, settings.threads) if self._times_on_cores else None
         self._priority = Priority.USUAL
         self._workloads: dict[str, Workload] = {}
         self._versions = {"llvm": str(tvm.target.codegen.llvm_version_major())}

@@ -5,6 +5,7 @@ Called by `fleet collect` at its end. Reads the store; measures nothing.
 
 from __future__ import annotations
 
+import json
 import os
 from collections import Counter
 from pathlib import Path
@@ -27,30 +28,43 @@ _EXTRA = {
     "fingerprint": "of reference programs, by which devices are compared",
 }
 
+#: What disturbed a repeat (`agents.programs.gate`).
+_REASONS = {
+    "preempted": "lost the core to another program",
+    "slow_core": "ran on a slower core (a neighbour on the physical core, or its clock)",
+}
+
 
 def collected(store: Path, since_secs: float) -> dict[str, Any]:
     """Count the records of a store that were measured since a moment, in Unix seconds.
 
     Returns:
-        `{"records", "suspect", "candidates", "extra": {origin: count}}`; `candidates` counts the records
-        that were asked for, `extra` all others.
+        `{"records", "suspect", "reasons": {reason: repeats}, "candidates", "extra": {origin: count}}`;
+        `reasons` counts what disturbed the repeats of suspect records, `candidates` the records that were
+        asked for, `extra` all others.
     """
+    import pyarrow as pa
     import pyarrow.compute as pc
 
     from fleet.store.noise_columns import flag_column
     from fleet.store.store import Store
 
     origins: Counter[str] = Counter()
+    reasons: Counter[str] = Counter()
     suspect = 0
     for _, batch in Store.read(store).columns(["origin", "measured_at", "quality"]):
         new = batch.filter(pc.greater_equal(batch.column("measured_at"), since_secs))
         origins.update(new.column("origin").to_pylist())
-        suspect += int(flag_column(new.column("quality"), "suspect").sum())
+        is_suspect = flag_column(new.column("quality"), "suspect")
+        suspect += int(is_suspect.sum())
+        for quality in new.column("quality").filter(pa.array(is_suspect)).to_pylist():
+            reasons.update(json.loads(quality).get("disturbed", {}))
     extra = {origin: count for origin, count in origins.items() if origin in _EXTRA}
     records = origins.total()
     return {
         "records": records,
         "suspect": suspect,
+        "reasons": dict(reasons.most_common()),
         "candidates": records - sum(extra.values()),
         "extra": extra,
     }
@@ -67,10 +81,15 @@ def print_collected(counts: dict[str, Any], daemon_pid: int | None = None) -> No
     parts += [f"{count} {_EXTRA[origin]}" for origin, count in sorted(counts["extra"].items())]
     print_text(f"measured in this run: {counts['records']} records: {', '.join(parts)}")
     if counts["records"] and counts["suspect"] >= _MANY_SUSPECT * counts["records"]:
+        reasons = counts["reasons"]
+        shares = [
+            f"{count / sum(reasons.values()):.0%} of their disturbed repeats {_REASONS.get(reason, reason)}"
+            for reason, count in reasons.items()
+        ]
+        why = "; ".join(shares) or "the canary programs ran at another speed meanwhile"
         print_text(
-            f"{counts['suspect']} of {counts['records']} records are suspect: the canary programs ran at "
-            "another speed meanwhile, so another program was using the CPU. Models still learn from these "
-            "records until better ones replace them."
+            f"{counts['suspect']} of {counts['records']} records are suspect: {why}. Models still learn from "
+            "these records until better ones replace them."
         )
         busiest = ", ".join(busiest_programs(daemon_pid)) or "none, so it has ended"
         print_text(f"busiest other programs now: {busiest}")

@@ -217,8 +217,8 @@ def _print_status(store: Path, models: Path) -> None:
     status = read_status(store, models)
     rows = [(name, *_status_cells(entry)) for name, entry in status["devices"].items()]
     print_rows(_STATUS_COLUMNS, rows, _NARROW_STATUS_COLUMNS)
-    print_text("failed: every outcome except ok; rejected is one of them. suspect: measured")
-    print_text("while the device drifted. quarantined: candidates that kill their process.")
+    print_text("failed: every outcome except ok; rejected is one of them. suspect: too")
+    print_text("few undisturbed repeats. quarantined: candidates that kill their process.")
     print_text("noise: median change of the same program measured twice (A/A run); - if it was")
     print_text("not measured, drifted if the device drifted meanwhile.")
     versions = ", ".join(status["models"]) or "none yet"

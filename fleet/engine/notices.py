@@ -159,7 +159,7 @@ class Steadiness:
         if device_id not in self._drifting and share >= _DRIFTING:
             self._drifting.add(device_id)
             share_text = f"{share:.0%} of the last {_WINDOW} records"
-            return f"drifts: its canaries make {share_text} suspect; `fleet doctor` looks for the cause"
+            return f"drifts: {share_text} are suspect; `fleet doctor` looks for the cause"
         if device_id in self._drifting and share <= _STEADY:
             self._drifting.discard(device_id)
             return "is steady again"

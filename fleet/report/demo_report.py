@@ -308,8 +308,8 @@ def _caveats(run: DemoRun, records: Mapping[DeviceId, Sequence[Record]]) -> list
             drifted.append(f"{suspect} of {len(ok)} on {device_id}")
     if drifted:
         caveats.append(
-            f"Some latencies are suspect: {', '.join(drifted)}. While they were measured, the device's "
-            "canary programs ran at another speed than usual, and no steady measurement took their place. "
+            f"Some latencies are suspect: {', '.join(drifted)}. Other programs or neighbours disturbed their "
+            "repeats, and no steady measurement took their place. "
             "They are used all the same. A quieter host gives better numbers (`fleet doctor`)."
         )
     if len(run.sources) < 3:

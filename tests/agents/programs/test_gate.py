@@ -8,7 +8,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from agents.programs.gate import Disturbance, Gate, Repeats, compiled_probe
+from agents.programs.gate import Disturbance, RepeatGate, Repeats, compiled_probe
 
 CLEAN, PREEMPTED, SLOW = Disturbance.NONE, Disturbance.PREEMPTED, Disturbance.SLOW_CORE
 
@@ -23,8 +23,8 @@ class Host:
         self.now += 0.5
         return self.probe_secs
 
-    def gate(self) -> Gate:
-        gate = Gate(self.probe, clock=lambda: self.now)
+    def gate(self) -> RepeatGate:
+        gate = RepeatGate(self.probe, clock=lambda: self.now)
         gate.repeat(lambda: 1.0)
         return gate
 
@@ -78,17 +78,17 @@ def test_a_core_that_stays_slower_is_the_usual_one_after_ten_minutes() -> None:
     gate.learn(1e-5)
     assert gate.best_secs == 1.3e-5
     # Many probes within seconds say nothing of a clock that fell for good.
-    quick = Gate(lambda: host.probe_secs, clock=lambda: 0.0)
+    quick = RepeatGate(lambda: host.probe_secs, clock=lambda: 0.0)
     quick.repeat(lambda: host.slowed(2e-5))
     assert not any(quick.repeat(lambda: 1.0).clean for _ in range(300))
 
 
 def test_a_thread_that_waits_or_loses_its_core_was_preempted() -> None:
-    gate = Gate(lambda: 1e-5)
+    gate = RepeatGate(lambda: 1e-5)
     assert gate.repeat(busy).disturbances != (SLOW,)
     assert gate.repeat(lambda: time.sleep(0.02) or 1.0).disturbances == (PREEMPTED,)
     # The calling thread of a parallel program waits for the others.
-    parallel = Gate(lambda: 1e-5, threads=2)
+    parallel = RepeatGate(lambda: 1e-5, threads=2)
     assert parallel.repeat(lambda: time.sleep(0.02) or 1.0).clean == 1
 
 
@@ -112,7 +112,7 @@ def test_a_real_neighbour_on_the_core_is_seen() -> None:
     core = min(cores)
     os.sched_setaffinity(0, [core])
     try:
-        gate = Gate(lambda: 1e-5)
+        gate = RepeatGate(lambda: 1e-5)
         with neighbour(core):
             disturbed = [gate.repeat(lambda: busy(0.05)) for _ in range(6)]
     finally:
@@ -127,7 +127,7 @@ def test_repeats_add_up() -> None:
 
 
 def test_the_compiled_probe_takes_some_microseconds() -> None:
-    gate = Gate(compiled_probe())
+    gate = RepeatGate(compiled_probe())
     repeats = [gate.repeat(busy) for _ in range(200)]
     assert 1e-6 < gate.best_secs < 1e-3
     assert sum(each.clean for each in repeats) >= 10, "on a host that others use some are clean"

@@ -53,7 +53,9 @@ def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
                 *(make_record(number, measured_at=100.0) for number in (1, 2)),
                 *(make_record(number, device="dev-b", measured_at=100.0) for number in (1, 2)),
                 *(make_record(number, device="gpu-a", measured_at=100.0) for number in (1, 2)),
-                make_record(3, measured_at=200.0, quality='{"suspect":true}'),
+                make_record(
+                    3, measured_at=200.0, quality='{"clean":1,"disturbed":{"slow_core":3},"suspect":true}'
+                ),
                 make_record(1, measured_at=200.0, origin="noise", attempt=1),
             ]
         )
@@ -163,12 +165,15 @@ def test_a_collection_explains_its_records_and_says_what_disturbs(
     store: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     found = collected(store, 150.0)
-    assert found == {"records": 2, "suspect": 1, "candidates": 1, "extra": {"noise": 1}}
+    assert found == {
+        **{"records": 2, "suspect": 1, "candidates": 1, "extra": {"noise": 1}},
+        "reasons": {"slow_core": 3},
+    }
     monkeypatch.setattr("fleet.cli.collected.busiest_programs", lambda _: ["ffmpeg (98% of a core)"])
     print_collected(found)
     told = capsys.readouterr().out
     assert "measured in this run: 2 records: 1 candidate, 1 of A/A runs" in told
-    assert "1 of 2 records are suspect" in told
+    assert "1 of 2 records are suspect: 100% of their disturbed repeats ran on a slower core" in told
     assert "ffmpeg (98% of a core)" in told
     print_collected({**found, "suspect": 0})
     assert "suspect" not in capsys.readouterr().out
