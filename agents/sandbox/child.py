@@ -42,7 +42,7 @@ from agents.sandbox.wire import Channel
 #: An RPC server ends a session after this time, whatever it does: more than one candidate takes.
 _SESSION_SECS = 600.0
 #: Longest wait for a quiet moment, for each last timing of a program.
-_WAIT_SECS = 0.01
+_WAIT_SECS = 0.002
 
 
 class DeviceBrokenError(AgentError):

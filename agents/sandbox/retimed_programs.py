@@ -28,9 +28,9 @@ GAP_SECS, FRONT_RUNNER_GAP_SECS = 3.0, 0.5
 FRONT_RUNNER_RATIO, FRONT_RUNNER_FACTOR = 1.1, 2
 #: Seconds that the repeats on top of the others' may take: a long run is less of a moment than a short one.
 _FRONT_RUNNER_SECS = 0.4
-#: Last timings, in turns with others, when nothing is built beside them: of a front-runner; and of a program
-#: that lacks clean repeats, at most.
-LAST_FRONT_RUNNER_TIMINGS, MOST_LAST_TIMINGS = 3, 6
+#: Last timings of a front-runner, and of a program that lacks clean repeats, in turns with others: nothing is
+#: built beside them.
+LAST_TIMINGS = 3
 #: Moments at which a program may be timed, over those that the protocol names: disturbed ones teach nothing.
 _MOST_MOMENTS = 3
 #: Programs that are kept; of more, the oldest have their last timing at once.
@@ -39,7 +39,7 @@ _MOST_KEPT = 128
 
 def most_timings(visits: int) -> int:
     """Timings that a program may have in all, by the moments of its protocol."""
-    return _MOST_MOMENTS * visits + MOST_LAST_TIMINGS
+    return _MOST_MOMENTS * visits + LAST_TIMINGS
 
 
 @dataclass(slots=True)
@@ -138,12 +138,11 @@ class SpacedRetiming:
     def last(self) -> list[RetimedProgram]:
         """All of them, for their last timings: those that need several have others between."""
         for program in self._programs:
-            lacks = program.clean < program.needs
-            in_front = LAST_FRONT_RUNNER_TIMINGS if self._is_front_runner(program) else 1
-            program.timings_left = MOST_LAST_TIMINGS if lacks else in_front
+            is_open = program.clean < program.needs or self._is_front_runner(program)
+            program.timings_left = LAST_TIMINGS if is_open else 1
         return [
             program
-            for turn in range(MOST_LAST_TIMINGS)
+            for turn in range(LAST_TIMINGS)
             for program in self._programs
             if program.timings_left > turn
         ]

@@ -24,7 +24,7 @@ from agents.sandbox.job import CandidateJob, JobResult
 from agents.sandbox.pool import WorkerPool
 from agents.sandbox.pool_jobs import MAX_EXCUSES, MAX_STRIKES
 from agents.sandbox.process import WorkerProcess
-from agents.sandbox.retimed_programs import MOST_LAST_TIMINGS
+from agents.sandbox.retimed_programs import LAST_TIMINGS
 from agents.sandbox.stages import WorkerStage
 from agents.sandbox.wire import Channel
 from benchmarks.bad_programs import EMPTY_TRACE, calling
@@ -368,7 +368,7 @@ def test_disturbed_programs_are_timed_again_while_others_are_built_and_a_last_ti
         results = by_job(list(pool.run(slowly(good(4, protocol=often), secs=3.6), nobody_leads)))
     finally:
         pool.probe_secs = best_secs
-    last = MOST_LAST_TIMINGS
+    last = LAST_TIMINGS
     assert alone.quality["visits"] == 1 + last, "its first moment and the last ones"
     assert [result.quality["visits"] for result in results] == [3 + last, 3 + last, 2 + last, 1 + last]
     for result in results:

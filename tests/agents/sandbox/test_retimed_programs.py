@@ -12,8 +12,7 @@ from agents.sandbox.job import JobResult
 from agents.sandbox.retimed_programs import (
     FRONT_RUNNER_GAP_SECS,
     GAP_SECS,
-    LAST_FRONT_RUNNER_TIMINGS,
-    MOST_LAST_TIMINGS,
+    LAST_TIMINGS,
     SpacedRetiming,
     most_timings,
 )
@@ -122,7 +121,7 @@ def test_disturbed_moments_end_some_time() -> None:
     assert len(timed) + 1 <= most_timings(VISITS)
     keep(retiming, 2, again=lambda: False)
     last = [(program.job, retiming.time_again(program).clean) for program in retiming.last()]
-    assert last == [(2, 0)] * MOST_LAST_TIMINGS
+    assert last == [(2, 0)] * LAST_TIMINGS
 
 
 def test_those_near_the_fastest_of_their_workload_get_more_clean_repeats_and_sooner() -> None:
@@ -133,7 +132,7 @@ def test_those_near_the_fastest_of_their_workload_get_more_clean_repeats_and_soo
     often = [FRONT_RUNNER_GAP_SECS * turn for turn in range(1, 2 * NEEDS - 1)]
     assert moments(retiming, clock, 1, 20.0) == often
     assert retiming.due() == []
-    assert [program.job for program in retiming.last()] == [0, 1] * LAST_FRONT_RUNNER_TIMINGS
+    assert [program.job for program in retiming.last()] == [0, 1] * LAST_TIMINGS
 
 
 def test_a_front_runner_that_is_overtaken_needs_no_more_than_others() -> None:
@@ -150,9 +149,9 @@ def test_a_front_runner_that_is_overtaken_needs_no_more_than_others() -> None:
     ("secs", "order"),
     [
         # One that leads, one that lacks a clean repeat, another leader: in turns.
-        ((0.0100, 0.0200, 0.0101), [0, 1, 2] + [0, 2] * (LAST_FRONT_RUNNER_TIMINGS - 1)),
+        ((0.0100, 0.0200, 0.0101), [0, 1, 2] + [0, 2] * (LAST_TIMINGS - 1)),
         # Long runs: their leader needs no more than others, and still has its last timings.
-        ((1.0, 2.0), [0, 1] + [0] * (LAST_FRONT_RUNNER_TIMINGS - 1)),
+        ((1.0, 2.0), [0, 1] + [0] * (LAST_TIMINGS - 1)),
     ],
 )
 def test_at_the_end_every_program_has_its_last_timings(secs: tuple[float, ...], order: list[int]) -> None:
