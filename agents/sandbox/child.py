@@ -11,6 +11,7 @@ one builder may use the timing cores (`core_slot.py`); no timing ever shares a c
 
 from __future__ import annotations
 
+import math
 import os
 import socket
 import time
@@ -312,7 +313,7 @@ class ChildWorker:
         return self._settings.device == "cpu" and not self._settings.tracker
 
     def _probe_facts(self) -> dict[str, Any]:
-        if self._gate is None:
+        if self._gate is None or math.isinf(self._gate.best_secs):  # nothing was timed in full
             return {}
         return {"probe_secs": self._gate.best_secs, "has_new_level": self._gate.has_new_level}
 
