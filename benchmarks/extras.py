@@ -32,6 +32,7 @@ EXTRAS: dict[str, tuple[str, ...]] = {
     "chaos_real": ("daemon",),
     "collection": ("daemon",),
     "dashboard": ("dev",),
+    "disturbing_load": (),
     "freshness": ("daemon", "networks"),
     "gpus": ("train",),
     "hostile": ("daemon",),

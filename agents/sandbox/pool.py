@@ -326,7 +326,7 @@ class WorkerPool:
         process.jobs_done += 1
         if done.is_retiming:
             process.retime(limit_secs)
-        self._note_probe(done)
+        self.probe_secs = _probe_secs(self.probe_secs, done)
         result = batch.finish(done)
         if result is not None and done.is_device_lost:
             # A fresh process looks up its tracker and makes missing locks, which may be what was wrong.
@@ -335,14 +335,6 @@ class WorkerPool:
             process.held[done.job], process.retime_limit_secs = result, limit_secs
             return None
         return result
-
-    def _note_probe(self, done: JobDone) -> None:
-        """Take in what a process knows of the probe; too few seconds would make all records suspect."""
-        known, secs = self.probe_secs, done.probe_secs
-        if done.has_new_level or not known:
-            self.probe_secs = secs or known
-        elif 0 < secs < known:
-            self.probe_secs = max(secs, _PROBE_STEP * known)
 
     def _end_overdue(self, batch: PoolRun) -> Iterator[JobResult | None]:
         for process in self._processes.overdue():
@@ -368,3 +360,10 @@ class WorkerPool:
                 yield batch.over_threads(at, held.threads)
             else:
                 yield batch.over_memory(at, is_alone=not process.jobs_done)
+
+
+def _probe_secs(known: float, done: JobDone) -> float:
+    """Seconds of the probe after what a process knows of it; too few would make all records suspect."""
+    if done.has_new_level or not known:
+        return done.probe_secs or known
+    return max(done.probe_secs, _PROBE_STEP * known) if 0 < done.probe_secs < known else known

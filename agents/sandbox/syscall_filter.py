@@ -139,11 +139,14 @@ _OF_ITSELF: _Numbers = {
     "rt_sigqueueinfo": (129, 138),
     "rt_tgsigqueueinfo": (297, 240),
     "sched_setaffinity": (203, 122),
+    "move_pages": (279, 239),
+    "migrate_pages": (256, 238),
+}
+#: Real-time priority is given from outside while a program is timed (`core_slot.py`); GPU drivers may ask too.
+_PRIORITY: _Numbers = {
     "sched_setscheduler": (144, 119),
     "sched_setparam": (142, 118),
     "sched_setattr": (314, 274),
-    "move_pages": (279, 239),
-    "migrate_pages": (256, 238),
 }
 #: Of itself too, and without new limits, which are the third argument.
 _LIMITS: _Numbers = {"prlimit64": (302, 261)}
@@ -234,7 +237,10 @@ def filter_program(machine: str, pid: int, needs: Needs) -> bytes:
     instructions += _each(numbers(_WITHOUT_EFFECT), [_IGNORE])
     instructions += _each(numbers(_OF_ITSELF), [_argument(0), *_only((0, pid))])
     instructions += _each(numbers(_LIMITS), [*_null(2), _argument(0), *_only((0, pid))])
-    if not needs.gpu:
+    if needs.gpu:
+        instructions += _each(numbers(_PRIORITY), [_argument(0), *_only((0, pid))])
+    else:
+        instructions += _each(numbers(_PRIORITY), [_DENY])
         instructions += _each(numbers(_UNCOUNTED), [_DENY])
         instructions += _each(numbers(_MAP), _mapping(needs.shared_files))
     if not (needs.gpu or needs.network or needs.programs):

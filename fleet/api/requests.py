@@ -154,7 +154,7 @@ def _body_schema() -> dict[str, Any]:
 def _request_of(desk: RequestDesk, request_id: str) -> Shown:
     request = desk.get(request_id)
     if request is None:
-        raise RequestUnknown(f"no request {request_id!r:.80}; `fleet requests list` shows those there are")
+        raise RequestUnknown(f"no request {request_id!r:.80}; `fleet requests list` shows the known ones")
     return request
 
 

@@ -270,7 +270,7 @@ def test_the_verbs_show_follow_and_cancel(
     submit(daemon)
     assert "t1" in said(0, "list")
     assert json.loads(said(0, "show", "t1", "--json"))["state"] == "queued"
-    line = "fleet: no request 't9'; `fleet requests list` shows those there are\n"
+    line = "fleet: no request 't9'; `fleet requests list` shows the known ones\n"
     assert said(1, "show", "t9") == line
     assert "no request 't9'" in said(1, "cancel", "t9")
     assert said(0, "cancel", "t1") == "request t1 is cancelled\n"
@@ -324,7 +324,7 @@ def test_fleet_train_sends_a_request_for_each_family(
 
 @pytest.mark.parametrize(
     ("answer", "state", "told"),
-    [("c\n", "cancelled", "request t1 is cancelled"), ("\n", "queued", "request t1 goes on")],
+    [("c\n", "cancelled", "request t1 is cancelled"), ("\n", "queued", "request t1 continues")],
 )
 def test_whoever_presses_ctrl_c_says_what_becomes_of_the_request(
     start: Callable[..., Daemon],
