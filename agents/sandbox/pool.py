@@ -190,8 +190,7 @@ class WorkerPool:
         A program that is to be timed at several moments (`Protocol.visits`) ends with its last timing, or
         when all the others have been timed.
 
-        Nothing is left at work when it ends, raises or is closed, which whoever stops reading early should
-        do: only here somebody watches the clock.
+        Nothing is left at work when it ends, raises or is closed: who stops reading early closes it.
 
         Args:
             jobs: What to measure; a result's `job` is the place here. Read as processes become free, so an
@@ -247,8 +246,7 @@ class WorkerPool:
         if process.jobs_done >= _RECYCLE_AFTER:
             self._processes.discard(process)
             return
-        batch.todo.popleft()
-        job = batch.jobs[number]
+        job = batch.jobs[batch.todo.popleft()]
         process.begin(number, job.protocol.memory_limit_gib)
         try:
             process.tell_workload(job.workload)

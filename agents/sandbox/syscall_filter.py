@@ -142,7 +142,7 @@ _OF_ITSELF: _Numbers = {
     "move_pages": (279, 239),
     "migrate_pages": (256, 238),
 }
-#: Real-time priority is given from outside while a program is timed (`core_slot.py`); GPU drivers may ask too.
+#: Real-time priority is given from outside while a program is timed (`core_slot.py`); GPU drivers may ask.
 _PRIORITY: _Numbers = {
     "sched_setscheduler": (144, 119),
     "sched_setparam": (142, 118),
