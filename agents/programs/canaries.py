@@ -51,12 +51,12 @@ def make_canaries(family: Family) -> tuple[Canary, ...]:
     for it to show. On a GPU they are sized for some tenths of a millisecond, more on a small one.
     """
     rows, columns, depth, repeats = _MATMULS[family]
-    product = _repeated_matmul(rows, columns, depth=depth, repeats=repeats)
+    product = repeated_matmul(rows, columns, depth=depth, repeats=repeats)
     stream, steps = _stream(_ELEMENTS[family]), _STEPS[family]
     if family is Family.CPU:
         return (
             # 48 KiB in all; one tile reads 5 KiB again and again and keeps its sums in registers.
-            _canary("compute", product, _tile_for_cpu),
+            _canary("compute", product, tile_for_cpu),
             _canary("memory", stream, _vectorise),  # 3 x 22 MiB
             _canary("latency", _chain(_CPU_CHAIN, steps=steps), lambda _: None),  # nothing to reorder
         )
@@ -116,7 +116,7 @@ def _canary(name: str, module: Any, apply_schedule: Callable[[Any], None]) -> Ca
     return Canary(name, workload, Candidate(workload_id=workload.workload_id, trace=trace, origin="canary"))
 
 
-def _repeated_matmul(rows: int, columns: int, *, depth: int, repeats: int) -> Any:
+def repeated_matmul(rows: int, columns: int, *, depth: int, repeats: int) -> Any:
     """C[i, j] = sum over r, k of A[k, i] * B[k, j]: much arithmetic on little data."""
     import tvm
     from tvm import te
@@ -169,12 +169,12 @@ def _chain(elements: int, *, steps: int) -> Any:
         return tvm.IRModule({"main": builder.get()})
 
 
-def _tile_for_cpu(schedule: Any) -> None:
+def tile_for_cpu(schedule: Any, lanes: int = 16) -> None:
     """Tiles of 4 x 16 sums: as many vectors as hide the latency of a multiply-add, with AVX2 and AVX-512."""
     block = schedule.get_sblock("C")
     i, j, again, k = schedule.get_loops(block)
     i, i_in = schedule.split(i, [None, 4])
-    j, j_in = schedule.split(j, [None, 16])
+    j, j_in = schedule.split(j, [None, lanes])
     schedule.reorder(i, j, again, k, i_in, j_in)
     copy = schedule.cache_write(block, 0, "local")
     schedule.reverse_compute_at(copy, j)

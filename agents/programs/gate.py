@@ -19,10 +19,12 @@ from enum import StrEnum
 
 import numpy as np
 
+from agents.programs.canaries import repeated_matmul, tile_for_cpu
 from agents.values import Value
 
 #: The probe multiplies square matrices of so many rows, so many times: 12 KiB, some 10 us on a core of 3 GHz.
 _ROWS, _TIMES = 32, 4
+_LANES = 8
 #: A probe is near the best up to this ratio.
 _NEAR = 1.08
 #: Share of its time that the thread must have had the processor.
@@ -146,28 +148,10 @@ def compiled_probe() -> Callable[[], float]:
     Wide vectors change the clock of some cores for a while, and what ran before decides whether they did.
     """
     import tvm
-    from tvm import te
     from tvm.s_tir.schedule import Schedule
 
-    left = te.placeholder((_ROWS, _ROWS), name="left")
-    right = te.placeholder((_ROWS, _ROWS), name="right")
-    again, k = te.reduce_axis((0, _TIMES), "again"), te.reduce_axis((0, _ROWS), "k")
-    product = te.compute(
-        (_ROWS, _ROWS), lambda i, j: te.sum(left[k, i] * right[k, j], axis=[again, k]), name="product"
-    )
-    schedule = Schedule(tvm.IRModule({"main": te.create_prim_func([left, right, product])}))
-    block = schedule.get_sblock("product")
-    i, j, again, k = schedule.get_loops(block)
-    (i, i_in), (j, j_in) = schedule.split(i, [None, 4]), schedule.split(j, [None, 8])
-    schedule.reorder(i, j, again, k, i_in, j_in)
-    copy = schedule.cache_write(block, 0, "local")
-    schedule.reverse_compute_at(copy, j)
-    schedule.unroll(i_in)
-    schedule.vectorize(j_in)
-    schedule.decompose_reduction(block, again)
-    *_, rows, columns = schedule.get_loops(copy)
-    schedule.unroll(rows)
-    schedule.vectorize(columns)
+    schedule = Schedule(repeated_matmul(_ROWS, _ROWS, depth=_ROWS, repeats=_TIMES))
+    tile_for_cpu(schedule, _LANES)
     program = tvm.tirx.build(schedule.mod, target=tvm.target.Target({"kind": "llvm"}))["main"]
     device = tvm.cpu(0)
     ones = np.ones((_ROWS, _ROWS), dtype=np.float32)
