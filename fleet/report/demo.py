@@ -29,8 +29,7 @@ from fleet.drivers.session import EngineSession
 from fleet.errors import FleetError
 from fleet.models.promotion import DeviceDecision, Incumbent, judge
 from fleet.models.registry import Registry
-from fleet.models.shipped_heads import ShippedHeads
-from fleet.models.shipped_model import read_shipped
+from fleet.models.shipped_heads import ShippedHead, ShippedHeads
 from fleet.models.standings import Standing, standing
 from fleet.models.training import train_version
 from fleet.models.versions import DatasetSnapshot, hold_out_target, load_snapshot, train_config
@@ -161,9 +160,12 @@ def run_demo(config: FleetConfig, folder: Path, settings: DemoSettings, console:
         chosen = {workload.workload_id for workload in measured.workloads}
         snapshot = load_snapshot(Store.read(folder / _STORE), device_ids=names, workload_ids=chosen)
         held_out = _judge(snapshot, target.device_id, measured.strategy, settings, display)
-        shipped = _judge_shipped(snapshot, target) if config.onboarding.shipped else None
-        warm = held_out.target["warm"]
-        decision = _serve_better(folder, snapshot, target, warm, shipped) if shipped is not None else None
+        store, registry = Store.read(folder / _STORE), Registry(folder / _MODELS)
+        heads = ShippedHeads(registry, store, enabled=config.onboarding.shipped)
+        shipped = decision = None
+        if (head := heads.head(target.device_id)) is not None:
+            shipped = _judge_shipped(snapshot, head, target.device_id)
+            decision = _serve_better(heads, head, snapshot, held_out.target["warm"], shipped)
     display.finish()
     return DemoRun(
         settings=settings,
@@ -262,26 +264,23 @@ def _measure(
     )
 
 
-def _judge_shipped(snapshot: DatasetSnapshot, target: DeviceSpec) -> Approach | None:
+def _judge_shipped(snapshot: DatasetSnapshot, head: ShippedHead, device_id: DeviceId) -> Approach:
     """What the shipped model's head is worth on the workloads that it never saw, which is all but a few."""
     from transfer.evaluate.cross_validation import judged
 
-    shipped = read_shipped(target.family)
-    if shipped is None:
-        return None
-    trained_workloads, dataset = set(shipped.manifest.get("trained_workloads", ())), snapshot.dataset
+    trained_workloads, dataset = head.shipped.trained_workloads, snapshot.dataset
     rows = np.flatnonzero(
         [dataset.workload_ids[group] not in trained_workloads for group in dataset.group.tolist()]
     )
-    head = shipped.head(*snapshot.devices[target.device_id])
-    return judged(dataset, target.device_id, [(rows, head.score_unseen(dataset.features.take(rows)))], 0)
+    scores = head.adapted.score_unseen(dataset.features.take(rows))
+    return judged(dataset, device_id, [(rows, scores)], 0)
 
 
 def _serve_better(
-    folder: Path, snapshot: DatasetSnapshot, target: DeviceSpec, warm: Approach, shipped: Approach
+    heads: ShippedHeads, head: ShippedHead, snapshot: DatasetSnapshot, warm: Approach, shipped: Approach
 ) -> DeviceDecision:
     """Judge the warm start by the rule of all heads, and let the shipped head serve until it is as good."""
-    device_id, dataset = target.device_id, snapshot.dataset
+    device_id, dataset = DeviceId(head.adapted.device_id), snapshot.dataset
     latency = dataset.latency_secs[:, dataset.column(device_id)]
     rows = np.intersect1d(warm.scored.rows, shipped.scored.rows)
 
@@ -290,12 +289,10 @@ def _serve_better(
         scores[approach.scored.rows] = approach.scored.scores
         return standing(scores[rows], latency[rows], dataset.group[rows], 0.0)
 
-    registry = Registry(folder / _MODELS)
-    champion = registry.champions()[device_id]
+    champion = heads.registry.champions()[device_id]
     rival = Incumbent(name="the shipped head", standing=ordered(shipped))
     decision = judge(device_id, ordered(warm), [rival], served_by=rival.name)
-    heads = ShippedHeads(registry, Store.read(folder / _STORE))
-    if not decision.moves_on and (head := heads.head(device_id)) is not None:
+    if not decision.moves_on:
         heads.serve(head, {"reason": decision.reason, "instead_of": champion.version})
     return decision
 
