@@ -437,7 +437,8 @@ def test_a_process_whose_memory_is_damaged_is_a_strike_against_its_candidate(
             damaged.append(channel)
             raise MessageError("a worker process sent no JSON")
         messages, alive = receive_ready(channel)
-        if not damaged and any(message.get("stage") == "timing" for message in messages):
+        # A coordinator that was kept waiting may read the start of a timing together with its end.
+        if not damaged and messages and messages[-1].get("stage") == "timing":
             damaged.append(channel)
             messages += garbage or []
         return messages, alive
@@ -445,8 +446,8 @@ def test_a_process_whose_memory_is_damaged_is_a_strike_against_its_candidate(
     monkeypatch.setattr(Channel, "receive_ready", receive)
     pool.ask(NOTHING)
     before = pool.started
-    results = by_job(list(pool.run(good(2))))
+    results = by_job(list(pool.run(good(6))))
     assert damaged
     assert pool.started == before + 1
-    assert [result.outcome for result in results] == [Outcome.OK, Outcome.OK]
-    assert sorted(result.quality.get("strikes", 0) for result in results) == [0, 1]
+    assert [result.outcome for result in results] == [Outcome.OK] * 6
+    assert sorted(result.quality.get("strikes", 0) for result in results) == [0] * 5 + [1]
