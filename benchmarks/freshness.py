@@ -63,7 +63,7 @@ class Options:
     target: Annotated[str, Option("profile that stands for the machine")] = "open-cpu-2.x86-64-v4"
     group: Annotated[str, Option("architectures that stand for the user's networks")] = "group-2"
     minutes: Annotated[tuple[int, ...], Option("when to look; the last is the whole", least=0)] = MINUTES
-    keep: Annotated[Path | None, Option("folder that keeps the shipped model of an earlier run")] = None
+    keep: Annotated[Path | None, Option("folder that keeps the shipped model, or the store of --up")] = None
     epochs: Annotated[int, Option(least=1)] = 24
     seed: int = 0
 
@@ -86,7 +86,7 @@ def measure(options: Options) -> Figures:
         return {
             "benchmark": "freshness",
             "target": options.up,
-            **_figures(watched(options.up, options.minutes)),
+            **_figures(watched(options.up, options.minutes, options.keep)),
         }
     if not options.dataset:
         raise FleetError("nothing answers for the machine: give --dataset FOLDER, or --up PROFILE")

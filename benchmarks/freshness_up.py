@@ -43,10 +43,10 @@ _WORKLOADS = {
 }
 
 
-def watched(profile: str, minutes: Sequence[int]) -> list[dict[str, Any]]:
-    """Run the daemon until the last minute, and judge what served at each."""
+def watched(profile: str, minutes: Sequence[int], keep: Path | None = None) -> list[dict[str, Any]]:
+    """Run the daemon until the last minute, and judge what served at each; `keep` keeps its store."""
     device_id = DeviceId(profile)
-    with working_folder(None) as folder:
+    with working_folder(keep) as folder:
         device = yaml.safe_load(profile_file(profile).read_text())
         settings = write_fleet(
             folder, {profile: device}, folder, daemon={"refresh": True}, workloads=_WORKLOADS
