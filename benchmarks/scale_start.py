@@ -57,11 +57,9 @@ def measure_start(folder: Path, *, devices: int, repeats: int) -> dict[str, Any]
     after_kill = in_child(_WORK, str(folder), str(devices), "leave")
     return {
         "records": records,
-        "devices": devices,
         "first": first,
         **runs[0],
         "secs": statistics.median(run["secs"] for run in runs),
-        "cpu_secs": statistics.median(run["cpu_secs"] for run in runs),
         "runs": repeats,
         "rows_that_wait": after_kill["records_known"] - records,
         "after_kill": after_kill,
