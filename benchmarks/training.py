@@ -150,11 +150,11 @@ def _store_rows(path: Path, most: int, seed: int) -> _Rows:
     return _Rows(f"{len(dataset)} candidates of a store", part)
 
 
-def import_devices(path: Path) -> None:
-    """Import every device's folder of the logs."""
+def import_devices(path: Path, names: Sequence[str] = ()) -> None:
+    """Import folders of the logs, a device each; every one unless they are named."""
     with Store.open(path) as store:
-        for folder in sorted(LOGS.iterdir()):
-            if folder.is_dir():
+        for folder in sorted(LOGS.glob("*/")):
+            if not names or folder.name in names:
                 device_id = folder.name.lower().replace("_", "-")
                 import_logs(store, ImportRequest(paths=(folder,), device_id=device_id))
 
