@@ -33,7 +33,7 @@ import httpx
 from agents.records import DeviceId, Protocol
 from benchmarks.fleet_up import wait_until
 from benchmarks.harness import Figures, Option, benchmark, working_folder
-from benchmarks.made_up import replay_specs
+from benchmarks.made_up import device_name, replay_specs
 from benchmarks.scale import fill
 from benchmarks.scale_fleet import (
     RECORDED_CHOICE,
@@ -147,7 +147,7 @@ def run(folder: Path, *, devices: int, records: int) -> dict[str, Any]:
 @contextmanager
 def _working(folder: Path, devices: int) -> Iterator[_Fleet]:
     """A coordinator at work in a thread, with its API, until the block ends."""
-    specs = replay_specs(devices, recorded_file(folder))
+    specs = replay_specs(map(device_name, range(devices)), recorded_file(folder))
     transport = ProcessTransport(protocol=Protocol(), processes=_PROCESSES)
     over, registry = threading.Event(), RegistryReader(folder / "models")
     with Store.open(folder / "store") as store:

@@ -178,7 +178,8 @@ class _Trial:
             self.found["top1"]["random/0"] = dict(zip(workloads, chance, strict=True))
 
     def _measured(self, rows: Rows) -> Rows:
-        return rows[np.isfinite(self.dataset.latency_secs[rows, self.column])]
+        measured: Rows = rows[np.isfinite(self.dataset.latency_secs[rows, self.column])]
+        return measured
 
 
 def run_case(store: Path, case: _Case, asked: Asked) -> Figures:

@@ -22,7 +22,6 @@ import itertools
 import statistics
 import time
 from collections import deque
-from collections.abc import Iterator
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Annotated
@@ -31,7 +30,7 @@ import numpy as np
 
 from agents.records import CandidateId, DeviceId, Record, WorkloadId
 from benchmarks.harness import Figures, Option, benchmark, child_json, in_child, ms_of, working_folder
-from benchmarks.made_up import RecordMaker, device_name, made_up_rows, own_mb
+from benchmarks.made_up import device_name, made_up_rows, make_records, own_mb
 from benchmarks.scale_connections import measure_connections
 from benchmarks.scale_fleet import measure_fleet
 from benchmarks.scale_start import measure_start
@@ -164,13 +163,13 @@ DEVICES_PER_TURN, RECORDS_PER_BATCH = 62, 32
 WARM_UP_RECORDS = 300_000
 
 
-def _deliveries(devices: int) -> Iterator[list[Record]]:
-    """What arrives turn by turn, the devices in turn."""
-    maker = RecordMaker()
-    names = itertools.cycle([device_name(number) for number in range(devices)])
-    while True:
-        batches = [maker.batch(name, RECORDS_PER_BATCH) for name in itertools.islice(names, DEVICES_PER_TURN)]
-        yield list(itertools.chain.from_iterable(batches))
+def _delivery(turn: int, devices: int) -> list[Record]:
+    """What arrives in a turn, the devices in turn, with traces as short as AutoTVM's."""
+    records: list[Record] = []
+    for number in range(turn * DEVICES_PER_TURN, (turn + 1) * DEVICES_PER_TURN):
+        name = device_name(number % devices)
+        records += make_records(number * RECORDS_PER_BATCH, RECORDS_PER_BATCH, name, instructions=0)
+    return records
 
 
 def measure_taking(folder: Path, *, devices: int, records: int) -> Figures:
@@ -183,7 +182,8 @@ def measure_taking(folder: Path, *, devices: int, records: int) -> Figures:
     #: Own memory, once every device has its folder and what waits for the table has grown to its bound.
     memory: list[float] = []
     with Store.open(folder / "taking") as store:
-        for turn, batch in enumerate(itertools.islice(_deliveries(devices), turns)):
+        for turn in range(turns):
+            batch = _delivery(turn, devices)
             began = time.perf_counter()
             store.take(batch)
             with store.state.turn() as opened:

@@ -29,6 +29,7 @@ from agents.records import DeviceId, DeviceKind, DeviceSpec, Family, Protocol, W
 from benchmarks.harness import Figures, ms_of
 from benchmarks.made_up import (
     TARGET,
+    device_name,
     made_up_rows,
     made_up_workloads,
     own_mb,
@@ -234,7 +235,7 @@ def devices_up(view: Mapping[str, Any]) -> int:
 
 def measure_fleet(folder: Path, *, devices: int, secs: float) -> Figures:
     """Let a coordinator run for some seconds after its devices are up."""
-    specs = replay_specs(devices, recorded_file(folder))
+    specs = replay_specs(map(device_name, range(devices)), recorded_file(folder))
     transport = ProcessTransport(protocol=Protocol(), processes=_PROCESSES)
     turns: list[float] = []
     memory: list[float] = []

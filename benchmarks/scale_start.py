@@ -86,7 +86,7 @@ def begin(folder: Path, devices: int, ending: str) -> dict[str, Any]:
     store = Store.open(folder)
     opened = time.perf_counter()
     transport = LocalTransport(protocol=Protocol(), spool_root=_root(folder) / "spool", heartbeat_secs=1.0)
-    specs = replay_specs(devices, _NO_RECORDS)
+    specs = replay_specs(map(device_name, range(devices)), _NO_RECORDS)
     coordinator = made_up_coordinator(_root(folder), store, transport, specs, _CHOICE)
     ended = time.perf_counter()
     parts = coordinator._parts
@@ -114,7 +114,7 @@ def _prepare(folder: Path, root: Path, devices: int) -> None:
     """What a fleet that has measured for a while has: its workloads, its devices, its choice."""
     root.mkdir()
     workloads = made_up_workloads(WORKLOADS)
-    specs = list(replay_specs(devices, _NO_RECORDS).values())
+    specs = list(replay_specs(map(device_name, range(devices)), _NO_RECORDS).values())
     with Store.open(folder) as store:
         store.put_workloads(workloads)
         for spec in specs:
