@@ -12,9 +12,7 @@ Run as a program of its own by `run_live`: what runs may do anything to the proc
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
-import tempfile
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -22,9 +20,9 @@ from pathlib import Path
 from random import Random
 from typing import TYPE_CHECKING, Any
 
-from agents.host.own_program import environment
 from agents.records import Candidate, DeviceId, Family, Record, Workload, canonical_json
 from benchmarks.fleet_up import write_fleet
+from benchmarks.harness import run_bounded
 from benchmarks.hostile_corpus import attack_steps, packed, seeds, with_marker
 
 if TYPE_CHECKING:
@@ -235,25 +233,15 @@ def run_live(folder: Path, markers: Path, found: Found, *, seed: int, candidates
     command += [str(seed), str(candidates)]
     tally, began = found.stage("live"), time.monotonic()
     tally.files = candidates
-    with tempfile.TemporaryFile() as errors:
-        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors, env=environment())
-        try:
-            output, _ = process.communicate(timeout=_LIMIT_SECS)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.communicate()
-            tally.hangs += 1
-            found.find("live", "hang", "live", f"{_LIMIT_SECS} s")
-            return {}
-        errors.seek(0)
-        told = errors.read()[-3_000:].decode(errors="replace")
-    tally.longest_secs = round(time.monotonic() - began, 1)
-    if process.returncode:
-        tally.crashes += 1
-        found.find("live", f"ended with {process.returncode}", "live", told)
-        return {}
-    result: dict[str, Any] = json.loads(output.splitlines()[-1])
-    return result
+    ended = run_bounded(command, _LIMIT_SECS)
+    tally.longest_secs = time.monotonic() - began
+    if ended.code == 0:
+        result: dict[str, Any] = json.loads(ended.printed.splitlines()[-1])
+        return result
+    tally.hangs, tally.crashes = int(ended.code is None), int(ended.code is not None)
+    kind = "hang" if ended.code is None else f"ended with {ended.code}"
+    found.find("live", kind, "live", ended.errors[-3_000:])
+    return {}
 
 
 if __name__ == "__main__":
