@@ -24,7 +24,7 @@ from benchmarks.made_up import (
     made_up_workloads,
     replay_specs,
 )
-from benchmarks.scale_fleet import made_up_coordinator
+from benchmarks.scale_fleet import made_up_coordinator, records_of
 from fleet.planner.workload_discovery import KeptChoices, WorkloadChoice, group_of
 from fleet.store.lanes import LaneSettings
 from fleet.store.store import Store
@@ -82,22 +82,11 @@ def _leave_waiting(folder: Path, devices: int) -> int:
 
 def begin(folder: Path, devices: int, ending: str) -> dict[str, Any]:
     """Start one here; `close` ends it in order, and else it ends as a kill ends it."""
-    began = time.perf_counter()
     store = Store.open(folder)
-    opened = time.perf_counter()
     transport = LocalTransport(protocol=Protocol(), spool_root=_root(folder) / "spool", heartbeat_secs=1.0)
     specs = replay_specs(map(device_name, range(devices)), _NO_RECORDS)
     coordinator = made_up_coordinator(_root(folder), store, transport, specs, _CHOICE)
-    ended = time.perf_counter()
-    parts = coordinator._parts
-    known: dict[str, Any] = {
-        "open_store_secs": opened - began,
-        "rest_secs": ended - opened,
-        "records_known": sum(one.records for one in parts.record_sink.counts.values()),
-        "candidates_known": sum(
-            tally.measured for device_id in specs for tally in store.state.tallies(device_id)
-        ),
-    }
+    known: dict[str, Any] = {"records_known": records_of(coordinator)}
     if ending == "close":
         before = time.perf_counter()
         coordinator.close()

@@ -35,7 +35,6 @@ LOGS = DATA / "autotvm_dropletsearch"
 _EACH = TrainConfig().candidates_per_epoch
 #: Epochs of ours to one of theirs in each round, so that both sides run for seconds.
 _OUR_EPOCHS = 8
-_GIB = 1 << 30
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -164,10 +163,8 @@ def _memory(store: Path) -> dict[str, Any]:
 
 def _train_on(store: Path) -> dict[str, Any]:
     """Read a store and train one epoch on every row: what `fleet train` does."""
-    started = time.perf_counter()
     reader = Store.read(store)
     dataset = load_snapshot(reader).dataset
-    loaded, loaded_secs = _peak_gib(), time.perf_counter() - started
     rows = np.arange(len(dataset))
     result = train(
         dataset, rows, config=TrainConfig(epochs=1, candidates_per_epoch=len(rows), device="cpu"), seed=0
@@ -176,17 +173,9 @@ def _train_on(store: Path) -> dict[str, Any]:
         "records": sum(counts.records for counts in reader.counts().values()),
         "candidates": len(dataset),
         "devices": list(result.model.device_ids),
-        "samples_of_the_epoch": result.history[0].samples,
-        "read_secs": loaded_secs,
-        "epoch_secs": result.seconds,
-        "peak_gib_after_reading": loaded,
-        "peak_gib": _peak_gib(),
+        # Linux counts in KiB.
+        "peak_gib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / (1 << 20),
     }
-
-
-def _peak_gib() -> float:
-    """Most memory that this process ever had (Linux counts in KiB)."""
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / _GIB
 
 
 main = benchmark("training", __doc__, Options, measure)

@@ -163,7 +163,7 @@ def test_without_fsync_a_power_cut_shows(bench: Bench, load: str) -> None:
         run.cut_power()
         bench.children.run(load, run.arguments(batches=1))
         tally.judge(run.root, load)
-        lost += tally.lost
+        lost += tally.faults["lost"]
     assert lost
 
 
@@ -186,7 +186,7 @@ def test_versions_and_champions_that_are_not_whole_are_found(bench: Bench) -> No
         bench.children.wait(watching)
     run.live("models", 0)
     assert not tally.judge(run.root, "models")
-    assert tally.half_published >= 2, tally.failures  # the version, and the heads that it serves
+    assert tally.faults["half_published"] >= 2, tally.failures  # the version, and the heads that it serves
 
 
 def test_clock_steps_pauses_and_dead_trainings_cost_nothing_and_blame_nobody(bench: Bench) -> None:
