@@ -28,6 +28,7 @@ from benchmarks.hostile_corpus import attack_steps, packed, seeds, with_marker
 if TYPE_CHECKING:
     from benchmarks.hostile_run import Found
     from fleet.drivers.session import EngineSession
+    from fleet.planner.collect import Collection
     from fleet.planner.settings import Pools
 
 STRANGER, OWN = DeviceId("stranger"), DeviceId("own")
@@ -137,6 +138,25 @@ class Watched:
         self.records += records
 
 
+def _measured(
+    session: EngineSession,
+    collection: Collection,
+    watcher: Watched,
+    workload: Workload,
+    traces: Sequence[Any],
+) -> int:
+    """Measure what planning chooses, then the traces whatever they are; how many records came of the plan."""
+    session.ready([OWN])
+    pools = collection.propose([workload])
+    collection.measure(_pools(workload, ["[[],[]]"]))
+    collection.measure(pools)
+    collection.measure_noise(only_due=False)
+    planned = len(watcher.records)
+    # Whatever planning lets through, the device itself must refuse what is no trace of ours.
+    collection.measure(_pools(workload, [canonical_json(one) for one in traces]))
+    return planned
+
+
 def offer(folder: Path, markers: Path, seed: int, count: int) -> dict[str, Any]:
     """Import a stranger's database, then collect on a device of this host.
 
@@ -174,20 +194,12 @@ def offer(folder: Path, markers: Path, seed: int, count: int) -> dict[str, Any]:
         store.put_workloads([workload], own=True)
     device = {"kind": "local", "family": "cpu", "target": _TARGET}
     settings = load_fleet(write_fleet(folder, {OWN: device}, folder, protocol=_PROTOCOL)).config
-    specs, watcher = select_devices(settings), Watched()
+    how = CollectSettings(samples=len(known) + _OWN_SAMPLES, seed=seed, noise=2)
+    watcher = Watched()
 
     def work(session: EngineSession) -> int:
-        session.ready([OWN])
-        how = CollectSettings(samples=len(known) + _OWN_SAMPLES, seed=seed, noise=2)
-        collection = Collection(session, specs, how, watcher)
-        pools = collection.propose([workload])
-        collection.measure(_pools(workload, ["[[],[]]"]))
-        collection.measure(pools)
-        collection.measure_noise(only_due=False)
-        planned = len(watcher.records)
-        # Whatever planning lets through, the device itself must refuse what is no trace of ours.
-        collection.measure(_pools(workload, [canonical_json(one) for one in traces]))
-        return planned
+        collection = Collection(session, select_devices(settings), how, watcher)
+        return _measured(session, collection, watcher, workload, traces)
 
     up = UpOptions(models=folder / "models")
     arguments = {"devices": [OWN]}

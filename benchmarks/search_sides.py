@@ -291,7 +291,6 @@ def _settled_curve(
     """
     trials: list[list[float | None]] = []
     best: dict[str, str] = {}
-    leader = ""
     looks = [one for one in records if _is_second_look(one)]
     starts = [min((one.measured_at for one in found), default=math.inf) for found in rounds]
     for found, end in zip(rounds, [*starts[1:], math.inf], strict=True):
@@ -300,9 +299,11 @@ def _settled_curve(
         for seen in [*([one] for one in found), due]:
             search.see(seen)
             trials += [[one.measured_at - began, _secs_of(one)] for one in seen if not _is_second_look(one)]
-            if search.parents and search.parents[0] != leader:
-                leader = best[str(len(trials))] = search.parents[0]
-    return {"trials": trials, "best": best}
+            if search.parents:
+                best[str(len(trials))] = search.parents[0]
+    pairs = itertools.pairwise([("", ""), *best.items()])
+    changes = {count: trace for (_, before), (count, trace) in pairs if trace != before}
+    return {"trials": trials, "best": changes}
 
 
 def tuned(
