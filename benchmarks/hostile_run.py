@@ -14,6 +14,8 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
@@ -280,31 +282,19 @@ def run(
         workers: Children at once.
         module: What a child runs.
     """
-    waiting = iter(questions)
-    lock = threading.Lock()
-    broken: list[BaseException] = []
+    waiting, lock = iter(questions), threading.Lock()
 
     def work(number: int) -> None:
-        child = Child(folder / f"child-{number}", seed, markers, module)
-        try:
-            while not broken:
+        with closing(Child(folder / f"child-{number}", seed, markers, module)) as child:
+            while True:
                 with lock:
                     question = next(waiting, None)
                 if question is None:
                     return
                 child.ask(question, found)
-        except BaseException as error:
-            broken.append(error)
-        finally:
-            child.close()
 
-    threads = [threading.Thread(target=work, args=(number,)) for number in range(workers)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    if broken:
-        raise broken[0]
+    with ThreadPoolExecutor(workers) as pool:
+        list(pool.map(work, range(workers)))
 
 
 def split_by_training(questions: Sequence[Question]) -> tuple[list[Question], list[Question]]:

@@ -19,6 +19,7 @@ import signal
 import sys
 import tempfile
 import time
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -159,7 +160,7 @@ def measure(options: Options) -> Figures:
     if reason is not None:
         return {"benchmark": "hosts", "skipped": reason}
     base, began = Path(tempfile.mkdtemp(prefix="fleet-hosts-")), time.monotonic()
-    with TwoHosts() as hosts:
+    with closing(TwoHosts()) as hosts:
         story = Story(TwoHostFleet(base, hosts), hosts)
         try:
             story.collect()

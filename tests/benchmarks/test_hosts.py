@@ -16,9 +16,10 @@ from benchmarks.hosts_network import namespaces, remove_stale, why_not
 #: Makes two hosts with a process on the far one, and tells its id.
 _MAKER = """
 import os, time
+from contextlib import closing
 from pathlib import Path
 from benchmarks.hosts_network import FAR, TwoHosts
-with TwoHosts() as hosts, open(os.devnull, "wb") as out:
+with closing(TwoHosts()) as hosts, open(os.devnull, "wb") as out:
     left = hosts.start(FAR, ["sleep", "600"], environment=os.environ, folder=Path("/"), out=out)
     print(left.pid, flush=True)
     time.sleep(600)
