@@ -110,14 +110,12 @@ def _run(folder: Path, samples: int) -> Figures:
     expected = arrived["expected"] or {}
     return {
         "benchmark": "arrival",
-        "known_devices": known,
         "device": name,
         "workloads": WORKLOADS,
         "known_secs": known_secs,
         "head_secs": head_secs,
         "parts": arrived["seconds"],
         "samples": len(asked),
-        "asked_samples": arrived["samples"],
         "strategy": arrived["taken"],
         "served_by": arrived["served_by"],
         **truth,

@@ -22,7 +22,7 @@ import signal
 import subprocess
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -92,35 +92,32 @@ class Bench:
             self.history(what, body)
             yield
 
-    def sweep(self, load: str, fault: str, *, with_power: bool = False) -> Campaign:
-        """Die at each step of a life in turn, then a few times at random ones, then look."""
+    def sweep(self, load: str, faults: Sequence[str], *, with_power: bool = False) -> Campaign:
+        """Die at each step of a life in turn, then a few times at random ones, then look.
+
+        With a full, read-only or failing disk it is mostly a kill some steps later.
+        """
         steps = 0
+
+        def whole(run: Run) -> None:
+            nonlocal steps
+            run.live(load, BATCHES)
+            steps = run.steps()
+
         while True:
-            for at in self._order(steps):
+            self.history(f"{load} whole", whole)
+            # In an order that soon has been everywhere, for runs that do not get through.
+            for at in self._rng.sample(range(1, steps + 1), steps):
 
                 def body(run: Run, at: int = at) -> None:
-                    run.die(load, at=at, fault=fault, with_power=with_power)
-                    for _ in range(self._kills_in_a_row - 1):
-                        run.die(
-                            load, at=run.rng.randint(1, max(steps, 20)), fault=fault, with_power=with_power
-                        )
+                    others = [run.rng.randint(1, max(steps, 20)) for _ in range(self._kills_in_a_row - 1)]
+                    for step in (at, *others):
+                        run.die(load, at=step, fault=run.rng.choice(faults), with_power=with_power)
                     run.live(load)
 
-                self.history(f"{load} {fault}{' power' * with_power} at step {at}", body)
+                what = "disk" if len(faults) > 1 else faults[0]
+                self.history(f"{load} {what}{' power' * with_power} at step {at}", body)
                 yield
-
-            def whole(run: Run) -> None:
-                nonlocal steps
-                run.live(load, BATCHES)
-                steps = run.steps()
-
-            self.history(f"{load} whole", whole)
-
-    def _order(self, steps: int) -> list[int]:
-        """All steps; in an order that soon has been everywhere, for runs that do not get through."""
-        order = list(range(1, steps + 1))
-        self._rng.shuffle(order)
-        return order
 
     def moments(self, load: str) -> Campaign:
         """Kill from outside at random moments: that is where Arrow's and deltalake's own writes are hit."""
@@ -133,19 +130,6 @@ class Bench:
             run.live(load)
 
         return self._again(f"{load} moments", body)
-
-    def disk_faults(self, load: str, steps: int = 100) -> Campaign:
-        """A full, read-only or failing disk at each step in turn, for one to four steps; mostly a kill."""
-        while True:
-            for at in self._order(steps):
-
-                def body(run: Run, at: int = at) -> None:
-                    for step in (at, run.rng.randint(1, steps)):
-                        run.die(load, at=step, fault=run.rng.choice(sorted(DISK_FAULTS)))
-                    run.live(load)
-
-                self.history(f"{load} disk at step {at}", body)
-                yield
 
     def fleet(self, fault: str, *, with_power: bool = False) -> Campaign:
         """Die as a whole coordinator, at random steps or moments, while trainings run and publish.
@@ -270,11 +254,11 @@ class Bench:
         if self.may_mount:
             made["fleet on a small disk"] = (1, self.fleet_on_a_small_disk())
         for load in ("spool", "state", "models"):
-            made[f"{load} kill"] = (2, self.sweep(load, "kill"))
-            made[f"{load} torn"] = (2, self.sweep(load, "torn"))
-            made[f"{load} power"] = (2, self.sweep(load, "kill", with_power=True))
+            made[f"{load} kill"] = (2, self.sweep(load, ["kill"]))
+            made[f"{load} torn"] = (2, self.sweep(load, ["torn"]))
+            made[f"{load} power"] = (2, self.sweep(load, ["kill"], with_power=True))
             made[f"{load} moments"] = (2, self.moments(load))
-            made[f"{load} disk"] = (2, self.disk_faults(load))
+            made[f"{load} disk"] = (2, self.sweep(load, sorted(DISK_FAULTS)))
         return made
 
     def run(self, kills: int, only: str = "") -> None:

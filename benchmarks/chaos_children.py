@@ -18,7 +18,6 @@ import time
 import traceback
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from types import TracebackType
 from typing import Any, BinaryIO, TextIO
 
 from agents.host.process_control import die_with_parent
@@ -156,14 +155,6 @@ class Children:
             self._process.kill()
             self._process.wait()
         self._process.stdout.close()
-
-    def __enter__(self) -> Children:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     @property
     def is_alive(self) -> bool:

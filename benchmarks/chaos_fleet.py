@@ -16,14 +16,15 @@ from pathlib import Path
 from typing import Any
 
 from agents.errors import SpoolFull
-from agents.records import DeviceId, DeviceKind, DeviceSpec, Family, Protocol, Replay
+from agents.records import Protocol
 from benchmarks.chaos_children import Spawner
 from benchmarks.chaos_life import Load
 from benchmarks.chaos_models import KEEP, fork_trainings, watch_registry
-from benchmarks.chaos_records import RECORDED, TARGET, WORKLOADS
+from benchmarks.chaos_records import RECORDED, WORKLOADS
 from benchmarks.chaos_trouble import STILL, Host, Trouble
 from benchmarks.chaos_watch import Watched, look
 from benchmarks.fleet_up import patience
+from benchmarks.made_up import replay_specs
 from fleet.core.limits import Limits
 from fleet.engine.context import CoordinatorSettings, EngineContext
 from fleet.engine.coordinator import Coordinator
@@ -160,7 +161,7 @@ def _opened(load: Load, host: Host, recorded: Path) -> Iterator[_Fleet]:
         limits=_LIMITS,
         upkeep_secs=60.0,
     )
-    specs = {DeviceId(name): _spec(name, recorded, number) for number, name in enumerate(DEVICES)}
+    specs = replay_specs(DEVICES, recorded, RECORDED)
     refresher = Refresher(Registry(models), disk / "store", disk / "fleet" / "refresh", _REFRESH, clock)
     with Store.open(disk / "store", settings=_LANES) as store:
         context = EngineContext(
@@ -197,13 +198,3 @@ def _set_default(constructor: Any, name: str, value: int) -> None:
     assert defaults is not None
     assert name in defaults
     defaults[name] = value
-
-
-def _spec(name: str, recorded: Path, seed: int) -> DeviceSpec:
-    return DeviceSpec(
-        device_id=DeviceId(name),
-        kind=DeviceKind.REPLAY,
-        family=Family.CPU,
-        target_json=TARGET,
-        replay=Replay(records=str(recorded), device=RECORDED, seed=seed),
-    )

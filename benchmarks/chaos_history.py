@@ -133,7 +133,7 @@ def check(history: Sequence[Event]) -> Verdict:
     checker = _Checker()
     for event in history:
         checker.take(event)
-    return Verdict(**{one.name: tuple(getattr(checker, one.name)) for one in fields(Verdict)})
+    return Verdict(**{name: tuple(faults) for name, faults in checker.faults.items()})
 
 
 class _Checker:
@@ -149,18 +149,17 @@ class _Checker:
         #: Most records that the API told of.
         self._told = 0
         self._is_guilty = False
-        self.lost: dict[str, None] = {}
-        self.duplicated: dict[str, None] = {}
-        self.unaccounted: dict[str, None] = {}
-        self.invented: dict[str, None] = {}
-        self.half_published: dict[str, None] = {}
-        self.wrong: dict[str, None] = {}
+        #: By field of a verdict.
+        self.faults: defaultdict[str, dict[str, None]] = defaultdict(dict)
+
+    def _add(self, kind: str, names: Iterable[str]) -> None:
+        self.faults[kind].update(dict.fromkeys(names))
 
     def take(self, event: Event) -> None:
         """Take in one event."""
         self._made.update(event.records)
-        self.half_published.update(dict.fromkeys(event.halves))
-        self.wrong.update(dict.fromkeys(event.wrong))
+        self._add("half_published", event.halves)
+        self._add("wrong", event.wrong)
         match event.kind:
             case "acknowledged":
                 self._promised[event.by].update(event.records)
@@ -188,31 +187,31 @@ class _Checker:
             if name == "spool":  # what it need not keep must be anywhere, if it was looked for
                 is_all = "store" in places
                 missing = missing.difference(*places.values()) if is_all else missing - self._released
-            self.lost.update(dict.fromkeys(sorted(missing)))
-            self.duplicated.update(dict.fromkeys(one for one, count in found.items() if count > 1))
-            self.invented.update(dict.fromkeys(one for one in found if one not in self._made))
+            self._add("lost", sorted(missing))
+            self._add("duplicated", (one for one, count in found.items() if count > 1))
+            self._add("invented", (one for one in found if one not in self._made))
         if "store" in places:
             self._count(event.counted, len(event.places["store"]))
         if "registry" in places:
             for changes in self._publications:
                 found_of = changes & places["registry"].keys()
                 if found_of and found_of != changes:
-                    self.half_published[f"{len(found_of)} of {sorted(changes)}"] = None
+                    self._add("half_published", [f"{len(found_of)} of {sorted(changes)}"])
         if event.states is not None:
             self._account(event.states)
 
     def _count(self, counted: int | None, stored: int) -> None:
         if counted is not None and counted > stored:
-            self.duplicated[f"{counted - stored} results counted beyond those in the store"] = None
+            self._add("duplicated", [f"{counted - stored} results counted beyond those in the store"])
         if self._told > stored:
-            self.lost[f"{self._told - stored} records that the API told of"] = None
+            self._add("lost", [f"{self._told - stored} records that the API told of"])
 
     def _account(self, states: Mapping[str, str]) -> None:
         for job in self._submitted:
             state = states.get(job)
             if state not in KNOWN or (job in self._ended and state != self._ended[job]):
-                self.unaccounted[job] = None
+                self._add("unaccounted", [job])
             elif state in ENDED:
                 self._ended[job] = state
             if state == "quarantined" and not self._is_guilty:
-                self.wrong[f"job {job} was quarantined, and no agent had died of it"] = None
+                self._add("wrong", [f"job {job} was quarantined, and no agent had died of it"])

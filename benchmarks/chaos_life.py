@@ -10,15 +10,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
-from msgspec.structs import replace
-
 import agents.row_file
 import fleet.state.schema
 import fleet.store.writer
-from agents.records import DeviceId, Record
+from agents.records import Record
 from benchmarks.chaos_faults import FaultPoints, Plan
 from benchmarks.chaos_history import Event, HistoryLog
-from benchmarks.store import make_records
+from benchmarks.made_up import make_records
 from fleet.store.reader import StoreReader
 
 #: Records of a batch.
@@ -54,8 +52,8 @@ class Load:
 
     def measured(self, batch: int) -> list[Record]:
         """New records of a batch, most of one device."""
-        *most, last = make_records(batch * BATCH, BATCH)
-        records = [*most, replace(last, device_id=DeviceId("other"))]
+        most = make_records(batch * BATCH, BATCH - 1)
+        records = [*most, *make_records((batch + 1) * BATCH - 1, 1, "other")]
         self.log.add(Event(kind="measured", records=ids_of(records)))
         return records
 

@@ -57,11 +57,7 @@ def spool_load(arguments: dict[str, Any]) -> None:
         if batch % 3 == 2:
             _acknowledge_some(load, spool)
 
-    load.work_off(lambda: _spool(load), SpoolError, look, take)
-
-
-def _spool(load: Load) -> Spool:
-    return Spool(load.disk / "spool")
+    load.work_off(lambda: Spool(load.disk / "spool"), SpoolError, look, take)
 
 
 def _put(spool: Spool, records: list[Record]) -> None:

@@ -10,8 +10,6 @@ import math
 from collections.abc import Iterator
 from pathlib import Path
 
-from msgspec.structs import replace
-
 from agents.host.probe import probe
 from agents.records import (
     Candidate,
@@ -24,13 +22,13 @@ from agents.records import (
     WorkloadId,
     canonical_json,
 )
-from benchmarks.store import make_records
+from benchmarks.made_up import TARGET, record_of
 from fleet.interchange.export_store import export
 from fleet.models.holdout import is_held_out
 from fleet.store.store import Store
 
-#: The device that was recorded, and what it and those that replay it are.
-RECORDED, TARGET = DeviceId("bench"), '{"kind":"llvm","num-cores":1}'
+#: The device that was recorded.
+RECORDED = DeviceId("bench")
 #: Workloads that are learnt from, and those that the rule holds out: enough to judge a head.
 _LEARNT, _HELD = 9, 4
 WORKLOADS = _LEARNT + _HELD
@@ -92,14 +90,4 @@ def _workload(number: int) -> Workload:
 
 
 def _records(workload: Workload) -> list[Record]:
-    (usual,) = make_records(0, 1)
-    return [
-        replace(
-            usual,
-            workload_id=workload.workload_id,
-            candidate_id=one.candidate_id,
-            trace=one.trace,
-            run_secs=(secs, 1.01 * secs, 1.02 * secs),
-        )
-        for one, secs in candidates(workload)
-    ]
+    return [record_of(one, run_secs=(secs, 1.01 * secs, 1.02 * secs)) for one, secs in candidates(workload)]

@@ -30,6 +30,10 @@ DEAD = -9
 _END_SECS = 30.0
 
 
+#: Fields of a verdict that are counted; any other is a failure as well.
+BROKEN = ("lost", "duplicated", "unaccounted", "half_published")
+
+
 class Tally:
     """What was done and what was found."""
 
@@ -37,7 +41,8 @@ class Tally:
         self.kills = 0
         self.by_target: Counter[str] = Counter()
         self.by_fault: Counter[str] = Counter()
-        self.lost = self.duplicated = self.unaccounted = self.half_published = 0
+        #: Broken promises.
+        self.faults = Counter(dict.fromkeys(BROKEN, 0))
         self.histories = 0
         #: Trouble that is no kill, what became of trainings, and what was seen from outside.
         self.trouble: Counter[str] = Counter()
@@ -62,10 +67,8 @@ class Tally:
         # As `chaos_models.name_of` puts them: serial, kind, device, version, moment.
         changes = {tuple(one.split()) for event in history for one in event.places.get("registry", ())}
         self.publications += len({one[3] for one in changes if one[1] == "published"})
-        self.lost += len(verdict.lost)
-        self.duplicated += len(verdict.duplicated)
-        self.unaccounted += len(verdict.unaccounted)
-        self.half_published += len(verdict.half_published)
+        for name in BROKEN:
+            self.faults[name] += len(getattr(verdict, name))
         if not verdict.is_clean:
             self.failures.append(f"{what}: {verdict}; its folder: {root}")
         return verdict.is_clean
@@ -86,10 +89,7 @@ class Tally:
         return {
             "benchmark": "chaos",
             "kills": self.kills,
-            "lost": self.lost,
-            "duplicated": self.duplicated,
-            "unaccounted": self.unaccounted,
-            "half_published": self.half_published,
+            **self.faults,
             "clock_steps": self.trouble["clock step"],
             "pauses": self.trouble["pause"],
             "disk_faults": self.trouble["disk fault"],

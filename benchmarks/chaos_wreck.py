@@ -38,8 +38,7 @@ class Wreck:
         #: Seconds until a program was measured that was begun after a kill, by who was killed.
         self._measured: dict[str, list[float]] = {"agent": [], "coordinator": []}
         self._freezes: list[float] = []
-        self._raylets: list[tuple[float, bool]] = []
-        self._reason = ""
+        self._raylets: list[float] = []
 
     def run(self, rounds: int) -> dict[str, Any]:
         """Stop each kind of process, then kill each kind, some times; returns what was measured."""
@@ -65,7 +64,7 @@ class Wreck:
             self._kill_coordinator()
             self._raylets.append(self._kill_raylet())
             if number == 0:
-                self._reason = self._wedge()
+                self._wedge()
         code = fleet.stop()
         if code != 0:
             raise LateError(f"SIGTERM ended it with {code}")
@@ -79,12 +78,9 @@ class Wreck:
             "agent_back_after_sigstop_secs": self._freezes,
             "coordinator_back_secs": self._starts[1:],
             "coordinator_measures_secs": self._measured["coordinator"],
-            "coordinator_first_start_secs": self._starts[0],
-            "raylet_back_secs": [secs for secs, _ in self._raylets],
-            "new_starts_for_a_raylet": sum(is_new for _, is_new in self._raylets),
+            "raylet_back_secs": self._raylets,
             "slow_starts_of_ray": self._fleet.slow_starts,
             "load_1m": os.getloadavg()[0],
-            "quarantined_because": self._reason,
         }
 
     def _kill(self, role: str) -> None:
@@ -120,14 +116,13 @@ class Wreck:
         fleet.until(lambda: fleet.is_usable(fleet.local), f"{fleet.local} after a pause", WAIT_SECS)
         fleet.wait_for_records(1)
 
-    def _wedge(self) -> str:
-        """Kill the agent of the real device until it is quarantined; returns the reason shown."""
+    def _wedge(self) -> None:
+        """Kill the agent of the real device until it is quarantined."""
         name, deaths = self._fleet.local, 0
         began = time.monotonic()
         while time.monotonic() < began + patience(3 * WAIT_SECS):
-            found = self._fleet.states().get(name, {})
-            if found.get("state") == "quarantined":
-                return str(found["reason"])
+            if self._fleet.states().get(name, {}).get("state") == "quarantined":
+                return
             agent = self._fleet.find("agent")
             if agent is not None:
                 agent.kill()
@@ -136,8 +131,8 @@ class Wreck:
             time.sleep(0.2)
         raise LateError(f"{name} was not quarantined after {deaths} deaths: {self._fleet.states().get(name)}")
 
-    def _kill_raylet(self) -> tuple[float, bool]:
-        """Kill the raylet: seconds until all devices can be used again, and whether it took a new start."""
+    def _kill_raylet(self) -> float:
+        """Kill the raylet: seconds until all devices can be used again, after a new start if need be."""
         names = list(self._fleet.states())
         before = {name: found["incarnation"] for name, found in self._fleet.states().items()}
         self._kill("raylet")
@@ -147,8 +142,7 @@ class Wreck:
             return self._fleet.is_over or all(self._fleet.is_usable(name, before[name]) for name in names)
 
         self._fleet.until(is_back, "the devices after their raylet's end", WAIT_SECS, may_end=True)
-        if not self._fleet.is_over:
-            return time.monotonic() - began, False
-        self._fleet.ended()
-        self._fleet.start()
-        return time.monotonic() - began, True
+        if self._fleet.is_over:
+            self._fleet.ended()
+            self._fleet.start()
+        return time.monotonic() - began

@@ -22,7 +22,7 @@ import random
 import statistics
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -33,9 +33,16 @@ import httpx
 from agents.records import DeviceId, Protocol
 from benchmarks.fleet_up import wait_until
 from benchmarks.harness import Figures, Option, benchmark, working_folder
-from benchmarks.made_up import replay_specs
+from benchmarks.made_up import device_name, replay_specs
 from benchmarks.scale import fill
-from benchmarks.scale_fleet import RECORDED_CHOICE, ProcessTransport, made_up_coordinator, recorded_file
+from benchmarks.scale_fleet import (
+    RECORDED_CHOICE,
+    ProcessTransport,
+    devices_up,
+    made_up_coordinator,
+    recorded_file,
+    records_of,
+)
 from fleet.api.app import ApiSources
 from fleet.api.client import TOKEN
 from fleet.api.server import ApiServer
@@ -94,7 +101,6 @@ class _Fleet:
 
     url: str
     token: str
-    view: Callable[[], Any]
     devices: list[DeviceId]
     #: Moments (Unix seconds) and how many records the coordinator had then.
     totals: list[tuple[float, int]] = field(default_factory=list)
@@ -123,13 +129,10 @@ def run(folder: Path, *, devices: int, records: int) -> dict[str, Any]:
                 _MOST_SECS,
             )
         browser = _look(fleet)
-        view = fleet.view()
     totals = fleet.totals
     found: dict[str, Any] = {
         "benchmark": "dashboard",
         "devices": devices,
-        "records_before": records,
-        "records_after": view["store"]["records"],
         **browser,
         "records_per_s": (totals[-1][1] - totals[0][1]) / (totals[-1][0] - totals[0][0]),
     }
@@ -140,7 +143,7 @@ def run(folder: Path, *, devices: int, records: int) -> dict[str, Any]:
 @contextmanager
 def _working(folder: Path, devices: int) -> Iterator[_Fleet]:
     """A coordinator at work in a thread, with its API, until the block ends."""
-    specs = replay_specs(devices, recorded_file(folder))
+    specs = replay_specs(map(device_name, range(devices)), recorded_file(folder))
     transport = ProcessTransport(protocol=Protocol(), processes=_PROCESSES)
     over, registry = threading.Event(), RegistryReader(folder / "models")
     with Store.open(folder / "store") as store:
@@ -149,12 +152,12 @@ def _working(folder: Path, devices: int) -> Iterator[_Fleet]:
         sources = ApiSources(view=coordinator.view, registry=registry, dashboard=dashboard)
         server = ApiServer(sources, folder / "root")
         token = (folder / "root" / TOKEN).read_text().strip()
-        fleet = _Fleet(server.url, token, coordinator.view, list(specs))
+        fleet = _Fleet(server.url, token, list(specs))
         thread = threading.Thread(target=_turn, args=(coordinator, over, fleet))
         thread.start()
         try:
             what = "all devices; try a smaller fleet"
-            wait_until(lambda: _up(coordinator.view()) >= devices, what, _MOST_SECS)
+            wait_until(lambda: devices_up(coordinator.view()) >= devices, what, _MOST_SECS)
             yield fleet
         finally:
             server.close()
@@ -165,14 +168,9 @@ def _working(folder: Path, devices: int) -> Iterator[_Fleet]:
 
 
 def _turn(coordinator: Coordinator, over: threading.Event, fleet: _Fleet) -> None:
-    counts = coordinator._parts.record_sink.counts
     while not over.is_set():
         coordinator.turn(0.25)
-        fleet.totals.append((time.time(), sum(one.records for one in counts.values())))
-
-
-def _up(view: dict[str, Any]) -> int:
-    return sum(one["state"] in ("idle", "leased") for one in view["devices"].values())
+        fleet.totals.append((time.time(), records_of(coordinator)))
 
 
 def _look(fleet: _Fleet) -> dict[str, Any]:
@@ -195,18 +193,13 @@ def _look(fleet: _Fleet) -> dict[str, Any]:
     every = sorted(itertools.chain.from_iterable(times.values()))
     return {
         "first_paint_secs": statistics.median(one["rows_secs"] for one in visits),
-        "first_paint_secs_all": [one["rows_secs"] for one in visits],
         "page_bytes": max(one["bytes"] for one in visits),
         "api_p95_ms": 1e3 * _p95(every),
-        "api_median_ms": 1e3 * statistics.median(every),
         "api_ms_by_view": {
             name: {"median": 1e3 * statistics.median(some), "p95": 1e3 * _p95(some)}
             for name, some in times.items()
         },
-        "api_requests": len(every),
         "live_lag_secs": _p95(sorted(lags)),
-        "live_lag_median_secs": statistics.median(lags),
-        "live_updates": len(lags),
     }
 
 
@@ -265,15 +258,12 @@ def _ask(fleet: _Fleet) -> dict[str, list[float]]:
             asked("device", f"devices/{some[0]}")
             asked("compare", "compare", before=some[0], after=some[1], all=True)
             asked("workloads", "workloads", sort="best")
-            found = asked("workload", f"workloads/{workload_id}", offset=8 * draws.randrange(5))
-            row = draws.choice(found["matrix"]["rows"])
-            candidate_id = row["candidate_id"]
-            device = next(
-                one
-                for one, cell in zip(found["matrix"]["devices"], row["cells"], strict=True)
-                if cell is not None
-            )
-            asked("candidate", f"workloads/{workload_id}/candidates/{candidate_id}", best_on=device)
+            matrix = asked("workload", f"workloads/{workload_id}", offset=8 * draws.randrange(5))["matrix"]
+            row = draws.choice(matrix["rows"])
+            cells = zip(matrix["devices"], row["cells"], strict=True)
+            device = next(name for name, cell in cells if cell is not None)
+            candidate = f"workloads/{workload_id}/candidates/{row['candidate_id']}"
+            asked("candidate", candidate, best_on=device)
             for name in ("alerts", "storage", "requests"):
                 asked(name, name)
     return times

@@ -17,20 +17,23 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import shlex
+import signal
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import MISSING, Field, dataclass, fields
 from pathlib import Path
 from types import NoneType, UnionType
 from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
 from agents.files import write_durably
+from agents.host.own_program import environment
 from fleet.errors import FleetError
 from transfer.errors import TransferError
 
@@ -254,6 +257,50 @@ def child_json(command: Sequence[str], *, question: object = None, timeout_secs:
         timeout=timeout_secs,
     )
     return json.loads(done.stdout.splitlines()[-1])
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """How a program ended: its exit code, or None where it had to be ended, and what it printed."""
+
+    code: int | None
+    printed: str
+    errors: str
+
+
+def run_bounded(
+    command: Sequence[str], secs: float, *, question: str = "", more: Mapping[str, str] | None = None
+) -> Ended:
+    """Run a program in a session of its own, and end it with all that it started.
+
+    Args:
+        command: What is run.
+        secs: How long at most.
+        question: Sent to its standard input.
+        more: Environment beside that which our own programs have.
+    """
+    with tempfile.TemporaryFile("w+") as printed, tempfile.TemporaryFile("w+") as errors:
+        process = subprocess.Popen(
+            command,
+            stdin=subprocess.PIPE,
+            stdout=printed,
+            stderr=errors,
+            env={**environment(), **(more or {})},
+            start_new_session=True,
+            text=True,
+        )
+        try:
+            process.communicate(question, timeout=secs)
+            code: int | None = process.returncode
+        except subprocess.TimeoutExpired:
+            code = None
+        finally:
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+        printed.seek(0)
+        errors.seek(0)
+        return Ended(code, printed.read(), errors.read())
 
 
 def in_child(work: str, *arguments: str) -> Figures:

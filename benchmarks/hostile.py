@@ -14,15 +14,14 @@ import itertools
 import json
 import os
 import shutil
-import tempfile
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
-from benchmarks.harness import Figures, Option, benchmark
-from benchmarks.hostile_cases import folder_names, kind_of, network_names, stages_of_log
+from benchmarks.harness import Figures, Option, benchmark, working_folder
+from benchmarks.hostile_cases import folder_names, kind_of, network_names, questions_of, stages_of_log
 from benchmarks.hostile_corpus import CORPUS, corpus_names, make_case
 from benchmarks.hostile_live import run_live
 from benchmarks.hostile_run import SLOW_STAGES, Found, Question, run, split_by_training
@@ -33,8 +32,6 @@ FILES = 3_000
 FOLDERS, NETWORKS = 400, 600
 #: Cases between two looks at the clock, where the run goes on for some minutes.
 _ROUND = 300
-#: Stages of a find of the corpus.
-_CORPUS_STAGES = ("import", "command", "dataset", "replay", "export", "training")
 #: Larger reproductions are made again by their number instead of being kept.
 _MOST_KEPT_BYTES = 2 << 20
 _KEPT = Path("runs/hostile")
@@ -61,20 +58,14 @@ class Options:
     keep: Annotated[Path, Option("folder for the files of what is found")] = _KEPT
 
 
-def _asked(names: Iterable[str]) -> list[Question]:
-    """Named cases, each through the stage of its kind; a log through all of a find."""
-    kinds = ((name, kind_of(name)) for name in names)
-    return [Question(case=name, stages=(kind.stage,) if kind else _CORPUS_STAGES) for name, kind in kinds]
-
-
 def questions(options: Options) -> Iterator[list[Question]]:
     """Cases to run, in rounds: the corpus, then as many generated ones as were asked for."""
     if options.only is not None:
-        yield _asked([options.only])
+        yield questions_of([options.only])
         return
-    yield _asked(corpus_names())
-    yield _asked(folder_names(options.folders))
-    yield _asked(network_names(options.networks))
+    yield questions_of(corpus_names())
+    yield questions_of(folder_names(options.folders))
+    yield questions_of(network_names(options.networks))
     until = time.monotonic() + 60 * options.minutes
     for start in itertools.count(0, _ROUND):
         stop = start + _ROUND if start >= options.files else min(start + _ROUND, options.files)
@@ -83,7 +74,7 @@ def questions(options: Options) -> Iterator[list[Question]]:
         yield [Question(case=str(one), stages=stages_of_log(one)) for one in range(start, stop)]
 
 
-def keep(find: dict[str, Any], folder: Path, seed: int) -> None:
+def keep(find: Figures, folder: Path, seed: int) -> None:
     """Keep the files of a find's first case, if they are small, and say where and how to run it again."""
     case = find["case"]
     if case in corpus_names():
@@ -103,11 +94,9 @@ def measure(options: Options) -> Figures:
     """Run everything."""
     began = time.monotonic()
     found = Found()
-    folder = Path(tempfile.mkdtemp(prefix="hostile-"))
-    markers = folder / "markers"
-    markers.mkdir()
-    live: dict[str, Any] | None = None
-    try:
+    live: Figures = {}
+    with working_folder() as folder:
+        (markers := folder / "markers").mkdir()
         for number, asked in enumerate(questions(options)):
             for part in split_by_training(asked):
                 place = folder / f"round-{number}"
@@ -117,25 +106,20 @@ def measure(options: Options) -> Figures:
         if options.only is None and options.live:
             live = run_live(folder / "live", markers, found, seed=options.seed, candidates=options.live)
         executed = sorted(one.name for one in markers.iterdir())
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
-    ran = len(executed) + (live or {}).get("ended_by_exit", 0)
     if executed:
-        found.find(
-            "live" if not before else "import", "executed", executed[0].split("-")[1], str(executed[:5])
-        )
-    if live and live["reached_device"]:
+        first = executed[0].split("-")[1]
+        found.find("import" if before else "live", "executed", first, str(executed[:5]))
+    if live.get("reached_device"):
         found.find("live", "reached a device as it came", "live", json.dumps(live))
-    if live and not live["module_is_ours"]:
+    if not live.get("module_is_ours", True):
         found.find("live", "a claimed module is used", "live", json.dumps(live))
+    ran = len(executed) + live.get("ended_by_exit", 0)
     for find in found.finds.values():
         keep(find, options.keep, options.seed)
     return report(found, ran, live, options, time.monotonic() - began)
 
 
-def report(
-    found: Found, executed: int, live: dict[str, Any] | None, options: Options, seconds: float
-) -> dict[str, Any]:
+def report(found: Found, executed: int, live: Figures, options: Options, seconds: float) -> Figures:
     """The JSON object that is printed; its keys are told in `docs/hostile.md`."""
     stages, dialects = found.stages, found.dialects
     slow = [tally for name, tally in stages.items() if name not in (*SLOW_STAGES, "live")]
@@ -151,17 +135,13 @@ def report(
         "unaccounted_lines": sum(counts["unaccounted"] for counts in dialects.values()),
         "attacks": sum(counts["markers"] for counts in dialects.values()),
         "by_dialect": {name: dict(counts) for name, counts in sorted(dialects.items())},
-        "by_stage": {name: _rounded(asdict(tally)) for name, tally in stages.items()},
-        "live": live,
+        "by_stage": {name: asdict(tally) for name, tally in stages.items()},
+        "live": live or None,
         "corpus": len(corpus_names()),
         "seed": options.seed,
-        "seconds": round(seconds, 1),
+        "seconds": seconds,
         "finds": sorted(found.finds.values(), key=lambda find: -find["times"]),
     }
-
-
-def _rounded(values: dict[str, Any]) -> dict[str, Any]:
-    return {name: round(value, 2) if isinstance(value, float) else value for name, value in values.items()}
 
 
 main = benchmark(

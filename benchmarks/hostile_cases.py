@@ -6,7 +6,7 @@ corpus. The same name and seed give the same case. Called by `benchmarks.hostile
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from random import Random
@@ -15,11 +15,14 @@ from benchmarks.hostile_corpus import Case, corpus_case, make_case
 from benchmarks.hostile_datasets import make_dataset
 from benchmarks.hostile_model_folders import make_backup, make_models
 from benchmarks.hostile_networks import make_archive
+from benchmarks.hostile_run import Question
 
 #: Archives that one confined process reads: it takes some ten seconds to start.
 _TOGETHER = 6
 #: One network file in so many goes through that process.
 _READ_EVERY = 10
+#: Stages of a find of the corpus.
+_CORPUS_STAGES = ("import", "command", "dataset", "replay", "export", "training")
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +66,14 @@ def kind_of(name: str) -> Kind | None:
     """The kind that a name tells; None of a log."""
     kind, _, number = name.partition("-")
     return KINDS.get(kind) if number.isdigit() else None
+
+
+def questions_of(names: Iterable[str]) -> list[Question]:
+    """Named cases, each through the stage of its kind; a log through all of a find."""
+    kinds = {name: kind_of(name) for name in names}
+    return [
+        Question(case=name, stages=(kind.stage,) if kind else _CORPUS_STAGES) for name, kind in kinds.items()
+    ]
 
 
 def stages_of_log(number: int) -> tuple[str, ...]:

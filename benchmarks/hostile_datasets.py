@@ -35,7 +35,7 @@ from agents.records import (
     unknown_descriptor,
 )
 from benchmarks.hostile_corpus import attack_steps
-from benchmarks.hostile_values import damaged, deep_text, text, value, with_fault
+from benchmarks.hostile_values import damaged, deep_text, text, value, with_faults
 from benchmarks.made_up import record_of
 from fleet.datasets.data_card import DatasetAbout
 from fleet.datasets.dataset_files import CARD, README, RECORDS, SUMS, write_sums
@@ -207,10 +207,7 @@ def make_dataset(rng: Random, folder: Path, marker: str) -> None:
     elif kind == 2:
         path.write_bytes(damaged(rng, path.read_bytes()))
     elif kind == 3:
-        card = json.loads((folder / CARD).read_text())
-        for _ in range(rng.choice((1, 3))):
-            card = with_fault(rng, card)
-        (folder / CARD).write_bytes(deep_text(card))
+        (folder / CARD).write_bytes(deep_text(with_faults(rng, json.loads((folder / CARD).read_text()))))
     elif kind == 4:
         texts = (b"null", b"[]", b"[" * 100_000, b"{" * 3, deep_text(value(rng, 3)))
         (folder / rng.choice((CARD, README, SUMS))).write_bytes(rng.choice(texts))
@@ -264,14 +261,9 @@ def faulty_footer(source: Path, target: Path, rng: Random) -> None:
     table = pq.read_table(source, use_threads=False)
     entries = _footer(source)
     if rng.random() < 0.5:
-        head = json.loads(entries[HEAD_KEY])
-        for _ in range(rng.choice((1, 3))):
-            head = with_fault(rng, head)
-        entries[HEAD_KEY] = deep_text(head)
+        entries[HEAD_KEY] = deep_text(with_faults(rng, json.loads(entries[HEAD_KEY])))
     else:
         workloads = json.loads(zlib.decompress(base64.b64decode(entries[WORKLOADS_KEY])))
-        for _ in range(rng.choice((1, 3))):
-            workloads = with_fault(rng, workloads)
-        packed = zlib.compress(deep_text(workloads))
+        packed = zlib.compress(deep_text(with_faults(rng, workloads)))
         entries[WORKLOADS_KEY] = base64.b64encode(packed[: rng.choice((len(packed), len(packed) // 2))])
     pq.write_table(table.replace_schema_metadata(entries), target)

@@ -2,10 +2,9 @@
 
 A database names a public workload by its hash, with the real module and with one that calls the C library.
 Its traces are honest ones of the real design space, honest ones with an attack put in, attacks alone, and
-anything. What runs foreign code leaves a folder or ends the worker with a known exit code. The device is a
-`DeviceWorker` with its processes, without coordinator and Ray between; planning, store and import are those
-of the command.
-At last the same traces are given to the device as if they were planned.
+anything. What runs foreign code leaves a folder or ends the worker with a known exit code. Import, planning,
+engine and agent are those of the command. At last the same traces are given to the device as if they were
+planned.
 
 Run as a program of its own by `run_live`: what runs may do anything to the process.
 """
@@ -13,51 +12,31 @@ Run as a program of its own by `run_live`: what runs may do anything to the proc
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
-import tempfile
 import time
 from collections import Counter
-from collections.abc import Collection as Ids
-from collections.abc import Iterable, Mapping, Sequence
-from concurrent.futures import Future
-from contextlib import closing
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from random import Random
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
-from agents.device.batch import Batch
-from agents.host.own_program import environment
-from agents.records import (
-    Candidate,
-    CandidateId,
-    DeviceId,
-    DeviceKind,
-    DeviceSpec,
-    Family,
-    Protocol,
-    Record,
-    Workload,
-    WorkloadId,
-    canonical_json,
-)
+from agents.records import Candidate, DeviceId, Family, Record, Workload, canonical_json
+from benchmarks.fleet_up import write_fleet
+from benchmarks.harness import run_bounded
 from benchmarks.hostile_corpus import attack_steps, packed, seeds, with_marker
-from fleet.drivers.session import EngineSession
 
 if TYPE_CHECKING:
-    from agents.device.worker import DeviceWorker
-    from agents.programs.derivation import Derivation
     from benchmarks.hostile_run import Found
+    from fleet.drivers.session import EngineSession
+    from fleet.planner.collect import Collection
     from fleet.planner.settings import Pools
-    from fleet.store.reader import StoreReader
-    from fleet.store.store import Store
-
-_Value = TypeVar("_Value")
 
 STRANGER, OWN = DeviceId("stranger"), DeviceId("own")
-_PROTOCOL = Protocol(
-    repeat=1, extra_repeats=0, min_repeat_ms=0.1, visits=1, reject_interval=0.0, early_stop_ratio=0.0
-)
+#: Quick: what counts is whether anything runs at all.
+_PROTOCOL = {
+    **{"repeat": 1, "extra_repeats": 0, "min_repeat_ms": 0.1, "visits": 1},
+    **{"reject_interval": 0.0, "early_stop_ratio": 0.0},
+}
 #: Candidates of our own beside the stranger's, and honest traces that attacks are put into.
 _OWN_SAMPLES, _HONEST = 4, 8
 #: The whole stage.
@@ -137,108 +116,45 @@ def write_database(folder: Path, workload_id: str, modules: Sequence[bytes], tra
     return log
 
 
-class DirectEngine(EngineSession):
-    """The same for one device in this process.
-
-    Args:
-        worker: The device.
-        store: Gets what is listed and measured.
-
-    Attributes:
-        traces: Every trace that the device was asked to measure.
-    """
-
-    def __init__(self, worker: DeviceWorker, store: Store) -> None:
-        self._worker, self._store, self._path = worker, store, store.path
-        self._part = {}
-        self.traces: Counter[str] = Counter()
-        store.put_device(worker.spec, worker.descriptor)
-
-    def ready(self, device_ids: Iterable[DeviceId]) -> None:
-        """It is."""
-
-    def environment_id(self, device_id: DeviceId) -> str:
-        """See `EngineSession`."""
-        return self._worker.environment_id(_PROTOCOL)
-
-    def network_workloads(self, device_id: DeviceId, networks: Sequence[str]) -> list[Workload]:
-        """See `EngineSession`."""
-        found = self._worker.network_workloads(networks)
-        self._store.put_workloads(found, own=True)
-        return found
-
-    def propose(
-        self, device_id: DeviceId, workload: Workload, count: int, seed: int, exclude: Ids[CandidateId]
-    ) -> Future[list[Candidate]]:
-        """See `EngineSession`."""
-        return _done(self._worker.propose(workload, count, seed=seed, exclude=exclude))
-
-    def evolve(
-        self,
-        device_id: DeviceId,
-        workload: Workload,
-        parents: Sequence[str],
-        count: int,
-        seed: int,
-        exclude: Ids[CandidateId],
-    ) -> Future[list[Candidate]]:
-        """See `EngineSession`."""
-        return _done(self._worker.evolve(workload, parents, count, seed=seed, exclude=exclude))
-
-    def derive(self, device_id: DeviceId, workload: Workload, traces: Sequence[str]) -> Future[Derivation]:
-        """See `EngineSession`."""
-        return _done(self._worker.derive(workload, traces))
-
-    def measure(
-        self,
-        device_id: DeviceId,
-        candidates: Sequence[Candidate],
-        *,
-        attempt: int = 0,
-        model_version: str = "",
-    ) -> Future[list[Record]]:
-        """See `EngineSession`; with the modules of the store, as the coordinator sends them."""
-        self.traces.update(one.trace for one in candidates)
-        batch = Batch(
-            candidates=tuple(candidates),
-            workloads=self._store.workloads(),
-            protocol=_PROTOCOL,
-            attempt=attempt,
-        )
-        records = self._worker.measure(batch)
-        self._store.append(records)
-        self._worker.acknowledge([one.record_id for one in records])
-        return _done(records)
-
-    def wait(self, futures: Iterable[Future[Any]]) -> list[Future[Any]]:
-        """All are over."""
-        return list(futures)
-
-    def store(self) -> StoreReader:
-        """See `EngineSession`."""
-        return self._store
-
-
 class Watched:
-    """A watcher that says nothing, and keeps what was stored and why candidates were refused."""
+    """Keeps what was stored, and why candidates were refused."""
 
     def __init__(self) -> None:
         self.records: list[Record] = []
         self.reasons: Counter[str] = Counter()
 
     def phase(self, name: str, total: int) -> None:
-        """See `fleet.planner.settings.Watcher`."""
+        """See `Watcher`."""
 
     def proposed(self, workload: Workload, candidates: int) -> None:
-        """See `fleet.planner.settings.Watcher`."""
+        """See `Watcher`."""
 
     def refused(self, workload: Workload, reasons: Mapping[str, int]) -> None:
-        """See `fleet.planner.settings.Watcher`."""
+        """See `Watcher`."""
         self.reasons.update(reasons)
 
     def stored(self, device_id: DeviceId, records: Sequence[Record]) -> None:
-        """See `fleet.planner.settings.Watcher`."""
+        """See `Watcher`."""
         self.records += records
+
+
+def _measured(
+    session: EngineSession,
+    collection: Collection,
+    watcher: Watched,
+    workload: Workload,
+    traces: Sequence[Any],
+) -> int:
+    """Measure what planning chooses, then the traces whatever they are; how many records came of the plan."""
+    session.ready([OWN])
+    pools = collection.propose([workload])
+    collection.measure(_pools(workload, ["[[],[]]"]))
+    collection.measure(pools)
+    collection.measure_noise(only_due=False)
+    planned = len(watcher.records)
+    # Whatever planning lets through, the device itself must refuse what is no trace of ours.
+    collection.measure(_pools(workload, [canonical_json(one) for one in traces]))
+    return planned
 
 
 def offer(folder: Path, markers: Path, seed: int, count: int) -> dict[str, Any]:
@@ -249,9 +165,14 @@ def offer(folder: Path, markers: Path, seed: int, count: int) -> dict[str, Any]:
         them, and how many ended a worker as foreign code would.
     """
     import tvm
+    from rich.console import Console
 
-    from agents.device.worker import DeviceWorker
+    from agents.programs.design_space import DesignSpace
     from agents.programs.workloads import workload_from_module
+    from fleet.config.settings import load_fleet, select_devices
+    from fleet.core.request_words import RequestKind
+    from fleet.daemon.daemon import UpOptions
+    from fleet.daemon.embedded import run_embedded
     from fleet.interchange.import_logs import ImportRequest, import_logs
     from fleet.planner.collect import Collection
     from fleet.planner.settings import CollectSettings
@@ -260,51 +181,43 @@ def offer(folder: Path, markers: Path, seed: int, count: int) -> dict[str, Any]:
     rng = Random(f"hostile/live/{seed}")
     public, foreign = programs(f"{markers}/{seed}-module")
     workload = workload_from_module(public, name="public", operator="GMM")
-    spec = DeviceSpec(
-        device_id=OWN, kind=DeviceKind.LOCAL, family=Family.CPU, target_json=canonical_json(_TARGET)
-    )
-    with closing(DeviceWorker(spec, folder / "spool")) as worker:
-        honest = [json.loads(one.trace) for one in worker.propose(workload, _HONEST, seed=seed + 1)]
-        traces = [attacked(honest, place, f"{markers}/{seed}-live", rng) for place in range(count)]
-        # The stranger's module comes first, under the hash of the public one.
-        modules = [tvm.ir.save_json(one).encode() for one in (foreign, public)]
-        log = write_database(folder, workload.workload_id, modules, traces)
-        with Store.open(folder / "store") as store:
-            request = ImportRequest(paths=(log,), device_id=STRANGER, devices_folder=folder / "none")
-            imported = import_logs(store, request)
-            known = {one.trace for one in store.records(device_id=STRANGER)}
-            engine, watcher = DirectEngine(worker, store), Watched()
-            settings = CollectSettings(samples=len(known) + _OWN_SAMPLES, seed=seed, noise=2)
-            collection = Collection(engine, {OWN: spec}, settings, watcher)
-            store.put_workloads([workload], own=True)
-            pools = collection.propose([workload])
-            # The coordinator takes modules from the store, where the stranger's came first.
-            stored = store.workloads()[WorkloadId(workload.workload_id)]
-            collection.measure(_pools(workload, ["[[],[]]"]))
-            collection.measure(pools)
-            collection.measure_noise(only_due=False)
-            ours = {canonical_json(one) for one in honest}
-            reached = sum(one in known and one not in ours for one in engine.traces)
-            planned = len(watcher.records)
-            # Whatever planning lets through, the device itself must refuse what is no trace of ours.
-            collection.measure(_pools(workload, [canonical_json(one) for one in traces]))
+    drawn = DesignSpace(workload, Family.CPU).sample(_HONEST, seed=seed + 1).candidates
+    honest = [json.loads(one.trace) for one in drawn]
+    traces = [attacked(honest, place, f"{markers}/{seed}-live", rng) for place in range(count)]
+    # The stranger's module comes first, under the hash of the public one.
+    modules = [tvm.ir.save_json(one).encode() for one in (foreign, public)]
+    log = write_database(folder, workload.workload_id, modules, traces)
+    with Store.open(folder / "store") as store:
+        request = ImportRequest(paths=(log,), device_id=STRANGER, devices_folder=folder / "none")
+        imported = import_logs(store, request)
+        known = {one.trace for one in store.records(device_id=STRANGER)}
+        store.put_workloads([workload], own=True)
+    device = {"kind": "local", "family": "cpu", "target": _TARGET}
+    settings = load_fleet(write_fleet(folder, {OWN: device}, folder, protocol=_PROTOCOL)).config
+    how = CollectSettings(samples=len(known) + _OWN_SAMPLES, seed=seed, noise=2)
+    watcher = Watched()
+
+    def work(session: EngineSession) -> int:
+        collection = Collection(session, select_devices(settings), how, watcher)
+        return _measured(session, collection, watcher, workload, traces)
+
+    up = UpOptions(models=folder / "models")
+    arguments = {"devices": [OWN]}
+    planned = run_embedded(settings, RequestKind.COLLECTION, arguments, up, Console(quiet=True), work)
+    measured = {one.trace for one in watcher.records[:planned]}
+    # The coordinator takes modules from the store, where the stranger's came first.
+    stored = Store.read(folder / "store").workloads()[workload.workload_id]
     return {
         "candidates": count,
         "imported": imported.imported,
         "rejected": dict(imported.counts.rejected),
         "refused": dict(watcher.reasons),
-        "reached_device": reached,
+        "reached_device": len(measured & known - {canonical_json(one) for one in honest}),
         "outcomes": _outcomes(watcher.records[:planned]),
         "outcomes_if_planned": _outcomes(watcher.records[planned:]),
         "ended_by_exit": sum(f"status {EXIT_CODE}" in record.error for record in watcher.records),
         "module_is_ours": stored.module_json == workload.module_json,
     }
-
-
-def _done(value: _Value) -> Future[_Value]:
-    future: Future[_Value] = Future()
-    future.set_result(value)
-    return future
 
 
 def _outcomes(records: Sequence[Record]) -> dict[str, int]:
@@ -332,25 +245,15 @@ def run_live(folder: Path, markers: Path, found: Found, *, seed: int, candidates
     command += [str(seed), str(candidates)]
     tally, began = found.stage("live"), time.monotonic()
     tally.files = candidates
-    with tempfile.TemporaryFile() as errors:
-        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors, env=environment())
-        try:
-            output, _ = process.communicate(timeout=_LIMIT_SECS)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.communicate()
-            tally.hangs += 1
-            found.find("live", "hang", "live", f"{_LIMIT_SECS} s")
-            return {}
-        errors.seek(0)
-        told = errors.read()[-3_000:].decode(errors="replace")
-    tally.longest_secs = round(time.monotonic() - began, 1)
-    if process.returncode:
-        tally.crashes += 1
-        found.find("live", f"ended with {process.returncode}", "live", told)
-        return {}
-    result: dict[str, Any] = json.loads(output.splitlines()[-1])
-    return result
+    ended = run_bounded(command, _LIMIT_SECS)
+    tally.longest_secs = time.monotonic() - began
+    if ended.code == 0:
+        result: dict[str, Any] = json.loads(ended.printed.splitlines()[-1])
+        return result
+    tally.hangs, tally.crashes = int(ended.code is None), int(ended.code is not None)
+    kind = "hang" if ended.code is None else f"ended with {ended.code}"
+    found.find("live", kind, "live", ended.errors[-3_000:])
+    return {}
 
 
 if __name__ == "__main__":

@@ -19,7 +19,7 @@ from typing import Any
 
 from agents.records import DeviceId, unknown_descriptor
 from benchmarks.hostile_datasets import WORKLOAD, device, not_regular, record
-from benchmarks.hostile_values import damaged, deep_text, text, value, with_fault
+from benchmarks.hostile_values import damaged, deep_text, text, value, with_fault, with_faults
 from fleet.archive.backup import back_up
 from fleet.archive.backup_folder import MANIFEST, OBJECTS, _sum_of
 from fleet.models.registry import Registry
@@ -165,10 +165,7 @@ def _faulty(rng: Random, path: Path) -> None:
     if rng.random() < 0.3:
         path.write_bytes(damaged(rng, path.read_bytes()))
         return
-    whole = json.loads(path.read_text())
-    for _ in range(rng.choice((1, 3))):
-        whole = with_fault(rng, whole)
-    path.write_bytes(deep_text(whole))
+    path.write_bytes(deep_text(with_faults(rng, json.loads(path.read_text()))))
 
 
 @cache

@@ -27,7 +27,7 @@ from benchmarks.hostile_archives import (
     tensor_meta,
 )
 from benchmarks.hostile_corpus import MARKER, Case
-from benchmarks.hostile_values import damaged, deep_text, with_fault
+from benchmarks.hostile_values import damaged, deep_text, with_faults
 
 #: Kinds of files, and their shares in per cent.
 KINDS = {"attack": 40, "zip": 25, "fault": 20, "bytes": 10, "bomb": 5}
@@ -99,10 +99,7 @@ def _faulty(rng: Random, marker: str) -> bytes:
     """Faults in the values of the graph or of a list of tensors."""
     made = honest()
     name = rng.choice((MODEL, MODEL, MODEL, WEIGHTS, CONSTANTS))
-    whole = json.loads(made[name])
-    for _ in range(rng.choice((1, 1, 1, 2, 5))):
-        whole = with_fault(rng, whole)
-    made[name] = deep_text(whole)
+    made[name] = deep_text(with_faults(rng, json.loads(made[name]), (1, 1, 1, 2, 5)))
     if rng.random() < 0.1:
         made[EXAMPLES] = examples(storage=rng.randbytes(rng.choice((0, 1, 31, 64))))
     return archive(made)

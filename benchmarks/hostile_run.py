@@ -14,6 +14,8 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
@@ -47,7 +49,6 @@ class Tally:
     refused: int = 0
     crashes: int = 0
     hangs: int = 0
-    over_memory: int = 0
     #: Of the children's processors, all files together.
     cpu_secs: float = 0.0
     longest_secs: float = 0.0
@@ -80,26 +81,24 @@ class Found:
         known["times"] += 1
 
     def take(self, case: str, event: dict[str, Any]) -> None:
-        """Count the end of a stage, as a child told it."""
-        tally, name = self.stage(event["ended"]), event["ended"]
+        """Count the end of a stage, as a child told it, or as it was ended."""
+        name, how, text = event["ended"], event["how"], event["text"]
+        tally = self.stage(name)
         tally.files += 1
-        tally.refused += event["how"] == "refused"
+        tally.refused += how == "refused"
         tally.cpu_secs += event["cpu_secs"]
         if event["secs"] > tally.longest_secs:
             tally.longest_secs, tally.longest_case = event["secs"], case
         if event["peak_mb"] > tally.peak_memory_mb:
             tally.peak_memory_mb, tally.peak_case = event["peak_mb"], case
-        if event["how"] == "crash":
-            tally.crashes += 1
-            self.find(name, event["kind"], case, event["text"])
-        elif event["how"] == "unaccounted":
-            self.find(name, event["kind"], case, event["text"])
-        if event["secs"] > SLOW_STAGES.get(name, LIMIT_SECS):
+        if how in ("crash", "unaccounted"):
+            tally.crashes += how == "crash"
+            self.find(name, event["kind"], case, text)
+        if how == "hang" or event["secs"] > SLOW_STAGES.get(name, LIMIT_SECS):
             tally.hangs += 1
-            self.find(name, "hang", case, f"{event['secs']} s")
+            self.find(name, "hang", case, f"{event['secs']} s {text}")
         if event["peak_mb"] > TARGET_MB:
-            tally.over_memory += 1
-            self.find(name, "memory", case, f"{event['peak_mb']:,.0f} MiB")
+            self.find(name, "memory", case, f"{event['peak_mb']:,.0f} MiB {text}")
 
     def finish(self, case: str, event: dict[str, Any]) -> None:
         """Count a case that is through."""
@@ -110,18 +109,10 @@ class Found:
 
     def ended(self, case: str, stage: str, why: str, text: str) -> None:
         """Count a case whose child did not live to tell."""
-        tally = self.stage(stage)
-        tally.files += 1
-        if why == "hang":
-            tally.hangs += 1
-            tally.longest_secs = max(tally.longest_secs, PATIENCE_SECS)
-            tally.longest_case = case
-        elif why == "memory":
-            tally.over_memory += 1
-            tally.peak_memory_mb, tally.peak_case = max(tally.peak_memory_mb, MOST_MB), case
-        else:
-            tally.crashes += 1
-        self.find(stage, why, case, text)
+        how = why if why in ("hang", "memory") else "crash"
+        secs, peak_mb = PATIENCE_SECS * (how == "hang"), MOST_MB * (how == "memory")
+        event = {"ended": stage, "how": how, "kind": why, "text": text, "cpu_secs": 0.0}
+        self.take(case, event | {"secs": secs, "peak_mb": peak_mb})
         self.dialects.setdefault("ended", Counter())["cases"] += 1
         self.done += 1
 
@@ -291,31 +282,19 @@ def run(
         workers: Children at once.
         module: What a child runs.
     """
-    waiting = iter(questions)
-    lock = threading.Lock()
-    broken: list[BaseException] = []
+    waiting, lock = iter(questions), threading.Lock()
 
     def work(number: int) -> None:
-        child = Child(folder / f"child-{number}", seed, markers, module)
-        try:
-            while not broken:
+        with closing(Child(folder / f"child-{number}", seed, markers, module)) as child:
+            while True:
                 with lock:
                     question = next(waiting, None)
                 if question is None:
                     return
                 child.ask(question, found)
-        except BaseException as error:
-            broken.append(error)
-        finally:
-            child.close()
 
-    threads = [threading.Thread(target=work, args=(number,)) for number in range(workers)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    if broken:
-        raise broken[0]
+    with ThreadPoolExecutor(workers) as pool:
+        list(pool.map(work, range(workers)))
 
 
 def split_by_training(questions: Sequence[Question]) -> tuple[list[Question], list[Question]]:

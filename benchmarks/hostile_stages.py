@@ -12,11 +12,11 @@ import os
 import random
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Callable
 from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from msgspec.structs import replace
 
@@ -50,13 +50,8 @@ class Work:
 
     case: Case
     folder: Path
-    #: Counts of the import.
-    lines: int = 0
-    imported: int = 0
-    duplicates: int = 0
-    rejected: int = 0
-    #: Lines without an account.
-    unaccounted: int = 0
+    #: Of the import: `lines`, `imported`, `duplicates`, `rejected`, and lines without an account.
+    counts: Counter[str] = field(default_factory=Counter)
     #: Where each stage was refused.
     refusals: dict[str, str] = field(default_factory=dict)
 
@@ -96,18 +91,16 @@ def import_case(work: Work) -> None:
     found = check_request(request)
     with Store.open(work.store) as store:
         report = import_logs(store, request, files=found).to_json()
-    work.lines, work.imported, work.duplicates = report["lines"], report["imported"], report["duplicates"]
-    work.rejected = sum(report["rejected_by_reason"].values())
-    kept = sum(counts.records for counts in Store.read(work.store).counts().values())
+    counts = work.counts
+    counts.update({name: report[name] for name in ("lines", "imported", "duplicates")})
+    counts["rejected"] = sum(report["rejected_by_reason"].values())
+    kept = sum(one.records for one in Store.read(work.store).counts().values())
     data = work.case.files[0][1]
     lines = report["lines"] if data.startswith(b"\x1f\x8b") else expected_lines(data)
-    work.unaccounted = abs(lines - work.imported - work.duplicates - work.rejected)
-    work.unaccounted += abs(kept - work.imported)
-    if work.unaccounted:
-        raise Unaccounted(
-            f"{lines} lines in the file: {work.imported} imported ({kept} in the store), "
-            f"{work.duplicates} duplicates, {work.rejected} rejected"
-        )
+    accounted = counts["imported"] + counts["duplicates"] + counts["rejected"]
+    counts["unaccounted"] = abs(lines - accounted) + abs(kept - counts["imported"])
+    if counts["unaccounted"]:
+        raise Unaccounted(f"{lines} lines in the file, {kept} records in the store: {dict(counts)}")
 
 
 def command_case(work: Work) -> None:
@@ -284,15 +277,7 @@ STAGES: dict[str, Callable[[Work], None]] = {
 }
 
 
-def counts_of(work: Work) -> dict[str, Any]:
+def counts_of(work: Work) -> dict[str, int]:
     """What became of a case's lines."""
-    return {
-        "files": len(work.case.files),
-        "made_lines": work.case.lines,
-        "markers": work.case.markers,
-        "lines": work.lines,
-        "imported": work.imported,
-        "duplicates": work.duplicates,
-        "rejected": work.rejected,
-        "unaccounted": work.unaccounted,
-    }
+    case = work.case
+    return {"files": len(case.files), "made_lines": case.lines, "markers": case.markers, **work.counts}

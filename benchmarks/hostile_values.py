@@ -157,6 +157,13 @@ def with_fault(rng: Random, whole: Any) -> Any:
     return whole
 
 
+def with_faults(rng: Random, whole: Any, counts: tuple[int, ...] = (1, 3)) -> Any:
+    """Put some faults into a JSON value, one after the other."""
+    for _ in range(rng.choice(counts)):
+        whole = with_fault(rng, whole)
+    return whole
+
+
 def line_of(rng: Random, whole: Any) -> bytes:
     """Write a value as one line, now and then in another way than most programs do."""
     if is_deep(whole):

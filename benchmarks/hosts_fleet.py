@@ -14,7 +14,6 @@ import secrets
 import shutil
 import sys
 import time
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -56,7 +55,6 @@ class Witness:
     Attributes:
         stored: Records seen in the table, by device.
         spooled: Records seen in the spools, by device.
-        twice: Records seen more than once in the table.
         last_stored_at: When a record of a device was first seen in the table, monotonic, by device.
     """
 
@@ -65,7 +63,6 @@ class Witness:
         self._next = 0.0
         self.stored: dict[str, set[str]] = {}
         self.spooled: dict[str, set[str]] = {name: set() for name in spools}
-        self.twice: set[str] = set()
         self.last_stored_at: dict[str, float] = {}
 
     def look(self, *, at_once: bool = False) -> None:
@@ -91,20 +88,19 @@ class Witness:
             return late_records(reader)
 
     def _look_at_table(self) -> None:
-        found: dict[str, Counter[str]] = {}
+        seen: dict[str, set[str]] = {}
         try:
             for device_id, batch in Store.read(self._store).columns(["record_id"]):
-                found.setdefault(device_id, Counter()).update(batch.column(0).to_pylist())
+                seen.setdefault(device_id, set()).update(batch.column(0).to_pylist())
         except FleetError:
             return  # it is not there yet, or changes just now
-        for name, counts in found.items():
+        for name, names in seen.items():
             known = self.stored.setdefault(name, set())
-            if fresh := tuple(sorted(counts.keys() - known)):
+            if fresh := tuple(sorted(names - known)):
                 known.update(fresh)
                 self.last_stored_at[name] = time.monotonic()
                 self._log.add(Event(kind="measured", records=fresh))
                 self._log.add(Event(kind="seen", places={"store": fresh}))
-            self.twice.update(one for one, times in counts.items() if times > 1)
 
     def _look_at_spool(self, name: str, folder: Path) -> None:
         """Note what an agent has promised to keep: the rows of its spool."""

@@ -15,7 +15,6 @@ import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from types import TracebackType
 from typing import IO
 
 NEAR, FAR = "near", "far"
@@ -70,14 +69,6 @@ class TwoHosts:
         except BaseException:
             self.close()
             raise
-
-    def __enter__(self) -> TwoHosts:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def set_link(self, *, is_up: bool) -> None:
         """Take the link up, or down on both sides."""

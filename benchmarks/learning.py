@@ -31,7 +31,7 @@ from fleet.store.store import Store
 from transfer.data.dataset import Dataset
 from transfer.data.splits import Split, SplitKind, few_of_each, make_splits
 from transfer.errors import TransferError
-from transfer.evaluate.compare import Finished, fits_of, judge_fits, run_fits
+from transfer.evaluate.compare import Finished, fits_of, judge_fits
 from transfer.evaluate.rankers import ModelRanker, Ranker
 from transfer.model.fleet_tlp import FleetTLP
 from transfer.train.config import TrainConfig
@@ -136,12 +136,11 @@ def tvm_features(reader: StoreReader, snapshot: DatasetSnapshot) -> PerStoreFeat
     return join_features([parts[row] for row in range(len(dataset))])
 
 
-def sampled(snapshot: DatasetSnapshot, most: int, seed: int) -> DatasetSnapshot:
-    """At most so many measured candidates of each workload."""
-    measured = np.flatnonzero(np.isfinite(snapshot.dataset.latency_secs).any(axis=1))
-    return replace(
-        snapshot, dataset=snapshot.dataset.take(few_of_each(snapshot.dataset, measured, most, seed))
-    )
+def sampled(snapshot: DatasetSnapshot) -> DatasetSnapshot:
+    """Few measured candidates of each workload."""
+    dataset = snapshot.dataset
+    measured = np.flatnonzero(np.isfinite(dataset.latency_secs).any(axis=1))
+    return replace(snapshot, dataset=dataset.take(few_of_each(dataset, measured, _JUDGED, 0)))
 
 
 #: Devices of the logs that are told apart; `x86_hokusai` is the i7-3770 again.
@@ -151,6 +150,8 @@ _NOTE = (
     "`nearest-device` and `mean-rank` know what other devices measured of the very candidates that are "
     "judged: they are no cost models."
 )
+#: Most candidates of a workload to learn from, and to be judged on.
+_EACH, _JUDGED = 64, 256
 RANKERS = (*OURS, "xgboost", "lightgbm", "lightgbm-pooled", "mlp")
 
 
@@ -167,12 +168,9 @@ class Options:
     )
     held: Annotated[tuple[str, ...], Option("only this split", is_repeated=True)] = ()
     folds: Annotated[int, Option("parts of a split by workload", least=2)] = 3
-    each: Annotated[int, Option("most training candidates of a workload", least=1)] = 64
-    judge: Annotated[int, Option("most candidates of a workload that are judged", least=2)] = 256
     epochs: Annotated[int, Option("epochs of the model of this project", least=1)] = 40
     seeds: Annotated[int, Option(least=1)] = 3
     slow_seeds: Annotated[int, Option("seeds of published TLP", least=1)] = 1
-    seed: Annotated[int, Option("the first seed")] = 0
     workers: Annotated[int, Option("processes that fit side by side", least=1)] = 1
     keep: Annotated[Path | None, Option("folder of finished fits, so that a stopped run goes on")] = None
     rankers: Annotated[
@@ -208,39 +206,35 @@ def compared(options: Options, folder: Path) -> Figures:
     snapshot = load_snapshot(
         reader, device_ids=[DeviceId(device_id) for device_id in chosen], published=reads_published
     )
-    snapshot = sampled(snapshot, options.judge, options.seed)
+    snapshot = sampled(snapshot)
     dataset = snapshot.dataset
 
     # The same workloads are held out by every seed: intervals are over workloads and seeds.
     kind = SplitKind(options.split)
-    made = make_splits(kind, dataset, snapshot.workloads, folds=options.folds, seed=options.seed)
+    made = make_splits(kind, dataset, snapshot.workloads, folds=options.folds, seed=0)
     names = [one.name for one in made]
     if unknown := set(options.held) - set(names):
         raise SystemExit(f"--held {' '.join(sorted(unknown))}: no such split; there are {', '.join(names)}")
     wanted = [one for one in made if not options.held or one.name in options.held]
 
     def splits_of(seed: int) -> list[Split]:
-        return [replace(one, train=few_of_each(dataset, one.train, options.each, seed)) for one in wanted]
+        return [replace(one, train=few_of_each(dataset, one.train, _EACH, seed)) for one in wanted]
 
     started = time.perf_counter()
     fits = fits_of(
         make_rankers(options.rankers, reader, snapshot, train_config(options.epochs)),
         splits_of,
-        range(options.seed, options.seed + options.seeds),
+        range(options.seeds),
     )
     # Rankers that take minutes for a thousand rows run with fewer seeds.
-    late = options.seed + options.slow_seeds
-    fits = [fit for fit in fits if fit.ranker.name not in PUBLISHED or fit.seed < late]
-    if options.keep is None:
-        scores = run_fits(fits, dataset, workers=options.workers)
-    else:
-        scores = run_kept_fits(fits, dataset, options.keep, options.workers)
+    fits = [fit for fit in fits if fit.ranker.name not in PUBLISHED or fit.seed < options.slow_seeds]
+    scores = run_kept_fits(fits, dataset, options.keep or folder / "fits", options.workers)
     comparison = judge_fits(fits, scores, dataset, on_progress=_tell)
     return {
         "benchmark": "learning",
         "split": options.split,
-        "train_candidates_each": options.each,
-        "judged_candidates_each": options.judge,
+        "train_candidates_each": _EACH,
+        "judged_candidates_each": _JUDGED,
         "candidates": len(dataset),
         "workloads": len(dataset.workload_ids),
         "epochs": options.epochs,

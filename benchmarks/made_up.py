@@ -6,19 +6,18 @@ Nothing is learned from them; they only weigh as much as real ones.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-from msgspec.structs import replace
 
 from agents.codec import protocol_to_json
 from agents.records import (
     RECORD_SCHEMA,
     Candidate,
-    CandidateId,
     DeviceId,
     DeviceKind,
     DeviceSpec,
@@ -135,34 +134,41 @@ def record_of(candidate: Candidate, **changes: Any) -> Record:
     return Record(**values | changes)
 
 
-class RecordMaker:
-    """Records as agents deliver them, some microseconds each: only what makes them differ is made anew."""
+#: Instructions of one trace: with 40, its text is about 4 KB, as for a matrix multiplication of MetaSchedule.
+TRACE_INSTRUCTIONS = 40
 
-    def __init__(self) -> None:
-        candidate = Candidate(workload_id=WorkloadId("0" * 16), trace="", dialect="autotvm")
-        self._like = record_of(candidate, environment=_ENVIRONMENT)
-        self._made = 0
 
-    def batch(self, device_id: str, count: int) -> list[Record]:
-        """Records of one device, none of which was there before."""
-        found = []
-        for number in range(self._made, self._made + count):
-            trace = (
-                f'["conv2d_NCHWc.x86",[["tile_ic","sp",[-1,{number % 61}]],'
-                f'["tile_oc","sp",[-1,{number % 251}]],["tile_ow","sp",[-1,{number % 17}]],'
-                f'["unroll_kw","ot",{number}],["vectorize","ot",1]]]'
-            )
-            found.append(
-                replace(
-                    self._like,
-                    device_id=DeviceId(device_id),
-                    candidate_id=CandidateId(f"{number:032x}"),
-                    trace=trace,
-                    measured_at=1.7e9 + number,
-                )
-            )
-        self._made += count
-        return found
+def make_records(
+    start: int, count: int, device_id: str = "bench", instructions: int = TRACE_INSTRUCTIONS
+) -> list[Record]:
+    """Records with decisions that differ; only the size of their content counts.
+
+    Args:
+        start: Number of the first; equal numbers are equal candidates.
+        count: How many.
+        device_id: Of all.
+        instructions: Of each trace.
+    """
+    steps = [["SamplePerfectTile", [f"l{step}"], [4, 64], [f"v{step}"]] for step in range(instructions)]
+
+    def record(number: int) -> Record:
+        decisions = [
+            [step, [1 + (number * (step + 7)) % 64, 4, 2, (number >> step) % 32]] for step in range(8)
+        ]
+        candidate = Candidate(
+            workload_id=WorkloadId(f"{number % WORKLOADS:016x}"),
+            trace=canonical_json([steps, decisions, number]),
+        )
+        return record_of(
+            candidate,
+            device_id=DeviceId(device_id),
+            run_secs=(1e-3 + number * 1e-9, 1.01e-3, 1.02e-3),
+            environment=canonical_json({"load": number % 7, "clock_mhz": 2100 + number % 11, "tvm": "0.27"}),
+            environment_id="0" * 32,
+            measured_at=1.7e9 + number,
+        )
+
+    return [record(number) for number in range(start, start + count)]
 
 
 def made_up_workloads(count: int, first: str = "") -> list[Workload]:
@@ -192,17 +198,19 @@ def device_name(number: int) -> str:
     return f"dev-{number:05d}"
 
 
-def replay_specs(devices: int, records: Path) -> dict[DeviceId, DeviceSpec]:
-    """Devices that answer from the records of one, each with a seed of its own."""
+def replay_specs(
+    names: Iterable[str], records: Path, recorded: str = "recorded"
+) -> dict[DeviceId, DeviceSpec]:
+    """Devices that answer from the records of one, `recorded`, each with a seed of its own."""
     return {
-        DeviceId(device_name(number)): DeviceSpec(
-            device_id=DeviceId(device_name(number)),
+        DeviceId(name): DeviceSpec(
+            device_id=DeviceId(name),
             kind=DeviceKind.REPLAY,
             family=Family.CPU,
             target_json=TARGET,
-            replay=Replay(records=str(records), device=DeviceId("recorded"), seed=number),
+            replay=Replay(records=str(records), device=DeviceId(recorded), seed=number),
         )
-        for number in range(devices)
+        for number, name in enumerate(names)
     }
 
 

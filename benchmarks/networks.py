@@ -18,9 +18,7 @@ from __future__ import annotations
 import json
 import math
 import os
-import signal
 import statistics
-import subprocess
 import sys
 import time
 from contextlib import suppress
@@ -28,9 +26,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
-from agents.host.own_program import environment
 from agents.records import DeviceId, DeviceSpec, canonical_json
-from benchmarks.harness import Figures, Option, benchmark, working_folder
+from benchmarks.harness import Figures, Option, benchmark, child_json, run_bounded, working_folder
 from benchmarks.networks_corpus import check_corpus, table, tiny_names
 from benchmarks.search_sides import tuned
 from fleet.config.settings import FleetConfig, load_fleet, select_devices
@@ -84,21 +81,7 @@ def search_with_tvm(question: dict[str, Any], secs: float) -> Path:
     """Run TVM's search for so many seconds, and return the file of its records, less those that failed."""
     folder = Path(question["work_dir"])
     folder.mkdir()
-    process = subprocess.Popen(
-        _TVM,
-        stdin=subprocess.PIPE,
-        stdout=sys.stderr,
-        env=environment(),
-        start_new_session=True,
-    )
-    try:
-        process.communicate(json.dumps(question).encode(), timeout=secs)
-    except subprocess.TimeoutExpired:
-        pass
-    finally:
-        with suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
+    run_bounded(_TVM, secs, question=json.dumps(question))
     records = folder / "database_tuning_record.json"
     text = records.read_text() if records.exists() else ""
     records.write_text("".join(f"{line}\n" for line in good_records(text)))
@@ -122,13 +105,7 @@ def library_of_tvm(
     lines = [json.loads(line) for line in records.read_text().splitlines()]
     if question["own_programs"]:
         library = folder / "own_programs.so"
-        subprocess.run(
-            _TVM,
-            input=json.dumps(question | {"way": "library", "library": str(library)}).encode(),
-            stdout=sys.stderr,
-            env=environment(),
-            check=True,
-        )
+        child_json(_TVM[1:], question=question | {"way": "library", "library": str(library)})
         return library, f"{len({place for place, _ in lines})}, programs of its own"
     # TVM writes its target with every default.
     target = canonical_json(spec.target)

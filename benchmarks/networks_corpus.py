@@ -11,26 +11,22 @@ from __future__ import annotations
 
 import json
 import os
-import signal
-import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
-from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
 
 import yaml
 
 from agents.errors import first_line
-from agents.host.own_program import environment
 from agents.host.process_control import die_with_parent
 from agents.networks.corpus import CORPUS
 from agents.networks.network_name import NetworkRefusedError, read_network_name
 from agents.records import Family
-from benchmarks.harness import Figures
+from benchmarks.harness import Figures, run_bounded
 from benchmarks.tables import markdown_table
 
 DTYPES: Final = ("float32", "float16", "bfloat16")
@@ -39,6 +35,7 @@ _TARGET: Final = {"kind": "llvm", "num-cores": 1, "opt-level": 1}
 #: Longest that an architecture may take in all types: the check is for a busy host too.
 _CHILD_SECS: Final = 1800
 
+_ENVIRONMENT: Final = {"OMP_NUM_THREADS": "1", "TVM_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
 _SIZES: Final = Path(__file__).with_name("tiny_networks.yaml")
 
 
@@ -95,23 +92,14 @@ def _cell(row: dict[str, Any]) -> str:
 
 def _in_a_process(text: str) -> dict[str, Any]:
     """What the types of an architecture give; those that its process does not reach failed late."""
-    run = [sys.executable, "-m", "benchmarks.networks_corpus", str(os.getpid()), text]
-    threads = {**environment(), "OMP_NUM_THREADS": "1", "TVM_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
-    with tempfile.TemporaryFile("w+") as answers, tempfile.TemporaryFile("w+") as errors:
-        # A session of its own, as readers of networks have: a busy host shares its time out by session.
-        process = subprocess.Popen(run, stdout=answers, stderr=errors, env=threads, start_new_session=True)
-        try:
-            why = f"its process ended with {process.wait(_CHILD_SECS)}"
-        except subprocess.TimeoutExpired:
-            why = f"its process was ended after {_CHILD_SECS} s"
-        finally:
-            with suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
-        answers.seek(0)
-        errors.seek(0)
-        printed, last = answers.read(), errors.read().split("\n")[-3:]
-    rows = dict(json.loads(line) for line in printed.splitlines() if line.startswith('["'))
+    # A session of its own, as readers of networks have: a busy host shares its time out by session.
+    command = [sys.executable, "-m", "benchmarks.networks_corpus", str(os.getpid()), text]
+    ended = run_bounded(command, _CHILD_SECS, more=_ENVIRONMENT)
+    rows = dict(json.loads(line) for line in ended.printed.splitlines() if line.startswith('["'))
+    why = f"its process ended with {ended.code}"
+    if ended.code is None:
+        why = f"its process was ended after {_CHILD_SECS} s"
+    last = ended.errors.split("\n")[-3:]
     missing = {"result": "failed_late", "why": " ".join([why, *last]).strip(), "secs": 0.0}
     return {dtype: rows.get(dtype, missing) for dtype in DTYPES}
 

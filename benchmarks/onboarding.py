@@ -9,7 +9,6 @@ minutes; `--table FILE` writes the page that `docs/results/` keeps.
 
 from __future__ import annotations
 
-import math
 import os
 import time
 from collections.abc import Mapping, Sequence
@@ -19,15 +18,14 @@ from typing import Annotated, Any
 
 from benchmarks.harness import Figures, Option, benchmark, command_of, working_folder
 from benchmarks.onboarding_baselines import baselines
-from benchmarks.onboarding_contenders import Adapting, Contender
-from benchmarks.onboarding_curve import SAMPLES
+from benchmarks.onboarding_curve import SAMPLES, Adapting, Contender
 from benchmarks.onboarding_extras import COVERED, Experiment, across, breadth, coverage, selectors
 from benchmarks.onboarding_parts import DeviceSet, as_json, device_sets
 from benchmarks.onboarding_table import CurveTable
 from benchmarks.tables import interval, page, write_page
 from transfer.adapt.base import Regime
 from transfer.adapt.registry import NAMES, auto, strategies
-from transfer.adapt.sample_selection import SELECTORS, selector_named
+from transfer.adapt.sample_selection import SELECTORS
 from transfer.evaluate.onboarding_cases import networks_to_hold_out
 from transfer.train.config import TrainConfig
 
@@ -65,7 +63,6 @@ class Options:
     strategies: Annotated[
         tuple[str, ...], Option("beside auto", choices=NAMES, may_be_empty=True, quick=("scratch",))
     ] = NAMES
-    selector: Annotated[str, Option("chooses the samples", choices=list(SELECTORS))] = next(iter(SELECTORS))
     selectors: Annotated[
         tuple[str, ...],
         Option("to compare by the default strategy", choices=list(SELECTORS), may_be_empty=True),
@@ -87,14 +84,8 @@ class Options:
     covered: Annotated[
         tuple[int, ...], Option("k at which stated intervals are checked", quick=(64, 256))
     ] = COVERED
-    breadth: Annotated[bool, Option("the same as among --parts")] = False
-    breadth_samples: Annotated[
-        tuple[int, ...], Option("numbers of samples of that part", may_be_empty=True)
-    ] = (0, 64)
     epochs: Annotated[int, Option("epochs of source models", least=1, quick=12)] = 24
     seeds: Annotated[int, Option("seeds of the curve", least=1, quick=1)] = 5
-    seed: Annotated[int, Option("the first seed")] = 0
-    seconds: Annotated[float, Option("begin no further seed after these")] = 0.0
     workers: Annotated[int, Option("cases at once", least=1)] = len(os.sched_getaffinity(0))
 
 
@@ -108,44 +99,44 @@ class _Run:
 
 def measure(options: Options) -> Figures:
     """Run everything, and write the page."""
-    with working_folder() as folder:
-        result = _measured(options, folder)
+    with working_folder() as folder, working_folder(options.keep) as points:
+        result = _measured(options, folder, points)
     if options.table is not None:
         title, command = "Onboarding: results", command_of("onboarding", options)
         write_page(options.table, page(title, command, result, _NOTE))
     return result
 
 
-def _measured(options: Options, folder: Path) -> Figures:
+def _measured(options: Options, folder: Path, points: Path) -> Figures:
     """Run everything.
 
     Args:
         options: The command line.
-        folder: For what lasts as long as the run: a store of imported logs.
+        folder: For a store of imported logs.
+        points: For finished cases.
     """
     started = time.monotonic()
-    sets = device_sets(options.store, options.device, folder, options.most, options.seed)
-    until = started + (options.seconds or math.inf)
-    experiments = [_experiment(one, options) for one in sets]
-    runs = [_run(one, options, until) for one in experiments]
+    sets = device_sets(options.store, options.device, folder, options.most)
+    experiments = [_experiment(one, options, points) for one in sets]
+    runs = [_run(one, options) for one in experiments]
     parts = _parts(experiments, options)
-    result: dict[str, Any] = {
+    result: Figures = {
         "benchmark": "onboarding",
         "quick": options.quick,
         **figures(runs),
         **part_figures(parts),
         "parts": parts,
+        "used": [one.name for one in sets],
+        "default": _DEFAULT,
+        "secs": time.monotonic() - started,
+        "tables": [as_json(run.devices, run.table) for run in runs],
     }
-    result["used"] = [one.name for one in sets]
     if not sets:
         result["skipped"] = "no store: run `make run` first, or give --store"
-    result["default"] = _DEFAULT
-    result["secs"] = time.monotonic() - started
-    result["tables"] = [as_json(run.devices, run.table) for run in runs]
     return result
 
 
-def _experiment(one: DeviceSet, options: Options) -> Experiment:
+def _experiment(one: DeviceSet, options: Options, points: Path) -> Experiment:
     """What all that is run on a set shares."""
     held = options.held
     if not held and not one.is_own:
@@ -154,18 +145,17 @@ def _experiment(one: DeviceSet, options: Options) -> Experiment:
     return Experiment(
         devices=one,
         config=TrainConfig(epochs=options.epochs, device="cpu"),
-        selector=selector_named(options.selector),
         workers=options.workers,
-        keep=options.keep,
+        points_in=points,
         held=held,
         most_pool=options.pool if one.is_own else min(options.pool, _LOGGED_POOL),
         most_judged=options.judge,
-        seeds=tuple(range(options.seed, options.seed + options.seeds)),
+        seeds=tuple(range(options.seeds)),
         most_splits=options.splits,
     )
 
 
-def _run(experiment: Experiment, options: Options, until: float) -> _Run:
+def _run(experiment: Experiment, options: Options) -> _Run:
     """The curve of one set, regime by regime: `auto` checks by what it will be asked."""
     one, known = experiment.devices, experiment.names
     targets = tuple(name for name in known if not options.target or name in options.target)
@@ -173,18 +163,14 @@ def _run(experiment: Experiment, options: Options, until: float) -> _Run:
         raise SystemExit(
             f"--target {' '.join(options.target)}: no such device in {one.name}; there are {', '.join(known)}"
         )
-    wanted = _regimes(one, options)
     points = []
-    for place, regime in enumerate(wanted):
-        # Each regime gets its share of what is left.
-        now = time.monotonic()
+    for regime in _regimes(one, options):
         points += experiment.points(
             experiment.cases(regime, targets=targets),
             _contenders(options, experiment, regime),
             options.samples,
             # What a device of the logs has in all is thousands of candidates.
             with_all=one.is_own or not options.quick,
-            until=now + (until - now) / (len(wanted) - place),
         )
     names = (_DEFAULT, *options.strategies, *(f"{_DEFAULT} by {name}" for name in options.selectors))
     return _Run(one, CurveTable(points=points, strategies=names, default=_DEFAULT))
@@ -204,7 +190,7 @@ def _contenders(options: Options, experiment: Experiment, regime: Regime) -> lis
     default = auto(regime, by_name)
     return [
         *experiment.adapting(default, *(by_name[name] for name in options.strategies)),
-        *(Adapting(default, selector_named(name), f"{_DEFAULT} by {name}") for name in options.selectors),
+        *(Adapting(default, SELECTORS[name], f"{_DEFAULT} by {name}") for name in options.selectors),
         *(one for one in baselines() if one.name in options.baselines),
     ]
 
@@ -253,13 +239,12 @@ def figures(runs: Sequence[_Run]) -> dict[str, Any]:
 
 def _parts(experiments: Sequence[Experiment], options: Options) -> dict[str, list[dict[str, Any]]]:
     """What stands beside the curve, by name: an entry for each set that it applies to."""
-    wanted = {*options.parts, *(["breadth"] if options.breadth else [])}
-    found: dict[str, list[dict[str, Any]]] = {name: [] for name in _PARTS if name in wanted}
+    found: dict[str, list[dict[str, Any]]] = {name: [] for name in _PARTS if name in options.parts}
     for experiment in experiments:
         one = experiment.devices
         few = replace(
             experiment,
-            seeds=tuple(range(options.seed, options.seed + options.part_seeds)),
+            seeds=tuple(range(options.part_seeds)),
             most_splits=options.splits if one.is_own else options.splits or 1,
         )
         for name, part in found.items():
@@ -273,7 +258,7 @@ def _parts(experiments: Sequence[Experiment], options: Options) -> dict[str, lis
                     and (regime is Regime.DEVICE_NEW or options.regime or not options.quick)
                 ]
             elif name == "breadth" and one.is_own:
-                part.append(breadth(few, options.breadth_samples))
+                part.append(breadth(few))
             elif name == "across" and not one.is_own and (pairs := across(few)) is not None:
                 part.append(pairs)
     return found

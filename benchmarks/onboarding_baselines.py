@@ -140,9 +140,7 @@ def _trees_pooled(situation: Situation, few_shot: FewShotSet) -> Scores | None:
         )
         return np.concatenate([flat_of(situation)[rows], beside], axis=1, dtype=np.float32)
 
-    mine = _target_list(situation, few_shot)
-    lists = [*_source_lists(situation), *([mine] if mine is not None else [])]
-    return _boost(situation, lists, inputs)(situation.test, situation.target)
+    return _learnt_across(situation, few_shot, inputs)
 
 
 def _trees_residual(situation: Situation, few_shot: FewShotSet) -> Scores | None:
@@ -188,9 +186,7 @@ def _trees_with_sources(situation: Situation, few_shot: FewShotSet) -> Scores | 
             ]
         return np.concatenate([flat_of(situation)[rows], np.stack(beside, axis=1)], axis=1, dtype=np.float32)
 
-    mine = _target_list(situation, few_shot)
-    lists = [*_source_lists(situation), *([mine] if mine is not None else [])]
-    return _boost(situation, lists, inputs)(situation.test, situation.target)
+    return _learnt_across(situation, few_shot, inputs)
 
 
 def _trees_of_changes(situation: Situation, few_shot: FewShotSet) -> Scores | None:
@@ -256,6 +252,13 @@ def _source_lists(situation: Situation) -> list[Labelled]:
 
 _Inputs = Callable[[Rows, str], NDArray[np.float32]]
 _Predict = Callable[[Rows, str], Scores]
+
+
+def _learnt_across(situation: Situation, few_shot: FewShotSet, inputs: _Inputs) -> Scores:
+    """Trees over all source devices, and the target where it has anything to compare."""
+    mine = _target_list(situation, few_shot)
+    lists = [*_source_lists(situation), *([mine] if mine is not None else [])]
+    return _boost(situation, lists, inputs)(situation.test, situation.target)
 
 
 def _boost(

@@ -1,42 +1,117 @@
 """What a new device's head is worth after k measured candidates: leave one device out, again and again.
 
-The points of finished cases are kept, one JSON file for each contender in a case, under a hash of everything
-that they follow from but the code: a curve that gains a contender or a number of samples runs that alone.
+Contenders are strategies of `transfer.adapt`, each with a way to choose the k candidates, and other people's
+ways; all see the same dataset, in which whatever they may not see is taken out. The points of finished cases
+are kept, a JSON file each, under a hash of everything that they follow from but the code: a curve that gains
+a contender or a number of samples runs that alone.
 
-What is new and what is held out: `transfer.evaluate.onboarding_cases`; what is done with one of these:
-`benchmarks.onboarding_contenders`. Called by `benchmarks.onboarding`; knows neither stores nor files.
-What was found is read by `benchmarks.onboarding_table`.
+What is new and what is held out: `transfer.evaluate.onboarding_cases`. Called by `benchmarks.onboarding`;
+knows no store. What was found is read by `benchmarks.onboarding_table`.
 """
 
 from __future__ import annotations
 
-import json
-import math
+import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Protocol
 
+import msgspec
 import numpy as np
 
 from agents.records import Workload, WorkloadId, canonical_json, content_hash
-from benchmarks.onboarding_contenders import Adapting, Asked, Contender, Point, judged, run_case
-from transfer.adapt.base import Regime
+from benchmarks.harness import kept, read_kept
+from benchmarks.tables import interval
+from fleet.onboarding.adaptation import Onboarding, expectation
+from transfer.adapt.base import Regime, Strategy, is_enough
 from transfer.adapt.sample_selection import Selector
-from transfer.checked_folder import put_file
 from transfer.data.dataset import Dataset
-from transfer.evaluate.onboarding_cases import Case, CasePlan, make_cases
+from transfer.errors import TransferError
+from transfer.evaluate.evaluator import judge_by
+from transfer.evaluate.onboarding_cases import (
+    Case,
+    CasePlan,
+    FewShotSet,
+    Situation,
+    choose_few_shot,
+    make_cases,
+    situation_of,
+    visible_dataset,
+    with_few_shot,
+)
+from transfer.evaluate.rankers import Scores
+from transfer.model.fleet_tlp import FleetTLP
+from transfer.model.inputs import torch_threads
 from transfer.processes import run_each
 from transfer.train.config import TrainConfig
 from transfer.train.state import digest
+from transfer.train.training import train
 
 #: Measured candidates of each point of the curve; the last point is always all there are.
 SAMPLES = (0, 8, 32, 64, 256, 1024, 4096)
 #: Up to here every seed is run; beyond, the first ones only, for draws differ less and cost more.
 ALL_SEEDS_UP_TO = 1024
 _SEEDS_BEYOND = 2
+#: Name of a random choice, whose expectation is exact.
+RANDOM = "random"
+
+
+@dataclass(frozen=True, slots=True)
+class Adapting:
+    """A strategy with a way to choose its samples."""
+
+    strategy: Strategy
+    selector: Selector
+    #: In tables.
+    name: str
+    #: Whether what the head's first choices are expected to reach is noted as well (`Point.expected`).
+    states: bool = False
+
+
+class Baseline(Protocol):
+    """What others would do with a few measurements of a new device."""
+
+    @property
+    def name(self) -> str:
+        """In tables."""
+        ...
+
+    def score(self, situation: Situation, few_shot: FewShotSet) -> Scores | None:
+        """(test rows,) scores, higher is faster; None where it does not apply."""
+        ...
+
+
+class Point(msgspec.Struct, frozen=True, kw_only=True):
+    """How one contender did with k samples on the G workloads of a case's test rows."""
+
+    contender: str
+    regime: Regime
+    target: str
+    split: str
+    seed: int
+    #: Samples asked for; None for all there were.
+    k: int | None
+    #: Samples that were measured.
+    measured: int
+    #: The workloads, and a value of each.
+    groups: list[int]
+    top1: list[float]
+    top5: list[float]
+    tau: list[float]
+    #: Wall seconds of adapting, without the model of the sources and without scoring.
+    seconds: float
+    #: Stated value, low and high by measure, where the contender states them.
+    expected: dict[str, list[float]] | None = None
+
+
+#: What is compared.
+Contender = Adapting | Baseline
+#: A number of samples, None for all there are, and who is asked with them.
+Asked = tuple[int | None, Contender]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,16 +129,29 @@ class CurvePlan:
     #: With a point of all that the target may measure.
     with_all: bool = True
 
+    def asked(self, case: Case) -> list[Asked]:
+        """Whom to ask with how many samples."""
+        first = case.seed in self.cases.seeds[:_SEEDS_BEYOND]
+        samples = [k for k in self.samples if k <= len(case.pool) and (first or k <= ALL_SEEDS_UP_TO)]
+        every = [*samples, *([None] if self.with_all and first else [])]
+        return [(k, contender) for k in every for contender in self.contenders]
+
+    def about(self, contender: Contender) -> list[str]:
+        """What the points of a contender follow from beside the case."""
+        how = [self.selector.name]
+        if isinstance(contender, Adapting):
+            how = [repr(contender.strategy), contender.selector.name]
+        # Selectors may look at the model of the sources, so baselines hang on its training too.
+        return [contender.name, *how, repr(self.config)]
+
 
 def run_curve(
     dataset: Dataset,
     workloads: Mapping[WorkloadId, Workload] | None,
     plan: CurvePlan,
+    folder: Path,
     *,
     workers: int = 1,
-    until: float = math.inf,
-    on_case: Callable[[int, int, Case, float], None] | None = None,
-    kept: Path | None = None,
 ) -> list[Point]:
     """Run every contender at every k on every case.
 
@@ -71,166 +159,152 @@ def run_curve(
         dataset: Candidates of devices of one family; no more devices than may be source devices.
         workloads: Of the dataset; without them random workloads are held out instead of networks.
         plan: What to run.
+        folder: Gets the points of each case as it ends; what lies there already is not run again.
         workers: Processes; the result does not depend on it.
-        until: No case of a later seed is begun after this value of `time.monotonic`, and no points of seeds
-            that did not run on every case are given. The first seed runs in any way.
-        on_case: Told of each finished case: how many are done, of how many, which, its seconds.
-        kept: Folder of points of cases that finished before: a contender that was run there with as many
-            samples is not run again.
 
     Raises:
         DatasetError: There is nothing to judge.
         TransferError: A contender cannot be fitted, or a process died.
     """
-    cases = make_cases(dataset, workloads, plan.cases)
-    points: dict[int, list[Point]] = {}
-    done = 0
-    for seed in plan.cases.seeds:
-        if points and time.monotonic() > until:
-            break
-        mine = [case for case in cases if case.seed == seed]
-        found_of: list[Point] = []
-        ran = 0
-        for case, found, seconds in _run(mine, dataset, plan, workers, kept):
-            found_of += found
-            ran, done = ran + 1, done + 1
-            if on_case is not None:
-                on_case(done, len(cases), case, seconds)
-            if points and time.monotonic() > until:
-                break
-        if ran == len(mine):
-            points[seed] = found_of
-    return [point for found in points.values() for point in found]
+    data = digest(
+        dataset.latency_secs, dataset.failed, dataset.group, dataset.features.described, dataset.hardware
+    )
 
-
-def _asked(plan: CurvePlan, case: Case) -> list[Asked]:
-    """Whom to ask with how many samples."""
-    first = case.seed in plan.cases.seeds[:_SEEDS_BEYOND]
-    samples = [k for k in plan.samples if k <= len(case.pool) and (first or k <= ALL_SEEDS_UP_TO)]
-    return [
-        (k, contender)
-        for k in [*samples, *([None] if plan.with_all and first else [])]
-        for contender in plan.contenders
-    ]
-
-
-def _timed(
-    dataset: Dataset, job: tuple[Case, Sequence[Asked]], plan: CurvePlan
-) -> tuple[list[Point | None], float]:
-    started = time.perf_counter()
-    found = run_case(dataset, *job, plan.selector, plan.config)
-    return found, time.perf_counter() - started
-
-
-def _run(
-    cases: Sequence[Case], dataset: Dataset, plan: CurvePlan, workers: int, kept: Path | None
-) -> Iterator[tuple[Case, list[Point], float]]:
-    """The points of each case, those that were kept first; what is found anew is kept at once."""
-    jobs = []
-    for case in cases:
-        keeper = KeptPoints(kept, dataset, case) if kept is not None else None
-        # By contender and number of samples; None where it could say nothing.
-        points = {
-            (contender.name, k): point
-            for contender in plan.contenders
-            if keeper is not None
-            for k, point in keeper.get(_about(plan, contender)).items()
-        }
-        missing = [(k, one) for k, one in _asked(plan, case) if (one.name, k) not in points]
-        jobs.append((case, keeper, points, missing))
-    # Whole ones first: they can be shown while the others run.
-    jobs.sort(key=lambda job: bool(job[3]))
-    waiting = [(case, missing) for case, _, _, missing in jobs if missing]
-    run = partial(_timed, dataset, plan=plan)
-    made = run_each(run, waiting, workers, of="the onboarding curve", pieces="cases")
-    for case, keeper, points, missing in jobs:
-        found, seconds = next(made) if missing else ([], 0.0)
-        for contender in plan.contenders:
-            new = {k: point for (k, one), point in zip(missing, found, strict=True) if one is contender}
-            if new and keeper is not None:
-                keeper.put(_about(plan, contender), new)
-            points |= {(contender.name, k): point for k, point in new.items()}
-        every = [points[contender.name, k] for k, contender in _asked(plan, case)]
-        random = judged("random", case, dataset, 0, 0, None, 0.0)
-        yield case, [random, *(point for point in every if point is not None)], seconds
-
-
-def _about(plan: CurvePlan, contender: Contender) -> list[Any]:
-    """What the points of a contender follow from beside the case."""
-    how = [plan.selector.name]
-    if isinstance(contender, Adapting):
-        how = [repr(contender.strategy), contender.selector.name]
-    # Selectors may look at the model of the sources, so baselines hang on its training too.
-    return [contender.name, *how, repr(plan.config)]
-
-
-_ARRAYS = ("groups", "top1", "top5", "tau")
-#: Stands for all samples there are in a file.
-_ALL = "all"
-
-
-class KeptPoints:
-    """Points of one case in a folder.
-
-    Args:
-        folder: Made when something is kept.
-        dataset: What the case divides.
-        case: Which case.
-    """
-
-    def __init__(self, folder: Path, dataset: Dataset, case: Case) -> None:
-        self._folder = folder
-        self._case = content_hash(
-            canonical_json([case.regime.value, case.target, case.split, case.seed]),
+    def path(case: Case, asked: Asked) -> Path:
+        k, contender = asked
+        name = content_hash(
+            canonical_json([case.regime.value, case.target, case.split, case.seed, k]),
             canonical_json(list(map(str, dataset.device_ids))),
             digest(case.pool, case.source_rows, case.test),
-            digest(
-                dataset.latency_secs,
-                dataset.failed,
-                dataset.group,
-                dataset.features.described,
-                dataset.hardware,
+            data,
+            canonical_json(plan.about(contender)),
+        )
+        return folder / f"point-{name}.json"
+
+    cases = make_cases(dataset, workloads, plan.cases)
+    missing = {
+        number: found
+        for number, case in enumerate(cases)
+        if (found := [one for one in plan.asked(case) if read_kept(path(case, one)) is None])
+    }
+    jobs = [(cases[number], asked) for number, asked in missing.items()]
+    run = partial(_run_case, dataset, plan=plan)
+    made = run_each(run, jobs, workers, of="the onboarding curve", pieces="cases")
+    for done, ((case, asked), points) in enumerate(zip(jobs, made, strict=True), start=1):
+        for one, point in zip(asked, points, strict=True):
+            kept(path(case, one), lambda point=point: {"point": msgspec.to_builtins(point)})  # type: ignore[misc]
+        what = f"{case.regime} {case.target}, {case.split}, seed {case.seed}"
+        print(f"{time.strftime('%H:%M:%S')} {done}/{len(jobs)} {what}", file=sys.stderr, flush=True)
+    every: list[Point] = []
+    for case in cases:
+        every.append(_judged(RANDOM, case, dataset, (0, 0), None, 0.0))
+        values = [read_kept(path(case, one)) or {} for one in plan.asked(case)]
+        every += [msgspec.convert(one["point"], Point) for one in values if one["point"] is not None]
+    return every
+
+
+def _run_case(dataset: Dataset, job: tuple[Case, Sequence[Asked]], plan: CurvePlan) -> list[Point | None]:
+    """What each of some contenders finds on a case, on one thread; None where it can say nothing."""
+    with torch_threads(1):
+        return list(_points(dataset, *job, plan))
+
+
+def _points(
+    dataset: Dataset, case: Case, contenders: Sequence[Asked], plan: CurvePlan
+) -> Iterator[Point | None]:
+    view = visible_dataset(dataset, case)
+    situation = situation_of(view, case)
+
+    def source_model() -> FleetTLP:
+        return situation.once(
+            "model of sources",
+            lambda: (
+                train(
+                    view, case.source_rows, config=plan.config, seed=case.seed, devices=situation.sources
+                ).model
             ),
         )
 
-    def get(self, about: Any) -> dict[int | None, Point | None]:
-        """What a contender found, by samples asked for.
+    truth = dataset.latency_secs[:, dataset.column(case.target)]
+    for k, contender in contenders:
+        selector = contender.selector if isinstance(contender, Adapting) else plan.selector
+        rows = situation.once(
+            f"few-shot set {selector.name} {k}",
+            lambda k=k, selector=selector: choose_few_shot(  # type: ignore[misc]
+                selector, situation, case.pool, truth, len(case.pool) if k is None else k, source_model
+            ),
+        )
+        few_shot = FewShotSet(rows, truth[rows])
+        count = k, len(rows)
+        if not isinstance(contender, Adapting):
+            started = time.perf_counter()
+            scores = contender.score(situation, few_shot)
+            seconds = time.perf_counter() - started
+            yield None if scores is None else _judged(contender.name, case, dataset, count, scores, seconds)
+            continue
+        if not is_enough(contender.strategy, dataset.group[rows], truth[rows]):
+            yield None
+            continue
+        onboarding = Onboarding(
+            dataset=with_few_shot(view, case.target, few_shot) if len(rows) else view,
+            target=case.target,
+            few_shot=rows,
+            source=source_model(),
+            source_rows=case.source_rows,
+            regime=case.regime,
+            config=plan.config,
+            seed=case.seed,
+        )
+        started = time.perf_counter()
+        adapted = onboarding.adapt(contender.strategy, rows)
+        seconds = time.perf_counter() - started
+        expected = None
+        if contender.states:
+            with suppress(TransferError):  # with too few samples nothing is stated
+                stated = expectation(onboarding, adapted, contender.strategy, case.test)
+                expected = {"top1": interval(stated.top1) or [], "top5": interval(stated.top5) or []}
+        scores = adapted.score(view, case.test)
+        yield _judged(contender.name, case, dataset, count, scores, seconds, expected)
 
-        Args:
-            about: What its points follow from beside the case, as JSON values.
 
-        Returns:
-            None for a number of samples that it could say nothing with; nothing for one that it was not run
-            with, or where the file is damaged: it runs again.
-        """
-        try:
-            values = json.loads(self._path(about).read_text())
-            return {
-                None if name == _ALL else int(name): None if value is None else _point(value)
-                for name, value in values.items()
-            }
-        except (OSError, ValueError, KeyError, TypeError, AttributeError):
-            return {}
+def _judged(
+    name: str,
+    case: Case,
+    dataset: Dataset,
+    samples: tuple[int | None, int],
+    scores: Scores | None,
+    seconds: float,
+    expected: dict[str, list[float]] | None = None,
+) -> Point:
+    """Judge scores of the test rows; a random choice where there are none.
 
-    def put(self, about: Any, points: Mapping[int | None, Point | None]) -> None:
-        """Add what a contender found to what is kept of it; the file appears whole or not at all."""
-        path = self._path(about)
-        values = {
-            _ALL if k is None else str(k): None if point is None else _values(point)
-            for k, point in (self.get(about) | dict(points)).items()
-        }
-        put_file(path, json.dumps(values, default=float).encode())
-
-    def _path(self, about: Any) -> Path:
-        return self._folder / f"points-{content_hash(self._case, canonical_json(about))}.json"
-
-
-def _values(point: Point) -> dict[str, Any]:
-    value = asdict(point)
-    return {**value, **{name: value[name].tolist() for name in _ARRAYS}}
-
-
-def _point(value: dict[str, Any]) -> Point:
-    kinds = {"groups": np.int32}
-    arrays = {name: np.array(value[name], dtype=kinds.get(name, np.float64)) for name in _ARRAYS}
-    return Point(**{**value, **arrays, "regime": Regime(value["regime"])})
+    Args:
+        name: Of the contender.
+        case: What is judged.
+        dataset: With the truth.
+        samples: Asked for and measured.
+        scores: (test rows,).
+        seconds: Of adapting.
+        expected: What was stated.
+    """
+    kind = "random_" if scores is None else ""
+    names = (f"{kind}top1_by_workload", f"{kind}top5_by_workload", "tau_by_workload")
+    # Of constant scores tau is 0.
+    judged_scores = np.zeros(len(case.test)) if scores is None else scores
+    groups, values = judge_by(names, dataset, case.target, case.test, judged_scores)
+    top1, top5, tau = (values[one].tolist() for one in names)
+    return Point(
+        contender=name,
+        regime=case.regime,
+        target=case.target,
+        split=case.split,
+        seed=case.seed,
+        k=samples[0],
+        measured=samples[1],
+        groups=groups.tolist(),
+        top1=top1,
+        top5=top5,
+        tau=tau,
+        seconds=seconds,
+        expected=expected,
+    )

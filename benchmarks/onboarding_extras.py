@@ -6,39 +6,45 @@ Each part is a curve of some contenders, and gives JSON-ready values for one set
 
 from __future__ import annotations
 
-import math
-import sys
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from benchmarks.onboarding_contenders import Adapting, Contender, Point
-from benchmarks.onboarding_curve import CurvePlan, run_curve
+from benchmarks.onboarding_curve import (
+    RANDOM,
+    Adapting,
+    Contender,
+    CurvePlan,
+    Point,
+    run_curve,
+)
 from benchmarks.onboarding_parts import DeviceSet, narrowed
-from benchmarks.onboarding_table import RANDOM, CurveTable
+from benchmarks.onboarding_table import CurveTable
 from benchmarks.tables import interval
 from transfer.adapt.base import Regime, Strategy
 from transfer.adapt.multitask import Scratch
 from transfer.adapt.nearest import Nearest
 from transfer.adapt.sample_choice import Choice, Rows, first_of
-from transfer.adapt.sample_selection import SELECTORS, Selector
+from transfer.adapt.sample_selection import SELECTORS
 from transfer.adapt.source_devices import SourceDevices
-from transfer.evaluate.onboarding_cases import Case, CasePlan, make_cases
+from transfer.evaluate.onboarding_cases import CasePlan, make_cases
 from transfer.features.hardware import HARDWARE_NAMES
 from transfer.train.config import TrainConfig
 
 #: Samples at which ways to choose them are compared; at the last, random's top-1 is to be had with fewer.
 SELECTED = (16, 32, 64, 128, 256)
-#: Workloads to learn from in the curve over breadth; the last is cut to what is not held out.
-BREADTH = (12, 25, 50, 80)
+#: Workloads to learn from in the curve over breadth, the last cut to what is not held out; its samples.
+BREADTH, _BREADTH_SAMPLES = (12, 25, 50, 80), (0, 64)
 #: Samples at which stated intervals are compared with the truth.
 COVERED = (32, 64, 128, 256)
 #: Samples at which kinds of processors are compared.
 ACROSS = (0, 64, 256)
+#: How samples are chosen where a contender does not say.
+_SELECTOR = next(iter(SELECTORS.values()))
 #: A choice of samples by chance; "random" alone is a choice without any model.
 _BY_CHANCE = f"by {RANDOM}"
 
@@ -49,11 +55,9 @@ class Experiment:
 
     devices: DeviceSet
     config: TrainConfig
-    #: How samples are chosen where a contender does not say.
-    selector: Selector
     workers: int
     #: Folder of finished cases.
-    keep: Path | None
+    points_in: Path
     #: As of `CasePlan`.
     held: tuple[str, ...]
     most_pool: int
@@ -81,7 +85,7 @@ class Experiment:
 
     def adapting(self, *strategies: Strategy) -> list[Adapting]:
         """Strategies as contenders."""
-        return [Adapting(one, self.selector, one.name) for one in strategies]
+        return [Adapting(one, _SELECTOR, one.name) for one in strategies]
 
     def points(
         self,
@@ -90,13 +94,12 @@ class Experiment:
         samples: Sequence[int],
         *,
         with_all: bool = False,
-        until: float = math.inf,
     ) -> list[Point]:
         """Run contenders on some divisions; see `CurvePlan` and `run_curve`."""
         plan = CurvePlan(
             cases=cases,
             contenders=tuple(contenders),
-            selector=self.selector,
+            selector=_SELECTOR,
             config=self.config,
             samples=tuple(samples),
             with_all=with_all,
@@ -105,10 +108,8 @@ class Experiment:
             self.devices.dataset,
             self.devices.workloads,
             plan,
+            self.points_in,
             workers=self.workers,
-            until=until,
-            on_case=_tell,
-            kept=self.keep,
         )
 
     def curve(self, cases: CasePlan, contenders: Sequence[Adapting], samples: Sequence[int]) -> CurveTable:
@@ -176,9 +177,10 @@ def selectors(experiment: Experiment) -> dict[str, Any]:
     }
 
 
-def breadth(experiment: Experiment, samples: Sequence[int]) -> dict[str, Any]:
+def breadth(experiment: Experiment) -> dict[str, Any]:
     """Top-1 against the number of workloads learnt from, where device and workload are new."""
     one, regime = experiment.devices, Regime.BOTH_NEW
+    samples = _BREADTH_SAMPLES
     contenders = experiment.adapting(SourceDevices(), Nearest())
     by_count: dict[int, Any] = {}
     for count in BREADTH:
@@ -204,10 +206,10 @@ def breadth(experiment: Experiment, samples: Sequence[int]) -> dict[str, Any]:
 def coverage(experiment: Experiment, regime: Regime, samples: Sequence[int] = COVERED) -> dict[str, Any]:
     """How often stated 90 % intervals hold what the head's first choices reach in truth."""
     strategy = SourceDevices()
-    stating = Adapting(strategy, experiment.selector, f"{strategy.name}, stating", states=True)
+    stating = Adapting(strategy, _SELECTOR, f"{strategy.name}, stating", states=True)
     rows: dict[int | None, list[dict[str, float]]] = defaultdict(list)
     for point in experiment.points(experiment.cases(regime), [stating], samples):
-        if "expected" in point.notes:
+        if point.expected is not None:
             rows[point.k].append(_stated(point))
     by_k = {str(k): _covered(rows[k]) for k in samples if k in rows}
     if every := [row for k in samples for row in rows.get(k, ())]:
@@ -222,17 +224,17 @@ def coverage(experiment: Experiment, regime: Regime, samples: Sequence[int] = CO
 
 
 def _stated(point: Point) -> dict[str, float]:
-    """What was stated and what was true."""
-    true = {"top1": float(np.mean(point.top1)), "top5": float(np.mean(point.top5))}
-    row = dict(true)
-    for name, (value, low, high) in point.notes["expected"].items():
-        row[f"{name}_covered"] = float(low <= true[name] <= high)
+    """What was stated of a point, and what was true."""
+    row: dict[str, float] = {}
+    for name, (value, low, high) in (point.expected or {}).items():
+        true = row[name] = float(np.mean(getattr(point, name)))
+        row[f"{name}_covered"] = float(low <= true <= high)
         row[f"{name}_width"] = high - low
         row[f"{name}_expected"] = value
     return row
 
 
-def _covered(rows: Sequence[dict[str, float]]) -> dict[str, Any]:
+def _covered(rows: Sequence[Mapping[str, float]]) -> dict[str, Any]:
     means = {name: float(np.mean([row[name] for row in rows])) for name in rows[0]}
     return {"runs": len(rows), **means}
 
@@ -272,9 +274,3 @@ def across(experiment: Experiment, samples: Sequence[int] = ACROSS) -> dict[str,
                 for k in samples
             ]
     return {"set": experiment.devices.name, "seeds": len(experiment.seeds), "rows": rows} if rows else None
-
-
-def _tell(done: int, total: int, case: Case, seconds: float) -> None:
-    """A line for whoever waits."""
-    what = f"{case.regime} {case.target}, {case.split}, seed {case.seed}"
-    print(f"{done}/{total} {what}: {seconds:.0f} s", file=sys.stderr, flush=True)

@@ -14,10 +14,10 @@ from typing import Any
 import numpy as np
 
 from agents.records import CONFIRM, DeviceId, DeviceKind, Family, Outcome, Workload, WorkloadId
-from benchmarks.onboarding_table import MEASURES, RANDOM, CurveTable
+from benchmarks.onboarding_curve import RANDOM
+from benchmarks.onboarding_table import MEASURES, CurveTable
 from benchmarks.tables import interval
-from benchmarks.training import LOGS
-from fleet.interchange.import_logs import ImportRequest, import_logs
+from benchmarks.training import LOGS, import_devices
 from fleet.models.versions import load_snapshot
 from fleet.store.reader import StoreReader
 from fleet.store.store import Store
@@ -51,7 +51,7 @@ class DeviceSet:
 
 
 def device_sets(
-    stores: Sequence[Path], device_ids: Sequence[str], folder: Path, most: int, seed: int
+    stores: Sequence[Path], device_ids: Sequence[str], folder: Path, most: int
 ) -> list[DeviceSet]:
     """Sets of devices to run on.
 
@@ -61,26 +61,14 @@ def device_sets(
         device_ids: Only these devices; all of a store that holds none of them.
         folder: For a store of imported logs.
         most: Candidates of each workload to keep at most.
-        seed: Draws them.
     """
-    found: list[DeviceSet] = []
-    if stores:
-        for path in stores:
-            found += _sets_of(Store.read(path), device_ids, most, seed)
-        return _told_apart(found)
-    if DEMO_STORE.is_dir():
-        found += _sets_of(Store.read(DEMO_STORE), device_ids, most, seed)
-    if LOGS.is_dir():
-        with Store.open(folder / "store") as store:
-            for name in LOGGED:
-                device_id = name.lower().replace("_", "-")
-                import_logs(store, ImportRequest(paths=(LOGS / name,), device_id=device_id))
-        found += _sets_of(Store.read(folder / "store"), device_ids, most, seed)
-    return _told_apart(found)
-
-
-def _told_apart(sets: list[DeviceSet]) -> list[DeviceSet]:
-    """The sets under names of their own."""
+    paths = list(stores)
+    if not paths:
+        paths += [DEMO_STORE] if DEMO_STORE.is_dir() else []
+        if LOGS.is_dir():
+            import_devices(folder / "store", LOGGED)
+            paths.append(folder / "store")
+    sets = [one for path in paths for one in _sets_of(Store.read(path), device_ids, most)]
     names = [one.name for one in sets]
     return [
         one if names.count(one.name) == 1 else replace(one, name=f"{one.name} ({place})")
@@ -88,7 +76,7 @@ def _told_apart(sets: list[DeviceSet]) -> list[DeviceSet]:
     ]
 
 
-def _sets_of(reader: StoreReader, device_ids: Sequence[str], most: int, seed: int) -> list[DeviceSet]:
+def _sets_of(reader: StoreReader, device_ids: Sequence[str], most: int) -> list[DeviceSet]:
     """One set for each family with at least two devices."""
     by_family: dict[Family, list[DeviceId]] = defaultdict(list)
     known = reader.devices()
@@ -111,7 +99,7 @@ def _sets_of(reader: StoreReader, device_ids: Sequence[str], most: int, seed: in
         if len(whole.device_ids) < 2:
             continue
         measured = np.flatnonzero(np.isfinite(whole.latency_secs).any(axis=1) | whole.failed.any(axis=1))
-        dataset = whole.take(few_of_each(whole, measured, most, seed))
+        dataset = whole.take(few_of_each(whole, measured, most, 0))
         is_own = _dialect(reader, members[0]) == "meta_schedule"
         name = "ISA profiles of one host" if is_own else "Devices of imported logs"
         found.append(

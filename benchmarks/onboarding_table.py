@@ -12,14 +12,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from benchmarks.onboarding_contenders import Point
+from benchmarks.onboarding_curve import RANDOM, Point
 from transfer.adapt.base import Regime
 from transfer.data.intervals import Estimate, resample_ratio
-from transfer.errors import DatasetError
 
 MEASURES = ("top1", "top5", "tau")
-#: Name of the exact expectation of a random choice, which has no k.
-RANDOM = "random"
 SCRATCH = "scratch"
 
 #: Device, split, seed and workload of one value.
@@ -167,8 +164,6 @@ class CurveTable:
     def _values(
         self, regime: Regime, contender: str, k: int | None, measure: str, targets: Collection[str]
     ) -> dict[_Place, float]:
-        if measure not in MEASURES:
-            raise DatasetError(f"no measure {measure!r} in an onboarding curve; known: {', '.join(MEASURES)}")
         found: dict[_Place, float] = {}
         for point in self.points:
             same_k = contender == RANDOM or point.k == k
@@ -177,7 +172,7 @@ class CurveTable:
             if targets and point.target not in targets:
                 continue
             values = getattr(point, measure)
-            for group, value in zip(point.groups.tolist(), values.tolist(), strict=True):
+            for group, value in zip(point.groups, values, strict=True):
                 found[point.target, point.split, point.seed, group] = value
         return found
 

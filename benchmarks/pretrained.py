@@ -8,9 +8,8 @@ workloads, as many as the store of `make run` has, and training from scratch. Ea
 every profile or every `--target`, with `--quick` once a seed. The same way also gets samples of half of the
 group's own workloads (`own`), and is judged on the other half. With several datasets (`--dataset` again) one
 model learns from all of them, and a fourth contender, `elsewhere`, learns on other processors than the
-profile's only; `--contenders` chooses. With `--breadth 12 50` there are models of so many workloads too, and
-a power law through all of them for 1,000 and 10,000. Each of `--strategies maml multitask` makes heads too,
-from the samples and all that the other profiles measured.
+profile's only; `--contenders` chooses. With `--breadth 12 50` there are models of so many workloads too. Each
+of `--strategies maml multitask` makes heads too, from the samples and all that the other profiles measured.
 
 `--ship fleet/shipped/cpu --name NAME` then trains on everything that is not held out for judging
 (`fleet.models.holdout`), and writes the folder that the wheel carries, with these figures as expectation.
@@ -41,16 +40,16 @@ from fleet.datasets.admission import open_dataset
 from fleet.datasets.dataset_files import PublishedDataset, read_published
 from fleet.errors import FleetError
 from fleet.models.shipped_model import has_shipped
-from fleet.models.versions import DatasetSnapshot, load_snapshot, train_config
+from fleet.models.versions import load_snapshot, train_config
 from fleet.onboarding.adaptation import AUTO, strategy_for
 from fleet.store.store import Store
-from transfer.adapt.base import Regime, Strategy, without_device
+from transfer.adapt.base import Adapted, Regime, Strategy, without_device
 from transfer.adapt.multitask import Scratch
 from transfer.adapt.nearest import day_zero_head
 from transfer.adapt.registry import NAMES, strategies
 from transfer.data.dataset import Dataset
 from transfer.data.metrics import evaluate_ranking
-from transfer.data.splits import Split, few_of_each, leave_networks_out
+from transfer.data.splits import few_of_each, leave_networks_out
 from transfer.evaluate.onboarding_cases import Case, FewShotSet, situation_of, visible_dataset
 from transfer.evaluate.rankers import Scores
 from transfer.model.fleet_tlp import FleetTLP
@@ -132,162 +131,134 @@ def cases_of(groups: Sequence[str], targets: Sequence[str], *, seeds: int, is_qu
     ]
 
 
-def run_case(store: Path, case: _Case, asked: Asked) -> dict[str, Any]:
+class _Trial:
+    """One case as it is run: what is held out of a store, and what was found.
+
+    Attributes:
+        train: Rows of the other groups.
+        test: Rows of the group that the profile has measured.
+        found: Top-1 and top-5 by workload, by contender and number of samples.
+    """
+
+    def __init__(self, store: Path, case: _Case) -> None:
+        self.case, self.snapshot = case, load_snapshot(Store.read(store))
+        self.dataset = self.snapshot.dataset
+        self.column = self.dataset.column(case.target)
+        groups = groups_of(networks_of(self.snapshot.workloads.values()))
+        splits = leave_networks_out(self.dataset, self.snapshot.workloads, groups)
+        [split] = [one for one in splits if one.name == case.group]
+        self.train, self.test = split.train, self._measured(split.test)
+        self.found: Figures = {"top1": {}, "top5": {}}
+
+    def samples(self, rows: Rows, k: int) -> Rows:
+        """Random candidates of random workloads, some of each, that the profile has measured."""
+        random, group = np.random.default_rng(self.case.seed + k), self.dataset.group
+        there = self._measured(rows)
+        groups = random.permutation(np.unique(group[there]))[: max(1, k // _PER_WORKLOAD)]
+        each = max(_PER_WORKLOAD, -(-k // len(groups)))
+        return few_of_each(self.dataset, there[np.isin(group[there], groups)], each, self.case.seed)[:k]
+
+    def adapted(
+        self, way: Strategy, source: FleetTLP, known: Dataset, chosen: Rows, source_rows: Rows, epochs: int
+    ) -> Adapted:
+        """The profile's head from some samples of what is known."""
+        how: dict[str, Any] = {"config": train_config(epochs), "seed": self.case.seed}
+        return way.adapt(source, known, self.case.target, chosen, source_rows=source_rows, **how)
+
+    def judge(self, name: str, scores: Scores, rows: Rows) -> None:
+        """Note top-1 and top-5 by workload, as a search asks: nobody measured any of the candidates."""
+        latency, group = self.dataset.latency_secs[rows, self.column], self.dataset.group[rows]
+        metrics = evaluate_ranking(scores, latency, group, least=_LEAST)
+        workloads = [self.dataset.workload_ids[one] for one in metrics.groups.tolist()]
+        values = {"top1": metrics.top1_by_workload, "top5": metrics.top5_by_workload}
+        for measure, by_workload in values.items():
+            self.found[measure][name] = dict(zip(workloads, by_workload.tolist(), strict=True))
+        if name == "shipped/0":
+            chance = metrics.random_top1_by_workload.tolist()
+            self.found["top1"]["random/0"] = dict(zip(workloads, chance, strict=True))
+
+    def _measured(self, rows: Rows) -> Rows:
+        measured: Rows = rows[np.isfinite(self.dataset.latency_secs[rows, self.column])]
+        return measured
+
+
+def run_case(store: Path, case: _Case, asked: Asked) -> Figures:
     """Top-1 by workload of each contender on one case, with each number of samples."""
-    snapshot = load_snapshot(Store.read(store))
-    dataset = snapshot.dataset
-    split, test = _division(snapshot, case)
-    column, features = dataset.column(case.target), dataset.features.take(test)
-    how: dict[str, Any] = {"config": train_config(asked.epochs), "seed": case.seed}
-    found: dict[str, Any] = {"workloads": {}, "devices": {}, "top1": {}, "top5": {}, "secs": {}}
-    for name, (rows, sources) in _contenders(snapshot, split.train, case, asked).items():
+    trial = _Trial(store, case)
+    dataset, test = trial.dataset, trial.test
+    features, workloads = dataset.features.take(test), {}
+    alone = strategy_for(AUTO, Regime.BOTH_NEW, is_alone=True)
+    for name, (rows, sources) in _contenders(trial, asked).items():
         known = dataset
         for one in set(dataset.device_ids) - {*sources, case.target}:
             known = without_device(known, one)
         view = without_device(known, case.target)
-        started = time.perf_counter()
-        source = train_model(view, snapshot, rows, sources, case.seed, asked.epochs)
-        found["secs"][f"{name} trained"] = round(time.perf_counter() - started, 1)
-        found["devices"][name] = sources
-        found["workloads"][name] = len(np.unique(dataset.group[rows]))
-        zero = day_zero_head(source, case.target, dataset.hardware[column], _hardware(dataset, sources))
-        _judge(found, f"{name}/0", zero.score_unseen(features), dataset, test, column)
-        for k in asked.samples:
-            chosen = _samples(dataset, split.train if name == "elsewhere" else rows, column, k, case.seed)
-            ways: dict[str, tuple[Strategy, Rows]] = {
-                name: (strategy_for(AUTO, Regime.BOTH_NEW, is_alone=True), rows[:0])
-            }
-            if name == "shipped":
-                ways["scratch"] = (Scratch(), rows[:0])
-                ways |= {one: (strategies()[one], rows) for one in asked.strategies}
-            for label, (way, source_rows) in ways.items():
-                started = time.perf_counter()
-                adapted = way.adapt(source, known, case.target, chosen, source_rows=source_rows, **how)
-                found["secs"][f"{label} adapted to {k}"] = round(time.perf_counter() - started, 1)
-                _judge(found, f"{label}/{k}", adapted.score_unseen(features), dataset, test, column)
-                found.setdefault("taken", {})[f"{label}/{k}"] = str(adapted.notes.get("strategy", label))
+        source = train_model(view, trial.snapshot, rows, sources, case.seed, asked.epochs)
+        workloads[name] = len(np.unique(dataset.group[rows]))
+        hardware = {one: dataset.hardware[dataset.column(one)] for one in sources}
+        zero = day_zero_head(source, case.target, dataset.hardware[trial.column], hardware)
+        trial.judge(f"{name}/0", zero.score_unseen(features), test)
+        ways: dict[str, tuple[Strategy, Rows]] = {name: (alone, rows[:0])}
         if name == "shipped":
-            _judge_own(found, dataset, source, case, asked, test)
-    return found
+            ways["scratch"] = (Scratch(), rows[:0])
+            ways |= {one: (strategies()[one], rows) for one in asked.strategies}
+        for k in asked.samples:
+            chosen = trial.samples(trial.train if name == "elsewhere" else rows, k)
+            for label, (way, source_rows) in ways.items():
+                head = trial.adapted(way, source, known, chosen, source_rows, asked.epochs)
+                trial.judge(f"{label}/{k}", head.score_unseen(features), test)
+        if name == "shipped":
+            # With samples of the very networks that are tuned, of half of their workloads, and judged on the
+            # other half: as a daemon's model is that learns from what it measures of a user's networks.
+            groups = np.random.default_rng(case.seed).permutation(np.unique(dataset.group[test]))
+            is_sampled = np.isin(dataset.group[test], groups[: len(groups) // 2])
+            own, judged = test[is_sampled], test[~is_sampled]
+            sets = {str(k): trial.samples(own, k) for k in asked.samples if k < len(own)}
+            for count, chosen in (sets | ({ALL: own} if len(own) else {})).items():
+                head = trial.adapted(alone, source, dataset, chosen, own[:0], asked.epochs)
+                trial.judge(f"own/{count}", head.score_unseen(dataset.features.take(judged)), judged)
+    return {**trial.found, "workloads": workloads}
 
 
-def _judge_own(
-    found: dict[str, Any], dataset: Dataset, source: FleetTLP, case: _Case, asked: Asked, test: Rows
-) -> None:
-    """The shipped way with samples of the very networks that are tuned: of half of their workloads.
-
-    Judged on the other half, as a daemon's model is that learns from what it measures of a user's networks.
-    """
-    column = dataset.column(case.target)
-    workloads = np.random.default_rng(case.seed).permutation(np.unique(dataset.group[test]))
-    is_sampled = np.isin(dataset.group[test], workloads[: len(workloads) // 2])
-    open_rows, judged = test[is_sampled], test[~is_sampled]
-    way = strategy_for(AUTO, Regime.BOTH_NEW, is_alone=True)
-    how: dict[str, Any] = {"config": train_config(asked.epochs), "seed": case.seed}
-    sets = {
-        str(k): _samples(dataset, open_rows, column, k, case.seed)
-        for k in asked.samples
-        if k < len(open_rows)
-    }
-    if len(open_rows):
-        sets[ALL] = open_rows
-    for count, chosen in sets.items():
-        adapted = way.adapt(source, dataset, case.target, chosen, source_rows=open_rows[:0], **how)
-        scores = adapted.score_unseen(dataset.features.take(judged))
-        _judge(found, f"own/{count}", scores, dataset, judged, column)
-
-
-def run_baselines(store: Path, case: _Case, names: Sequence[str], samples: Sequence[int]) -> dict[str, Any]:
+def run_baselines(store: Path, case: _Case, names: Sequence[str], samples: Sequence[int]) -> Figures:
     """Top-1 and top-5 by workload of baselines on one case, with the samples that the shipped way gets."""
-    snapshot = load_snapshot(Store.read(store))
-    dataset = snapshot.dataset
-    split, test = _division(snapshot, case)
-    column = dataset.column(case.target)
+    trial = _Trial(store, case)
     about = Case(
         regime=Regime.BOTH_NEW,
         target=case.target,
         split=case.group,
-        pool=split.train,
-        source_rows=split.train,
-        test=test,
+        pool=trial.train,
+        source_rows=trial.train,
+        test=trial.test,
         seed=case.seed,
     )
-    situation = situation_of(visible_dataset(dataset, about), about)
-    found: dict[str, Any] = {"top1": {}, "top5": {}, "secs": {}}
+    situation = situation_of(visible_dataset(trial.dataset, about), about)
     for k in (0, *samples):
-        chosen = _samples(dataset, split.train, column, k, case.seed) if k else split.train[:0]
-        few_shot = FewShotSet(chosen, dataset.latency_secs[chosen, column])
+        chosen = trial.samples(trial.train, k) if k else trial.train[:0]
+        few_shot = FewShotSet(chosen, trial.dataset.latency_secs[chosen, trial.column])
         for baseline in (one for one in baselines() if one.name in names):
-            started = time.perf_counter()
-            scores = baseline.score(situation, few_shot)
-            found["secs"][f"{baseline.name}/{k}"] = round(time.perf_counter() - started, 1)
-            if scores is not None:
-                _judge(found, f"{baseline.name}/{k}", scores, dataset, test, column)
-    return found
+            if (scores := baseline.score(situation, few_shot)) is not None:
+                trial.judge(f"{baseline.name}/{k}", scores, trial.test)
+    return trial.found
 
 
-def _division(snapshot: DatasetSnapshot, case: _Case) -> tuple[Split, Rows]:
-    """How a case parts the rows, and those of the group that the profile has measured."""
-    dataset = snapshot.dataset
-    groups = groups_of(networks_of(snapshot.workloads.values()))
-    [split] = [
-        one for one in leave_networks_out(dataset, snapshot.workloads, groups) if one.name == case.group
-    ]
-    measured = np.isfinite(dataset.latency_secs[split.test, dataset.column(case.target)])
-    return split, split.test[measured]
-
-
-def _contenders(
-    snapshot: DatasetSnapshot, rows: Rows, case: _Case, asked: Asked
-) -> dict[str, tuple[Rows, list[str]]]:
+def _contenders(trial: _Trial, asked: Asked) -> dict[str, tuple[Rows, list[str]]]:
     """Rows and devices that each contender's model learns from."""
-    dataset = snapshot.dataset
-    sources = [str(one) for one in dataset.device_ids if one != case.target]
-    order = np.random.default_rng(case.seed).permutation(np.unique(dataset.group[rows]))
+    dataset, rows, target = trial.dataset, trial.train, trial.case.target
+    sources = [str(one) for one in dataset.device_ids if one != target]
+    order = np.random.default_rng(trial.case.seed).permutation(np.unique(dataset.group[rows]))
     found = {"shipped": (rows, sources)}
     counts = {broad(one): one for one in asked.breadth if one < len(order)}
     if "few" in asked.contenders:
         counts["few"] = FEW_WORKLOADS
     for name, count in counts.items():
         found[name] = (rows[np.isin(dataset.group[rows], order[:count])], sources)
-    processors = {str(one): told.cpu_model for one, (_, told) in snapshot.devices.items()}
-    elsewhere = [one for one in sources if processors[one] != processors[case.target]]
+    processors = {str(one): described.cpu_model for one, (_, described) in trial.snapshot.devices.items()}
+    elsewhere = [one for one in sources if processors[one] != processors[target]]
     if "elsewhere" in asked.contenders and elsewhere and len(elsewhere) < len(sources):
-        found["elsewhere"] = (_measured_by(dataset, rows, elsewhere), elsewhere)
+        latency = dataset.latency_secs[rows][:, [dataset.column(one) for one in elsewhere]]
+        found["elsewhere"] = (rows[np.isfinite(latency).any(axis=1)], elsewhere)
     return found
-
-
-def _measured_by(dataset: Dataset, rows: Rows, devices: Sequence[str]) -> Rows:
-    """The rows that one of some devices has measured."""
-    latency = dataset.latency_secs[rows][:, [dataset.column(one) for one in devices]]
-    return rows[np.isfinite(latency).any(axis=1)]
-
-
-def _hardware(dataset: Dataset, devices: Sequence[str]) -> dict[str, NDArray[np.float32]]:
-    return {one: dataset.hardware[dataset.column(one)] for one in devices}
-
-
-def _samples(dataset: Dataset, rows: Rows, column: int, k: int, seed: int) -> Rows:
-    """Random candidates of random workloads, some of each."""
-    random = np.random.default_rng(seed + k)
-    there = rows[np.isfinite(dataset.latency_secs[rows, column])]
-    groups = random.permutation(np.unique(dataset.group[there]))[: max(1, k // _PER_WORKLOAD)]
-    each = max(_PER_WORKLOAD, -(-k // len(groups)))
-    return few_of_each(dataset, there[np.isin(dataset.group[there], groups)], each, seed)[:k]
-
-
-def _judge(
-    found: dict[str, Any], name: str, scores: Scores, dataset: Dataset, test: Rows, column: int
-) -> None:
-    """Note top-1 and top-5 by workload, as a search asks: nobody measured any of the candidates."""
-    latency, group = dataset.latency_secs[test, column], dataset.group[test]
-    metrics = evaluate_ranking(scores, latency, group, least=_LEAST)
-    workloads = [dataset.workload_ids[one] for one in metrics.groups.tolist()]
-    if name == "shipped/0":
-        chance = metrics.random_top1_by_workload
-        found["top1"]["random/0"] = dict(zip(workloads, chance.tolist(), strict=True))
-    for measure, values in (("top1", metrics.top1_by_workload), ("top5", metrics.top5_by_workload)):
-        found[measure][name] = dict(zip(workloads, values.tolist(), strict=True))
 
 
 def secs_to_first_head(device: str) -> float:
@@ -304,8 +275,8 @@ def secs_to_first_head(device: str) -> float:
 
 
 def _kept(
-    folder: Path, cases: Sequence[_Case], run: Callable[[_Case], dict[str, Any]], workers: int
-) -> dict[str, dict[str, Any]]:
+    folder: Path, cases: Sequence[_Case], run: Callable[[_Case], Figures], workers: int
+) -> dict[str, Figures]:
     """What each case found, by its name; those that the folder has are not run again."""
     paths = {one: folder / f"{one.name}.json" for one in cases}
     waiting = [one for one, path in paths.items() if read_kept(path) is None]
@@ -399,7 +370,7 @@ def _run(options: Options, folder: Path) -> Figures:
         for name, found in _kept(baselines_in, cases, how, options.workers).items():
             for measure in ("top1", "top5"):
                 done[name][measure] |= found[measure]
-    result: dict[str, Any] = {
+    result: Figures = {
         "benchmark": "pretrained",
         "datasets": {one.name: one.sha256 for one in datasets},
         "records": sum(one.card["records"] for one in datasets),

@@ -14,12 +14,8 @@ from transfer.adapt.base import Regime
 
 #: Samples of the new profile that every case has.
 SAMPLES = 64
-#: Numbers of workloads that the power law is asked for, and resamples of its intervals.
-_ASKED, _RESAMPLES = (1_000, 10_000), 1_000
 #: Contenders whose name in a gain is longer.
 _SPOKEN = {"few": "store_only", "elsewhere": "other_processors"}
-#: Points of the curve that a law is drawn through, at least.
-_LEAST_POINTS = 3
 
 
 def figures(cases: Mapping[str, Mapping[str, Any]], samples: Sequence[int]) -> dict[str, Any]:
@@ -68,52 +64,20 @@ def broad(count: int) -> str:
 def breadth_figures(
     cases: Mapping[str, Mapping[str, Any]], samples: Sequence[int], breadth: Sequence[int]
 ) -> dict[str, Any]:
-    """Top-1 against the number of workloads learnt from, and what a power law says of more.
-
-    The law is `1 - top1 = a * n ** -b`, least squares in logarithms; it knows no ceiling, so noise makes it
-    too hopeful far away. Its intervals come from a bootstrap over judged workloads.
-
-    Returns:
-        `breadth` by number of workloads and of samples, `breadth_exponent` and `breadth_at` by number of
-        samples; empty where fewer than three numbers of workloads are there.
-    """
+    """Top-1 by the number of workloads learnt from, and of samples; empty where only one number is there."""
     names = {
         count: broad(count)
         for count in breadth
         if all(broad(count) in one["workloads"] for one in cases.values())
     }
-    most = int(np.mean([one["workloads"]["shipped"] for one in cases.values()]))
-    names[most] = "shipped"
-    if len(names) < _LEAST_POINTS:
+    names[int(np.mean([one["workloads"]["shipped"] for one in cases.values()]))] = "shipped"
+    if len(names) < 2:
         return {}
-    counts = sorted(names)
-    curve: dict[str, dict[str, Any]] = {str(count): {} for count in counts}
-    exponents, at = {}, {}
-    for k in (0, *samples):
-        top1 = np.stack([_of_all(cases, "top1", f"{names[count]}/{k}") for count in counts])
-        for count, found in zip(counts, top1, strict=True):
-            curve[str(count)][str(k)] = _figure(found)
-        judged = top1.shape[1]
-        drawn = np.random.default_rng(0).multinomial(judged, np.full(judged, 1 / judged), size=_RESAMPLES)
-        laws = np.stack(
-            [_power_law(counts, top1 @ weights / judged) for weights in (np.ones(judged), *drawn)]
-        )
-        exponents[str(k)] = _with_interval(laws[:, 1])
-        at[str(k)] = {
-            str(count): _with_interval(1 - np.exp(laws[:, 0]) * count ** -laws[:, 1]) for count in _ASKED
-        }
-    return {"breadth": curve, "breadth_exponent": exponents, "breadth_at": at}
-
-
-def _power_law(counts: Sequence[int], top1: NDArray[np.float64]) -> tuple[float, float]:
-    """Logarithm of a, and b, of `1 - top1 = a * n ** -b`."""
-    slope, level = np.polyfit(np.log(counts), np.log(1 - top1), 1)
-    return float(level), float(-slope)
-
-
-def _with_interval(values: NDArray[np.float64]) -> list[float]:
-    """The first value, and the 90 % interval of the others."""
-    return [round(float(one), 4) for one in (values[0], *np.quantile(values[1:], [0.05, 0.95]))]
+    curve = {
+        str(count): {str(k): _figure(_of_all(cases, "top1", f"{name}/{k}")) for k in (0, *samples)}
+        for count, name in sorted(names.items())
+    }
+    return {"breadth": curve}
 
 
 def _names(cases: Mapping[str, Mapping[str, Any]]) -> set[str]:

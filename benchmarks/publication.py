@@ -29,6 +29,9 @@ from transfer.train.training import train
 
 #: Candidates of each workload that a head learns from, and the noise floor of all devices.
 _CANDIDATES, _FLOOR = 24, 0.03
+#: Workloads that heads learn from, and seeds of each; held-out workloads that judge, and how often.
+_BREADTHS, _SEEDS, _JUDGED, _TRIES = (42, 100, 300), 2, (3, 4, 6, 8, 12, 24), 4000
+_EPOCHS = 24
 _TAKES = {Rank.BETTER, Rank.AS_GOOD}
 
 
@@ -40,18 +43,6 @@ class Options:
         Path, Option("a store with a published dataset (fleet datasets open)", is_positional=True)
     ]
     device: Annotated[str, Option("device of the dataset with a shipped head", is_positional=True)]
-    breadths: Annotated[tuple[int, ...], Option("workloads that heads learn from", least=2)] = (42, 100, 300)
-    judged: Annotated[tuple[int, ...], Option("held-out workloads that judge", least=2)] = (
-        3,
-        4,
-        6,
-        8,
-        12,
-        24,
-    )
-    tries: Annotated[int, Option("times that the rule is asked", least=1)] = 4000
-    epochs: Annotated[int, Option("passes over the data", least=1)] = 24
-    seeds: Annotated[int, Option("seeds of each breadth", least=1)] = 2
 
 
 def measure(options: Options) -> Figures:
@@ -76,25 +67,23 @@ def measure(options: Options) -> Figures:
             heads[f"shipped head of {other}"] = _standing(
                 Adapted(device_id=device_id, model=model.eval()), snapshot, rows
             )
-    for breadth in options.breadths:
-        for seed in range(options.seeds):
-            adapted = _own(snapshot, device_id, open_rows, breadth, seed, options.epochs)
+    for breadth in _BREADTHS:
+        for seed in range(_SEEDS):
+            adapted = _own(snapshot, device_id, open_rows, breadth, seed)
             heads[f"of {breadth} workloads, seed {seed}"] = _standing(adapted, snapshot, rows)
     return {
         "held_out_workloads": len(floor.groups),
         "shipped": _worth(floor),
-        "heads": {name: _asked(one, floor, options) for name, one in heads.items()},
+        "heads": {name: _asked(one, floor) for name, one in heads.items()},
     }
 
 
-def _own(
-    snapshot: DatasetSnapshot, device_id: DeviceId, open_rows: Any, breadth: int, seed: int, epochs: int
-) -> Adapted:
+def _own(snapshot: DatasetSnapshot, device_id: DeviceId, open_rows: Any, breadth: int, seed: int) -> Adapted:
     """A head of some workloads, as `fleet train` makes one."""
     dataset, random = snapshot.dataset, np.random.default_rng(seed)
     chosen = random.permutation(np.unique(dataset.group[open_rows]))[:breadth]
     of_each = [random.permutation(open_rows[dataset.group[open_rows] == one])[:_CANDIDATES] for one in chosen]
-    config = replace(train_config(epochs), device="cpu", lends=True)
+    config = replace(train_config(_EPOCHS), device="cpu", lends=True)
     rows = np.sort(np.concatenate(of_each))
     model = train(dataset, rows, config=config, seed=seed, devices=[device_id]).model
     return Adapted(device_id=device_id, model=model)
@@ -108,20 +97,20 @@ def _standing(head: Adapted, snapshot: DatasetSnapshot, rows: Any) -> Standing:
 
 def _worth(standing: Standing) -> Mapping[str, float]:
     named = {"pairs": standing.shares(), "top1": standing.top1, "top5": standing.top5}
-    return {name: round(float(values.mean()), 4) for name, values in named.items()}
+    return {name: float(values.mean()) for name, values in named.items()}
 
 
-def _asked(head: Standing, floor: Standing, options: Options) -> Figures:
+def _asked(head: Standing, floor: Standing) -> Figures:
     """What a head is worth, and how often it takes the place, by workloads that judge."""
     random = np.random.default_rng(0)
     takes: dict[str, float] = {}
-    for count in options.judged:
-        drawn = random.integers(0, len(head.groups), (options.tries, count))
+    for count in _JUDGED:
+        drawn = random.integers(0, len(head.groups), (_TRIES, count))
         ranks = [compared(_some(head, each), _some(floor, each), "it").rank for each in drawn]
-        takes[str(count)] = round(float(np.mean([rank in _TAKES for rank in ranks])), 4)
+        takes[str(count)] = float(np.mean([rank in _TAKES for rank in ranks]))
     return {
         **_worth(head),
-        "sd": round(float((head.shares() - floor.shares()).std(ddof=1)), 4),
+        "sd": float((head.shares() - floor.shares()).std(ddof=1)),
         "takes": takes,
     }
 

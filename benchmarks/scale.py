@@ -21,15 +21,16 @@ from __future__ import annotations
 import itertools
 import statistics
 import time
+from collections import deque
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import numpy as np
 
 from agents.records import CandidateId, DeviceId, Record, WorkloadId
 from benchmarks.harness import Figures, Option, benchmark, child_json, in_child, ms_of, working_folder
-from benchmarks.made_up import RecordMaker, device_name, made_up_rows, own_mb
+from benchmarks.made_up import device_name, made_up_rows, make_records, own_mb
 from benchmarks.scale_connections import measure_connections
 from benchmarks.scale_fleet import measure_fleet
 from benchmarks.scale_start import measure_start
@@ -37,120 +38,120 @@ from fleet.core import events as ev
 from fleet.core.scheduling import Cell, DeviceView, FleetView, plan
 from fleet.core.state import FleetState
 from fleet.daemon.garbage_collection import seldom_collected
-from fleet.state.schema import STATE
-from fleet.store.delta.schema import RECORD_COLUMNS, batch_to_records
 from fleet.store.store import Store
 
 #: Workloads of a network or three: what a plan chooses among.
 WORKLOADS = 40
+_CLOCK = 1.7e9
 
 
-def measure_scheduling(*, devices: int, decisions: int, workload_count: int = WORKLOADS) -> dict[str, Any]:
-    """End job after job of a fleet that is busy everywhere, and time what follows from each."""
-    state = FleetState()
-    names = [DeviceId(f"dev-{number:05d}") for number in range(devices)]
-    workloads = {
-        WorkloadId(f"{number:016x}"): (1 + number % 5) * 10.0 ** (6 + number % 5)
-        for number in range(workload_count)
-    }
-    rng = np.random.default_rng(0)
-    cells = {
-        name: {
-            one: Cell(
-                measured=int(rng.integers(0, 500)),
-                unpaired=int(rng.integers(0, 50)),
-                interval=float(rng.random()) if rng.random() < 0.5 else None,
-            )
-            for one in workloads
-        }
-        for name in names
-    }
-    views = {
-        name: DeviceView(
-            device_id=name,
-            records=sum(cell.measured for cell in cells[name].values()),
-            has_head=True,
-            host=f"host-{number % 500}",
-            cells=cells[name],
+class _BusyFleet:
+    """A state of the fleet in which every device has jobs, and what is carried out of its instructions.
+
+    Args:
+        view: What the planner knows of each device.
+    """
+
+    def __init__(self, view: FleetView) -> None:
+        self._view, self._state, self._numbers = view, FleetState(), itertools.count()
+        self._leases: deque[ev.GrantLease] = deque()
+        self._jobs: dict[ev.JobId, ev.Job] = {}
+        #: How many times a device was planned for.
+        self.plans = 0
+        self._state.apply(ev.CoordinatorStarted(at_secs=_CLOCK))
+        for name in view.devices:
+            made = self._state.apply(ev.DeviceAdded(at_secs=_CLOCK, device_id=name, family="cpu"))
+            (start,) = [one for one in made if isinstance(one, ev.StartAgent)]
+            number = start.incarnation
+            self._state.apply(ev.AgentStarted(at_secs=_CLOCK, device_id=name, incarnation=number))
+            passed = ev.ProbePassed(at_secs=_CLOCK, device_id=name, incarnation=number, environment_id="e1")
+            self.apply(passed)
+
+    def end_of_job(self, at_secs: float) -> ev.JobFinished:
+        """The end of the job whose lease is the oldest."""
+        lease = self._leases.popleft()
+        return ev.JobFinished(
+            at_secs=at_secs,
+            device_id=lease.device_id,
+            job_id=lease.job_id,
+            fencing_token=lease.fencing_token,
+            incarnation=lease.incarnation,
+            outcomes={"ok": len(self._jobs.pop(lease.job_id).candidate_ids)},
+            device_secs=5.0,
         )
-        for number, name in enumerate(names)
-    }
-    view = FleetView(devices=views, workloads=workloads)
-    clock = 1.7e9
-    numbers = iter(range(10**9))
-    granted: list[ev.GrantLease] = []
-    jobs_of: dict[str, ev.Job] = {}
 
-    def job(name: DeviceId, workload_id: WorkloadId, count: int, origin: str) -> ev.JobSubmitted:
-        number = next(numbers)
-        made = ev.Job(
+    def apply(self, event: ev.Event) -> None:
+        """Carry out what the state says, as the coordinator does: leases are noted, wants are planned."""
+        for made in self._state.apply(event):
+            if isinstance(made, ev.GrantLease):
+                self._leases.append(made)
+            elif isinstance(made, ev.WantJobs):
+                self.plans += 1
+                for ask in plan(self._view, {made.device_id: made.room}, next(self._numbers)):
+                    job = self._job(ask.device_id, ask.workload_id, ask.count, str(ask.origin))
+                    self.apply(ev.JobSubmitted(at_secs=event.at_secs, job=job))
+
+    def _job(self, device_id: DeviceId, workload_id: WorkloadId, count: int, origin: str) -> ev.Job:
+        number = next(self._numbers)
+        job = ev.Job(
             job_id=ev.JobId(f"j{number}"),
-            device_id=name,
+            device_id=device_id,
             workload_ids=(workload_id,),
             candidate_ids=tuple(CandidateId(f"{number:016x}{place:016x}") for place in range(count)),
             origin=origin,
             expected_secs=0.5 * count,
         )
-        jobs_of[made.job_id] = made
-        return ev.JobSubmitted(at_secs=clock, job=made)
+        self._jobs[job.job_id] = job
+        return job
 
-    planned_count = 0
 
-    def follow(made: list[ev.Instruction]) -> None:
-        """Carry out what the state says, as the coordinator does: leases are noted, wants are planned."""
-        nonlocal planned_count
-        for one in made:
-            if isinstance(one, ev.GrantLease):
-                granted.append(one)
-            elif isinstance(one, ev.WantJobs):
-                planned_count += 1
-                for ask in plan(view, {one.device_id: one.room}, next(numbers)):
-                    follow(state.apply(job(ask.device_id, ask.workload_id, ask.count, str(ask.origin))))
+def _view(devices: int) -> FleetView:
+    """Devices that have measured something of every workload."""
+    rng = np.random.default_rng(0)
+    workloads = {
+        WorkloadId(f"{number:016x}"): (1 + number % 5) * 10.0 ** (6 + number % 5)
+        for number in range(WORKLOADS)
+    }
 
-    state.apply(ev.CoordinatorStarted(at_secs=clock))
-    for name in names:
-        made = state.apply(ev.DeviceAdded(at_secs=clock, device_id=name, family="cpu"))
-        (start,) = [one for one in made if isinstance(one, ev.StartAgent)]
-        state.apply(ev.AgentStarted(at_secs=clock, device_id=name, incarnation=start.incarnation))
-        follow(
-            state.apply(
-                ev.ProbePassed(
-                    at_secs=clock, device_id=name, incarnation=start.incarnation, environment_id="e1"
-                )
+    def device(number: int) -> DeviceView:
+        cells = {
+            workload_id: Cell(
+                measured=int(rng.integers(0, 500)),
+                unpaired=int(rng.integers(0, 50)),
+                interval=float(rng.random()) if rng.random() < 0.5 else None,
             )
+            for workload_id in workloads
+        }
+        return DeviceView(
+            device_id=DeviceId(device_name(number)),
+            records=sum(cell.measured for cell in cells.values()),
+            has_head=True,
+            host=f"host-{number % 500}",
+            cells=cells,
         )
-    planned: list[float] = []
-    planned_cpu: list[float] = []
+
+    views = (device(number) for number in range(devices))
+    return FleetView(devices={one.device_id: one for one in views}, workloads=workloads)
+
+
+def measure_scheduling(*, devices: int, decisions: int) -> Figures:
+    """End job after job of a fleet that is busy everywhere, and time what follows from each."""
+    fleet, planned = _BusyFleet(_view(devices)), []
     for number in range(decisions):
-        lease = granted.pop(0)
-        clock += 0.01
-        done = ev.JobFinished(
-            at_secs=clock,
-            device_id=lease.device_id,
-            job_id=lease.job_id,
-            fencing_token=lease.fencing_token,
-            incarnation=lease.incarnation,
-            outcomes={"ok": len(jobs_of[lease.job_id].candidate_ids)},
-            device_secs=5.0,
-        )
-        plans = planned_count
-        started, started_cpu = time.perf_counter(), time.thread_time()
-        follow(state.apply(done))
-        if planned_count > plans:
-            planned.append(time.perf_counter() - started)
-            planned_cpu.append(time.thread_time() - started_cpu)
-        del jobs_of[lease.job_id]
+        now = _CLOCK + 0.01 * number
+        done, plans = fleet.end_of_job(now), fleet.plans
+        began = time.perf_counter()
+        fleet.apply(done)
+        # The others only hand out a lease that is queued already.
+        if fleet.plans > plans:
+            planned.append(time.perf_counter() - began)
         if number % 50 == 49:
-            follow(state.apply(ev.Tick(at_secs=clock)))
+            fleet.apply(ev.Tick(at_secs=now))
     return {
         "devices": devices,
-        "workloads": workload_count,
+        "workloads": WORKLOADS,
         "decisions": decisions,
-        "decisions_with_a_plan": len(planned),
-        # Of those with a plan; the others only hand out a lease that is queued already.
         **ms_of("decision_ms", planned),
-        # Processor time of the same: a busy host takes nothing away from it.
-        **ms_of("decision_cpu_ms", planned_cpu),
     }
 
 
@@ -158,28 +159,31 @@ PARTS = ("taking", "scheduling", "open", "start", "fleet", "connections")
 #: Devices that deliver in one turn of the part `taking`, and records of each: with a turn every 0.2 s, each
 #: of 1,000 devices delivers 32 records every 3.2 s.
 DEVICES_PER_TURN, RECORDS_PER_BATCH = 62, 32
-
 #: Records before memory counts.
 WARM_UP_RECORDS = 300_000
 
 
-def measure_taking(folder: Path, *, devices: int, records: int) -> dict[str, Any]:
+def _delivery(turn: int, devices: int) -> list[Record]:
+    """What arrives in a turn, the devices in turn, with traces as short as AutoTVM's."""
+    records: list[Record] = []
+    for number in range(turn * DEVICES_PER_TURN, (turn + 1) * DEVICES_PER_TURN):
+        name = device_name(number % devices)
+        records += make_records(number * RECORDS_PER_BATCH, RECORDS_PER_BATCH, name, instructions=0)
+    return records
+
+
+def measure_taking(folder: Path, *, devices: int, records: int) -> Figures:
     """Take in records, turn by turn, until there are enough."""
-    maker = RecordMaker()
-    names = itertools.cycle([device_name(number) for number in range(devices)])
     each = DEVICES_PER_TURN * RECORDS_PER_BATCH
     turns = max(2, records // each)
     count = turns * each
-    ours: list[float] = []
+    secs: list[float] = []
     durable: list[float] = []
     #: Own memory, once every device has its folder and what waits for the table has grown to its bound.
     memory: list[float] = []
-    lag = 0.0
-    with Store.open(folder / "ours") as store:
+    with Store.open(folder / "taking") as store:
         for turn in range(turns):
-            batch: list[Record] = []
-            for name in itertools.islice(names, DEVICES_PER_TURN):
-                batch += maker.batch(name, RECORDS_PER_BATCH)
+            batch = _delivery(turn, devices)
             began = time.perf_counter()
             store.take(batch)
             with store.state.turn() as opened:
@@ -187,30 +191,24 @@ def measure_taking(folder: Path, *, devices: int, records: int) -> dict[str, Any
             store.confirm()
             durable.append(time.perf_counter() - began)
             store.move_on()
-            ours.append(time.perf_counter() - began)
-            lag = max(lag, store.waiting_secs)
+            secs.append(time.perf_counter() - began)
             if turn % max(1, turns // 65) == 0 and (turn + 1) * each >= min(WARM_UP_RECORDS, count / 2):
                 memory.append(own_mb())
         began = time.perf_counter()
         store.flush()
-        flushed = time.perf_counter() - began
+        flush_secs = time.perf_counter() - began
         memory.append(own_mb())
         kept = sum(file.rows for file in store.snapshot.files)
-        files = len(store.data_files())
     # Between the first and the last fifth: one sample alone may see rows that go on to the table.
     few = max(1, len(memory) // 5)
     return {
         "devices": devices,
         "records": count,
         "in_the_table": kept,
-        "records_per_turn": each,
-        "records_per_s": count / (sum(ours) + flushed),
-        **ms_of("ms_per_turn", ours),
+        "records_per_s": count / (sum(secs) + flush_secs),
+        **ms_of("ms_per_turn", secs),
         # The part of a turn after which its records may be acknowledged.
         **ms_of("durable_ms", durable),
-        "flush_secs": flushed,
-        "longest_wait_for_the_table_secs": lag,
-        "data_files": files,
         "memory_growth_mb": round(statistics.median(memory[-few:]) - statistics.median(memory[:few]), 1),
         "memory_peak_mb": max(memory),
     }
@@ -218,72 +216,32 @@ def measure_taking(folder: Path, *, devices: int, records: int) -> dict[str, Any
 
 #: What is done with the large store, in processes of their own: the first argument is the store.
 _OPENING = {
-    "for_reading": """
-reader = Store.read(sys.argv[1])
-found = {"version": reader.version, "files": len(reader.data_files())}
-""",
-    "for_writing": """
-store = Store.open(sys.argv[1])
-found = {"version": store.version, "rows": store.rows}
-""",
+    "for_reading": "reader = Store.read(sys.argv[1]); found = {'files': len(reader.data_files())}",
+    "for_writing": "store = Store.open(sys.argv[1]); found = {'rows': store.rows}",
 }
 
 
-def fill(folder: Path, *, records: int, devices: int, seed: int = 1) -> float:
-    """Make a store of so many records; return the seconds that it took."""
-    rng = np.random.default_rng(seed)
+def fill(folder: Path, *, records: int, devices: int) -> None:
+    """Make a store of so many records, unless it is there."""
+    if (folder / "records").exists():
+        return
+    rng = np.random.default_rng(1)
     each = records // devices
     together = max(1, 100_000 // each)
-    started = time.perf_counter()
     with Store.open(folder) as store:
         for first in range(0, devices, together):
             chosen = range(first, min(devices, first + together))
             store.append_tables({device_name(number): made_up_rows(rng, each) for number in chosen})
-    return time.perf_counter() - started
 
 
-def _filled(folder: Path, *, records: int, devices: int) -> float | None:
-    """Make the large store unless it is there."""
-    return None if (folder / "records").exists() else fill(folder, records=records, devices=devices)
-
-
-def measure_open(folder: Path, *, records: int, devices: int, repeats: int) -> dict[str, Any]:
+def measure_open(folder: Path, *, records: int, devices: int, repeats: int) -> Figures:
     """Open a large store; `folder` may hold one already."""
-    filled = _filled(folder, records=records, devices=devices)
-    result: dict[str, Any] = {
-        "records": sum(file.rows for file in Store.read(folder).snapshot.files),
-        "fill_secs": filled and round(filled, 1),
-        "data_bytes": sum(path.stat().st_size for path in Store.read(folder).data_files()),
-        "state_bytes": (folder / STATE).stat().st_size,
-    }
+    fill(folder, records=records, devices=devices)
+    result: Figures = {"records": sum(file.rows for file in Store.read(folder).snapshot.files)}
     for name, work in _OPENING.items():
         runs = [in_child(work, str(folder)) for _ in range(repeats)]
         result[name] = {**runs[0], "secs": statistics.median(run["secs"] for run in runs), "runs": repeats}
-    result["twice"] = _twice(folder)
     return result
-
-
-def _twice(folder: Path) -> dict[str, Any]:
-    """Deliver records again that the large store has, among new ones: each must be known, or not."""
-    rng = np.random.default_rng(2)
-    with Store.open(folder) as store:
-        device_id = min(store.counts())
-
-        def new(count: int) -> list[Record]:
-            [batch] = made_up_rows(rng, count).combine_chunks().to_batches()
-            return list(batch_to_records(device_id, batch.select(list(RECORD_COLUMNS))))
-
-        known = list(itertools.islice(store.records(device_id), 500))
-        found = store.are_stored([*known, *new(500)])
-        asked = new(10_000)
-        started = time.perf_counter()
-        store.are_stored(asked)
-        secs = time.perf_counter() - started
-    return {
-        "known_found": sum(found[: len(known)]),
-        "new_taken_for_known": sum(found[len(known) :]),
-        "ms_for_10000_ids": 1e3 * secs,
-    }
 
 
 @dataclass(frozen=True, slots=True)
@@ -320,7 +278,7 @@ def _run_part(options: Options, folder: Path) -> Figures:
         case "open":
             return measure_open(large, records=options.open_records, devices=devices, repeats=options.repeats)
         case "start":
-            _filled(large, records=options.open_records, devices=devices)
+            fill(large, records=options.open_records, devices=devices)
             return measure_start(large, devices=devices, repeats=options.repeats)
         case "fleet":
             return measure_fleet(folder, devices=devices, secs=options.fleet_secs)

@@ -10,14 +10,12 @@ they compete with the coordinator, so the coordinator's processor time is told a
 from __future__ import annotations
 
 import multiprocessing
-import pickle
-import queue
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass
-from multiprocessing.connection import Connection
+from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
 
@@ -27,10 +25,11 @@ import pyarrow as pa
 from agents.device.agent_host import AgentHost
 from agents.device.messages import AgentRequest, BeginAgent, Message, Stop
 from agents.device.worker_factory import ReplayWorkerFactory
-from agents.records import DeviceId, DeviceKind, DeviceSpec, Family, Protocol, WorkloadId
-from benchmarks.harness import ms_of
+from agents.records import DeviceId, DeviceKind, DeviceSpec, Family, Protocol, WorkloadId, content_hash
+from benchmarks.harness import Figures, ms_of
 from benchmarks.made_up import (
     TARGET,
+    device_name,
     made_up_rows,
     made_up_workloads,
     own_mb,
@@ -65,19 +64,19 @@ def _serve(pipe: Connection) -> None:
         host.close()
         may_send.release()
 
-    threads = [threading.Thread(target=one, daemon=True) for one in (read, host.serve)]
-    for one in threads:
-        one.start()
+    reader, worker = (threading.Thread(target=one, daemon=True) for one in (read, host.serve))
+    reader.start()
+    worker.start()
     taken = 0
     while True:
         may_send.acquire()
         messages: list[Message] = []
-        while not messages and threads[0].is_alive():
+        while not messages and reader.is_alive():
             taken, messages = host.take(taken, 0.2)
-        if not threads[0].is_alive():
+        if not reader.is_alive():
             break
         pipe.send((messages, time.process_time()))
-    threads[1].join()
+    worker.join()
     factory.close()
     pipe.close()
 
@@ -107,20 +106,14 @@ class ProcessTransport(AgentTransport):
             theirs.close()
             self._pipes.append(ours)
             self._processes.append(process)
-        self._arrived: queue.SimpleQueue[tuple[int, bytes]] = queue.SimpleQueue()
-        self._readers = [
-            threading.Thread(target=self._read, args=(number,), daemon=True) for number in range(processes)
-        ]
-        for reader in self._readers:
-            reader.start()
-        self._places: dict[DeviceId, int] = {}
-        self._requests: list[list[AgentRequest]] = [[] for _ in range(processes)]
-        self.agents_cpu_secs = [0.0] * processes
+        self._pipe_of: dict[DeviceId, Connection] = {}
+        self._requests: dict[Connection, list[AgentRequest]] = {pipe: [] for pipe in self._pipes}
+        self.agents_cpu_secs = dict.fromkeys(self._pipes, 0.0)
         self.waited_secs = 0.0
 
     def start(self, spec: DeviceSpec, incarnation: int) -> None:
         """See `AgentTransport`."""
-        self._places.setdefault(spec.device_id, len(self._places) % len(self._pipes))
+        self._pipe_of.setdefault(spec.device_id, self._pipes[len(self._pipe_of) % len(self._pipes)])
         self._ask(
             BeginAgent(
                 device_id=spec.device_id,
@@ -137,45 +130,35 @@ class ProcessTransport(AgentTransport):
 
     def poll(self, timeout_secs: float) -> list[Message]:
         """Hand over the requests, then see `AgentTransport`."""
-        for number, requests in enumerate(self._requests):
+        for pipe, requests in self._requests.items():
             if requests:
-                self._pipes[number].send(requests)
-                self._requests[number] = []
+                pipe.send(requests)
+                requests.clear()
         began = time.perf_counter()
-        found: list[Message] = []
-        arrived = self._next(timeout_secs)
+        ready = wait(self._pipes, timeout_secs)
         self.waited_secs += time.perf_counter() - began
-        while arrived is not None:
-            number, data = arrived
-            messages, self.agents_cpu_secs[number] = pickle.loads(data)
-            found += messages
-            self._pipes[number].send([])
-            arrived = self._next(0.0)
-        return found
-
-    def _next(self, timeout_secs: float) -> tuple[int, bytes] | None:
-        try:
-            return self._arrived.get(timeout=timeout_secs)
-        except queue.Empty:
-            return None
+        arrived: list[Message] = []
+        for pipe in self._pipes:
+            if pipe in ready:
+                messages, self.agents_cpu_secs[pipe] = pipe.recv()
+                arrived += messages
+                pipe.send([])
+        return arrived
 
     def close(self, timeout_secs: float = 5.0) -> None:
         """End every agent."""
         for pipe in self._pipes:
             pipe.send(None)
-        for one in (*self._readers, *self._processes):
-            one.join(timeout_secs)
-        for pipe in self._pipes:
+        for pipe, process in zip(self._pipes, self._processes, strict=True):
+            # What it sends last would hold its end up.
+            with suppress(EOFError):
+                while pipe.poll(timeout_secs):
+                    pipe.recv_bytes()
             pipe.close()
-
-    def _read(self, number: int) -> None:
-        """Take in what a process sends while the coordinator is at other work, as Ray does."""
-        with suppress(EOFError):
-            while True:
-                self._arrived.put((number, self._pipes[number].recv_bytes()))
+            process.join(timeout_secs)
 
     def _ask(self, request: AgentRequest) -> None:
-        self._requests[self._places[request.device_id]].append(request)
+        self._requests[self._pipe_of[request.device_id]].append(request)
 
 
 #: What the devices answer from.
@@ -184,7 +167,7 @@ RECORDED_CHOICE = WorkloadChoice(networks=("resnet-50",), count=RECORDED_WORKLOA
 
 #: Processes of the devices.
 _PROCESSES = 2
-#: Parts of the time that are told apart.
+#: Parts of the time that are told apart: the first ones have all devices begin at once.
 WINDOWS = 12
 
 
@@ -209,8 +192,6 @@ def recorded_file(folder: Path, candidates: int = RECORDED_CANDIDATES) -> Path:
 
 def _with_candidate_ids(rows: pa.Table, workload_id: WorkloadId) -> pa.Table:
     """The same rows of one workload, with the ids that its candidates really have."""
-    from agents.records import content_hash
-
     traces = rows.column("trace").to_pylist()
     columns = {
         "workload_id": [workload_id] * len(traces),
@@ -242,66 +223,58 @@ def made_up_coordinator(
     )
 
 
-def measure_fleet(folder: Path, *, devices: int, secs: float) -> dict[str, Any]:
+def records_of(coordinator: Coordinator) -> int:
+    """How many records a coordinator has counted."""
+    return sum(one.records for one in coordinator._parts.record_sink.counts.values())
+
+
+def devices_up(view: Mapping[str, Any]) -> int:
+    """How many devices of a coordinator's view can be used."""
+    return sum(one["state"] in ("idle", "leased") for one in view["devices"].values())
+
+
+def measure_fleet(folder: Path, *, devices: int, secs: float) -> Figures:
     """Let a coordinator run for some seconds after its devices are up."""
-    path = recorded_file(folder)
-    specs = replay_specs(devices, path)
+    specs = replay_specs(map(device_name, range(devices)), recorded_file(folder))
     transport = ProcessTransport(protocol=Protocol(), processes=_PROCESSES)
     turns: list[float] = []
     memory: list[float] = []
-    plans: list[float] = []
-    windows: list[dict[str, float]] = []
+    windows: list[float] = []
     with Store.open(folder / "store") as store:
-        began, cpu = time.perf_counter(), time.process_time()
+        began = time.perf_counter()
         coordinator = made_up_coordinator(folder / "root", store, transport, specs, RECORDED_CHOICE)
-        while not _all_up(coordinator, devices) and time.perf_counter() - began < secs:
+        while devices_up(coordinator.view()) < devices and time.perf_counter() - began < secs:
             coordinator.turn(0.05)
-        up_secs, up_cpu = time.perf_counter() - began, time.process_time() - cpu
-        counts = coordinator._parts.record_sink.counts
-        before = sum(one.records for one in counts.values())
-        transport.waited_secs, agents_cpu = 0.0, sum(transport.agents_cpu_secs)
-        _time_plans(coordinator, plans)
+        up_secs, before = time.perf_counter() - began, records_of(coordinator)
+        transport.waited_secs, agents_cpu_secs = 0.0, sum(transport.agents_cpu_secs.values())
+        plans = _timed_plans(coordinator)
         began, cpu = time.perf_counter(), time.process_time()
-        window = _Window(began, cpu, before)
-        while time.perf_counter() - began < secs:
-            started, waited = time.perf_counter(), transport.waited_secs
-            coordinator.turn(0.05)
-            turns.append(time.perf_counter() - started - (transport.waited_secs - waited))
-            if time.perf_counter() - window.began >= secs / WINDOWS:
-                window, told = window.end(sum(one.records for one in counts.values()))
-                memory.append(own_mb())
-                windows.append(told | {"own": memory[-1]})
+        for _ in range(WINDOWS):
+            window_began, window_before = time.perf_counter(), records_of(coordinator)
+            while time.perf_counter() - window_began < secs / WINDOWS:
+                started, waited = time.perf_counter(), transport.waited_secs
+                coordinator.turn(0.05)
+                turns.append(time.perf_counter() - started - (transport.waited_secs - waited))
+            more = records_of(coordinator) - window_before
+            windows.append(more / (time.perf_counter() - window_began))
+            memory.append(own_mb())
         took, cpu = time.perf_counter() - began, time.process_time() - cpu
-        agents_cpu = sum(transport.agents_cpu_secs) - agents_cpu
-        waited = transport.waited_secs
-        records = sum(one.records for one in counts.values()) - before
-        view = coordinator.view()
-        shutdown = time.perf_counter()
+        records, view = records_of(coordinator) - before, coordinator.view()
         coordinator.close()
-        shutdown = time.perf_counter() - shutdown
         transport.close()
         kept = sum(one.records for one in store.counts().values())
     return {
         "devices": devices,
-        "states": _states(view),
+        "states": Counter(one["state"] for one in view["devices"].values()),
         "up_secs": up_secs,
-        "secs": took,
         "records": records,
         "in_the_table": kept,
-        "jobs": view["jobs"],
         "records_per_s": records / took,
-        # Without the time in which it waited for agents: what it would take in if others gave it enough.
-        "records_per_busy_s": records / max(took - waited, 1e-9),
         # Of this process alone; the devices' processes took `agents_cpu_secs`.
         "records_per_cpu_s": records / cpu,
-        # The first ones have all devices begin at once.
-        "windows": windows,
-        "cpu_secs": cpu,
-        "up_cpu_secs": up_cpu,
-        "agents_cpu_secs": agents_cpu,
-        "waited_secs": waited,
-        "close_secs": shutdown,
-        "turns": len(turns),
+        "records_per_s_of_windows": windows,
+        "agents_cpu_secs": sum(transport.agents_cpu_secs.values()) - agents_cpu_secs,
+        "waited_secs": transport.waited_secs,
         **ms_of("ms_per_turn", turns),
         # From a device that asks to its jobs, requests to agents included.
         **ms_of("plan_ms", plans),
@@ -309,28 +282,9 @@ def measure_fleet(folder: Path, *, devices: int, secs: float) -> dict[str, Any]:
     }
 
 
-@dataclass(frozen=True, slots=True)
-class _Window:
-    """A part of the time, to see what the beginning costs and what later."""
-
-    began: float
-    cpu: float
-    records: int
-
-    def end(self, records: int) -> tuple[_Window, dict[str, float]]:
-        """The next one, and what became of this one."""
-        now, cpu = time.perf_counter(), time.process_time()
-        count = records - self.records
-        told = {
-            "secs": now - self.began,
-            "records_per_s": count / (now - self.began),
-            "records_per_cpu_s": count / (cpu - self.cpu),
-        }
-        return _Window(now, cpu, records), told
-
-
-def _time_plans(coordinator: Coordinator, plans: list[float]) -> None:
-    """Note how long each device's plan takes."""
+def _timed_plans(coordinator: Coordinator) -> list[float]:
+    """Seconds that each device's plan takes from now on."""
+    plans: list[float] = []
     planner = coordinator._parts.planner
     want = planner.want
 
@@ -340,12 +294,4 @@ def _time_plans(coordinator: Coordinator, plans: list[float]) -> None:
         plans.extend([(time.perf_counter() - started) / len(room)] * len(room))
 
     planner.want = timed  # type: ignore[method-assign]
-
-
-def _states(view: dict[str, Any]) -> dict[str, int]:
-    states: Sequence[str] = [one["state"] for one in view["devices"].values()]
-    return {state: states.count(state) for state in sorted(set(states))}
-
-
-def _all_up(coordinator: Coordinator, devices: int) -> bool:
-    return sum(_states(coordinator.view()).get(state, 0) for state in ("idle", "leased")) >= devices
+    return plans

@@ -24,7 +24,7 @@ from benchmarks.made_up import (
     made_up_workloads,
     replay_specs,
 )
-from benchmarks.scale_fleet import made_up_coordinator
+from benchmarks.scale_fleet import made_up_coordinator, records_of
 from fleet.planner.workload_discovery import KeptChoices, WorkloadChoice, group_of
 from fleet.store.lanes import LaneSettings
 from fleet.store.store import Store
@@ -57,11 +57,9 @@ def measure_start(folder: Path, *, devices: int, repeats: int) -> dict[str, Any]
     after_kill = in_child(_WORK, str(folder), str(devices), "leave")
     return {
         "records": records,
-        "devices": devices,
         "first": first,
         **runs[0],
         "secs": statistics.median(run["secs"] for run in runs),
-        "cpu_secs": statistics.median(run["cpu_secs"] for run in runs),
         "runs": repeats,
         "rows_that_wait": after_kill["records_known"] - records,
         "after_kill": after_kill,
@@ -84,22 +82,11 @@ def _leave_waiting(folder: Path, devices: int) -> int:
 
 def begin(folder: Path, devices: int, ending: str) -> dict[str, Any]:
     """Start one here; `close` ends it in order, and else it ends as a kill ends it."""
-    began = time.perf_counter()
     store = Store.open(folder)
-    opened = time.perf_counter()
     transport = LocalTransport(protocol=Protocol(), spool_root=_root(folder) / "spool", heartbeat_secs=1.0)
-    specs = replay_specs(devices, _NO_RECORDS)
+    specs = replay_specs(map(device_name, range(devices)), _NO_RECORDS)
     coordinator = made_up_coordinator(_root(folder), store, transport, specs, _CHOICE)
-    ended = time.perf_counter()
-    parts = coordinator._parts
-    known: dict[str, Any] = {
-        "open_store_secs": opened - began,
-        "rest_secs": ended - opened,
-        "records_known": sum(one.records for one in parts.record_sink.counts.values()),
-        "candidates_known": sum(
-            tally.measured for device_id in specs for tally in store.state.tallies(device_id)
-        ),
-    }
+    known: dict[str, Any] = {"records_known": records_of(coordinator)}
     if ending == "close":
         before = time.perf_counter()
         coordinator.close()
@@ -116,7 +103,7 @@ def _prepare(folder: Path, root: Path, devices: int) -> None:
     """What a fleet that has measured for a while has: its workloads, its devices, its choice."""
     root.mkdir()
     workloads = made_up_workloads(WORKLOADS)
-    specs = list(replay_specs(devices, _NO_RECORDS).values())
+    specs = list(replay_specs(map(device_name, range(devices)), _NO_RECORDS).values())
     with Store.open(folder) as store:
         store.put_workloads(workloads)
         for spec in specs:

@@ -142,7 +142,6 @@ def measure(options: Options) -> Figures:
         "model": {
             "parameters": sum(one.numel() for one in model.parameters()),
             "bytes": sum(one.numel() * one.element_size() for one in model.state_dict().values()),
-            "xgb_trees": xgb_model.booster.num_boosted_rounds(),
         },
         **_ready_features(model, cases, len(cores)),
     }
@@ -251,8 +250,6 @@ def _ready_features(model: Any, cases: list[_Case], cores: int) -> dict[str, Any
         model.score(block, _HEAD)
         seconds.append(time.perf_counter() - started)
     return {
-        "ready_candidates": _READY,
-        "ready_cores": min(2, cores),
         "ready_secs": statistics.median(seconds),
     }
 

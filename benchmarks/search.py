@@ -38,7 +38,6 @@ from benchmarks.search_figures import (
     XGB,
     Led,
     Timed,
-    curves,
     final_losses,
     gain,
     leading,
@@ -137,7 +136,6 @@ def _search(bench: SearchBench, plan: Options, ends_at: float) -> Figures:
         "sides": {side: len(found) for side, found in runs.items()},
         **_keys(runs, led, early, final),
         "noise_floor": noise_floor(turns),
-        "curves": curves(runs, led, [16, 32, 64, 128, 256][: plan.trials.bit_length() - 4]),
         "workloads": _rows(chosen, runs, early, final),
     }
 

@@ -145,37 +145,3 @@ def noise_floor(turns: Iterable[Mapping[str, Sequence[float]]]) -> float | None:
         for earlier, later in itertools.pairwise(values)
     ]
     return round(statistics.median(changes), 4) if changes else None
-
-
-def curves(runs: Runs, led: Led, at: Sequence[int]) -> dict[str, dict[str, Any]]:
-    """Of each side by trials and wall seconds: speed of its leader beside the best of any side, mean."""
-    goals: dict[str, float] = {}
-    for (workload, _), sides in led.items():
-        known = [secs for found in sides.values() for secs in found.values() if secs]
-        goals[workload] = min([goals.get(workload, math.inf), *known])
-
-    def speed(place: tuple[str, int], side: str, trials: float) -> float:
-        secs = latency_after(led.get(place, {}).get(side, {}), trials)
-        return goals[place[0]] / secs if secs else 0.0
-
-    found: dict[str, dict[str, Any]] = {}
-    for side, of in runs.items():
-        timed = {place: run for place, run in of.items() if place in led}
-        if not timed:
-            continue
-        by_secs = {}
-        for secs in (15, 30, 60, 120, 240):
-            counts = {
-                place: sum(moment <= secs for moment, _ in run["trials"]) for place, run in timed.items()
-            }
-            by_secs[str(secs)] = statistics.fmean(
-                speed(place, side, count) for place, count in counts.items()
-            )
-        by_trials = {
-            str(count): statistics.fmean(speed(place, side, count) for place in timed) for count in at
-        }
-        found[side] = {
-            "speed_by_trials": {count: round(one, 4) for count, one in by_trials.items()},
-            "speed_by_secs": {secs: round(one, 4) for secs, one in by_secs.items()},
-        }
-    return found

@@ -35,6 +35,7 @@ from agents.records import (
 )
 from benchmarks.harness import child_json, kept
 from benchmarks.search_figures import DAY_ZERO, NO_HEAD, OURS, RANDOM, STOCK, XGB
+from benchmarks.tvm_sides import Curve
 from fleet.config.settings import FleetConfig, select_devices
 from fleet.core.request_words import RequestKind
 from fleet.daemon.daemon import UpOptions
@@ -209,7 +210,11 @@ class SearchBench:
             places = {one.candidate_id: place for place, one in enumerate(drawn)}
             records = self._measure(worker, workload, drawn)
             records.sort(key=lambda one: places.get(one.candidate_id, len(places)))
-            return {**_curve(records, began), "secs": time.perf_counter() - clock}
+            curve = Curve()
+            for record in records:
+                if not _is_second_look(record):
+                    curve.add(record.trace, _secs_of(record), record.measured_at - began)
+            return {**curve.answer(), "secs": time.perf_counter() - clock}
 
     def _tvm(self, model: str, workload: Workload, trials: int, seed: int) -> dict[str, Any]:
         question = {
@@ -269,6 +274,10 @@ def _in_rounds(records: list[Record], ends: Sequence[int], seed: int) -> list[li
     ]
 
 
+def _secs_of(record: Record) -> float | None:
+    return record.latency_secs if record.outcome is Outcome.OK else None
+
+
 def _is_second_look(record: Record) -> bool:
     return record.origin in REPEATS or record.attempt > 0
 
@@ -289,36 +298,12 @@ def _settled_curve(
         looks = looks[len(due) :]
         for seen in [*([one] for one in found), due]:
             search.see(seen)
-            trials += [
-                [one.measured_at - began, one.latency_secs if one.outcome is Outcome.OK else None]
-                for one in seen
-                if not _is_second_look(one)
-            ]
+            trials += [[one.measured_at - began, _secs_of(one)] for one in seen if not _is_second_look(one)]
             if search.parents:
                 best[str(len(trials))] = search.parents[0]
-    return {"trials": trials, "best": _changes(best)}
-
-
-def _changes(best: dict[str, str]) -> dict[str, str]:
-    """Leaders without those that led already."""
     pairs = itertools.pairwise([("", ""), *best.items()])
-    return {count: trace for (_, before), (count, trace) in pairs if trace != before}
-
-
-def _curve(records: list[Record], began: float) -> dict[str, Any]:
-    """Trials and best traces of records in their order, as TVM chooses; second looks are no trials."""
-    trials: list[list[float | None]] = []
-    best: dict[str, str] = {}
-    least = float("inf")
-    for record in records:
-        if _is_second_look(record):
-            continue
-        secs = record.latency_secs if record.outcome is Outcome.OK else None
-        trials.append([record.measured_at - began, secs])
-        if secs is not None and secs < least:
-            least = secs
-            best[str(len(trials))] = record.trace
-    return {"trials": trials, "best": best}
+    changes = {count: trace for (_, before), (count, trace) in pairs if trace != before}
+    return {"trials": trials, "best": changes}
 
 
 def tuned(

@@ -18,37 +18,13 @@ from typing import Annotated, Any
 
 from deltalake import write_deltalake
 
-from agents.records import Candidate, Record, WorkloadId, canonical_json
+from agents.records import Record
 from benchmarks.harness import Figures, Option, benchmark, by_turns, in_child, ms_of, working_folder
-from benchmarks.made_up import record_of
+from benchmarks.made_up import make_records
 from fleet.store.delta.schema import TABLE_SCHEMA, records_to_table
 from fleet.store.store import Store
 
-#: Instructions of one trace: with 40, its text is about 4 KB, as for a matrix multiplication of MetaSchedule.
-TRACE_INSTRUCTIONS = 40
 OPEN_RECORDS = 100_000
-
-
-def make_records(start: int, count: int) -> list[Record]:
-    """Records of the usual size with decisions that differ; only the size of their content counts."""
-    return [_record(number) for number in range(start, start + count)]
-
-
-def _record(number: int) -> Record:
-    decisions = [[step, [1 + (number * (step + 7)) % 64, 4, 2, (number >> step) % 32]] for step in range(8)]
-    instructions = [
-        ["SamplePerfectTile", [f"l{step}"], [4, 64], [f"v{step}"]] for step in range(TRACE_INSTRUCTIONS)
-    ]
-    candidate = Candidate(
-        workload_id=WorkloadId(f"{number % 50:016x}"), trace=canonical_json([instructions, decisions, number])
-    )
-    return record_of(
-        candidate,
-        run_secs=(1e-3 + number * 1e-9, 1.01e-3, 1.02e-3),
-        environment=canonical_json({"load": number % 7, "clock_mhz": 2100 + number % 11, "tvm": "0.27"}),
-        environment_id="0" * 32,
-        measured_at=1.7e9 + number,
-    )
 
 
 def _baseline_append(folder: Path, records: list[Record]) -> None:

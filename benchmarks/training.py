@@ -35,7 +35,6 @@ LOGS = DATA / "autotvm_dropletsearch"
 _EACH = TrainConfig().candidates_per_epoch
 #: Epochs of ours to one of theirs in each round, so that both sides run for seconds.
 _OUR_EPOCHS = 8
-_GIB = 1 << 30
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -64,8 +63,6 @@ class Options:
     store: Annotated[Path | None, Option("store to take rows from")] = None
     rows: Annotated[int, Option("most rows that both sides train on", least=1)] = 2048
     rounds: Annotated[int, Option("turns of each side", least=1)] = 3
-    threads: Annotated[int, Option("threads of torch, on both sides", least=1)] = 1
-    seed: int = 0
     no_memory: Annotated[bool, Option("leave the memory of a whole store out")] = False
     train_on: Annotated[Path | None, Option("only read this store and train once: for its memory")] = None
 
@@ -85,14 +82,13 @@ def _compare(options: Options, folder: Path) -> Figures:
         import_devices(store)
     if store is None:
         return {"benchmark": "training", "skipped": f"no logs at {LOGS.name} and no --store"}
-    rows = _store_rows(store, options.rows, options.seed)
+    rows = _store_rows(store, options.rows)
     result: Figures = {
         "benchmark": "training",
         "rows": len(rows.dataset),
         "rows_from": rows.source,
         "workloads": len(np.unique(rows.dataset.group)),
         "devices": list(rows.devices),
-        "threads": options.threads,
     }
     joint = _race(rows, rows.devices, options)
     result["joint"] = {"baseline": "MTL-TLP as published", **joint}
@@ -108,17 +104,17 @@ def _compare(options: Options, folder: Path) -> Figures:
 def _race(rows: _Rows, devices: Sequence[str], options: Options) -> dict[str, Any]:
     """Both procedures in turn with heads for some devices."""
     whole = np.flatnonzero(np.isfinite(rows.dataset.latency_secs).any(axis=1))
-    ours = TrainConfig(epochs=_OUR_EPOCHS, threads=options.threads, device="cpu")
+    ours = TrainConfig(epochs=_OUR_EPOCHS, device="cpu")
     # Without validation rows: theirs would take some 3 % of its time, and ours has none here.
-    theirs = TlpConfig(epochs=1, threads=options.threads, validation_share=0.0)
+    theirs = TlpConfig(epochs=1, validation_share=0.0)
     samples, secs = np.zeros((options.rounds, 2)), np.zeros((options.rounds, 2))
     for number in range(options.rounds):
-        result = train(rows.ours, whole, config=ours, seed=options.seed, devices=devices)
+        result = train(rows.ours, whole, config=ours, seed=0, devices=devices)
         samples[number, 0] = sum(report.samples for report in result.history)
         secs[number, 0] = result.seconds
         ranker = PublishedTlp(theirs, multi_task=True)
         started = time.perf_counter()
-        ranker.fit(rows.dataset, whole, devices, options.seed)
+        ranker.fit(rows.dataset, whole, devices, 0)
         secs[number, 1] = time.perf_counter() - started
         columns = [rows.dataset.column(device_id) for device_id in devices]
         samples[number, 1] = np.isfinite(rows.dataset.latency_secs[:, columns]).any(axis=1).sum()
@@ -134,13 +130,13 @@ def _race(rows: _Rows, devices: Sequence[str], options: Options) -> dict[str, An
     }
 
 
-def _store_rows(path: Path, most: int, seed: int) -> _Rows:
+def _store_rows(path: Path, most: int) -> _Rows:
     """Rows of a store: the same number of candidates of each workload, as far as it has them."""
     reader = Store.read(path)
     # The published features are of one family.
     devices = [device for device, entry in reader.devices().items() if entry.spec.family is Family.CPU]
     snapshot = load_snapshot(reader, device_ids=devices, published=True)
-    dataset, random = snapshot.dataset, np.random.default_rng(seed)
+    dataset, random = snapshot.dataset, np.random.default_rng(0)
     measured = np.flatnonzero(np.isfinite(dataset.latency_secs).any(axis=1))
     chosen: list[int] = []
     for group in random.permutation(np.unique(dataset.group[measured])):
@@ -150,11 +146,11 @@ def _store_rows(path: Path, most: int, seed: int) -> _Rows:
     return _Rows(f"{len(dataset)} candidates of a store", part)
 
 
-def import_devices(path: Path) -> None:
-    """Import every device's folder of the logs."""
+def import_devices(path: Path, names: Sequence[str] = ()) -> None:
+    """Import folders of the logs, a device each; every one unless they are named."""
     with Store.open(path) as store:
-        for folder in sorted(LOGS.iterdir()):
-            if folder.is_dir():
+        for folder in sorted(LOGS.glob("*/")):
+            if not names or folder.name in names:
                 device_id = folder.name.lower().replace("_", "-")
                 import_logs(store, ImportRequest(paths=(folder,), device_id=device_id))
 
@@ -167,10 +163,8 @@ def _memory(store: Path) -> dict[str, Any]:
 
 def _train_on(store: Path) -> dict[str, Any]:
     """Read a store and train one epoch on every row: what `fleet train` does."""
-    started = time.perf_counter()
     reader = Store.read(store)
     dataset = load_snapshot(reader).dataset
-    loaded, loaded_secs = _peak_gib(), time.perf_counter() - started
     rows = np.arange(len(dataset))
     result = train(
         dataset, rows, config=TrainConfig(epochs=1, candidates_per_epoch=len(rows), device="cpu"), seed=0
@@ -179,17 +173,9 @@ def _train_on(store: Path) -> dict[str, Any]:
         "records": sum(counts.records for counts in reader.counts().values()),
         "candidates": len(dataset),
         "devices": list(result.model.device_ids),
-        "samples_of_the_epoch": result.history[0].samples,
-        "read_secs": loaded_secs,
-        "epoch_secs": result.seconds,
-        "peak_gib_after_reading": loaded,
-        "peak_gib": _peak_gib(),
+        # Linux counts in KiB.
+        "peak_gib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / (1 << 20),
     }
-
-
-def _peak_gib() -> float:
-    """Most memory that this process ever had (Linux counts in KiB)."""
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / _GIB
 
 
 main = benchmark("training", __doc__, Options, measure)

@@ -103,7 +103,7 @@ def stock(question: dict[str, Any]) -> dict[str, Any]:
 
     module = tvm.ir.load_json(question["workload"]["module_json"])
     evaluator = ms.runner.EvaluatorConfig(**question["evaluator"], enable_cpu_cache_flush=False)
-    told = _Curve()
+    told = Curve()
 
     @derived_object
     class Watch(ms.measure_callback.PyMeasureCallback):  # type: ignore[misc]  # tvm publishes no types
@@ -157,7 +157,7 @@ def with_our_runner(question: dict[str, Any]) -> dict[str, Any]:
     workload = workload_from_json(question["workload"])
     spec = select_devices(load_fleet(None).config)[DeviceId(question["device"])]
     load_tensor_intrinsics(spec.family)
-    told, cores = _Curve(), os.sched_getaffinity(0)
+    told, cores = Curve(), os.sched_getaffinity(0)
     with closing(DeviceWorker(spec, Path(question["folder"]), usable_cores=sorted(cores))) as worker:
         os.sched_setaffinity(0, cores)  # its search waits for no timing
         module, target = tvm.ir.load_json(workload.module_json), tvm.target.Target(spec.target)
@@ -203,8 +203,8 @@ def with_our_runner(question: dict[str, Any]) -> dict[str, Any]:
     return told.answer()
 
 
-class _Curve:
-    """Trials as they come."""
+class Curve:
+    """Trials as they come, and the programs that led."""
 
     def __init__(self) -> None:
         self._began = time.perf_counter()
@@ -212,9 +212,9 @@ class _Curve:
         self._best: dict[str, str] = {}
         self._least = math.inf
 
-    def add(self, trace: str, secs: float | None) -> None:
-        """Note one trial."""
-        self._trials.append([time.perf_counter() - self._began, secs])
+    def add(self, trace: str, secs: float | None, at_secs: float | None = None) -> None:
+        """Note one trial, which ended just now, or so many seconds after the start."""
+        self._trials.append([time.perf_counter() - self._began if at_secs is None else at_secs, secs])
         if secs is not None and secs < self._least:
             self._least = secs
             self._best[str(len(self._trials))] = trace

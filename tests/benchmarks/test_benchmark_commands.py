@@ -6,7 +6,6 @@ folder is there under that name.
 
 from __future__ import annotations
 
-import argparse
 import ast
 import gzip
 import importlib
@@ -25,12 +24,13 @@ import pytest
 
 from benchmarks import gpus, imports, learning, onboarding, onboarding_parts, training
 from benchmarks.extras import EXTRAS, needed_modules
+from benchmarks.harness import parser_of
 from benchmarks.onboarding_parts import LOGGED
 from benchmarks.training import LOGS
 from tests.log_fixtures import AUTOTVM_LOGS, DATA
 
 FOLDER = Path(__file__).parents[2] / "benchmarks"
-TEXTS = {path.stem: path.read_text(encoding="utf-8") for path in FOLDER.glob("*.py")}
+TEXTS = {path.stem: path.read_text() for path in FOLDER.glob("*.py")}
 #: Benchmarks, and with them the programs that they start.
 COMMANDS = sorted(name for name, text in TEXTS.items() if "\nmain = benchmark(" in text)
 RUNNABLE = sorted(name for name, text in TEXTS.items() if '__name__ == "__main__"' in text)
@@ -45,28 +45,14 @@ SPACES = ("pnpoly",)
 def documented() -> list[tuple[str, str]]:
     """(benchmark, arguments) of every command in README, documents and results."""
     pages = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
-    found = [pair for page in pages for pair in _DOCUMENTED.findall(page.read_text(encoding="utf-8"))]
+    found = [pair for page in pages for pair in _DOCUMENTED.findall(page.read_text())]
     return sorted({(name, arguments.strip()) for name, arguments in found})
 
 
-class ParsedError(Exception):
-    """The command line was understood."""
-
-
 @pytest.mark.parametrize(("name", "arguments"), documented())
-def test_documented_commands_are_understood(
-    name: str, arguments: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    parse = argparse.ArgumentParser.parse_args
-
-    def parsed(parser: argparse.ArgumentParser, *given: Any) -> None:
-        parse(parser, *given)
-        raise ParsedError
-
-    monkeypatch.setattr(argparse.ArgumentParser, "parse_args", parsed)
-    monkeypatch.setattr(sys, "argv", [f"benchmarks.{name}", *shlex.split(arguments)])
-    with pytest.raises(ParsedError):
-        importlib.import_module(f"benchmarks.{name}").main()
+def test_documented_commands_are_understood(name: str, arguments: str) -> None:
+    module = importlib.import_module(f"benchmarks.{name}")
+    parser_of(name, module.__doc__, module.Options).parse_args(shlex.split(arguments))
 
 
 def cut(source: Path, target: Path) -> None:
@@ -102,23 +88,6 @@ def few_logs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
             patch.setattr(module, "LOGS", folder / "autotvm_dropletsearch")
         patch.setattr(onboarding_parts, "DEMO_STORE", folder / "none")
         yield folder
-
-
-Told = Callable[[Any, str], Any]
-
-
-@pytest.fixture
-def told(few_logs: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Told:
-    """What a benchmark prints that reads few logs."""
-
-    def run(module: Any, words: str) -> Any:
-        monkeypatch.setattr(
-            sys, "argv", [module.__name__, "--json", *words.replace("FEW", str(few_logs)).split()]
-        )
-        module.main()
-        return json.loads(capsys.readouterr().out.splitlines()[-1])
-
-    return run
 
 
 @pytest.mark.data
@@ -167,8 +136,15 @@ def told(few_logs: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capture
     ],
     ids=lambda value: getattr(value, "__name__", ""),
 )
-def test_the_logs_are_found(told: Told, module: Any, words: str, is_right: Callable[[Any], bool]) -> None:
-    found = told(module, words)
+def test_the_logs_are_found(
+    few_logs: Path,
+    module: Any,
+    words: str,
+    is_right: Callable[[Any], bool],
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    module.main(["--json", *words.replace("FEW", str(few_logs)).split()])
+    found = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert "skipped" not in found
     assert is_right(found), found
 
@@ -180,7 +156,7 @@ def test_the_logs_are_found(told: Told, module: Any, words: str, is_right: Calla
         ("store", "--small-batches 2 --large-batches 2 --records 500", {"append_64", "append_1000", "store"}),
         ("scale", "--part taking --devices 100 --records 8000", {"records_per_s", "memory_growth_mb"}),
         ("scale", "--part scheduling --devices 20 --decisions 400", {"decision_ms_median"}),
-        ("scale", "--part open --devices 5 --open-records 1000 --repeats 1", {"for_writing", "twice"}),
+        ("scale", "--part open --devices 5 --open-records 1000 --repeats 1", {"for_reading", "for_writing"}),
         ("scale", "--part start --devices 5 --open-records 1000 --repeats 1", {"secs", "after_kill"}),
     ],
 )
@@ -197,11 +173,9 @@ def test_there_are_commands() -> None:
 
 
 @pytest.mark.parametrize("name", COMMANDS)
-def test_help(name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    module = importlib.import_module(f"benchmarks.{name}")
-    monkeypatch.setattr(sys, "argv", [f"benchmarks.{name}", "--help"])
+def test_help(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
-        module.main()
+        importlib.import_module(f"benchmarks.{name}").main(["--help"])
     assert not ended.value.code
     assert "usage:" in capsys.readouterr().out
 
@@ -232,9 +206,8 @@ def test_records_that_are_not_there_are_one_line(
     name: str, arguments: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "argv", [name, *arguments])
     with pytest.raises(SystemExit, match="nowhere"):
-        importlib.import_module(f"benchmarks.{name}").main()
+        importlib.import_module(f"benchmarks.{name}").main(arguments)
 
 
 # ---- what each needs beside the standard library ----

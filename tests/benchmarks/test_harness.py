@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import pytest
 
@@ -51,15 +50,13 @@ def test_options_are_read_and_shown_again(
 ) -> None:
     main([*words.split(), "--json"])
     assert json.loads(capsys.readouterr().out) == measure(expected)
-    command = command_of("sample", expected)
-    assert command == f"python -m benchmarks.sample {words.replace('/x/', '')}"
+    assert command_of("sample", expected) == f"python -m benchmarks.sample {words.replace('/x/', '')}"
 
 
 @pytest.mark.parametrize(
     ("words", "code", "said"),
     [
         ("here --count 0", 2, "argument --count: 0 is less than 1"),
-        ("here --count x", 2, "invalid int value: 'x'"),
         ("here --names c", 2, "invalid choice: 'c'"),
         ("", 2, "required: place"),
         ("here --count 2", 1, ""),
@@ -76,31 +73,20 @@ def test_how_it_ends(words: str, code: int | str, said: str, capsys: pytest.Capt
 
 def test_each_side_is_first_every_other_round() -> None:
     order: list[str] = []
-
-    def side(name: str) -> Callable[[], Any]:
-        return lambda: order.append(name)
-
     ticks = iter(range(100))
-    secs = by_turns({name: side(name) for name in "ab"}, 3, clock=lambda: float(next(ticks)))
+    sides = {"a": lambda: order.append("a"), "b": lambda: order.append("b")}
+    secs = by_turns(sides, 3, clock=lambda: float(next(ticks)))
     assert order == ["a", "b", "b", "a", "a", "b"]
     assert secs == {"a": [1.0] * 3, "b": [1.0] * 3}
 
 
-def test_tables_leave_out_rows_without_figures() -> None:
+def test_a_page_has_the_figures_of_a_result_and_a_table_of_each_part() -> None:
     estimate = Estimate(0.5, 0.25, 1.0)
     assert cell(estimate, "+") == cell(interval(estimate), "+") == "+0.500 [+0.250, +1.000]"
     rows = [("a", cell(0.1), cell(None)), ("b", "", "")]
     assert markdown_table(("x", "y", "z"), rows) == ["| x | y | z |", "|---|---|---|", "| a | 0.100 |  |"]
-
-
-def test_a_page_has_the_figures_of_a_result_and_a_table_of_each_part() -> None:
-    rows = {"a": {"top1": [0.5, 0.25, 1.0], "by": {"cpu": 0.1}}, "b": {"top1": None, "runs": 3}}
-    result = {
-        "secs": 1.5,
-        "used": ["x", "y"],
-        "raw": [[1, 2]],
-        "parts": {"first": [rows], "empty": [], "no": None},
-    }
+    parts = {"a": {"top1": [0.5, 0.25, 1.0], "by": {"cpu": 0.1}}, "b": {"top1": None, "runs": 3}}
+    result = {"secs": 1.5, "used": ["x", "y"], "raw": [[1, 2]], "parts": {"first": [parts], "empty": []}}
     assert page("Title", "python -m it", result)[6:] == [
         *("| figure | value |", "|---|---|", "| `secs` | 1.500 |", "| `used` | x, y |", ""),
         *("## parts", "", "### first", "", "#### 1", ""),

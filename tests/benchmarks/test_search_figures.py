@@ -5,18 +5,15 @@ from __future__ import annotations
 from typing import Any
 
 from agents.records import Outcome, Record
-from benchmarks.search_figures import (
-    gain,
-    trials_ratios,
-)
+from benchmarks.search_figures import gain, trials_ratios
 from benchmarks.search_sides import _settled_curve
 from fleet.tuning.search import Search
 from tests.record_fixtures import make_record, make_workload
 
 
-def run(trials: int, secs: float = 2.0, **more: Any) -> dict[str, Any]:
-    """A run whose trials took so many seconds each; what it thought of them does not count."""
-    return {"trials": [[secs * (1 + place), 1.0] for place in range(trials)], **more}
+def run(trials: int) -> dict[str, Any]:
+    """A run whose trials took 2 s each; what it thought of them does not count."""
+    return {"trials": [[2.0 * (1 + place), 1.0] for place in range(trials)]}
 
 
 A, B = ("a", 0), ("b", 0)
@@ -29,10 +26,8 @@ def test_trials_until_the_rivals_best() -> None:
         B: {"xgb": {1: 2.0, 2: 1.0}, "ours": {1: 1.5, 2: 1.2}},
     }
     assert trials_ratios(runs, led) == [4.0, 0.0]
-    assert trials_ratios({"ours": runs["ours"]}, led) == []
     # A later program that led by chance only is no goal: as timed again the first one was faster.
     assert trials_ratios(runs, {A: {"xgb": {1: 3.0, 4: 3.1}, "ours": {1: None, 2: 3.0}}}) == [0.5]
-    assert trials_ratios(runs, {A: {"xgb": {4: None}, "ours": {1: 3.0}}}) == []
 
 
 def test_gains_count_workloads_not_seeds() -> None:
@@ -45,7 +40,6 @@ def test_gains_count_workloads_not_seeds() -> None:
     assert found is not None
     assert (found["value"], found["workloads"], found["won"]) == (1.0, 2, 1)
     assert found["interval"] == [0.5, 2.0]
-    assert gain({A: {"ours": 1.0, "random": None}}, "random") is None
 
 
 def test_a_search_of_ours_gives_the_program_that_second_looks_settled_on() -> None:
