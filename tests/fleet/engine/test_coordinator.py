@@ -337,21 +337,6 @@ def test_an_aa_run_is_made_once_a_day(fleet: Fleet) -> None:
         assert len({one.candidate_id for one in chosen}) == 4
 
 
-def test_an_aa_run_that_waits_is_not_planned_again(fleet: Fleet) -> None:
-    fleet.run(everything_measured(fleet))
-    # Its host is in use for hours, as a board's is by day.
-    fleet.settings |= {"noise": 4, "policy": DevicePolicy(idle_only=True)}
-    fleet.limits = Limits(job_candidates=8, lease_secs=1e5)  # nobody is silent for too long
-
-    def queued(coordinator: Coordinator) -> list[int]:
-        return [one["queued"] for one in coordinator.view()["devices"].values()]
-
-    with fleet.coordinator() as (coordinator, _):
-        Fleet.turn_until(coordinator, lambda one: fleet.clock.skip(6.0) > 0 and queued(one) == [2, 2])
-        fleet.turn(coordinator, 12, 600.0)
-        assert queued(coordinator) == [2, 2]
-
-
 def test_foreign_events_are_refused_in_one_sentence(fleet: Fleet) -> None:
     with Store.open(fleet.folder / "store") as store, store.state.turn() as turn:
         turn.add_events(b'[{"event": "SomethingElse", "at_secs": 1.0}]')

@@ -106,19 +106,6 @@ def test_a_paused_agent_costs_neither_its_job_nor_its_device_a_strike(tmp_path: 
     assert len(set(fleet.record_ids())) == view["store"]["records"] == ALL
 
 
-def test_nobody_is_silent_because_a_coordinator_was_held_up() -> None:
-    clock = Clock()
-    silence = LivenessMonitor(60.0, clock)
-    silence.silent({ONE: 1})
-    clock.pause(600.0)
-    clock.tick()
-    assert silence.silent({ONE: 1}) == []
-    clock.skip(55.0)
-    assert silence.silent({ONE: 1}) == []
-    clock.skip(10.0)
-    assert silence.silent({ONE: 1}) == [(ONE, 1)]
-
-
 def test_an_idle_agent_that_was_stopped_is_started_again_and_measures(tmp_path: Path) -> None:
     fleet = make_fleet(tmp_path, ("one",))
     with fleet.coordinator() as (coordinator, transport):

@@ -214,21 +214,6 @@ def test_a_request_retires_a_device_whatever_is_killed_meanwhile(lab: Lab) -> No
         run.end()
 
 
-def test_a_device_without_a_file_cannot_be_retired(lab: Lab) -> None:
-    asked = Request(request_id=RequestId("leave"), kind=RequestKind.RETIREMENT, arguments={"device": "one"})
-    with lab.running() as run:
-        text = (lab.folder / "one.yaml").read_text()
-        (lab.folder / "one.yaml").unlink()
-        run.coordinator.desk.submit(asked)
-        run.coordinator.turn(0.0)
-        (lab.folder / "one.yaml").write_text(text)
-        run.coordinator.turn(0.0)
-        shown = run.coordinator.desk.get("leave")
-        assert shown is not None
-        assert (shown["state"], shown["reason"]) == ("failed", "device one has no file")
-        run.end()
-
-
 def test_a_broken_file_is_an_alarm_until_it_is_mended_and_nothing_else(lab: Lab) -> None:
     lab.write("two")
     with lab.running() as run:
