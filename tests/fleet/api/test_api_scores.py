@@ -225,17 +225,7 @@ def test_a_body_is_bounded_in_length_and_time(server: ApiServer, made: Path) -> 
     assert "got 1 bytes; send it at once" in told
 
 
-def test_nobody_else_may_send_a_body(server: ApiServer, made: Path) -> None:
-    for path, method in (("/v1/status", "POST"), ("/healthz", "POST"), ("/v1/score", "PUT")):
-        assert raw(server, head(made, path, "Content-Length: 1", method=method)).startswith("HTTP/1.1 413 ")
-    stranger = "POST /v1/score HTTP/1.1\r\nHost: x\r\nContent-Length: 9"
-    assert raw(server, stranger).startswith("HTTP/1.1 401 ")
-    assert post(server, made, b"").status_code == 400
-
-
-def test_the_openapi_description_needs_the_token_and_tells_the_body(server: ApiServer, made: Path) -> None:
-    with httpx.Client(trust_env=False) as client:
-        assert client.get(server.url + "/openapi.json").status_code == 401
+def test_the_openapi_description_tells_the_body(server: ApiServer, made: Path) -> None:
     found = get(server, "/openapi.json", made).json()
     body = found["paths"]["/v1/score"]["post"]["requestBody"]["content"]["application/json"]["schema"]
     assert body["required"] == ["device", "workload", "traces"]
@@ -256,14 +246,6 @@ def test_metrics_tell_how_many_and_how_long(made: Path, tmp_path: Path) -> None:
     refused = {one.labels["why"]: one.value for one in families["fleet_score_refused"].samples}
     assert refused == {"busy": 0, "request": 1, "failed": 0}
     assert families["fleet_score_requests"].samples[0].value == 0
-
-
-def test_without_what_to_score_from_there_is_no_such_path(made: Path, tmp_path: Path) -> None:
-    with closing(ApiServer(sources_of(made / "models"), tmp_path)) as server:
-        assert post(server, tmp_path, b"{}").status_code == 413
-        assert post(server, tmp_path, b"").status_code == 404
-    with pytest.raises(FleetError, match="no daemon runs on"):
-        score(tmp_path, A, ONE.workload_id, [])
 
 
 # ---- the process, and who waits for it ----
@@ -319,46 +301,6 @@ def test_a_request_that_takes_too_long_is_ended_and_the_next_is_answered(
     status, found = asyncio.run(service.answer(_body, _stays))
     assert status == 503
     assert "the API is closed" in json.loads(found)["detail"]
-
-
-def test_requests_wait_in_order_and_those_that_are_too_many_are_sent_away(
-    made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    service = a_service(made, tmp_path, most=3)
-    go_on, done = threading.Event(), []
-
-    def ask(body: bytes) -> tuple[int, int, bytes]:
-        go_on.wait(30)
-        done.append(body)
-        return 200, 1, b"{}"
-
-    monkeypatch.setattr(service, "_ask", ask)
-
-    def body_of(number: int) -> Any:
-        async def body() -> bytes:
-            return b"%d" % number
-
-        return body
-
-    async def gone() -> bool:
-        return True
-
-    async def run() -> list[tuple[int, bytes]]:
-        waiting = [asyncio.create_task(service.answer(body_of(number), _stays)) for number in range(2)]
-        waiting.append(asyncio.create_task(service.answer(body_of(2), gone)))
-        await asyncio.sleep(0)
-        with pytest.raises(ScoreBusyError):
-            await service.answer(body_of(3), _stays)
-        assert service.view["inside"] == 3
-        go_on.set()
-        return await asyncio.gather(*waiting)
-
-    found = asyncio.run(run())
-    assert [status for status, _ in found] == [200, 200, 499]
-    # Nobody waits for the third any more, so it costs nothing.
-    assert done == [b"0", b"1"]
-    assert service.view["refused"] == {"busy": 1, "request": 0, "failed": 0}
-    assert service.view["inside"] == 0
 
 
 def test_too_many_requests_are_told_when_to_try_again(made: Path, tmp_path: Path) -> None:

@@ -65,39 +65,29 @@ def _folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("_folder")
-def test_a_start_that_fails_leaves_our_handlers_of_signals(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_start_that_fails_leaves_our_handlers_of_signals_and_ends_its_own_processes_only(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
-
-    def init(**_: object) -> None:
-        for number in before:
-            signal.signal(number, lambda *_: sys.exit(1))
-        raise RuntimeError("The current node timed out during startup")
-
-    monkeypatch.setattr("ray.init", init)
-    with pytest.raises(FleetError, match="does not start"):
-        start_ray(2)
-    assert {number: signal.getsignal(number) for number in before} == before
-
-
-@pytest.mark.usefixtures("_folder")
-def test_a_start_that_fails_ends_its_own_processes_only(monkeypatch: pytest.MonkeyPatch) -> None:
-    rays: list[subprocess.Popen[bytes]] = []
-    others: list[subprocess.Popen[bytes]] = []
+    sleep = [sys.executable, "-c", "import time; time.sleep(60)"]
+    processes: dict[str, subprocess.Popen[bytes]] = {}
 
     def init(*, _temp_dir: str, **_: object) -> None:
-        sleep = [sys.executable, "-c", "import time; time.sleep(60)"]
-        rays.append(subprocess.Popen([*sleep, f"--log_dir={_temp_dir}/session/logs"]))
-        others.append(subprocess.Popen(sleep))  # by another thread of a daemon, as a training is
+        for number in before:
+            signal.signal(number, lambda *_: sys.exit(1))
+        processes["Ray's"] = subprocess.Popen([*sleep, f"--log_dir={_temp_dir}/session/logs"])
+        processes["another thread's"] = subprocess.Popen(sleep)  # as a training of a daemon is
         raise RuntimeError("no room")
 
     monkeypatch.setattr("ray.init", init)
     try:
         with pytest.raises(FleetError, match="does not start"):
             start_ray(2)
-        assert [psutil.pid_exists(one.pid) for one in rays] == [False]
-        assert [one.poll() for one in others] == [None]
+        assert not psutil.pid_exists(processes["Ray's"].pid)
+        assert processes["another thread's"].poll() is None
+        assert {number: signal.getsignal(number) for number in before} == before
     finally:
-        for one in [*rays, *others]:
+        for one in processes.values():
             one.kill()
             one.wait()
 
@@ -210,13 +200,8 @@ def test_a_start_of_ray_names_the_address_that_it_was_given(
     assert line.startswith("the Ray cluster at h:1 refuses this host: ")
 
 
-def test_a_start_of_ray_passes_other_words_of_ray_on() -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "fleet.transport.ray_start", "--no-such-option"],
-        capture_output=True,
-        text=True,
-        cwd=Path(__file__).parents[3],
-        env=dict(os.environ),
-    )
-    assert done.returncode == 2
-    assert "--no-such-option" in done.stderr
+def test_a_start_of_ray_passes_other_words_of_ray_on(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        ray_start.start(["--no-such-option"])
+    assert ended.value.code == 2
+    assert "--no-such-option" in capsys.readouterr().err
