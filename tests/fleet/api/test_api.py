@@ -309,19 +309,6 @@ def test_a_client_finds_the_daemon_or_nothing(server: ApiServer, tmp_path: Path)
         ask(tmp_path, "/v1/status")
 
 
-def test_a_disk_that_became_read_only_keeps_no_server_open(
-    server: ApiServer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def refuse(path: Path, missing_ok: bool = False) -> None:
-        raise OSError(errno.EROFS, os.strerror(errno.EROFS), str(path))
-
-    with monkeypatch.context() as patched:
-        patched.setattr(Path, "unlink", refuse)
-        server.close()
-    with pytest.raises(httpx.ConnectError), httpx.Client(trust_env=False) as client:
-        client.get(server.url + "/healthz")
-
-
 def of_an_ended_process() -> dict[str, int]:
     with subprocess.Popen(["sleep", "60"]) as process:
         name = asdict(ProcessName.of(process.pid))

@@ -90,24 +90,6 @@ def test_a_restored_store_is_whole_and_goes_on(
     assert verify(again).damage == []
 
 
-def test_an_import_that_ends_meanwhile_is_not_noted_in_the_backup(
-    store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    real = back_up_state
-
-    def late(path: Path, target: Path) -> None:
-        real(path, target)
-        append(store, 3000, 8)
-        (store / "imports").mkdir()
-        (store / "imports" / "dev-a.jsonl").write_text('{"file":"a.json"}\n')
-
-    monkeypatch.setattr("fleet.archive.backup.back_up_state", late)
-    back_up(store, tmp_path / "backup")
-    restore(tmp_path / "backup", tmp_path / "again")
-    assert not (tmp_path / "again/imports").exists(), "its rows are not there either"
-    assert verify(tmp_path / "again").damage == []
-
-
 @pytest.mark.parametrize("times", [1, 3])
 def test_when_files_go_meanwhile_all_begins_anew(
     store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, times: int
@@ -457,16 +439,3 @@ def test_the_daemon_goes_on_with_a_restored_store(tmp_path: Path) -> None:
     assert before <= set(found)
 
 
-def test_the_verbs(store: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    folder, again = str(tmp_path / "backup"), str(tmp_path / "again")
-    assert run(["store", "backup", folder, "--store", str(store)]) == 0
-    assert "420 records (table version 4) and 5 on their way" in capsys.readouterr().out
-    assert run(["store", "verify", "--store", folder]) == 0
-    assert "all is as it was written" in capsys.readouterr().out
-    assert run(["store", "restore", folder, again, "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["records"] == 420
-    assert run(["store", "verify", "--store", again]) == 0
-    assert run(["store", "restore", folder, again]) == 1
-    assert capsys.readouterr().err.startswith(f"fleet: {again} is not empty")
-    assert run(["store", "--help"]) == 0
-    assert "restore" in capsys.readouterr().out

@@ -194,16 +194,6 @@ def test_anywhere_else_the_profiles_of_this_host_are_the_devices(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_chosen_devices_must_exist(tmp_path: Path) -> None:
-    write(tmp_path, "box.yaml", GOOD)
-    write(tmp_path, "two.yaml", {**GOOD, "device_id": "two"})
-    chosen = {"devices.folder": str(tmp_path), "devices.ids": ["two"]}
-    assert list(select_devices(load_fleet(overrides=chosen, environ={}).config)) == ["two"]
-    wrong = load_fleet(overrides={**chosen, "devices.ids": ["tow", "bx"]}, environ={}).config
-    with pytest.raises(ConfigError, match=r"(?s)did you mean 'two'.*\n.*did you mean 'box'"):
-        select_devices(wrong)
-
-
 def test_the_first_of_flag_environment_file_and_default_wins() -> None:
     file = {"schema": 1, "protocol": {"repeat": 4, "min_repeat_ms": 20, "max_number": 7}}
     environ = {
@@ -299,18 +289,6 @@ def test_a_setting_of_any_source_is_read_or_refused_in_one_line_that_names_it() 
         (fault,) = caught.value.args
         for words in expected.split(" ... "):
             assert (words.removeprefix("!") in fault) is not words.startswith("!"), (source, fault)
-
-
-def test_all_faults_of_all_sources_come_at_once() -> None:
-    file = {"schema": 1, "protocol": {"repat": 4, "repeat": "x"}, "stor": {}, "training": 3}
-    environ = {"FLEET_TRAINING__EPOCHS": "0", "FLEET_TRANING__SEED": "1", "FLEET_STORE__PATH": "runs"}
-    with pytest.raises(ConfigError) as caught:
-        resolve(file, "f.yaml", environ, {"onboarding.strategy": "majik"})
-    assert [line.split(":")[0] for line in sorted(caught.value.args)] == [
-        *("env FLEET_TRAINING__EPOCHS", "env FLEET_TRANING__SEED"),
-        *["f.yaml"] * 4,
-        "flag",
-    ]
 
 
 def test_a_file_may_be_missing_unless_it_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

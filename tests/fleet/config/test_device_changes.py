@@ -67,13 +67,6 @@ def test_a_core_that_times_from_now_is_told_to_those_that_build_on_it() -> None:
     assert not compare(known, DeviceFiles(specs={**known, same.device_id: same})).disturbing
 
 
-def test_others_were_asked_for() -> None:
-    files = DeviceFiles(specs={A: SPECS[A]}, faults={A: "broken"}, selection=frozenset([A]))
-    assert "other devices were asked for" in files.why_not(B)
-    assert files.why_not(A) == "its file cannot be used"
-    assert DeviceFiles(specs={}).why_not(B) == ""
-
-
 @given(
     known=st.dictionaries(NAMES, st.tuples(st.sampled_from("xyz"), st.sampled_from(DeviceKind))),
     now=st.dictionaries(NAMES, st.tuples(st.sampled_from("xyz"), st.sampled_from(DeviceKind))),

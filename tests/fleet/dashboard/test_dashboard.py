@@ -147,36 +147,12 @@ def test_a_summary_says_what_status_says_of_rows_that_wait_and_rows_of_the_table
     assert min(cells["dev-b"].best_secs or 9 for cells in summary.cells.values()) == min(secs)
 
 
-def test_only_devices_with_new_records_are_read_again(tmp_path: Path) -> None:
-    path = tmp_path / "store"
-    fill(path, 12)
-    view = DashboardStore(path)
-    view.refresh()
-    first = view.summary()
-    with Store.open(path) as store:
-        store.append(make_batch(100, 8, device="dev-b"))
-    view._reader_due_at = 0.0
-    view.refresh()
-    again = view.summary()
-    assert again.devices["dev-a"] is first.devices["dev-a"]
-    assert again.devices["dev-b"]["records"] == 20
-    view.forget()
-    assert view.summary().devices == {}, "nobody looked for long"
-    view.close()
-
-
 def test_a_store_that_is_not_there_is_said(tmp_path: Path) -> None:
     view = DashboardStore(tmp_path / "none")
     assert view.summary().state == "loading"
     until(lambda: view.summary().state == "failed")
     assert "none" in view.summary().reason
     view.close()
-
-
-def test_a_spark_counts_the_last_periods() -> None:
-    last = int(NOW // SPARK_SECS)
-    found = spark({last: 3, last - SPARK_POINTS + 1: 7, last - SPARK_POINTS: 99, last + 1: 99}, NOW)
-    assert (len(found), found[0], found[-1], sum(found)) == (SPARK_POINTS, 7, 3, 10)
 
 
 # ---- the API of a fleet at work ----

@@ -306,19 +306,6 @@ def test_one_request_of_a_kind_works_on_a_device() -> None:
     assert state.request_ids() == ["t1", "t3", "c1", "o1"]
 
 
-def test_an_open_request_stands_in_the_way_whatever_else_it_asks_for() -> None:
-    old = [
-        structs.replace(
-            driven("t1", "tuning", device="one", trials=8), arguments={"device": "one", "rounds": 8}
-        ),
-        structs.replace(driven("c1", "collection"), arguments={"devices": ["two"], "rounds": 8}),
-    ]
-    for kind, arguments in (("tuning", {"device": "one", "trials": 8}), ("collection", {})):
-        with pytest.raises(RequestConflict, match="follow it"):
-            check_request(driven("new", kind, **arguments), FLEET, old)
-    assert check_request(driven("new", "collection", devices=["one"]), FLEET, old)
-
-
 @pytest.mark.parametrize(
     ("kind", "arguments", "why"),
     [
@@ -344,6 +331,9 @@ def test_an_open_request_stands_in_the_way_whatever_else_it_asks_for() -> None:
         ("collection", {"noise": 8, "remeasure": 8}, "noise makes an A/A run and nothing else"),
         ("evaluation", {"version": "latest", "folds": 3}, "judges a model that is there: leave out folds"),
         ("import", {"paths": ["/a"], "device": "b", "dialect": "latin"}, "dialect: expected auto"),
+        ("import", {"paths": [], "device": "b"}, "paths: expected `array` of length >= 1"),
+        ("import", {"paths": ["logs"], "device": "b"}, "paths[0]: expected `str` matching"),
+        ("import", {"paths": ["/a"]}, "missing required field `device`"),
         ("tuning", {"device": "one", "trials": 1e9}, "trials: expected `int`"),
         ("tuning", {"device": "one", "trials": 8, "seed": -1}, "seed: expected `int` >= 0"),
         ("onboarding", {"device": "one", "strategy": "magic"}, "strategy: expected one of auto, source_dev"),
@@ -410,22 +400,3 @@ def test_a_flood_of_orders_is_bounded_and_one_whose_client_left_harms_nobody() -
     assert desk.get("t1") is not None
 
 
-def test_progress_touches_no_other_request_and_one_that_is_not_kept_is_answered() -> None:
-    state = mock.Mock(spec=FleetState)
-    state.request_ids.return_value = [RequestId("a"), RequestId("b")]
-    state.request.side_effect = lambda request_id: {"id": request_id, "done": 0}
-    desk = RequestDesk()
-    desk.open(state)
-    state.request_ids.reset_mock()
-    state.request.side_effect = lambda request_id: {"id": request_id, "done": 1}
-    desk.show(state, RequestId("b"))
-    assert [one["done"] for one in desk.listed()] == [0, 1]
-    state.request_ids.assert_not_called()
-    # One that ended in the same turn, behind as many as are kept.
-    asked = desk.submit(a_request("c"))
-    state.request.side_effect = lambda request_id: None
-    state.open_requests.return_value = []
-    desk.serve(state, lambda: FLEET, lambda event: None, 0.0)
-    desk.show(state, RequestId("c"))
-    with pytest.raises(RequestUnknown, match="request c ended, and is not kept"):
-        asked.result(0)

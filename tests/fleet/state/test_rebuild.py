@@ -190,18 +190,3 @@ def test_candidates_come_back_from_the_records_of_live_devices(tmp_path: Path) -
             assert state.blocked("cpu", workload) == ({killer.candidate_id} if devices else set())
 
 
-def test_a_name_that_is_lost_takes_its_rows_along_and_new_names_get_new_numbers(tmp_path: Path) -> None:
-    def add(*names: str) -> None:
-        with state_of(tmp_path) as state, state.turn() as turn:
-            for name in names:
-                file = TableFile(path=name, device_id=DeviceId(name), rows=1, sha256="0" * 64)
-                turn.drop_waiting([], [file])
-
-    add("first", "second", "third")
-    with closing(sqlite3.connect(tmp_path / STATE)) as connection:
-        connection.execute("DELETE FROM label WHERE text = 'second'")
-        connection.commit()
-    rebuild(tmp_path / STATE)
-    add("fourth")
-    with state_of(tmp_path) as state:
-        assert [file.path for file in state.files()] == ["first", "fourth", "third"]

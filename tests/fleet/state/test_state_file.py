@@ -194,19 +194,6 @@ def test_a_file_on_a_network_is_refused(tmp_path: Path, monkeypatch: pytest.Monk
     assert not (tmp_path / "store" / "state.sqlite").exists()
 
 
-def test_a_copy_beside_the_writer_is_whole(tmp_path: Path) -> None:
-    fill(tmp_path / "state.sqlite")
-    expected = contents(tmp_path / "state.sqlite")
-    state = StateFile(tmp_path / "state.sqlite")
-    back_up(tmp_path / "state.sqlite", tmp_path / "copy.sqlite")
-    with state.turn() as turn:
-        turn.add_events(b"later")
-    state.close()
-    assert contents(tmp_path / "copy.sqlite") == expected
-    with pytest.raises(StoreError, match="backing up the state file"):
-        back_up(tmp_path / "state.sqlite", tmp_path / "no folder" / "copy.sqlite")
-
-
 def test_a_trace_that_is_not_its_candidates_is_damage(tmp_path: Path) -> None:
     fill(tmp_path / "state.sqlite")
     connection = sqlite3.connect(tmp_path / "state.sqlite")

@@ -101,51 +101,11 @@ def test_rows_move_in_one_commit_and_the_state_knows_the_files(folder: Path, sta
     assert (stored(folder / "records"), again.notes) == (names(7 + 2000), [])
 
 
-def test_a_kill_before_the_rows_leave_writes_nothing_twice(
-    folder: Path, state: StateFile, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    table = RecordsTable(folder / "records", state)
-    take_in(state, 0, 5)
-    kill_at(monkeypatch, RecordsTable, "_confirm", lambda: table.flush([LANE]))
-    assert stored(folder / "records") == names(5), "the version is there, and the rows wait"
-    again = RecordsTable(folder / "records", state)
-    assert (again.version, again.notes, stored(folder / "records")) == (0, [], [])
-    take_in(state, 5, 2)
-    assert again.flush([LANE]) == 7
-    assert stored(folder / "records") == names(7)
-    parquet = list((folder / "records").rglob("*.parquet"))
-    assert len(parquet) == 1, "the file of the version that was taken back is gone"
-
-
-def test_no_checkpoint_is_made_of_a_version_that_does_not_count(
-    folder: Path, state: StateFile, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    table = RecordsTable(folder / "records", state)
-    take_in(state, 0, 5)
-    for act in (table.checkpoint, lambda: table.delete_unused(0)):
-        with monkeypatch.context() as patch:
-            patch.setattr("fleet.state.table.fsync_all", failing(errno.EIO))
-            with pytest.raises(StoreError):
-                table.flush([LANE])
-        assert (table.version, table.snapshot().rows) == (0, 0)
-        act()
-        assert (table.version, table.checkpointed, stored(folder / "records")) == (0, 0, [])
-    again = RecordsTable(folder / "records", state)
-    assert (again.flush([LANE]), again.notes, stored(folder / "records")) == (5, [], names(5))
-
-
-@pytest.mark.parametrize("is_ours", [True, False])
-def test_a_first_version_that_no_state_file_knows_is_made_again_if_it_is_ours(
-    folder: Path, state: StateFile, monkeypatch: pytest.MonkeyPatch, is_ours: bool
-) -> None:
-    if is_ours:
-        kill_at(monkeypatch, RecordsTable, "_confirm", lambda: RecordsTable(folder / "records", state))
-        assert (RecordsTable(folder / "records", state).notes, state.table_version()) == ([], 0)
-    else:
-        write_deltalake(folder / "records", rows_of(make_records(50, 2)), partition_by=["device_id"])
-        with pytest.raises(StoreError, match="tensor-fleet did not write it"):
-            RecordsTable(folder / "records", state)
-        assert DeltaTable(folder / "records").to_pyarrow_table().num_rows == 2
+def test_a_table_that_somebody_else_made_is_refused(folder: Path, state: StateFile) -> None:
+    write_deltalake(folder / "records", rows_of(make_records(50, 2)), partition_by=["device_id"])
+    with pytest.raises(StoreError, match="tensor-fleet did not write it"):
+        RecordsTable(folder / "records", state)
+    assert DeltaTable(folder / "records").to_pyarrow_table().num_rows == 2
 
 
 def test_small_files_become_one_and_the_old_ones_go_when_no_version_needs_them(
@@ -171,25 +131,6 @@ def test_small_files_become_one_and_the_old_ones_go_when_no_version_needs_them(
     ]
     again = RecordsTable(folder / "records", state)
     assert (again.version, again.notes, stored(folder / "records")) == (6, [], names(25))
-
-
-def test_joined_files_that_do_not_count_yet_double_nothing(
-    folder: Path, state: StateFile, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    table = RecordsTable(folder / "records", state)
-    for start in (0, 5):
-        append(table, state, start, 5)
-    with monkeypatch.context() as patch:
-        patch.setattr("fleet.state.table.fsync_all", failing())
-        with pytest.raises(StoreFull):
-            table.compact([DEVICE])
-    assert table.version == 2
-    kill_at(monkeypatch, RecordsTable, "_confirm", lambda: table.compact([DEVICE]))
-    table = RecordsTable(folder / "records", state)
-    assert (table.version, table.notes, stored(folder / "records")) == (2, [], names(10))
-    assert len(list((folder / "records").glob("device_id=*/*.parquet"))) == 2
-    assert table.compact([DEVICE]) == 2
-    assert (table.version, state.table_version(), stored(folder / "records")) == (3, 3, names(10))
 
 
 @pytest.mark.parametrize("left", [0, 300, -3])

@@ -67,7 +67,3 @@ def test_flags_are_those_of_the_records(qualities: list[dict[str, object]], esca
     assert flag_column(column, "quarantined").tolist() == [record.is_quarantined for record in records]
 
 
-def test_an_outcome_that_nobody_knows_is_an_error() -> None:
-    assert outcome_of("ok") is Outcome.OK
-    with pytest.raises(StoreError, match="outcome 'melted'; known: ok, "):
-        outcome_of("melted")
