@@ -18,6 +18,7 @@ from typing import Any
 import httpx
 import numpy as np
 import pytest
+import yaml
 from msgspec.structs import asdict, replace
 
 from fleet.api import score_service
@@ -34,6 +35,7 @@ from tests.dataset_fixtures import cpu_device
 from tests.fleet.api.test_api import client_of, get, metrics, sources_of
 from tests.fleet.api.test_api_connections import answer as answer_on
 from tests.refresh_fixtures import DEVICES, candidates_of, make_store, small_model, some_workloads
+from tests.table_fixtures import rows
 from transfer.adapt.kept import head_of
 from transfer.evaluate.rankers import KeptRanker
 from transfer.features.extractor import Extractor
@@ -76,7 +78,7 @@ def post(server: ApiServer, root: Path, content: bytes, **headers: str) -> httpx
 def asked(**changes: Any) -> bytes:
     traces = [one.trace for one in candidates_of(ONE, 2)]
     found = {"device": A, "workload": ONE.workload_id, "traces": traces, **changes}
-    return json.dumps({key: value for key, value in found.items() if value is not ...}).encode()
+    return json.dumps({key: value for key, value in found.items() if value is not None}).encode()
 
 
 @pytest.mark.parametrize("device", DEVICES)
@@ -141,38 +143,38 @@ print(json.dumps(score(Path(root), device, workload, [trace]).scores))
     assert tuple(json.loads(run_code(code, input=given))) == score(made, A, ONE.workload_id, [trace]).scores
 
 
-@pytest.mark.parametrize(
-    ("changes", "status", "line"),
-    [
-        ({"device": "box.z"}, 404, "unknown device 'box.z'; known: box.a, box.b, new.c"),
-        ({"device": "new.c"}, 404, "no model serves device 'new.c' yet; served: box.a, box.b"),
-        ({"workload": "0" * 16}, 404, f"unknown workload '{'0' * 16}'; give an id"),
-        ({"workload": "../../etc/passwd"}, 404, "unknown workload '../../etc/passwd'"),
-        ({"workload": {"name": "half"}}, 422, "workload: Object missing required field `workload_id`"),
-        ({"version": "v000009"}, 404, "unknown version 'v000009'; the last: v000001, v000002"),
-        ({"version": "../models"}, 404, "unknown version '../models'"),
-        ({"version": "v000002", "device": B}, 404, "v000002 has no head for device 'box.b'; it has: box.a"),
-        ({"traces": ["[]"] * (MOST_TRACES + 1)}, 413, "traces: got 4097, at most 4096; send them in parts"),
-        ({"traces": "[]"}, 422, "traces: expected a list of texts, got str"),
-        ({"traces": ["[]", 1]}, 422, "traces: expected a list of texts, got a list with others"),
-        ({"device": ...}, 422, "device: expected a text, got nothing"),
-        (
-            {"dialect": "latin"},
-            422,
-            "dialect: got 'latin', expected one of ansor, autotvm, knobs, meta_schedule",
-        ),
-        ({"speed": 1}, 422, "'speed' is no field; known: device, dialect, traces, version, workload"),
-        (b"{", 400, "the body is not JSON"),
-        (b"\xff", 400, "the body is not JSON"),
-        (b"[]", 400, "the body is a list"),
-    ],
-)
-def test_a_refusal_is_one_clear_line(
-    changes: dict[str, Any] | bytes, status: int, line: str, server: ApiServer, made: Path
-) -> None:
-    answer = post(server, made, changes if isinstance(changes, bytes) else asked(**changes))
-    assert (answer.status_code, line in answer.json()["detail"]) == (status, True), answer.text
-    assert len(answer.json()["detail"].splitlines()) == 1
+#: What is changed in a good question, the status of the answer, and words of it.
+REFUSALS = """
+device: box.z                      -> 404 unknown device 'box.z'; known: box.a, box.b, new.c
+device: new.c                      -> 404 no model serves device 'new.c' yet; served: box.a, box.b
+device:                            -> 422 device: expected a text, got nothing
+workload: "0000000000000000"       -> 404 unknown workload '0000000000000000'; give an id
+workload: ../../etc/passwd         -> 404 unknown workload '../../etc/passwd'
+workload: {name: half}             -> 422 workload: Object missing required field `workload_id`
+version: v000009                   -> 404 unknown version 'v000009'; the last: v000001, v000002
+version: ../models                 -> 404 unknown version '../models'
+version: v000002, device: box.b    -> 404 v000002 has no head for device 'box.b'; it has: box.a
+traces: "[]"                       -> 422 traces: expected a list of texts, got str
+traces: ["[]", 1]                  -> 422 traces: expected a list of texts, got a list with others
+dialect: latin                     -> 422 dialect: got 'latin', expected one of ansor, autotvm, knobs, meta_schedule
+speed: 1                           -> 422 'speed' is no field; known: device, dialect, traces, version, workload
+"""
+
+
+def test_a_refusal_is_one_clear_line(server: ApiServer, made: Path) -> None:
+    questions = [
+        (asked(traces=["[]"] * (MOST_TRACES + 1)), "413 traces: got 4097, at most 4096; send them in parts"),
+        *((body, "400 the body is not JSON") for body in (b"{", b"\xff")),
+        (b"[]", "400 the body is a list"),
+        *((asked(**yaml.safe_load(f"{{{change}}}")), told) for change, told in rows(REFUSALS)),
+    ]
+    for question, told in questions:
+        status, words = told.split(" ", 1)
+        answer = post(server, made, question)
+        detail = answer.json()["detail"]
+        assert answer.status_code == int(status), detail
+        assert words in detail
+        assert len(detail.splitlines()) == 1
 
 
 def process_of(server: ApiServer) -> int:

@@ -30,18 +30,6 @@ def changes(**found: Any) -> DeviceChanges:
     return DeviceChanges(**nothing | found)
 
 
-@pytest.mark.parametrize(
-    "files",
-    [
-        DeviceFiles(specs={A: SPECS[A]}, faults={B: "b.yaml: line 3: threads: missing"}),
-        DeviceFiles(specs={}, faults={DeviceId(""): "no such folder"}),
-    ],
-    ids=["a wrong file", "a folder that is gone"],
-)
-def test_what_cannot_be_read_retires_nobody(files: DeviceFiles) -> None:
-    assert compare(SPECS, files) == changes(faults=files.faults)
-
-
 def test_another_kind_or_family_is_another_device() -> None:
     other = {A: spec_of("a", kind=DeviceKind.CUDA), B: spec_of("b", family=Family.GPU)}
     found = compare(SPECS, DeviceFiles(specs=other))

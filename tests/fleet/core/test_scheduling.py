@@ -88,12 +88,6 @@ def test_large_workloads_get_more_but_not_everything() -> None:
     assert 6 < counts["large"] / counts["small"] < 11
 
 
-def test_what_was_measured_before_counts() -> None:
-    view = fleet(device("d", large=Cell(measured=400), small=Cell(measured=0)), large=1e6, small=1e6)
-    got = given_by(plan(view, room(view), seed=0), "workload_id")
-    assert got["small"] >= 56  # all but what is scattered
-
-
 @pytest.mark.parametrize(
     ("narrow", "wide"), [(0.05, 0.25), (0.1, None)], ids=["a wide interval", "no head was judged on it"]
 )
@@ -133,11 +127,6 @@ def test_what_closes_no_gap_is_explored_as_told(exploration: float, random: int)
     assert got[Origin.PAIRED] == 25
     assert abs(got[Origin.RANDOM] - random) <= 1
     assert got[Origin.MODEL] == 75 - got[Origin.RANDOM]
-
-
-def test_a_workload_begins_with_random_candidates() -> None:
-    view = fleet(device("d", records=0))
-    assert given_by(plan(view, room(view), seed=0), "origin") == {Origin.RANDOM: 64}
 
 
 def test_small_rooms_explore_as_often_as_large_ones() -> None:

@@ -229,15 +229,6 @@ def test_what_the_spool_of_a_retired_device_holds_is_not_late() -> None:
     assert fleet.verdict("j1", 1) is fleet.verdict("j2", 2) is Verdict.LATE
 
 
-def test_results_of_a_lease_that_was_never_granted_are_of_a_lost_journal() -> None:
-    fleet = Fleet().up()
-    assert fleet.verdict("before", 2) is Verdict.REPEATED
-    fleet.submit("j1", "j2")
-    assert fleet.verdict("before", 2) is Verdict.LATE, "as far as anyone can tell it was taken back"
-    assert fleet.verdict("before", 3) is Verdict.REPEATED
-    assert fleet.verdict("j2", 2) is Verdict.COUNTS
-
-
 # ---- leases ----
 
 
@@ -290,22 +281,6 @@ def test_events_and_snapshots_of_other_rules_are_refused(rules: int) -> None:
         snapshot = fleet.state.to_json() | {key: version}
         with pytest.raises(StateError, match=f"snapshot has {key} {version}, this version reads"):
             FleetState.from_json(snapshot)
-
-
-@pytest.mark.parametrize(
-    ("change", "why"),
-    [
-        ({"event": "DeviceExploded"}, "DeviceExploded"),
-        ({"at_secs": "soon"}, "Expected `float`, got `str` - at `$.events[0].at_secs`"),
-        ({"extra": 1}, "unknown field `extra`"),
-        ({"job": {"job_id": "j"}}, "missing required field `device_id` - at `$.events[0].job`"),
-    ],
-)
-def test_what_is_no_event_is_refused(change: dict[str, Any], why: str) -> None:
-    value = to_builtins(ev.JobSubmitted(at_secs=1.0, job=job("j", "a"))) | change
-    with pytest.raises(ValidationError) as caught:
-        ev.decode_events(json.dumps([value]).encode())
-    assert why in str(caught.value)
 
 
 def test_an_event_may_quote_what_is_no_text_and_no_number() -> None:
@@ -439,16 +414,6 @@ def test_a_lease_without_results_is_charged_for_its_work_and_not_twice() -> None
     assert fleet.show()["budget"]["device_secs"] == 40.0
 
 
-def test_the_time_of_a_lease_begins_when_the_one_before_it_ends() -> None:
-    fleet = Fleet().up().with_jobs("j1", "j2")
-    fleet.now += 40.0
-    fleet.heartbeat(1)
-    fleet.finish("j1", 1, device_secs=40.0)
-    fleet.now += 5.0
-    fleet.dies()
-    assert fleet.show()["budget"]["device_secs"] == 45.0
-
-
 @pytest.mark.parametrize(
     ("window", "opens"),
     [
@@ -483,18 +448,6 @@ def test_an_idle_only_device_waits_for_its_host() -> None:
 
 
 # ---- the coordinator's own troubles ----
-
-
-def test_jobs_are_asked_for_again_but_not_all_the_time() -> None:
-    fleet = Fleet().up()
-    made = fleet.submit("j1", "j2", "j3")
-    assert only(ev.WantJobs, made) == []  # they were asked for a moment ago
-    assert only(ev.WantJobs, fleet.finish("j1", 1)) == [ev.WantJobs(device_id=A, room=192)]
-    fleet.submit("j4")
-    assert fleet.wait(29.0) == []
-    assert fleet.wait(1.0) == [ev.WantJobs(device_id=A, room=128)]
-    fleet.submit("j5")  # more than half of them wait
-    assert fleet.state.is_news(ev.Tick(at_secs=fleet.now + 29.0)) is False
 
 
 #: A policy, and after how long its budget is there again.
@@ -709,14 +662,3 @@ def test_ended_jobs_leave_numbers_only() -> None:
     assert sizes[-1] - sizes[0] < 200  # longer numbers
 
 
-def test_many_quarantined_jobs_are_remembered_as_a_number() -> None:
-    fleet = Fleet(Limits(job_crashes=1, device_failures=10_000)).up()
-    for place in range(1010):
-        fleet.submit(f"j{place}")
-        fleet.dies()
-        fleet.crashes(f"j{place}", place + 1)
-        fleet.wait(60.0)
-        fleet.passes()
-    assert fleet.count(JobState.QUARANTINED) == 1010
-    assert fleet.state.job(JobId("j9")) is None
-    assert fleet.state.job_state(JobId("j1009")) is JobState.QUARANTINED

@@ -97,13 +97,3 @@ def test_strangers_who_hold_connections_stop_nothing(settings: Path, tmp_path: P
         assert process.returncode == 0
 
 
-def test_the_soft_limit_is_raised_as_far_as_it_may_be() -> None:
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    most = MOST_OPEN_FILES if hard == resource.RLIM_INFINITY else min(hard, MOST_OPEN_FILES)
-    try:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (min(512, hard), hard))
-        assert raise_open_files() == most
-        assert resource.getrlimit(resource.RLIMIT_NOFILE) == (most, hard)
-        assert raise_open_files() == most
-    finally:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))

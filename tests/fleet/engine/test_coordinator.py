@@ -139,31 +139,6 @@ def test_the_fleet_measures_no_networks_that_only_a_request_asked_for(fleet: Fle
     }
 
 
-def test_a_backlog_is_worked_off_in_many_turns_and_nothing_is_quiet_before(
-    fleet: Fleet, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    ask, polled, behind = LocalTransport.poll, list[Message](), 0
-
-    def poll(transport: LocalTransport, timeout_secs: float) -> list[Message]:
-        polled[:] = ask(transport, timeout_secs)
-        return list(polled)
-
-    is_done = everything_measured(fleet)
-
-    def is_over(coordinator: Coordinator) -> bool:
-        nonlocal behind
-        if sum(isinstance(one, Results) for one in polled) > 1:
-            behind += 1
-            assert not coordinator.is_quiet
-        polled.clear()
-        return is_done(coordinator)
-
-    monkeypatch.setattr(LocalTransport, "poll", poll)
-    monkeypatch.setattr("fleet.engine.ingest._RECORDS_PER_TURN", 1)
-    check_books(fleet, fleet.run(is_over, 1000))
-    assert behind > 0
-
-
 def test_what_canaries_measured_of_a_device_is_stored_with_it(
     fleet: Fleet, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -247,23 +222,6 @@ def test_a_kill_at_any_step_loses_nothing_and_counts_nothing_twice(number: int) 
         counted = sum(sum(one["outcomes"].values()) for one in view["devices"].values())
         # A job whose records were stored before its lease was granted again counts none of them.
         assert counted <= 2 * ALL
-
-
-def test_records_that_wait_for_the_table_and_come_again_are_counted_once(fleet: Fleet) -> None:
-    with mock.patch.object(LocalTransport, "acknowledge"), fleet.coordinator() as (coordinator, transport):
-        fleet.turn_until(coordinator, lambda one: one.view()["devices"][ONE]["records"] > 0)
-        with mock.patch.object(RecordsTable, "flush") as flush:
-            transport.crash(ONE, 1)
-            fleet.turn_until(
-                coordinator,
-                lambda one: fleet.clock.skip(1.0) > 0 and one.view()["devices"][ONE]["incarnation"] > 1,
-            )
-            fleet.turn(coordinator, 8)
-            assert not flush.called, "all of its spool has come again, and nothing was in the table yet"
-        fleet.turn(coordinator, 1, 2.0)
-        view = coordinator.view()
-        coordinator.close()
-    assert len(fleet.record_ids()) == len(set(fleet.record_ids())) == view["store"]["records"]
 
 
 def test_results_of_an_expired_lease_are_kept_apart_and_never_counted(fleet: Fleet) -> None:

@@ -138,19 +138,6 @@ def test_a_table_without_room_is_told_and_gone_on_with(fleet: Fleet) -> None:
         check_all(fleet, fleet.finish(coordinator, 600))
 
 
-def test_what_was_taken_before_the_disk_was_found_full_again_is_counted(fleet: Fleet) -> None:
-    appends, probes = [2.0], [6.0]
-    with (
-        without_room(Store, "take", appends, lambda _, records: bool(records)),
-        without_room(DiskWatch, "probe", probes, lambda watch: watch.is_full),
-        fleet.coordinator() as (coordinator, _),
-    ):
-        view = fleet.finish(coordinator, 600)
-    assert appends == probes == [0.0]
-    assert {one["records"] for one in view["devices"].values()} == {ALL}, "trainings go by it"
-    check_all(fleet, view)
-
-
 def test_a_full_disk_at_the_daily_run_or_at_the_list_of_workloads_ends_nothing(fleet: Fleet) -> None:
     fleet.settings["noise"] = 4
     wanted, left, after = ALL, [3.0], [0.0]

@@ -284,24 +284,6 @@ def test_a_narrower_start_leaves_the_others_as_they_are(lab: Lab) -> None:
         assert run.end()["jobs"]["cancelled"] == 0
 
 
-def test_records_that_nobody_told_the_device_of_are_not_measured_again(lab: Lab) -> None:
-    lab.write("two")
-    with lab.running() as run:
-        run.until(run.measured(ONE, TWO))
-        run.end()
-    (lab.folder / "two.yaml").unlink()
-    # A kill between the records and what the agent saw of its device leaves this.
-    [entry] = (lab.fleet.folder / "store" / "devices").glob("two*")
-    entry.unlink()
-    with lab.running() as run:
-        run.until(lambda: run.knows(ONE, "idle"))
-        lab.write("two")
-        run.until(lambda: run.knows(TWO, "idle"))
-        lab.fleet.turn(run.coordinator, 40, 0.5)
-        view = run.end()
-    assert view["store"]["records"] == 2 * ALL
-
-
 # ---- the roster ----
 
 

@@ -12,7 +12,7 @@ from typing import Any
 from unittest import mock
 
 import pytest
-from msgspec import structs
+import yaml
 
 from fleet.core.events import Event, TrainingFinished, TrainingReason, TrainingStarted
 from fleet.core.request_words import Request, RequestId, RequestKind, RequestSubmitted
@@ -24,6 +24,7 @@ from fleet.requests.desk import DeskFull, RequestDesk
 from fleet.requests.kinds import check_request, parse_request
 from fleet.requests.request_kind import KnownFleet, RequestConflict, RequestRefused, RequestUnknown
 from tests.coordinator_fixtures import Fleet, Killed, killed_at, make_fleet
+from tests.table_fixtures import rows
 
 FLEET = KnownFleet(
     families={"one": "cpu", "two": "cpu", "gpu-1": "gpu"},
@@ -306,54 +307,54 @@ def test_one_request_of_a_kind_works_on_a_device() -> None:
     assert state.request_ids() == ["t1", "t3", "c1", "o1"]
 
 
-@pytest.mark.parametrize(
-    ("kind", "arguments", "why"),
-    [
-        ("training", {"family": "npu"}, "no device of family 'npu'; there are: cpu, gpu"),
-        ("training", {"family": ["cpu"]}, "family: expected `str | null`, got `array`, got ['cpu']"),
-        ("training", {"devices": ["three"]}, "no device 'three' here; there are: gpu-1, one, two"),
-        ("training", {"devices": [{}]}, "devices[0]: expected `str`, got `object`"),
-        ("training", {"devices": []}, "devices: expected `array` of length >= 1"),
-        ("training", {"devices": "one"}, "devices: expected `array | null`"),
-        ("training", {"devices": ["one", "gpu-1"]}, "are of cpu, gpu; send one for each"),
-        ("training", {}, "expected family, or devices"),
-        ("training", {"family": "cpu", "devices": ["one"]}, "expected family, or devices"),
-        ("collection", {"devices": ["gone"]}, "no device 'gone' here; there are: gpu-1, one, two"),
-        ("collection", {"devices": "one"}, "devices: expected `array`, got `str`, got 'one'"),
-        ("collection", {"samples": 0}, "samples: expected `int` >= 1, got 0"),
-        ("collection", {"samples": True}, "samples: expected `int | null`, got `bool`"),
-        ("collection", {"sampels": 8}, "object contains unknown field `sampels`"),
-        ("onboarding", {}, "missing required field `device`"),
-        ("onboarding", {"device": "gone"}, "no device 'gone' here"),
-        ("onboarding", {"device": {"a": 1}}, "device: expected `str`, got `object`"),
-        ("collection", {"a - at `$.b": 8}, "unknown field `a - at `$.b`"),
-        ("collection", {"networks": ["a - at `$.b`"]}, "networks: unknown network 'a - at `$.b`'"),
-        ("collection", {"noise": 8, "remeasure": 8}, "noise makes an A/A run and nothing else"),
-        ("evaluation", {"version": "latest", "folds": 3}, "judges a model that is there: leave out folds"),
-        ("import", {"paths": ["/a"], "device": "b", "dialect": "latin"}, "dialect: expected auto"),
-        ("import", {"paths": [], "device": "b"}, "paths: expected `array` of length >= 1"),
-        ("import", {"paths": ["logs"], "device": "b"}, "paths[0]: expected `str` matching"),
-        ("import", {"paths": ["/a"]}, "missing required field `device`"),
-        ("tuning", {"device": "one", "trials": 1e9}, "trials: expected `int`"),
-        ("tuning", {"device": "one", "trials": 8, "seed": -1}, "seed: expected `int` >= 0"),
-        ("onboarding", {"device": "one", "strategy": "magic"}, "strategy: expected one of auto, source_dev"),
-        ("onboarding", {"device": "one", "selector": "magic"}, "selector: expected one of paired, search"),
-        ("evaluation", {"devices": ["gone"]}, "no device 'gone' here; there are: gpu-1, one, two"),
-        ("evaluation", {"seeds": 0}, "seeds: expected `int` >= 1, got 0"),
-        ("evaluation", {"version": "../x"}, "version: expected `str` matching"),
-        ("retirement", {}, "missing required field `device`"),
-        ("retirement", {"device": "gone"}, "no device 'gone' here"),
-    ],
-)
-def test_arguments_that_fit_nothing_are_refused_with_their_name_and_what_there_is(
-    kind: str, arguments: dict[str, Any], why: str
-) -> None:
-    state, (refusal,) = served(driven("r1", kind, **arguments))
-    assert isinstance(refusal, RequestRefused)
-    assert str(refusal).startswith(f"{kind}: ")
-    assert why in str(refusal)
-    assert "\n" not in str(refusal)
-    assert state.request_ids() == []
+#: A kind of request with its arguments, and words of the refusal.
+UNFITTING = """
+training {family: npu}                          -> no device of family 'npu'; there are: cpu, gpu
+training {family: [cpu]}                        -> family: expected `str | null`, got `array`, got ['cpu']
+training {devices: [three]}                     -> no device 'three' here; there are: gpu-1, one, two
+training {devices: [{}]}                        -> devices[0]: expected `str`, got `object`
+training {devices: []}                          -> devices: expected `array` of length >= 1
+training {devices: one}                         -> devices: expected `array | null`
+training {devices: [one, gpu-1]}                -> are of cpu, gpu; send one for each
+training {}                                     -> expected family, or devices
+training {family: cpu, devices: [one]}          -> expected family, or devices
+collection {devices: [gone]}                    -> no device 'gone' here; there are: gpu-1, one, two
+collection {devices: one}                       -> devices: expected `array`, got `str`, got 'one'
+collection {samples: 0}                         -> samples: expected `int` >= 1, got 0
+collection {samples: true}                      -> samples: expected `int | null`, got `bool`
+collection {sampels: 8}                         -> object contains unknown field `sampels`
+collection {"a - at `$.b": 8}                   -> unknown field `a - at `$.b`
+collection {networks: ["a - at `$.b`"]}         -> networks: unknown network 'a - at `$.b`'
+collection {noise: 8, remeasure: 8}             -> noise makes an A/A run and nothing else
+onboarding {}                                   -> missing required field `device`
+onboarding {device: gone}                       -> no device 'gone' here
+onboarding {device: {a: 1}}                     -> device: expected `str`, got `object`
+onboarding {device: one, strategy: magic}       -> strategy: expected one of auto, source_dev
+onboarding {device: one, selector: magic}       -> selector: expected one of paired, search
+evaluation {version: latest, folds: 3}          -> judges a model that is there: leave out folds
+evaluation {devices: [gone]}                    -> no device 'gone' here; there are: gpu-1, one, two
+evaluation {seeds: 0}                           -> seeds: expected `int` >= 1, got 0
+evaluation {version: ../x}                      -> version: expected `str` matching
+import {paths: [/a], device: b, dialect: latin} -> dialect: expected auto
+import {paths: [], device: b}                   -> paths: expected `array` of length >= 1
+import {paths: [logs], device: b}               -> paths[0]: expected `str` matching
+import {paths: [/a]}                            -> missing required field `device`
+tuning {device: one, trials: 1.0e+9}            -> trials: expected `int`
+tuning {device: one, trials: 8, seed: -1}       -> seed: expected `int` >= 0
+retirement {}                                   -> missing required field `device`
+retirement {device: gone}                       -> no device 'gone' here
+"""
+
+
+def test_arguments_that_fit_nothing_are_refused_with_their_name_and_what_there_is() -> None:
+    for request, why in rows(UNFITTING):
+        kind, arguments = request.split(" ", 1)
+        state, (refusal,) = served(driven("r1", kind, **yaml.safe_load(arguments)))
+        assert isinstance(refusal, RequestRefused), request
+        assert str(refusal).startswith(f"{kind}: ")
+        assert why in str(refusal)
+        assert "\n" not in str(refusal)
+        assert state.request_ids() == []
 
 
 @pytest.mark.parametrize(

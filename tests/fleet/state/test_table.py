@@ -84,23 +84,6 @@ def commit_of(folder: Path, version: int) -> Path:
     return folder / "records" / "_delta_log" / f"{version:020d}.json"
 
 
-def test_rows_move_in_one_commit_and_the_state_knows_the_files(folder: Path, state: StateFile) -> None:
-    table = RecordsTable(folder / "records", state)
-    assert (table.flush([LANE]), table.version, state.table_version()) == (0, 0, 0)
-    take_in(state, 0, 3)
-    take_in(state, 3, 4)
-    assert table.flush([LANE + 1]) == 0
-    assert (table.flush([LANE]), table.version, state.table_version()) == (7, 1, 1)
-    assert list(state.waiting()) == []
-    [file] = state.files()
-    assert (file.rows, file.device_id) == (7, DEVICE)
-    table.checkpoint()
-    take_in(state, 7, 2000)
-    again = RecordsTable(folder / "records", state)
-    assert again.flush([LANE]) == 2000
-    assert (stored(folder / "records"), again.notes) == (names(7 + 2000), [])
-
-
 def test_a_table_that_somebody_else_made_is_refused(folder: Path, state: StateFile) -> None:
     write_deltalake(folder / "records", rows_of(make_records(50, 2)), partition_by=["device_id"])
     with pytest.raises(StoreError, match="tensor-fleet did not write it"):

@@ -69,22 +69,6 @@ def content_of(reader: StoreReader) -> list[tuple[str, dict[str, object]]]:
     return found
 
 
-def test_rows_that_wait_can_be_read_from_a_number_on(tmp_path: Path) -> None:
-    reader = stored(tmp_path, 0)
-    [first, _] = reader.waiting()
-
-    def rows(**chosen: Any) -> list[tuple[str, int]]:
-        return [(name, batch.num_rows) for name, batch in reader.columns(["outcome"], **chosen)]
-
-    assert rows(device_ids=["dev-b"], after=first.number) == rows(device_ids=["dev-x"]) == []
-    waiting = reader.waiting_rows(["outcome"], "dev-a")
-    assert [table.num_rows for table in waiting] == [7, BATCH_ROWS + 5]
-    later = dict(rows(after=first.number))
-    assert later == {"dev-a": 5, "dev-c": 2}
-    [table] = stored(tmp_path / "table", 1).waiting_rows(["candidate_id", "attempt"], "dev-c")
-    assert table.column_names == ["candidate_id", "attempt"]
-
-
 @pytest.mark.parametrize("chosen", [["dev-b"], ["dev-c", "dev-a"], [], ["dev-x"]])
 def test_only_the_devices_and_the_version_asked_for(reader: StoreReader, chosen: list[str]) -> None:
     found = {device_id for device_id, _ in reader.columns(["outcome"], device_ids=chosen)}

@@ -110,30 +110,6 @@ def test_an_append_that_fails_keeps_nothing_for_later(store: Store, monkeypatch:
     assert store.append(make_batch(0, 3)).appended == 3
 
 
-def test_rows_that_went_on_in_part_are_counted_once(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(table_module, "_PART_BYTES", 1)
-    for start in (0, 5):
-        store.append(make_batch(start, 5))
-    calls = 0
-
-    def second_fails(*args: Any, **kwargs: Any) -> None:
-        nonlocal calls
-        calls += 1
-        if calls == 2:
-            raise OSError(errno.ENOSPC, "No space left on device")
-        real(*args, **kwargs)
-
-    real = table_module.write_deltalake
-    with monkeypatch.context() as patch:
-        patch.setattr(table_module, "write_deltalake", second_fails)
-        with pytest.raises(StoreFull):
-            store.flush()
-    assert (store.rows, store.waiting_count, store.version) == (10, 5, 1)
-    assert list(store.records()) == make_batch(0, 10)
-    store.flush()
-    assert (store.rows, store.waiting_count, store.version) == (10, 0, 2)
-
-
 def test_nobody_may_bring_more_when_too_much_waits_and_the_table_has_no_room(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -54,19 +54,6 @@ def test_candidates_come_back_with_their_traces(reader: StoreReader) -> None:
     assert find_candidates(reader, [B], wanted[1:]) == []
 
 
-def test_where_a_file_cannot_be_read_the_others_are_searched(store: Path) -> None:
-    reader = Store.read(store)
-    here, there = make_record(3), make_record(500)
-    [broken] = [one for one in reader.data_files() if _holds(one, there.candidate_id)]
-    broken.write_bytes(b"no parquet")
-    found = find_candidates(reader, [A], [here.candidate_id, there.candidate_id])
-    assert [one.candidate_id for one in found] == [here.candidate_id]
-
-
-def _holds(path: Path, candidate_id: CandidateId) -> bool:
-    return candidate_id in pq.read_table(path, columns=["candidate_id"]).column(0).to_pylist()
-
-
 def test_all_records_of_some_candidates_are_found(reader: StoreReader) -> None:
     expected = {make_record(700), make_record(7, attempt=1, origin="noise"), make_record(7)}
     found = list(find_records(reader, A, {one.candidate_id for one in expected}))

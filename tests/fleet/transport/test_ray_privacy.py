@@ -165,21 +165,6 @@ def test_folders_of_ended_processes_go_and_all_others_stay(base: Path) -> None:
         alive.kill()
 
 
-def test_one_start_removes_a_bounded_number_and_nothing_of_others(
-    base: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("fleet.transport.ray_folder._MOST_OLD", 3)
-    for number in range(5):
-        (base / f"{PREFIX}{number}").mkdir(mode=0o700)
-    RayFolder(base).close()
-    left = list(base.iterdir())
-    assert len(left) == 2
-    if os.geteuid() == 0:  # only root gives files away
-        os.chown(left[0], 65534, 65534)
-        RayFolder(base).close()
-        assert list(base.iterdir()) == [left[0]]
-
-
 def test_a_place_with_too_long_a_path_for_sockets_is_not_taken(
     base: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
