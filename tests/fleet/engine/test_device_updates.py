@@ -130,31 +130,14 @@ def lab(tmp_path: Path) -> Lab:
     return Lab(tmp_path)
 
 
-def test_a_device_that_comes_is_known_soon_and_measured(lab: Lab) -> None:
+def test_a_device_that_comes_is_known_soon_and_lives_on_under_a_changed_file(lab: Lab) -> None:
     with lab.running() as run:
         run.until(run.measured(ONE))
         lab.write("two")
         run.until(lambda: run.knows(TWO), KNOWN_SECS)
         run.until(run.measured(ONE, TWO))
-        view = run.end()
-    assert {name: one["records"] for name, one in view["devices"].items()} == {"one": ALL, "two": ALL}
-    assert view["jobs"]["cancelled"] == view["jobs"]["quarantined"] == 0
-    records = list(Store.read(lab.fleet.folder / "store").records(device_id=TWO))
-    assert "paired" in {record.origin for record in records}, "it closes the gaps that its sibling left"
-    assert len(set(lab.fleet.record_ids())) == len(lab.fleet.record_ids()) == 2 * ALL
-    # A later start finds it in the journal and in the folder.
-    with lab.running() as run:
-        run.until(lambda: run.knows(TWO, "idle", "leased"))
-        assert run.state(TWO)["incarnation"] == 2
-
-
-def test_a_changed_device_lives_on_under_its_new_spec(lab: Lab) -> None:
-    lab.write("two")
-    with lab.running() as run:
-        run.until(run.measured(ONE, TWO))
         before = run.state(TWO)["environment_id"]
-        started = mock.Mock(wraps=run.transport.start)
-        with mock.patch.object(run.transport, "start", started):
+        with mock.patch.object(run.transport, "start", wraps=run.transport.start) as started:
             lab.write("two", seed=7, protocol={"repeat": 5})
             run.until(lambda: run.state(TWO)["incarnation"] == 2, KNOWN_SECS)
         [(spec, incarnation)] = [call.args for call in started.call_args_list]
@@ -164,13 +147,19 @@ def test_a_changed_device_lives_on_under_its_new_spec(lab: Lab) -> None:
         assert run.state(TWO)["failures"] == run.state(TWO)["crashes"] == 0
         assert run.state(ONE)["incarnation"] == 1, "the others are let alone"
         view = run.end()
-    assert view["jobs"]["quarantined"] == 0
+    assert view["jobs"]["cancelled"] == view["jobs"]["quarantined"] == 0
     [said] = [line for line in lab.fleet.lines if "new environment" in line]
     assert f"{ALL} records of earlier ones" in said
-    entry = Store.read(lab.fleet.folder / "store").devices()[TWO]
-    assert entry.spec.protocol(PROTOCOL).repeat == 5
-    records = Store.read(lab.fleet.folder / "store").records(device_id=TWO)
+    store = Store.read(lab.fleet.folder / "store")
+    assert store.devices()[TWO].spec.protocol(PROTOCOL).repeat == 5
+    records = list(store.records(device_id=TWO))
     assert len({one.environment_id for one in records}) == 2
+    assert "paired" in {one.origin for one in records}, "it closes the gaps that its sibling left"
+    assert len(set(lab.fleet.record_ids())) == len(lab.fleet.record_ids()) == 3 * ALL
+    # A later start finds it in the journal and in the folder.
+    with lab.running() as run:
+        run.until(lambda: run.knows(TWO, "idle", "leased"))
+        assert run.state(TWO)["incarnation"] == 3
 
 
 def test_a_device_that_leaves_keeps_its_records_and_comes_back(lab: Lab) -> None:
