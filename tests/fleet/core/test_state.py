@@ -283,11 +283,6 @@ def test_events_and_snapshots_of_other_rules_are_refused(rules: int) -> None:
             FleetState.from_json(snapshot)
 
 
-def test_an_event_may_quote_what_is_no_text_and_no_number() -> None:
-    event = ev.DeviceLeftOut(at_secs=float("inf"), device_id=A, reason="its file \udce2.yaml")
-    assert ev.decode_events(ev.encode_events([event])) == (event,)
-
-
 def test_results_of_a_released_lease_are_not_late_because_its_job_is_cancelled() -> None:
     fleet = Fleet().up().with_jobs("j1", "j2")
     fleet.dies()

@@ -67,18 +67,6 @@ def test_attention_by_device() -> None:
         assert bool(reason) is (found is not AttentionLevel.HEALTHY)
 
 
-@given(st.lists(st.tuples(st.sampled_from(AttentionLevel), st.floats(0, 1)), max_size=12))
-def test_the_order_is_total_and_worst_first(made: list[tuple[AttentionLevel, float]]) -> None:
-    rows = [
-        a_row(device_id=f"d{place}", failed_share=share, attention={"level": int(level)})
-        for place, (level, share) in enumerate(made)
-    ]
-    ordered = sorted(rows, key=by_attention)
-    rows.reverse()
-    assert ordered == sorted(rows, key=by_attention)
-    assert [row["attention"]["level"] for row in ordered] == sorted(int(level) for level, _ in made)
-
-
 # ---- pages ----
 
 KEYS = {"name": lambda row: row["name"], "size": lambda row: row["size"]}

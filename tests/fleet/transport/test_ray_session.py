@@ -92,30 +92,6 @@ def test_a_start_that_fails_leaves_our_handlers_of_signals_and_ends_its_own_proc
             one.wait()
 
 
-@pytest.mark.usefixtures("_folder")
-def test_ray_hears_of_no_folder_to_import_from_and_the_environment_stays(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    from ray.core.generated.common_pb2 import JobConfig as Message
-
-    seen: dict[str, str | None] = {}
-
-    def init(*, job_config: Any, **_: object) -> None:
-        seen.update({name: os.environ.get(name) for name in ("PYTHONPATH", "PYTHONSAFEPATH")})
-        job_config._py_driver_sys_path.extend(["/bin", str(Path.cwd())])  # as Ray does before it sends it
-        assert list(Message.FromString(job_config._serialize()).py_driver_sys_path) == []
-        raise RuntimeError("seen")
-
-    monkeypatch.setattr("ray.init", init)
-    monkeypatch.setenv("PYTHONPATH", os.pathsep)
-    monkeypatch.delenv("PYTHONSAFEPATH", raising=False)
-    with pytest.raises(FleetError, match="seen"):
-        start_ray(2)
-    assert seen["PYTHONSAFEPATH"] == "1"
-    assert "" not in str(seen["PYTHONPATH"]).split(os.pathsep)
-    assert (os.environ["PYTHONPATH"], "PYTHONSAFEPATH" in os.environ) == (os.pathsep, False)
-
-
 # ---- hosts with other versions: what they are told ----
 
 OURS = {"tensor-fleet": "0.1.0", "apache-tvm": "0.27.0.post1", "python": "3.11.7"}
@@ -137,14 +113,6 @@ def test_every_version_that_differs_is_named_beside_ours(theirs: dict[str, str],
     line = version_refusal({**OURS, "host": "far", **theirs}, OURS)
     assert line == f"its host far has {said}; install the coordinator's versions there"
     assert version_refusal({**OURS, "host": "far"}, OURS) is None
-
-
-def test_a_host_tells_what_the_coordinator_compares() -> None:
-    from agents.device.ray_actors import host_versions
-
-    found = host_versions._function(SHARED_PACKAGES)
-    assert found.pop("host")
-    assert found == own_versions()
 
 
 def rays_refusal() -> RuntimeError:
@@ -176,19 +144,6 @@ def test_what_the_user_has_set_goes_before_what_a_start_of_ray_needs_and_documen
     assert found == {**mine, "RAY_AUTH_MODE": "token", "RAY_USAGE_STATS_ENABLED": "0", **NODE_SETTINGS}
     text = (Path(__file__).parents[3] / "docs" / "cluster.md").read_text()
     assert all(f"{name}={value}`" in text for name, value in ray_start.environment({}).items())
-
-
-def test_a_coordinator_that_joins_finds_a_link_again_soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    [first, second] = COORDINATOR_SETTINGS
-    monkeypatch.setenv("RAY_AUTH_TOKEN", "0" * 32)
-    monkeypatch.setenv(first, "7")
-    monkeypatch.setenv(second, "")
-    monkeypatch.delenv(second)
-    monkeypatch.setattr(ray_session, "_connect", lambda **_: None)
-    ray_session.join_ray("head:6379")
-    assert (os.environ[first], os.environ[second]) == ("7", COORDINATOR_SETTINGS[second])
-    # The head would give up a host as soon as its connection.
-    assert not COORDINATOR_SETTINGS.keys() & ray_start.environment({}).keys()
 
 
 @pytest.mark.parametrize("address", [["--address=h:1"], ["--address", "h:1"]])
