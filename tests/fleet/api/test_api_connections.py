@@ -15,7 +15,7 @@ import httpx
 import pytest
 
 from fleet.api.app import ApiSources
-from fleet.api.client import TOKEN, ask
+from fleet.api.client import TOKEN
 from fleet.api.connections import ConnectionLimits
 from fleet.api.server import ApiServer
 from fleet.models.registry_reader import RegistryReader
@@ -202,5 +202,3 @@ def test_a_head_without_end_is_refused(start: Callable[..., Started]) -> None:
             long.sendall(b"x" * 1024)
     assert answer(long)[:12] in (b"", b"HTTP/1.1 400")
     assert fleet.get().status_code == 200
-
-

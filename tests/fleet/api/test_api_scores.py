@@ -9,7 +9,6 @@ import os
 import re
 import signal
 import socket
-import threading
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
@@ -23,10 +22,9 @@ from msgspec.structs import asdict, replace
 
 from fleet.api import score_service
 from fleet.api.client import TOKEN
-from fleet.api.score_service import ScoreBusyError, ScoreService, ScoreSettings
+from fleet.api.score_service import ScoreService, ScoreSettings
 from fleet.api.scores import MOST_TRACES, score
 from fleet.api.server import ApiServer
-from fleet.errors import FleetError
 from fleet.models.registry import Registry
 from fleet.models.versions import load_snapshot
 from fleet.store.store import Store
@@ -156,8 +154,8 @@ version: ../models                 -> 404 unknown version '../models'
 version: v000002, device: box.b    -> 404 v000002 has no head for device 'box.b'; it has: box.a
 traces: "[]"                       -> 422 traces: expected a list of texts, got str
 traces: ["[]", 1]                  -> 422 traces: expected a list of texts, got a list with others
-dialect: latin                     -> 422 dialect: got 'latin', expected one of ansor, autotvm, knobs, meta_schedule
-speed: 1                           -> 422 'speed' is no field; known: device, dialect, traces, version, workload
+dialect: latin                     -> 422 dialect: got 'latin', expected one of ansor, autotvm, knobs, meta
+speed: 1                           -> 422 'speed' is no field; known: device, dialect, traces, version
 """
 
 

@@ -23,10 +23,8 @@ from fleet.archive import backup_folder
 from fleet.archive.backup import back_up, restore, verify_backup
 from fleet.archive.backup_folder import MANIFEST, OBJECTS, is_backup
 from fleet.archive.verify import verify
-from fleet.cli.app import run
 from fleet.errors import StoreError, StoreFull
 from fleet.state.schema import STATE
-from fleet.state.state_file import back_up as back_up_state
 from fleet.store.catalog import read_devices, read_workloads
 from fleet.store.delta.log import TableSnapshot, load_snapshot
 from tests.archive_fixtures import batch, data_file, data_files, fill, flip, ids_of, opened, record_ids
@@ -437,5 +435,3 @@ def test_the_daemon_goes_on_with_a_restored_store(tmp_path: Path) -> None:
     found = fleet.record_ids()
     assert len(found) == len(set(found)) == sum(one["records"] for one in view["devices"].values())
     assert before <= set(found)
-
-

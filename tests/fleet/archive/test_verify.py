@@ -20,9 +20,7 @@ from deltalake import DeltaTable, write_deltalake
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fleet.archive.checks import catalog_faults
 from fleet.archive.verify import Verified, rebuild_state, verify
-from fleet.cli.app import run
 from fleet.state.schema import STATE
 from fleet.state.state_file import StateFile
 from fleet.state.table import RecordsTable
@@ -313,5 +311,3 @@ def test_many_damages_are_counted_and_some_told(store: Path, monkeypatch: pytest
     assert len(found.damage) == 2
     assert found.damages >= 4
     assert found.to_json()["ok"] is False
-
-

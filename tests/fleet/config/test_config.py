@@ -26,7 +26,7 @@ from fleet.config.settings import (
     resolve,
     select_devices,
 )
-from fleet.config.yaml_files import is_secret, parse_yaml
+from fleet.config.yaml_files import parse_yaml
 
 ROOT = Path(__file__).parents[3]
 

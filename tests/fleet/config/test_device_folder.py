@@ -9,7 +9,6 @@ from typing import Any
 from unittest import mock
 
 import pytest
-import yaml
 
 from agents.records import DeviceId
 from fleet.config import device_folder

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import pytest
 from msgspec.structs import replace
 
 from agents.records import DeviceId
@@ -14,7 +13,6 @@ from fleet.core.job_state import PATIENCE
 from fleet.core.request_words import Request, RequestId, RequestKind
 from fleet.core.requests import KEPT_REQUESTS, KEPT_SECS
 from fleet.core.state import FleetState
-from fleet.core.state_core import StateError
 from tests.fleet_world import LIMITS, finished, job, reopened, shown
 
 R1, R2 = RequestId("r1"), RequestId("r2")

@@ -6,7 +6,6 @@ import json
 from typing import Any
 
 import pytest
-from msgspec import ValidationError, to_builtins
 
 from agents.records import DeviceId
 from fleet.core import events as ev
@@ -655,5 +654,3 @@ def test_ended_jobs_leave_numbers_only() -> None:
             sizes.append(len(json.dumps(fleet.state.to_json())))
     assert fleet.count(JobState.DONE) == 600
     assert sizes[-1] - sizes[0] < 200  # longer numbers
-
-

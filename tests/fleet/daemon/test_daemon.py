@@ -30,8 +30,8 @@ from fleet.engine.context import EngineContext
 from fleet.errors import FleetError, StoreFull
 from fleet.store.store import Store
 from fleet.transport.local import LocalTransport
-from tests.coordinator_fixtures import ALL, recorded_file, write_replay_device
 from tests.conftest import until
+from tests.coordinator_fixtures import ALL, recorded_file, write_replay_device
 from tests.daemon_fixtures import ROOT, Up, fleet_command
 from tests.refresh_fixtures import DEVICES, make_store, some_workloads
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import resource
 import signal
 import socket
 import subprocess
@@ -16,7 +15,6 @@ from pathlib import Path
 import pytest
 
 from fleet.api.client import ADDRESS, ask
-from fleet.daemon.open_files import MOST_OPEN_FILES, raise_open_files
 from tests.coordinator_fixtures import ALL
 from tests.daemon_fixtures import ROOT
 from tests.fleet.daemon.test_daemon import records, settings
@@ -95,5 +93,3 @@ def test_strangers_who_hold_connections_stop_nothing(settings: Path, tmp_path: P
         process.send_signal(signal.SIGTERM)
         assert "fleet is down" in process.communicate(timeout=60)[0]
         assert process.returncode == 0
-
-

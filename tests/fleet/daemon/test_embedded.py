@@ -208,5 +208,3 @@ def test_a_signal_ends_the_command_in_order(settings: FleetConfig) -> None:
         signal.signal(signal.SIGTERM, before)
     assert ended == [signal.SIGTERM], "the command line says that the same command goes on"
     assert len(collect(settings).records) == 2 * 8 * len(WORKLOADS)
-
-

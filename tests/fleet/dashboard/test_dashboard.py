@@ -10,15 +10,12 @@ from typing import Any
 import httpx
 import pytest
 import yaml
-from hypothesis import given
-from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from agents.records import NOISE, Outcome
 from fleet.api.client import DaemonClient
-from fleet.dashboard.fleet_rows import AttentionLevel, attention, by_attention
+from fleet.dashboard.fleet_rows import AttentionLevel, attention
 from fleet.dashboard.pages import PageError, PageQuery, cut
-from fleet.dashboard.recent_records import SPARK_POINTS, SPARK_SECS, spark
 from fleet.dashboard.store_view import DashboardStore
 from fleet.report.status import read_status
 from fleet.store.store import Store

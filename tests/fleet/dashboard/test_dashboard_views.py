@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import os
 import subprocess
 import sys
@@ -14,10 +13,9 @@ import pyarrow as pa
 import pytest
 from msgspec.structs import replace
 
-from agents.records import CONFIRM, NOISE, Candidate, Outcome, Protocol, Record, canonical_json
+from agents.records import CONFIRM, Candidate, Outcome, Protocol, Record, canonical_json
 from fleet.api.predictions import MOST_SCORED, predicted, sample
 from fleet.comparison.device_rows import device_rows
-from fleet.comparison.series import canary_ratios
 from fleet.coverage.reproducer import script
 from fleet.dashboard.alerts import BEFORE_SECS, alert_list
 from fleet.dashboard.candidate_view import CandidateError, candidate_view

@@ -11,7 +11,6 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
 import pytest
 from msgspec.structs import replace
 
@@ -25,7 +24,6 @@ from fleet.drivers.session import DriverChannel, EngineSession
 from fleet.engine.coordinator import Coordinator
 from fleet.engine.disk_watch import RETRY_SECS
 from fleet.engine.record_sink import record_counts
-from fleet.errors import FleetError
 from fleet.interchange.import_logs import ImportRequest, import_logs
 from fleet.requests.kinds import perform
 from fleet.requests.work import Work

@@ -18,10 +18,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from agents.device.messages import Message, Results, WorkloadsListed
+from agents.device.messages import Message, WorkloadsListed
 from agents.device.replay import ReplayWorker
 from agents.records import Candidate, Descriptor, DeviceId, ModelRef, Workload
-from fleet.core.events import DevicePolicy, ModelPublished
+from fleet.core.events import ModelPublished
 from fleet.core.limits import Limits
 from fleet.engine.coordinator import Coordinator
 from fleet.engine.event_log import EventLog
@@ -29,7 +29,6 @@ from fleet.errors import FleetError
 from fleet.planner.candidate_ranker import Ranking
 from fleet.state.questions import StateReader
 from fleet.state.schema import STATE
-from fleet.state.table import RecordsTable
 from fleet.store.store import Store
 from fleet.transport.local import LocalTransport
 from tests.coordinator_fixtures import (

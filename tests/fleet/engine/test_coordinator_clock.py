@@ -18,9 +18,8 @@ from agents.device.batch import Batch
 from agents.lease import Lease
 from fleet.core.limits import Limits
 from fleet.engine.coordinator import Coordinator
-from fleet.engine.ingest import LivenessMonitor
 from fleet.transport.local import LocalTransport
-from tests.coordinator_fixtures import ALL, ONE, Clock, Fleet, everything_measured, make_fleet
+from tests.coordinator_fixtures import ALL, ONE, Fleet, everything_measured, make_fleet
 
 #: Fifty jobs are leased at once.
 MANY = tuple(f"d{number:02d}" for number in range(50))

@@ -29,7 +29,6 @@ from fleet.core.events import (
 from fleet.core.state import FleetState
 from fleet.engine.agent_events import events_of
 from fleet.engine.coordinator import Coordinator
-from fleet.engine.disk_watch import DiskWatch
 from fleet.state import table
 from fleet.store.lanes import LaneSettings
 from fleet.store.store import Store

@@ -399,5 +399,3 @@ def test_a_flood_of_orders_is_bounded_and_one_whose_client_left_harms_nobody() -
     state.apply(told[0])
     desk.show(state, told[0].request.request_id)
     assert desk.get("t1") is not None
-
-

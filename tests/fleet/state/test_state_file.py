@@ -16,7 +16,7 @@ from agents.records import Candidate, CandidateId, DeviceId, Outcome, WorkloadId
 from fleet.errors import StateDamaged, StoreError, StoreFull, StoreLocked
 from fleet.state.questions import StateReader
 from fleet.state.rows import Result, TableFile
-from fleet.state.state_file import StateFile, back_up
+from fleet.state.state_file import StateFile
 
 WORKLOAD, DEVICE = WorkloadId("0" * 16), DeviceId("board")
 PAGE_BYTES = 4096

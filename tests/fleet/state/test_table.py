@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import os
 import shutil
 from collections.abc import Callable, Iterator
@@ -16,13 +15,12 @@ from deltalake import DeltaTable, write_deltalake
 import fleet.state.table
 from agents.records import DeviceId, Record
 from benchmarks.store import make_records
-from fleet.errors import StateDamaged, StoreError, StoreFull
+from fleet.errors import StateDamaged, StoreError
 from fleet.state.packed_rows import pack
 from fleet.state.rows import result_of
 from fleet.state.state_file import StateFile
 from fleet.state.table import RecordsTable
 from fleet.store.delta.schema import TABLE_SCHEMA, records_to_table
-from tests.disk_fixtures import failing
 
 DEVICE, LANE = DeviceId("bench"), 3
 

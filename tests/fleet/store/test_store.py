@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import errno
 import json
 import os
 import shutil
@@ -20,15 +19,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from agents.records import DeviceKind, Outcome, Protocol, Record
+from agents.records import DeviceKind, Outcome, Record
 from fleet.errors import StoreError, StoreFull, StoreLocked
 from fleet.state import table as table_module
 from fleet.state.table_log import TableLog
 from fleet.store.catalog import read_device
-from fleet.store.delta.schema import FILE_SCHEMA, SCHEMA_KEY, TABLE_SCHEMA, batch_to_records, records_to_table
+from fleet.store.delta.schema import SCHEMA_KEY, TABLE_SCHEMA, batch_to_records, records_to_table
 from fleet.store.reader import DeviceCounts
 from fleet.store.store import AppendResult, Store
-from tests.disk_fixtures import failing, filled, killed
+from tests.disk_fixtures import filled, killed
 from tests.record_fixtures import (
     make_batch,
     make_descriptor,

@@ -4,7 +4,6 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-import pyarrow.parquet as pq
 import pytest
 
 from agents.records import CandidateId, DeviceId, content_hash

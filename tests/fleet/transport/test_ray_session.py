@@ -5,12 +5,10 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 from unittest.mock import Mock
 
 import psutil
@@ -20,9 +18,9 @@ from agents.device.device_cores import agent_cores, quiet_cores
 from agents.records import DeviceKind, DeviceSpec
 from fleet.errors import FleetError
 from fleet.transport import ray_session, ray_start
-from fleet.transport.host_versions import SHARED_PACKAGES, join_refusal, own_versions, version_refusal
+from fleet.transport.host_versions import join_refusal, version_refusal
 from fleet.transport.ray_folder import RayFolder
-from fleet.transport.ray_session import COORDINATOR_SETTINGS, start_ray
+from fleet.transport.ray_session import start_ray
 from fleet.transport.ray_start import NODE_SETTINGS
 from tests.record_fixtures import make_spec
 

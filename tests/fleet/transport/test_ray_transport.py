@@ -28,7 +28,7 @@ from agents.device.messages import (
 from agents.lease import Lease
 from agents.records import Candidate, DeviceId, DeviceSpec, Protocol, Record, Workload
 from fleet.transport.ray_transport import RayOptions, RayTransport
-from tests.conftest import each_below, run_code, until
+from tests.conftest import each_below, until
 from tests.fleet.transport.test_transport_contract import TransportContract
 from tests.transport_fixtures import (
     batch_of,
@@ -212,7 +212,9 @@ def test_a_stopped_agent_is_killed_with_all_its_processes_and_one_that_prints_be
     until(lambda: all_gone(family))
     poll_until(
         lives.transport,
-        lambda messages: any(isinstance(one, Heartbeat) and one.is_host_idle in (True, False) for one in messages),
+        lambda messages: any(
+            isinstance(one, Heartbeat) and one.is_host_idle in (True, False) for one in messages
+        ),
         30.0,
     )
     # Ray's own handler prints the stack of a process that is ended by this signal.
@@ -248,8 +250,8 @@ class TestOverRay(TransportContract):
     """What every transport promises, with the Ray that has been started."""
 
 
-#: A coordinator in a process of its own: Ray ends the one that has lost its head for a minute, and that may be
-#: the suite's. Each server of Ray is killed once; at last it says which process is the agent's, and waits.
+#: A coordinator in a process of its own: Ray ends the one that has lost its head for a minute, and that may
+#: be the suite's. Each server of Ray is killed once; at last it says which process is the agent's, and waits.
 COORDINATOR = """
 import sys, time
 from pathlib import Path

@@ -26,7 +26,6 @@ from agents.device.messages import (
     Results,
     WorkloadsListed,
 )
-from agents.lease import LeaseTag
 from agents.records import DeviceId, DeviceSpec, Outcome
 from fleet.errors import FleetError
 from fleet.transport.local import LocalTransport
@@ -212,4 +211,3 @@ class TestLocal(TransportContract):
     def test_only_replay_devices_can_be_had(self) -> None:
         with pytest.raises(FleetError, match="only replay devices"):
             LocalTransport(protocol=PROTOCOL).start(make_spec(), 1)
-
