@@ -88,12 +88,11 @@ def test_a_restored_store_is_whole_and_goes_on(
     assert verify(again).damage == []
 
 
-@pytest.mark.parametrize("times", [1, 3])
 def test_when_files_go_meanwhile_all_begins_anew(
-    store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, times: int
+    store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     real = load_snapshot
-    starts = iter(range(4000, 4000 + times))
+    starts = iter([4000])
 
     def snapshot(table: Path, version: int) -> TableSnapshot:
         result = real(table, version)
@@ -106,11 +105,6 @@ def test_when_files_go_meanwhile_all_begins_anew(
         return result
 
     monkeypatch.setattr("fleet.archive.backup.load_snapshot", snapshot)
-    if times == 3:
-        with pytest.raises(
-            StoreError, match=r"version \d+ of the table cannot be read: .* says more. An earlier"
-        ):
-            back_up(store, tmp_path / "backup")
     back_up(store, tmp_path / "backup")
     restore(tmp_path / "backup", tmp_path / "again")
     assert verify(tmp_path / "again").damage == []

@@ -37,11 +37,6 @@ def test_another_kind_or_family_is_another_device() -> None:
     assert "family: was 'cpu' and is 'gpu' now" in found.faults[B]
 
 
-def test_what_this_host_cannot_be_is_a_fault_of_a_known_device_only() -> None:
-    found = compare(SPECS, DeviceFiles(specs={A: SPECS[A]}, left_out={B: "no such core", C: "an Arm CPU"}))
-    assert found == changes(faults={B: "no such core"})
-
-
 def test_a_core_that_times_from_now_is_told_to_those_that_build_on_it() -> None:
     known = {**SPECS, C: spec_of("c", kind=DeviceKind.REPLAY, cores=(0,))}
     new = spec_of("d", cores=(1,))

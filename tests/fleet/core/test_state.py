@@ -534,14 +534,23 @@ def test_a_probe_that_finds_another_environment_asks_for_a_training() -> None:
     assert kinds(fleet.stores(64)) == [[ReasonKind.NEW_ENVIRONMENT]]
 
 
-def test_one_training_at_a_time_and_a_pause_between() -> None:
+def test_one_training_at_a_time_is_a_request_of_the_fleet_and_a_pause_follows() -> None:
     fleet = Fleet().up()
     assert only(ev.StartTraining, fleet.stores(600))
+    [request_id] = fleet.state.request_ids()
+    request = fleet.state.request(request_id)
+    assert (request["kind"], request["state"]) == ("training", "queued")
+    why = ["a has no head yet", "600 new records after the 0 of the last training"]
+    assert request["arguments"] == {"family": "cpu", "reasons": why}
+    assert fleet.state.open_requests()[0].is_own_training
     assert fleet.stores(600) == []
     fleet.tell(ev.TrainingStarted, family="cpu")
+    assert fleet.state.request(request_id)["state"] == "running"
     assert fleet.stores(600) == []
-    assert only(ev.StartTraining, fleet.tell(ev.TrainingFinished, family="cpu", version="v1")) == []
-    assert fleet.state.training()["last"] == "made v1"
+    made = fleet.tell(ev.TrainingFinished, family="cpu", version="v1", serves={"a": "first"})
+    assert only(ev.StartTraining, made) == []
+    request = fleet.state.request(request_id)
+    assert (request["state"], request["result"]["version"]) == ("succeeded", "v1")
     assert only(ev.StartTraining, fleet.wait(299.0)) == []
     assert kinds(fleet.wait(1.0)) == [[ReasonKind.NEW_RECORDS]]
 
@@ -570,28 +579,6 @@ def test_a_new_coordinator_asks_for_the_interrupted_training_again() -> None:
     assert fleet.state.training()["state"] == "asked"
     fleet.training_fails()
     assert kinds(fleet.wait(60.0)) == asked, "its reasons stand"
-
-
-def test_a_training_that_nobody_asked_for_is_a_request_of_the_fleet() -> None:
-    fleet = Fleet().up()
-    fleet.stores(600)
-    [request_id] = fleet.state.request_ids()
-    request = fleet.state.request(request_id)
-    assert (request["kind"], request["state"], request["arguments"]["family"]) == (
-        "training",
-        "queued",
-        "cpu",
-    )
-    assert request["arguments"]["reasons"] == [
-        "a has no head yet",
-        "600 new records after the 0 of the last training",
-    ]
-    assert fleet.state.open_requests()[0].is_own_training
-    fleet.tell(ev.TrainingStarted, family="cpu")
-    assert fleet.state.request(request_id)["state"] == "running"
-    fleet.tell(ev.TrainingFinished, family="cpu", version="v1", text="made v1", serves={"a": "first"})
-    assert fleet.state.request(request_id)["state"] == "succeeded"
-    assert fleet.state.request(request_id)["result"]["version"] == "v1"
 
 
 def test_a_training_of_the_fleet_is_stopped_with_its_request_until_there_are_new_records() -> None:

@@ -31,6 +31,7 @@ from fleet.state.questions import StateReader
 from fleet.state.schema import STATE
 from fleet.store.store import Store
 from fleet.transport.local import LocalTransport
+from tests.conftest import TEMPORARY
 from tests.coordinator_fixtures import (
     ALL,
     OFFERED,
@@ -181,34 +182,34 @@ def test_a_head_chooses_among_drawn_candidates(tmp_path: Path) -> None:
     assert {version for _, version in others} == {""}, others
 
 
-def test_jobs_of_before_go_on_while_the_workloads_are_listed_again(fleet: Fleet) -> None:
+@pytest.mark.parametrize("are_fewer", [False, True], ids=["the same workloads", "fewer workloads"])
+def test_jobs_of_before_go_on_as_far_as_their_workloads_are_measured_now(
+    fleet: Fleet, are_fewer: bool
+) -> None:
     with fleet.coordinator() as (coordinator, transport), mock.patch.object(transport, "measure"):
         Fleet.turn_until(coordinator, lambda one: one.view()["jobs"]["leased"] == 2)
-    # As after a change of the settings that choose them.
-    (fleet.folder / "root" / "workloads.json").unlink()
-    view = fleet.run(everything_measured(fleet))
-    assert not [line for line in fleet.lines if "is cancelled" in line]
-    assert view["jobs"]["cancelled"] == 0
-    assert view["store"]["records"] == 2 * ALL
+    # As after a change of the settings that choose the workloads.
+    listed = fleet.folder / "root" / "workloads.json"
+    kept = [one.workload_id for one in WORKLOADS]
+    if are_fewer:
+        groups = json.loads(listed.read_text())
+        [group] = groups["groups"].values()
+        group["ids"] = kept = group["ids"][:1]
+        listed.write_text(json.dumps(groups))
+    else:
+        listed.unlink()
+    count = 2 * OFFERED * len(kept)
+    view = fleet.run(lambda one: fleet.clock.skip(1.0) > 0 and one.view()["store"]["records"] >= count)
     check_books(fleet, view)
-
-
-def test_jobs_of_before_measure_nothing_that_is_not_measured_now(fleet: Fleet) -> None:
-    with fleet.coordinator() as (coordinator, transport), mock.patch.object(transport, "measure"):
-        Fleet.turn_until(coordinator, lambda one: one.view()["jobs"]["leased"] == 2)
-    kept = fleet.folder / "root" / "workloads.json"
-    groups = json.loads(kept.read_text())
-    [group] = groups["groups"].values()
-    group["ids"] = group["ids"][:1]
-    kept.write_text(json.dumps(groups))
-    fleet.run(lambda one: fleet.clock.skip(1.0) > 0 and one.view()["store"]["records"] >= 2 * OFFERED)
-    assert {one.workload_id for one in Store.read(fleet.folder / "store").records()} == {*group["ids"]}
+    assert {one.workload_id for one in Store.read(fleet.folder / "store").records()} == set(kept)
+    if not are_fewer:
+        assert view["jobs"]["cancelled"] == 0
 
 
 @given(number=st.integers(1, 150))
 @settings(max_examples=15, deadline=None)
 def test_a_kill_at_any_step_loses_nothing_and_counts_nothing_twice(number: int) -> None:
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory(dir=TEMPORARY) as folder:
         fleet = make_fleet(Path(folder))
         is_done = everything_measured(fleet)
         with killed_at(number) as reached, contextlib.suppress(Killed):

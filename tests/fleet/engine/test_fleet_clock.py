@@ -34,19 +34,6 @@ class Host:
         self.steady += secs
 
 
-def test_a_pause_counts_for_little() -> None:
-    host = Host()
-    clock = host.clock()
-    host.wait(30.0)
-    clock.tick()
-    assert (clock(), clock.gaps) == (START + MOST_STEP_SECS, 0), "starting takes its time"
-    host.wait(600.0)
-    clock.tick()
-    assert clock() == START + 2 * MOST_STEP_SECS
-    assert clock.counters == {"gaps": 1, "gap_secs": 600.0 - MOST_STEP_SECS, "steps": 0, "step_secs": 0.0}
-    assert clock.wall_ahead_secs == 630.0 - 2 * MOST_STEP_SECS
-
-
 def test_a_pause_between_its_two_looks_is_no_lasting_step() -> None:
     host = Host()
     clock = host.clock()

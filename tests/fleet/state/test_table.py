@@ -53,11 +53,6 @@ def take_in(state: StateFile, start: int, count: int) -> None:
         turn.add_waiting(LANE, [DEVICE], count, pack(rows_of(records)), 100.0)
 
 
-def append(table: RecordsTable, state: StateFile, start: int, count: int) -> None:
-    take_in(state, start, count)
-    table.flush([LANE])
-
-
 def stored(folder: Path) -> list[str]:
     return sorted(DeltaTable(folder).to_pyarrow_table(columns=["record_id"]).column(0).to_pylist())
 
@@ -87,31 +82,6 @@ def test_a_table_that_somebody_else_made_is_refused(folder: Path, state: StateFi
     with pytest.raises(StoreError, match="tensor-fleet did not write it"):
         RecordsTable(folder / "records", state)
     assert DeltaTable(folder / "records").to_pyarrow_table().num_rows == 2
-
-
-def test_small_files_become_one_and_the_old_ones_go_when_no_version_needs_them(
-    folder: Path, state: StateFile
-) -> None:
-    table = RecordsTable(folder / "records", state)
-    for start in range(0, 20, 5):
-        append(table, state, start, 5)
-    assert table.compact([DeviceId("other")]) == 0
-    assert table.compact([DEVICE]) == 4
-    assert (table.version, state.table_version(), len(state.files())) == (5, 5, 5)
-    assert stored(folder / "records") == names(20)
-    append(table, state, 20, 5)
-    table.checkpoint()
-    # Who opened the table before the files were joined reads on.
-    assert table.delete_unused(4) == 0
-    assert DeltaTable(folder / "records", version=4).to_pyarrow_table().num_rows == 20
-    assert table.delete_unused(6) == 4
-    assert {file.rows for file in state.files()} == {20, 5}
-    assert len(list((folder / "records").glob("device_id=*/*.parquet"))) == 2
-    assert [path.name for path in (folder / "records" / "_delta_log").glob("*.json")] == [
-        commit_of(folder, 6).name
-    ]
-    again = RecordsTable(folder / "records", state)
-    assert (again.version, again.notes, stored(folder / "records")) == (6, [], names(25))
 
 
 @pytest.mark.parametrize("left", [0, 300, -3])
@@ -147,7 +117,8 @@ def test_a_state_file_that_is_older_than_the_table_is_refused(
     table = RecordsTable(folder / "records", state)
     shutil.copytree(folder, folder.with_name("older"))
     for number in range(versions):
-        append(table, state, 5 * number, 5)
+        take_in(state, 5 * number, 5)
+        table.flush([LANE])
     for made in ("older", "empty"):
         other = StateFile(folder.with_name(made) / "state.sqlite")
         words = rf"ends with version {versions}, its state file names version (0|none)"

@@ -22,7 +22,6 @@ from msgspec.structs import replace
 from agents.records import DeviceKind, Outcome, Record
 from fleet.errors import StoreError, StoreFull, StoreLocked
 from fleet.state import table as table_module
-from fleet.state.table_log import TableLog
 from fleet.store.catalog import read_device
 from fleet.store.delta.schema import SCHEMA_KEY, TABLE_SCHEMA, batch_to_records, records_to_table
 from fleet.store.reader import DeviceCounts
@@ -109,14 +108,7 @@ def test_people_can_query_plain_columns(store: Store) -> None:
     delta = DeltaTable(store.path / "records")
     assert delta.to_pyarrow_dataset().to_table().num_rows == delta.count() == 8
     assert pa.schema(delta.schema()).names == TABLE_SCHEMA.names
-    # The commit is what Delta asks for.
-    text = TableLog(store.path / "records").commit_path(1).read_text()
-    actions = {name: action for line in text.splitlines() for name, action in json.loads(line).items()}
-    assert actions["commitInfo"]["operation"] == delta.history()[0]["operation"] == "WRITE"
-    assert actions["add"]["partitionValues"] == {"device_id": "dev-a"}
-    stats = json.loads(actions["add"]["stats"])
-    assert (stats["numRecords"], stats["minValues"]["measured_at"]) == (8, 1.7e9)
-    assert not {"trace", "environment", "protocol"} & stats["minValues"].keys()
+    assert delta.history()[0]["operation"] == "WRITE"
 
 
 #: The coordinator sets others aside before: `test_dead_letters.py`.

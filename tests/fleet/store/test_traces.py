@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,7 +9,7 @@ from agents.records import CandidateId, DeviceId, content_hash
 from fleet.store.lanes import LaneSettings
 from fleet.store.reader import StoreReader
 from fleet.store.store import Store
-from fleet.store.trace_lookup import Answer, StoreThread, find_candidates, find_records
+from fleet.store.trace_lookup import find_candidates, find_records
 from tests.record_fixtures import make_batch, make_record, make_spec
 
 A, B = DeviceId("dev-a"), DeviceId("dev-b")
@@ -57,34 +56,3 @@ def test_all_records_of_some_candidates_are_found(reader: StoreReader) -> None:
     expected = {make_record(700), make_record(7, attempt=1, origin="noise"), make_record(7)}
     found = list(find_records(reader, A, {one.candidate_id for one in expected}))
     assert (len(found), set(found)) == (3, expected)
-
-
-def answers(thread: StoreThread) -> list[Answer]:
-    """All that a thread says, and its end."""
-    found: list[Answer] = []
-    deadline = time.monotonic() + 30
-    while not thread.is_idle and time.monotonic() < deadline:
-        found += thread.poll()
-        time.sleep(0.01)
-    thread.close()
-    return found
-
-
-def test_the_thread_answers_in_order_and_tells_of_failures(store: Path, tmp_path: Path) -> None:
-    thread = StoreThread(store)
-    thread.ask("version", lambda reader: reader.version)
-    thread.ask("device", lambda reader: sorted(reader.devices()))
-    assert not thread.is_idle
-    assert answers(thread) == [Answer(tag="version", value=4), Answer(tag="device", value=["dev-a"])]
-    broken = StoreThread(tmp_path / "no-store")
-    broken.ask("any", lambda reader: reader.version)
-    [found] = answers(broken)
-    assert found.tag == "any"
-    assert "no store" in found.error
-
-    def lack_memory() -> None:
-        raise MemoryError
-
-    wordless = StoreThread(store)
-    wordless.do("any", lack_memory)
-    assert answers(wordless) == [Answer(tag="any", error="MemoryError")], "an error without words is one"

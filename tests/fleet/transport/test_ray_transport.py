@@ -289,9 +289,10 @@ def test_a_ray_that_broke_is_started_again_and_ends_with_a_killed_coordinator(tm
     )
     try:
         with coordinator.stdout as stream:
-            line = stream.readline()
-        assert line, "it ended early; standard error has why"
-        agent = psutil.Process(int(line))
+            # Ray says there that its raylet has ended.
+            pid = next((line for line in stream if line.strip().isdigit()), "")
+        assert pid, "it ended early; standard error has why"
+        agent = psutil.Process(int(pid))
         # Ray's own two look for the head for a minute before they give up; they hold no device.
         waiting = {"ray::DashboardAgent", "ray::RuntimeEnvAgent"}
         everything = [one for one in family_of(coordinator.pid) if one.name() not in waiting]
