@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 import json
 import os
 import re
@@ -43,6 +42,8 @@ from transfer.train.training import train
 WORKLOADS = some_workloads(3, 0)
 ONE = WORKLOADS[0]
 A, B = DEVICES
+#: Where the process that scores may run.
+CORE = max(os.sched_getaffinity(0))
 
 
 @pytest.fixture(scope="module")
@@ -63,7 +64,8 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def server(made: Path) -> Iterator[ApiServer]:
-    scoring = ScoreSettings(models=made / "models", store=made / "store", body_bytes=1 << 20, body_secs=0.5)
+    bounds = {"body_bytes": 1 << 20, "body_secs": 0.5, "cores": (CORE,)}
+    scoring = ScoreSettings(models=made / "models", store=made / "store", **bounds)
     with closing(ApiServer(sources_of(made / "models", scoring=scoring), made)) as served:
         yield served
 
@@ -263,44 +265,33 @@ def a_service(made: Path, tmp_path: Path, **changes: Any) -> ScoreService:
     return ScoreService(ScoreSettings(models=made / "models", store=made / "store", **changes), tmp_path)
 
 
-def test_the_process_is_nice_has_one_thread_and_stays_on_its_cores(made: Path, tmp_path: Path) -> None:
-    core = max(os.sched_getaffinity(0))
-    with closing(a_service(made, tmp_path, cores=(core,))) as service:
-        status, found = asyncio.run(service.answer(_body, _stays))
-        assert (status, len(json.loads(found)["scores"])) == (200, 2)
-        pid = service._process.pid
-        assert pid != os.getpid()
-        assert os.sched_getaffinity(pid) == {core}
-        assert os.getpriority(os.PRIO_PROCESS, pid) >= 10
-    with pytest.raises(ProcessLookupError):
-        os.kill(pid, 0)
+def test_the_process_is_nice_stays_on_its_cores_and_is_started_again_after_a_kill(
+    server: ApiServer, made: Path
+) -> None:
+    assert post(server, made, asked()).status_code == 200
+    before = process_of(server)
+    assert before != os.getpid()
+    assert os.sched_getaffinity(before) == {CORE}
+    assert os.getpriority(os.PRIO_PROCESS, before) >= 10
+    # By whoever wants memory.
+    os.kill(before, signal.SIGKILL)
+    assert server._scores._process.wait(60)
+    assert len(post(server, made, asked()).json()["scores"]) == 2
+    assert process_of(server) != before
 
 
-def test_a_request_that_takes_too_long_is_ended_and_the_next_is_answered(
+def test_a_request_that_takes_too_long_is_ended(
     made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    service = a_service(made, tmp_path, score_secs=0.3)
-    with monkeypatch.context() as slow:
-        (tmp_path / "endless.py").write_text("import time; time.sleep(600)")
-        slow.setenv("PYTHONPATH", str(tmp_path))
-        slow.setattr(score_service, "_MODULE", "endless")
+    (tmp_path / "endless.py").write_text("import time; time.sleep(600)")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.setattr(score_service, "_MODULE", "endless")
+    with closing(a_service(made, tmp_path, score_secs=0.3)) as service:
         status, found = asyncio.run(service.answer(_body, _stays))
     assert status == 503
     detail = json.loads(found)["detail"]
     assert detail.startswith("the process that scores gave no answer: it was not done after 0 s (see ")
     assert service.view["refused"]["failed"] == 1
-    service.settings = dataclasses.replace(service.settings, score_secs=600.0)
-    # A lock belongs to the loop that used it.
-    service._turn = asyncio.Lock()
-    with closing(service):
-        assert asyncio.run(service.answer(_body, _stays))[0] == 200
-        # Killed by whoever wants memory: the answer says so, and the next one is whole.
-        os.kill(service._process.pid, signal.SIGKILL)
-        assert service._process.wait(60)
-        assert asyncio.run(service.answer(_body, _stays))[0] == 200
-    status, found = asyncio.run(service.answer(_body, _stays))
-    assert status == 503
-    assert "the API is closed" in json.loads(found)["detail"]
 
 
 def test_too_many_requests_are_told_when_to_try_again(made: Path, tmp_path: Path) -> None:
