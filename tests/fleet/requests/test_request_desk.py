@@ -357,36 +357,35 @@ def test_arguments_that_fit_nothing_are_refused_with_their_name_and_what_there_i
         assert state.request_ids() == []
 
 
-@pytest.mark.parametrize(
-    ("text", "why"),
-    [
-        (b"", "one JSON object"),
-        (b"[" * 60_000, "one JSON object"),
-        (b'{"id": NaN}', "NaN is no JSON"),
+#: What is changed in a good request, and words of the refusal.
+CHANGED = """
+more: 1           -> got more as well
+id: ""            -> id: expected
+id: ../x          -> id: expected
+kind: dance       -> fingerprint, import, onboarding, retirement, training, tuning, got 'dance'
+kind: [training]  -> kind: expected
+arguments: []     -> arguments: expected a JSON object
+minutes: 0        -> minutes: expected a number above 0
+minutes: -1       -> minutes: expected
+minutes: true     -> minutes: expected
+"""
+
+
+def test_what_is_no_request_is_refused_in_one_line() -> None:
+    refused = [
+        *((text, "one JSON object") for text in (b"", b"[" * 60_000, b"\xff")),
         (b"[]", "one JSON object with arguments, id, kind, minutes"),
-        (body(more=1), "got more as well"),
-        (body(id=""), "id: expected"),
-        (body(id="../x"), "id: expected"),
+        (b'{"id": NaN}', "NaN is no JSON"),
         (body(id="x" * 65), "id: expected"),
-        (
-            body(kind="dance"),
-            "fingerprint, import, onboarding, retirement, training, tuning, got 'dance'",
-        ),
-        (body(kind=["training"]), "kind: expected"),
-        (body(arguments=[]), "arguments: expected a JSON object"),
-        (body(minutes=0), "minutes: expected a number above 0"),
-        (body(minutes=-1), "minutes: expected"),
-        (body(minutes=True), "minutes: expected"),
         (body(minutes=10**400), "minutes: expected"),
-        (b"\xff", "one JSON object"),
-    ],
-)
-def test_what_is_no_request_is_refused_in_one_line(text: bytes, why: str) -> None:
-    with pytest.raises(RequestRefused) as caught:
-        parse_request(text)
-    assert why in str(caught.value)
-    assert "\n" not in str(caught.value)
-    assert len(str(caught.value)) < 400
+        *((body(**yaml.safe_load(f"{{{change}}}")), why) for change, why in rows(CHANGED)),
+    ]
+    for text, why in refused:
+        with pytest.raises(RequestRefused) as caught:
+            parse_request(text)
+        assert why in str(caught.value)
+        assert "\n" not in str(caught.value)
+        assert len(str(caught.value)) < 400
 
 
 def test_a_flood_of_orders_is_bounded_and_one_whose_client_left_harms_nobody() -> None:
