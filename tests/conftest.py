@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import subprocess
 import sys
 import time
@@ -38,6 +39,24 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 GENERIC_CPU = {"kind": "llvm", "num-cores": 1}
 
 Found = TypeVar("Found")
+
+
+def folder_in_memory() -> str | None:
+    """A folder for the files of tests: most tests wait for the disk, thousands of times. None without room.
+
+    A kill takes nothing from a file system, whichever it is, and no test takes the power.
+    """
+    memory = "/dev/shm"
+    if not os.access(memory, os.W_OK) or os.statvfs(memory).f_flag & os.ST_NOEXEC:
+        return None
+    room = min(shutil.disk_usage(memory).free, psutil.virtual_memory().available)
+    return memory if room > 8 << 30 else None
+
+
+#: Where `tmp_path` lies, and where tests without it make their folders; None for the usual place.
+TEMPORARY = os.environ.get("PYTEST_DEBUG_TEMPROOT") or folder_in_memory()
+if TEMPORARY:
+    os.environ["PYTEST_DEBUG_TEMPROOT"] = TEMPORARY
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -8,7 +8,9 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from types import SimpleNamespace
 from typing import Any
 from unittest import mock
@@ -52,15 +54,22 @@ class Killed(BaseException):
     """Stands for a signal that ends the program."""
 
 
-def recorded_file(folder: Path) -> Path:
-    """What the devices answer from: `RECORDED` candidates of each workload."""
-    path = folder / "recorded.parquet"
-    with Store.open(folder / "recorded-store") as store:
+@cache
+def _recorded() -> bytes:
+    with TemporaryDirectory() as name, Store.open(Path(name) / "store") as store:
         store.put_device(make_spec(), make_descriptor())
         store.put_workloads(WORKLOADS)
         for workload in WORKLOADS:
             store.append(make_batch(0, RECORDED, workload=workload.workload_id))
+        path = Path(name) / "recorded.parquet"
         export(store, path, "parquet")
+        return path.read_bytes()
+
+
+def recorded_file(folder: Path) -> Path:
+    """What the devices answer from: `RECORDED` candidates of each workload."""
+    path = folder / "recorded.parquet"
+    path.write_bytes(_recorded())
     return path
 
 

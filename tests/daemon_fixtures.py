@@ -12,12 +12,21 @@ ROOT = Path(__file__).parent.parent
 
 
 class Up:
-    """One `fleet up` in a process of its own."""
+    """One `fleet up` in a process of its own.
 
-    def __init__(self, settings: Path, *options: str) -> None:
+    Args:
+        settings: The fleet file.
+        options: Of the verb.
+        program: What Python runs: the command of this checkout, or a script.
+        process: Options of the process.
+    """
+
+    def __init__(
+        self, settings: Path, *options: str, program: tuple[str, ...] = ("-m", "fleet.cli"), **process: Any
+    ) -> None:
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "fleet.cli", "up", "--config", str(settings), *options],
-            cwd=ROOT,
+            [sys.executable, *program, "up", "--config", str(settings), *options],
+            **{"cwd": ROOT, **process},
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,

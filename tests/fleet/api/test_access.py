@@ -107,12 +107,6 @@ def test_a_route_without_a_word_is_the_owners() -> None:
         assert needed(app.routes, scope) is least, path
 
 
-def test_tokens_are_private_and_differ(root: Path) -> None:
-    texts = [(root / name).read_text() for name in (TOKEN, READ_TOKEN)]
-    assert texts[0] != texts[1]
-    assert [(root / name).stat().st_mode & 0o777 for name in (TOKEN, READ_TOKEN)] == [0o600, 0o600]
-
-
 def test_a_browser_is_opened_without_the_code_in_its_arguments(
     server: ApiServer, root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -15,7 +15,7 @@ import httpx
 import pytest
 
 from fleet.api.app import ApiSources
-from fleet.api.client import TOKEN, ask
+from fleet.api.client import TOKEN
 from fleet.api.connections import ConnectionLimits
 from fleet.api.server import ApiServer
 from fleet.models.registry_reader import RegistryReader
@@ -111,50 +111,16 @@ def test_idle_connections_give_way_to_newer_ones_and_to_whoever_has_the_token(
     assert fleet.metric('fleet_api_connections_refused_total{why="crowd"}') >= 3 * MOST
 
 
-def test_a_flood_of_new_connections_keeps_nobody_out(start: Callable[..., Started], tmp_path: Path) -> None:
-    fleet = start(most=MOST, head_secs=60.0)
-    is_over = threading.Event()
-
-    def flood() -> None:
-        kept: list[socket.socket] = []
-        while not is_over.is_set():
-            with contextlib.suppress(OSError):
-                kept.append(socket.create_connection(("127.0.0.1", fleet.port), 5))
-            for one in kept[: -2 * MOST]:
-                one.close()
-            del kept[: -2 * MOST]
-        for one in kept:
-            one.close()
-
-    thread = threading.Thread(target=flood)
-    thread.start()
-    try:
-        for _ in range(20):
-            assert "devices" in ask(tmp_path, "/v1/status")
-    finally:
-        is_over.set()
-        thread.join(60)
-    assert fleet.metric('fleet_api_connections_refused_total{why="crowd"}') > 0
-
-
-def test_who_is_being_answered_is_not_pushed_out(start: Callable[..., Started]) -> None:
-    fleet = start(most=MOST, head_secs=60.0)
-    fleet.gate.clear()
-    asking = fleet.connect(fleet.head("/v1/status", "Connection: close"))
-    assert fleet.asked.acquire(timeout=30)
-    for _ in range(2 * MOST):
-        fleet.connect()
-    fleet.gate.set()
-    assert answer(asking).startswith(b"HTTP/1.1 200")
-
-
-def test_where_all_are_being_answered_a_new_one_is_closed(start: Callable[..., Started]) -> None:
+def test_who_is_being_answered_is_not_pushed_out_and_where_all_are_a_new_one_is_closed(
+    start: Callable[..., Started],
+) -> None:
     fleet = start(most=4, head_secs=60.0)
     fleet.gate.clear()
     asking = [fleet.connect(fleet.head("/v1/status", "Connection: close")) for _ in range(4)]
     for _ in asking:
         assert fleet.asked.acquire(timeout=30)
-    assert answer(fleet.connect()) == b""
+    for _ in range(8):
+        assert answer(fleet.connect()) == b""
     fleet.gate.set()
     for one in asking:
         assert answer(one).startswith(b"HTTP/1.1 200")
@@ -228,15 +194,3 @@ def test_a_head_without_end_is_refused(start: Callable[..., Started]) -> None:
             long.sendall(b"x" * 1024)
     assert answer(long)[:12] in (b"", b"HTTP/1.1 400")
     assert fleet.get().status_code == 200
-
-
-def test_an_address_that_is_only_claimed_counts_for_nothing(start: Callable[..., Started]) -> None:
-    fleet = start(head_secs=2.0)
-    fleet.gate.clear()
-    # Held up for longer than a head may take: it has more time because its real address is known.
-    asking = fleet.connect(fleet.head("/v1/status", "X-Forwarded-For: 10.0.0.1", "Connection: close"))
-    assert fleet.asked.acquire(timeout=30)
-    stranger = fleet.connect()
-    assert answer(stranger) == b""
-    fleet.gate.set()
-    assert answer(asking).startswith(b"HTTP/1.1 200")

@@ -26,7 +26,7 @@ from fleet.config.settings import (
     resolve,
     select_devices,
 )
-from fleet.config.yaml_files import is_secret, parse_yaml
+from fleet.config.yaml_files import parse_yaml
 
 ROOT = Path(__file__).parents[3]
 
@@ -194,16 +194,6 @@ def test_anywhere_else_the_profiles_of_this_host_are_the_devices(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_chosen_devices_must_exist(tmp_path: Path) -> None:
-    write(tmp_path, "box.yaml", GOOD)
-    write(tmp_path, "two.yaml", {**GOOD, "device_id": "two"})
-    chosen = {"devices.folder": str(tmp_path), "devices.ids": ["two"]}
-    assert list(select_devices(load_fleet(overrides=chosen, environ={}).config)) == ["two"]
-    wrong = load_fleet(overrides={**chosen, "devices.ids": ["tow", "bx"]}, environ={}).config
-    with pytest.raises(ConfigError, match=r"(?s)did you mean 'two'.*\n.*did you mean 'box'"):
-        select_devices(wrong)
-
-
 def test_the_first_of_flag_environment_file_and_default_wins() -> None:
     file = {"schema": 1, "protocol": {"repeat": 4, "min_repeat_ms": 20, "max_number": 7}}
     environ = {
@@ -301,18 +291,6 @@ def test_a_setting_of_any_source_is_read_or_refused_in_one_line_that_names_it() 
             assert (words.removeprefix("!") in fault) is not words.startswith("!"), (source, fault)
 
 
-def test_all_faults_of_all_sources_come_at_once() -> None:
-    file = {"schema": 1, "protocol": {"repat": 4, "repeat": "x"}, "stor": {}, "training": 3}
-    environ = {"FLEET_TRAINING__EPOCHS": "0", "FLEET_TRANING__SEED": "1", "FLEET_STORE__PATH": "runs"}
-    with pytest.raises(ConfigError) as caught:
-        resolve(file, "f.yaml", environ, {"onboarding.strategy": "majik"})
-    assert [line.split(":")[0] for line in sorted(caught.value.args)] == [
-        *("env FLEET_TRAINING__EPOCHS", "env FLEET_TRANING__SEED"),
-        *["f.yaml"] * 4,
-        "flag",
-    ]
-
-
 def test_a_file_may_be_missing_unless_it_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     assert load_fleet(environ={}).config == FleetConfig()
@@ -329,15 +307,6 @@ def test_a_protocol_section_that_is_accepted_makes_a_protocol(data: st.DataObjec
         config = resolve({"schema": 1, "protocol": file}, "f", {}, {}).config
         protocol = config.timing_protocol()
         assert all(getattr(protocol, name) == value for name, value in file.items())
-
-
-def test_a_secret_is_never_shown(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert [is_secret(key) for key in ("ray.auth_token", "store.Secret-Key", "token.path")] == [
-        *(True, True, False)
-    ]
-    monkeypatch.setattr("fleet.config.settings.is_secret", lambda key: key == "path")
-    [setting] = [one for one in resolve({}, "f", {}, {}).settings() if one["key"] == "store.path"]
-    assert setting == {"key": "store.path", "value": "***", "origin": "default"}
 
 
 @pytest.mark.parametrize(
@@ -382,12 +351,6 @@ def test_no_mapping_gives_more_than_a_config_error(value: dict[str, Any], target
         spec = parse_device({**GOOD, "target": {**GOOD["target"], **target}}, "box")
         assert spec.target["num-cores"] == 1
         assert spec.target_json.encode()
-
-
-@given(st.text() | VALUES.map(lambda value: yaml.safe_dump(value)))
-def test_no_text_gives_more_than_a_config_error(text: str) -> None:
-    with suppress(ConfigError):
-        parse_yaml(text)
 
 
 SECTIONS = st.sampled_from(["schema", *FleetConfig.model_fields, "x"]) | st.text()

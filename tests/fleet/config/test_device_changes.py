@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
@@ -30,29 +29,12 @@ def changes(**found: Any) -> DeviceChanges:
     return DeviceChanges(**nothing | found)
 
 
-@pytest.mark.parametrize(
-    "files",
-    [
-        DeviceFiles(specs={A: SPECS[A]}, faults={B: "b.yaml: line 3: threads: missing"}),
-        DeviceFiles(specs={}, faults={DeviceId(""): "no such folder"}),
-    ],
-    ids=["a wrong file", "a folder that is gone"],
-)
-def test_what_cannot_be_read_retires_nobody(files: DeviceFiles) -> None:
-    assert compare(SPECS, files) == changes(faults=files.faults)
-
-
 def test_another_kind_or_family_is_another_device() -> None:
     other = {A: spec_of("a", kind=DeviceKind.CUDA), B: spec_of("b", family=Family.GPU)}
     found = compare(SPECS, DeviceFiles(specs=other))
     assert found == changes(faults=found.faults)
     assert "kind: was 'local' and is 'cuda' now" in found.faults[A]
     assert "family: was 'cpu' and is 'gpu' now" in found.faults[B]
-
-
-def test_what_this_host_cannot_be_is_a_fault_of_a_known_device_only() -> None:
-    found = compare(SPECS, DeviceFiles(specs={A: SPECS[A]}, left_out={B: "no such core", C: "an Arm CPU"}))
-    assert found == changes(faults={B: "no such core"})
 
 
 def test_a_core_that_times_from_now_is_told_to_those_that_build_on_it() -> None:
@@ -65,13 +47,6 @@ def test_a_core_that_times_from_now_is_told_to_those_that_build_on_it() -> None:
     assert set(compare(known, DeviceFiles(specs=moved)).disturbing) == {B}, "a is started anew as it is"
     same = spec_of("d")
     assert not compare(known, DeviceFiles(specs={**known, same.device_id: same})).disturbing
-
-
-def test_others_were_asked_for() -> None:
-    files = DeviceFiles(specs={A: SPECS[A]}, faults={A: "broken"}, selection=frozenset([A]))
-    assert "other devices were asked for" in files.why_not(B)
-    assert files.why_not(A) == "its file cannot be used"
-    assert DeviceFiles(specs={}).why_not(B) == ""
 
 
 @given(

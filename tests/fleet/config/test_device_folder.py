@@ -9,7 +9,6 @@ from typing import Any
 from unittest import mock
 
 import pytest
-import yaml
 
 from agents.records import DeviceId
 from fleet.config import device_folder
@@ -66,28 +65,6 @@ def test_a_file_that_is_away_for_a_moment_never_left(folder: Path) -> None:
     (folder / "a.yaml~").rename(folder / "a.yaml")
     assert watched.look() is None
     assert watched.look() is None
-
-
-def test_a_broken_file_is_a_fault_with_file_line_and_key_until_it_is_mended(folder: Path) -> None:
-    watched = DeviceFolder(folder)
-    watched.read()
-    text = (folder / "a.yaml").read_text()
-    (folder / "a.yaml").write_text(text + "threds: 2\n")
-    found = settled(watched)
-    assert not found.specs
-    line = len(text.splitlines()) + 1
-    [fault] = found.faults[A]
-    assert fault.startswith(f"{folder}/a.yaml: line {line}: threds: unknown key")
-    (folder / "a.yaml").write_text(text)
-    found = settled(watched)
-    assert (set(found.specs), dict(found.faults)) == ({"a"}, {})
-
-
-def test_a_key_inside_of_a_mapping_has_its_line(folder: Path) -> None:
-    text = yaml.safe_dump({key: value for key, value in GOOD.items() if key != "target"})
-    (folder / "box.yaml").write_text(text + "target:\n  kind: llvm\n  mcpu: 3\n")
-    with pytest.raises(ConfigError, match=rf"line {len(text.splitlines()) + 3}: target\.mcpu: "):
-        load_file(folder / "box.yaml")
 
 
 def test_a_folder_that_goes_away_changes_no_device(folder: Path, tmp_path: Path) -> None:

@@ -208,49 +208,12 @@ def test_a_drift_waits_for_what_makes_the_device_a_head_anyhow() -> None:
     assert steady(fleet(), 200.0) == [], "it never drifted"
 
 
-def test_a_kill_between_alarm_and_head_loses_neither() -> None:
-    state = fleet()
-    drifts(state, 200.0)
-    copy = reopened(state)
-    made = copy.apply(ev.CoordinatorStarted(at_secs=260.0))
-    again = comes_up(copy, made)
-    assert StartDriver(request_id=RequestId("drift-old-200")) in again
-    # One that waits for its hour still waits after it.
-    ended(copy, request_id=RequestId("drift-old-200"))
-    drifts(copy, 300.0)
-    copy = reopened(copy)
-    assert StartDriver(request_id=RequestId("drift-old-3801")) in stored(copy, 3_801.0)
-
-
-def test_a_drift_outlives_a_restart_and_the_models_that_are_published_meanwhile() -> None:
-    state = fleet()
-    state.apply(ev.DriftAlarm(at_secs=200.0, device_id=OLD, text="drifts", is_unsteady=True))
-    # A start tells of the champions that there are.
-    copy = reopened(state)
-    comes_up(copy, copy.apply(ev.CoordinatorStarted(at_secs=260.0)))
-    copy.apply(ev.ModelPublished(at_secs=262.0, version="v000001", device_ids=(OLD,)))
-    assert copy.unsteady() == [OLD]
-    assert copy.describe(OLD)["drift"] == "drifts"
-    made = steady(copy, 300.0)
-    assert StartDriver(request_id=RequestId("drift-old-300")) in made
-    assert (copy.unsteady(), copy.describe(OLD)["drift"]) == ([], "")
-
-
 def test_a_new_champion_takes_back_an_alarm_about_the_one_before() -> None:
     state = fleet()
     state.apply(ev.DriftAlarm(at_secs=200.0, device_id=OLD, text="v000001: fresh records: tau fell"))
     assert state.unsteady() == []
     state.apply(ev.ModelPublished(at_secs=210.0, version="v000002", device_ids=(OLD,)))
     assert state.describe(OLD)["drift"] == ""
-
-
-def comes_up(state: FleetState, made: list[Any]) -> list[Any]:
-    """Have the agents come up that were asked for; all that was asked for since the start."""
-    for one in [one for one in made if isinstance(one, ev.StartAgent)]:
-        names: dict[str, Any] = {"device_id": one.device_id, "incarnation": one.incarnation}
-        made += state.apply(ev.AgentStarted(at_secs=261.0, **names))
-        made += state.apply(ev.ProbePassed(at_secs=261.0, environment_id="e1", host="here", **names))
-    return made
 
 
 def test_devices_with_a_head_get_a_fingerprint_once_in_an_environment() -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import pytest
 from msgspec.structs import replace
 
 from agents.records import DeviceId
@@ -14,7 +13,6 @@ from fleet.core.job_state import PATIENCE
 from fleet.core.request_words import Request, RequestId, RequestKind
 from fleet.core.requests import KEPT_REQUESTS, KEPT_SECS
 from fleet.core.state import FleetState
-from fleet.core.state_core import StateError
 from tests.fleet_world import LIMITS, finished, job, reopened, shown
 
 R1, R2 = RequestId("r1"), RequestId("r2")
@@ -46,34 +44,6 @@ def judged(at_secs: float = 130.0) -> ev.TrainingFinished:
     return ev.TrainingFinished(
         at_secs=at_secs, family="cpu", version="v000007", text="1 better", serves={"a": "better"}
     )
-
-
-def test_a_training_is_asked_for_at_once_and_ends_with_its_judgement() -> None:
-    state = begun()
-    made = submit(state, training())
-    assert made[0] == ShowRequest(request_id=R1)
-    assert isinstance(made[1], StartTraining)
-    assert [one.request_id for one in made[1].reasons] == [R1]
-    assert shown(state, R1)["state"] == "queued"
-    assert state.apply(ev.TrainingStarted(at_secs=110.0, family="cpu")) == [ShowRequest(request_id=R1)]
-    assert (shown(state, R1)["state"], shown(state, R1)["started_at"]) == ("running", 110.0)
-    told = {"done": 2, "of": 6, "left_secs": 8.0, "finding": "epoch 2"}
-    progress = ev.RequestProgressed(at_secs=120.0, request_id=R1, **told)
-    state.apply(progress)
-    assert shown(state, R1) | told == shown(state, R1)
-    state.apply(judged())
-    found = shown(state, R1)
-    assert (found["state"], found["ended_at"], found["left_secs"]) == ("succeeded", 130.0, None)
-    assert found["result"] == {
-        "version": "v000007",
-        "text": "1 better",
-        "serves": {"a": "better"},
-        "kept_champions": {},
-    }
-    assert found["changes"] == 4
-    # What comes late says nothing new.
-    assert state.apply(progress) == []
-    assert shown(state, R1) == found
 
 
 def test_whoever_asks_waits_for_no_pause_and_is_not_tried_again() -> None:
@@ -114,20 +84,6 @@ def test_cancelled_before_its_turn_it_never_begins() -> None:
     assert outcome(state, R2) == ("cancelled", "enough")
 
 
-@pytest.mark.parametrize("is_running", [False, True])
-def test_cancelled_at_work_its_training_is_stopped(is_running: bool) -> None:
-    state = begun()
-    submit(state, training())
-    if is_running:
-        state.apply(ev.TrainingStarted(at_secs=110.0, family="cpu"))
-    made = state.apply(ev.RequestCancelled(at_secs=111.0, request_id=R1))
-    assert made == [ShowRequest(request_id=R1), StopTraining(family="cpu")]
-    assert state.training()["state"] == "idle"
-    # Twice is no fault, and the first end stays.
-    assert state.apply(ev.RequestCancelled(at_secs=112.0, request_id=R1)) == [ShowRequest(request_id=R1)]
-    assert shown(state, R1)["ended_at"] == 111.0
-
-
 def test_a_training_that_others_want_as_well_goes_on() -> None:
     state = begun()
     device_id = DeviceId("a")
@@ -153,31 +109,6 @@ def test_its_minutes_count_from_its_start() -> None:
     made = state.apply(ev.Tick(at_secs=3120.0))
     assert made == [ShowRequest(request_id=R1), StopTraining(family="cpu")]
     assert outcome(state) == ("failed", "it was not done after its 2 minutes")
-
-
-def test_an_id_is_used_once_and_an_unknown_one_is_refused() -> None:
-    state = begun()
-    submit(state, training())
-    before = state.to_json()
-    with pytest.raises(StateError, match="there already"):
-        submit(state, training())
-    with pytest.raises(StateError, match="no request of this id"):
-        state.apply(ev.RequestCancelled(at_secs=1.0, request_id=R2))
-    assert state.to_json() == before
-
-
-def test_a_restart_goes_on_with_the_training_and_its_request() -> None:
-    state = begun()
-    submit(state, training())
-    state.apply(ev.TrainingStarted(at_secs=110.0, family="cpu"))
-    state = reopened(state)
-    made = state.apply(ev.CoordinatorStarted(at_secs=200.0))
-    starts = [one for one in made if isinstance(one, StartTraining)]
-    assert [one.request_id for one in starts[0].reasons] == [R1]
-    state.apply(ev.TrainingStarted(at_secs=201.0, family="cpu"))
-    assert (shown(state, R1)["state"], shown(state, R1)["started_at"]) == ("running", 110.0)
-    state.apply(judged(210.0))
-    assert shown(state, R1)["state"] == "succeeded"
 
 
 def test_ended_ones_are_kept_for_a_while_and_not_without_end() -> None:

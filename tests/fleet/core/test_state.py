@@ -6,7 +6,6 @@ import json
 from typing import Any
 
 import pytest
-from msgspec import ValidationError, to_builtins
 
 from agents.records import DeviceId
 from fleet.core import events as ev
@@ -207,35 +206,6 @@ def test_a_zombie_is_ended_and_not_listened_to() -> None:
     assert fleet.show()["state"] == "idle"
 
 
-def test_a_retired_device_loses_its_jobs_and_may_come_back() -> None:
-    fleet = Fleet().up().with_jobs("j1", "j2", "j3")
-    made = fleet.of_a(ev.DeviceRetired, reason="sold")
-    assert made == [ev.StopAgent(device_id=A, incarnation=1, kill=False)]
-    assert fleet.count(JobState.CANCELLED) == 3
-    assert fleet.of_a(ev.DeviceRetired) == []
-    assert fleet.of_a(ev.DeviceLeftOut, reason="others were asked for") == []
-    assert (fleet.show()["state"], fleet.show()["reason"]) == ("retired", "sold")
-    assert fleet.wait(10_000.0) == []
-    assert fleet.of_a(ev.DeviceAdded, family="cpu") == [ev.StartAgent(device_id=A, incarnation=2)]
-
-
-def test_a_changed_device_gets_another_agent_at_once_and_keeps_its_jobs() -> None:
-    fleet = Fleet().up().with_jobs("j1", "j2", "j3")
-    assert fleet.leases() == {"j1": 1, "j2": 2}
-    assert fleet.of_a(ev.DeviceChanged, reason="its file changed") == REPLACED
-    shown = fleet.show()
-    assert (shown["state"], shown["failures"], shown["crashes"], shown["queued"]) == ("probing", 0, 0, 3)
-    assert fleet.verdict("j1", 1) is Verdict.COUNTS, "what the spool holds"
-    assert fleet.of_a(ev.AgentDied, incarnation=1, reason="it was told to stop") == []
-    fleet.passes()
-    assert fleet.leases() == {"j1": 3, "j2": 4}
-    # While the coordinator stops, nothing is started.
-    fleet.tell(ev.CoordinatorStopping)
-    assert fleet.of_a(ev.DeviceChanged) == [ev.StopAgent(device_id=A, incarnation=2, kill=True)]
-    assert fleet.show()["state"] == "lost"
-    assert ev.StartAgent(device_id=A, incarnation=3) in fleet.tell(ev.CoordinatorStarted)
-
-
 def test_a_change_is_a_reason_to_try_a_device_again_that_was_given_up() -> None:
     fleet = Fleet(Limits(device_failures=1)).up()
     fleet.dies()
@@ -243,20 +213,6 @@ def test_a_change_is_a_reason_to_try_a_device_again_that_was_given_up() -> None:
     assert fleet.of_a(ev.DeviceChanged) == [ev.StartAgent(device_id=A, incarnation=2)]
     fleet.of_a(ev.DeviceRetired)
     assert fleet.of_a(ev.DeviceChanged) == []
-
-
-def test_a_device_that_is_left_out_keeps_what_it_has_and_gets_no_agent() -> None:
-    fleet = Fleet().up().with_jobs("j1", "j2", "j3")
-    fleet.of_a(ev.DeviceLeftOut, reason="others were asked for")
-    before = fleet.show()
-    assert (before["state"], before["reason"], before["queued"]) == ("absent", "others were asked for", 3)
-    assert fleet.tell(ev.CoordinatorStarted) == []
-    assert fleet.wait(100_000.0) == []
-    assert fleet.count(JobState.CANCELLED) == 0
-    assert fleet.verdict("j1", 1) is Verdict.COUNTS
-    assert fleet.of_a(ev.DeviceAdded, family="cpu") == [ev.StartAgent(device_id=A, incarnation=2)]
-    fleet.passes()
-    assert set(fleet.leases()) == {"j1", "j2"}
 
 
 def test_what_the_spool_of_a_retired_device_holds_is_not_late() -> None:
@@ -272,27 +228,7 @@ def test_what_the_spool_of_a_retired_device_holds_is_not_late() -> None:
     assert fleet.verdict("j1", 1) is fleet.verdict("j2", 2) is Verdict.LATE
 
 
-def test_results_of_a_lease_that_was_never_granted_are_of_a_lost_journal() -> None:
-    fleet = Fleet().up()
-    assert fleet.verdict("before", 2) is Verdict.REPEATED
-    fleet.submit("j1", "j2")
-    assert fleet.verdict("before", 2) is Verdict.LATE, "as far as anyone can tell it was taken back"
-    assert fleet.verdict("before", 3) is Verdict.REPEATED
-    assert fleet.verdict("j2", 2) is Verdict.COUNTS
-
-
 # ---- leases ----
-
-
-def test_two_leases_at_once_and_the_next_when_one_is_done() -> None:
-    fleet = Fleet().up()
-    grants = only(ev.GrantLease, fleet.submit("j1", "j2", "j3"))
-    told = [(one.job_id, one.fencing_token, one.incarnation) for one in grants]
-    assert told == [("j1", 1, 1), ("j2", 2, 1)]
-    assert grants[0].deadline_secs == fleet.now + 60.0
-    assert granted(fleet.finish("j1", 1)) == ["j3"]
-    assert fleet.show()["outcomes"] == {"ok": 2}
-    assert fleet.count(JobState.DONE) == 1
 
 
 def test_progress_and_work_renew_all_leases_of_the_device() -> None:
@@ -313,19 +249,6 @@ def test_an_idle_agent_does_not_renew_a_lease_that_it_seems_not_to_know() -> Non
     # The first heartbeat that names a lease counts as progress: it has reached the agent.
     assert only(ev.StopAgent, fleet.wait(59.0)) == []
     assert only(ev.StopAgent, fleet.wait(1.0))
-
-
-def test_results_of_an_expired_lease_are_late_for_ever() -> None:
-    fleet = Fleet().up().with_jobs("j1", "j2")
-    assert fleet.wait(60.0)[:2] == REPLACED
-    assert fleet.count(JobState.QUEUED) == 2
-    for name, fencing_token in (("j1", 1), ("j2", 2)):
-        assert fleet.verdict(name, fencing_token) is Verdict.LATE
-        assert fleet.finish(name, fencing_token) == []
-    fleet.of_a(ev.ResultArrivedLate, job_id=JobId("j1"), fencing_token=1, incarnation=1, count=2)
-    assert fleet.count(JobState.DONE) == 0
-    assert fleet.show()["late"] == 2
-    assert fleet.show()["outcomes"] == {}
 
 
 def test_the_lease_at_work_is_blamed_for_a_stall_and_comes_last() -> None:
@@ -359,27 +282,6 @@ def test_events_and_snapshots_of_other_rules_are_refused(rules: int) -> None:
             FleetState.from_json(snapshot)
 
 
-@pytest.mark.parametrize(
-    ("change", "why"),
-    [
-        ({"event": "DeviceExploded"}, "DeviceExploded"),
-        ({"at_secs": "soon"}, "Expected `float`, got `str` - at `$.events[0].at_secs`"),
-        ({"extra": 1}, "unknown field `extra`"),
-        ({"job": {"job_id": "j"}}, "missing required field `device_id` - at `$.events[0].job`"),
-    ],
-)
-def test_what_is_no_event_is_refused(change: dict[str, Any], why: str) -> None:
-    value = to_builtins(ev.JobSubmitted(at_secs=1.0, job=job("j", "a"))) | change
-    with pytest.raises(ValidationError) as caught:
-        ev.decode_events(json.dumps([value]).encode())
-    assert why in str(caught.value)
-
-
-def test_an_event_may_quote_what_is_no_text_and_no_number() -> None:
-    event = ev.DeviceLeftOut(at_secs=float("inf"), device_id=A, reason="its file \udce2.yaml")
-    assert ev.decode_events(ev.encode_events([event])) == (event,)
-
-
 def test_results_of_a_released_lease_are_not_late_because_its_job_is_cancelled() -> None:
     fleet = Fleet().up().with_jobs("j1", "j2")
     fleet.dies()
@@ -388,23 +290,6 @@ def test_results_of_a_released_lease_are_not_late_because_its_job_is_cancelled()
     fleet.passes()
     fleet.of_a(ev.JobCancelled, job_id=JobId("j2"))
     assert fleet.verdict("j2", 3) is Verdict.LATE, "its agent may measure on"
-
-
-def test_a_lease_that_was_never_sent_is_given_back_without_blame() -> None:
-    fleet = Fleet().up().with_jobs("j1", "j2", "j3")
-    fleet.now += 59.0
-    made = fleet.of_a(ev.LeaseReturned, job_id=JobId("j1"), fencing_token=1, reason="no traces yet")
-    assert [(one.job_id, one.fencing_token) for one in only(ev.GrantLease, made)] == [("j3", 3)]
-    assert fleet.verdict("j1", 1) is Verdict.LATE
-    assert fleet.leases() == {"j2": 2, "j3": 3}
-    assert fleet.show()["crashes"] == fleet.show()["failures"] == 0
-    assert fleet.show()["budget"]["device_secs"] == 0.0
-    before = fleet.state.to_json()["leasing"]["jobs"]
-    for fencing_token in (1, 2):  # ended before, or of another job
-        assert fleet.of_a(ev.LeaseReturned, job_id=JobId("j1"), fencing_token=fencing_token) == []
-    assert fleet.state.to_json()["leasing"]["jobs"] == before
-    fleet.finish("j2", 2)
-    assert fleet.leases() == {"j3": 3, "j1": 4}
 
 
 def test_what_was_begun_when_the_coordinator_stopped_counts_and_is_next() -> None:
@@ -418,25 +303,6 @@ def test_what_was_begun_when_the_coordinator_stopped_counts_and_is_next() -> Non
     assert fleet.verdict("j1", 1) is Verdict.COUNTS
     assert fleet.show()["budget"]["device_secs"] == 10.0
     assert fleet.show()["crashes"] == fleet.show()["failures"] == 0
-
-
-def test_a_new_coordinator_releases_all_leases_and_starts_all_agents() -> None:
-    fleet = Fleet().up().with_jobs("j1", "j2")
-    made = fleet.tell(ev.CoordinatorStarted, records={A: 7})
-    assert made == [ev.StartAgent(device_id=A, incarnation=2)]
-    assert fleet.verdict("j1", 1) is Verdict.COUNTS
-    assert fleet.show()["records"] == 7
-    fleet.passes()
-    assert fleet.leases() == {"j1": 3, "j2": 4}
-
-
-def test_limits_come_with_the_coordinator() -> None:
-    fleet = Fleet().up()
-    fleet.tell(ev.CoordinatorStarted, limits=Limits(lease_secs=7.0, leases=1))
-    fleet.passes()
-    (grant,) = only(ev.GrantLease, fleet.submit("j1", "j2"))
-    assert grant.deadline_secs == fleet.now + 7.0
-    assert FleetState.from_json(fleet.state.to_json()).limits.lease_secs == 7.0
 
 
 # ---- jobs that kill ----
@@ -542,16 +408,6 @@ def test_a_lease_without_results_is_charged_for_its_work_and_not_twice() -> None
     assert fleet.show()["budget"]["device_secs"] == 40.0
 
 
-def test_the_time_of_a_lease_begins_when_the_one_before_it_ends() -> None:
-    fleet = Fleet().up().with_jobs("j1", "j2")
-    fleet.now += 40.0
-    fleet.heartbeat(1)
-    fleet.finish("j1", 1, device_secs=40.0)
-    fleet.now += 5.0
-    fleet.dies()
-    assert fleet.show()["budget"]["device_secs"] == 45.0
-
-
 @pytest.mark.parametrize(
     ("window", "opens"),
     [
@@ -588,54 +444,8 @@ def test_an_idle_only_device_waits_for_its_host() -> None:
 # ---- the coordinator's own troubles ----
 
 
-def test_a_full_disk_stops_grants_and_expiry() -> None:
-    fleet = Fleet().up().with_jobs("j1", "j2", "j3")
-    assert fleet.tell(ev.DiskFull) == []
-    assert fleet.wait(500.0) == []
-    assert fleet.finish("j1", 1) == []
-    assert fleet.tell(ev.DiskFreed)
-    assert fleet.leases() == {"j2": 2, "j3": 3}
-    assert only(ev.StopAgent, fleet.wait(59.0)) == []
-    assert fleet.tell(ev.DiskFreed) == []
-
-
-def test_a_stopping_coordinator_grants_and_starts_nothing() -> None:
-    fleet = Fleet().up().with_jobs("j1", "j2", "j3")
-    fleet.tell(ev.CoordinatorStopping)
-    assert fleet.finish("j1", 1) == []
-    assert fleet.dies() == []
-    assert fleet.wait(100.0) == []
-    assert fleet.tell(ev.CoordinatorStarted) == [ev.StartAgent(device_id=A, incarnation=2)]
-
-
-def test_jobs_are_asked_for_again_but_not_all_the_time() -> None:
-    fleet = Fleet().up()
-    made = fleet.submit("j1", "j2", "j3")
-    assert only(ev.WantJobs, made) == []  # they were asked for a moment ago
-    assert only(ev.WantJobs, fleet.finish("j1", 1)) == [ev.WantJobs(device_id=A, room=192)]
-    fleet.submit("j4")
-    assert fleet.wait(29.0) == []
-    assert fleet.wait(1.0) == [ev.WantJobs(device_id=A, room=128)]
-    fleet.submit("j5")  # more than half of them wait
-    assert fleet.state.is_news(ev.Tick(at_secs=fleet.now + 29.0)) is False
-
-
 #: A policy, and after how long its budget is there again.
 BUDGETS = [(DevicePolicy(secs_per_hour=25.0), 3600.0), (DevicePolicy(secs_per_day=25.0), 86400.0)]
-
-
-@pytest.mark.parametrize("step", [7 * 86_400.0, -3600.0])
-def test_a_wall_clock_that_is_set_moves_no_lease_and_no_wait(step: float) -> None:
-    fleet = Fleet().up().with_jobs("j1", "j2", "j3")
-    fleet.stores(600)
-    fleet.training_fails()
-    before = fleet.state.to_json()
-    assert fleet.tell(ev.ClockSet, wall_secs=fleet.now + step) == []
-    assert fleet.state.to_json() == before | {"leasing": before["leasing"] | {"wall_ahead_secs": step}}
-    assert fleet.show()["leases"][0]["deadline"] == fleet.now + step + 60.0, "people see the wall clock"
-    assert fleet.state.deadline(A, 1) == fleet.now + 60.0
-    assert not only(ev.StopAgent, fleet.wait(59.0))
-    assert only(ev.StartTraining, fleet.wait(1.0)), "a minute after it failed"
 
 
 @pytest.mark.parametrize(("policy", "secs"), BUDGETS, ids=["an hour", "a day"])
@@ -659,18 +469,6 @@ def test_budgets_go_by_the_wall_clock_and_wait_for_no_future(
     assert fleet.show()["closed"].startswith("spent 30 of 25"), "of the hour in which it is now"
     assert fleet.wait(secs - 1.0) == []
     assert granted(fleet.wait(1.0)) == ["j3"]
-
-
-def test_windows_go_by_the_wall_clock() -> None:
-    policy = DevicePolicy(windows=(TimeWindow(begin_secs=3600.0, end_secs=7200.0),))
-    fleet = Fleet().up(policy)
-    assert not granted(fleet.submit("j1", "j2"))
-    assert not fleet.tell(ev.ClockSet, wall_secs=fleet.now + 3500.0)
-    assert not fleet.state.is_news(ev.Tick(at_secs=fleet.now + 99.0))
-    assert granted(fleet.wait(100.0))
-    fleet.submit("j3")
-    fleet.tell(ev.ClockSet, wall_secs=fleet.now)
-    assert not granted(fleet.finish("j1", 1)), "it is too early again"
 
 
 def test_only_beats_that_matter_are_news() -> None:
@@ -736,14 +534,23 @@ def test_a_probe_that_finds_another_environment_asks_for_a_training() -> None:
     assert kinds(fleet.stores(64)) == [[ReasonKind.NEW_ENVIRONMENT]]
 
 
-def test_one_training_at_a_time_and_a_pause_between() -> None:
+def test_one_training_at_a_time_is_a_request_of_the_fleet_and_a_pause_follows() -> None:
     fleet = Fleet().up()
     assert only(ev.StartTraining, fleet.stores(600))
+    [request_id] = fleet.state.request_ids()
+    request = fleet.state.request(request_id)
+    assert (request["kind"], request["state"]) == ("training", "queued")
+    why = ["a has no head yet", "600 new records after the 0 of the last training"]
+    assert request["arguments"] == {"family": "cpu", "reasons": why}
+    assert fleet.state.open_requests()[0].is_own_training
     assert fleet.stores(600) == []
     fleet.tell(ev.TrainingStarted, family="cpu")
+    assert fleet.state.request(request_id)["state"] == "running"
     assert fleet.stores(600) == []
-    assert only(ev.StartTraining, fleet.tell(ev.TrainingFinished, family="cpu", version="v1")) == []
-    assert fleet.state.training()["last"] == "made v1"
+    made = fleet.tell(ev.TrainingFinished, family="cpu", version="v1", serves={"a": "first"})
+    assert only(ev.StartTraining, made) == []
+    request = fleet.state.request(request_id)
+    assert (request["state"], request["result"]["version"]) == ("succeeded", "v1")
     assert only(ev.StartTraining, fleet.wait(299.0)) == []
     assert kinds(fleet.wait(1.0)) == [[ReasonKind.NEW_RECORDS]]
 
@@ -774,28 +581,6 @@ def test_a_new_coordinator_asks_for_the_interrupted_training_again() -> None:
     assert kinds(fleet.wait(60.0)) == asked, "its reasons stand"
 
 
-def test_a_training_that_nobody_asked_for_is_a_request_of_the_fleet() -> None:
-    fleet = Fleet().up()
-    fleet.stores(600)
-    [request_id] = fleet.state.request_ids()
-    request = fleet.state.request(request_id)
-    assert (request["kind"], request["state"], request["arguments"]["family"]) == (
-        "training",
-        "queued",
-        "cpu",
-    )
-    assert request["arguments"]["reasons"] == [
-        "a has no head yet",
-        "600 new records after the 0 of the last training",
-    ]
-    assert fleet.state.open_requests()[0].is_own_training
-    fleet.tell(ev.TrainingStarted, family="cpu")
-    assert fleet.state.request(request_id)["state"] == "running"
-    fleet.tell(ev.TrainingFinished, family="cpu", version="v1", text="made v1", serves={"a": "first"})
-    assert fleet.state.request(request_id)["state"] == "succeeded"
-    assert fleet.state.request(request_id)["result"]["version"] == "v1"
-
-
 def test_a_training_of_the_fleet_is_stopped_with_its_request_until_there_are_new_records() -> None:
     fleet = Fleet().up()
     fleet.stores(600)
@@ -812,12 +597,6 @@ def test_where_nothing_trains_only_people_ask_for_trainings() -> None:
     fleet = Fleet(Limits(trains=False)).up()
     assert only(ev.StartTraining, fleet.stores(10_000)) == []
     assert fleet.state.request_ids() == []
-
-
-def test_a_roll_back_changes_the_champion() -> None:
-    fleet = trained(Fleet().up())
-    fleet.of_a(ev.ModelRolledBack, version="v0", reason="worse on fresh records")
-    assert fleet.show()["champion"] == "v0"
 
 
 # ---- what cannot be ----
@@ -851,16 +630,6 @@ def test_an_impossible_event_names_the_last_ones_and_changes_nothing(event: ev.E
         assert "JobSubmitted(" in str(caught.value)
 
 
-def test_beats_do_not_drive_out_what_says_more() -> None:
-    fleet = Fleet().up().with_jobs("j1")
-    for done in range(30):
-        fleet.now += 1.0
-        fleet.heartbeat(1, done=done)
-    with pytest.raises(StateError, match="ProbePassed") as caught:
-        fleet.of_a(ev.AgentStarted, incarnation=1)
-    assert str(caught.value).count("AgentHeartbeat") == 1
-
-
 def test_ended_jobs_leave_numbers_only() -> None:
     fleet = Fleet().up()
     sizes = []
@@ -872,16 +641,3 @@ def test_ended_jobs_leave_numbers_only() -> None:
             sizes.append(len(json.dumps(fleet.state.to_json())))
     assert fleet.count(JobState.DONE) == 600
     assert sizes[-1] - sizes[0] < 200  # longer numbers
-
-
-def test_many_quarantined_jobs_are_remembered_as_a_number() -> None:
-    fleet = Fleet(Limits(job_crashes=1, device_failures=10_000)).up()
-    for place in range(1010):
-        fleet.submit(f"j{place}")
-        fleet.dies()
-        fleet.crashes(f"j{place}", place + 1)
-        fleet.wait(60.0)
-        fleet.passes()
-    assert fleet.count(JobState.QUARANTINED) == 1010
-    assert fleet.state.job(JobId("j9")) is None
-    assert fleet.state.job_state(JobId("j1009")) is JobState.QUARANTINED

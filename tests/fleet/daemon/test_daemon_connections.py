@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import resource
 import signal
 import socket
 import subprocess
@@ -16,7 +15,6 @@ from pathlib import Path
 import pytest
 
 from fleet.api.client import ADDRESS, ask
-from fleet.daemon.open_files import MOST_OPEN_FILES, raise_open_files
 from tests.coordinator_fixtures import ALL
 from tests.daemon_fixtures import ROOT
 from tests.fleet.daemon.test_daemon import records, settings
@@ -95,15 +93,3 @@ def test_strangers_who_hold_connections_stop_nothing(settings: Path, tmp_path: P
         process.send_signal(signal.SIGTERM)
         assert "fleet is down" in process.communicate(timeout=60)[0]
         assert process.returncode == 0
-
-
-def test_the_soft_limit_is_raised_as_far_as_it_may_be() -> None:
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    most = MOST_OPEN_FILES if hard == resource.RLIM_INFINITY else min(hard, MOST_OPEN_FILES)
-    try:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (min(512, hard), hard))
-        assert raise_open_files() == most
-        assert resource.getrlimit(resource.RLIMIT_NOFILE) == (most, hard)
-        assert raise_open_files() == most
-    finally:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))

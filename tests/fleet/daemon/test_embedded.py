@@ -157,22 +157,6 @@ def test_after_a_driver_that_broke_the_same_command_goes_on(settings: FleetConfi
     assert len(keys(stored(settings))) == len(set(keys(stored(settings)))) == 2 * 8 * len(WORKLOADS)
 
 
-def test_the_noise_is_told_once(settings: FleetConfig) -> None:
-    """Both halves of an A/A run have the same candidates and run side by side."""
-    collect(settings)
-    log = Log()
-
-    def measure(session: EngineSession) -> None:
-        session.ready([ONE, TWO])
-        made, _ = collection(session, log, noise=6, batch_size=64)
-        assert made.measure_noise(only_due=False) == []
-
-    run(settings, measure)
-    noise = [one for one in stored(settings) if one.origin == "noise"]
-    assert len(noise) == 2 * 2 * 6
-    assert keys(log.records) == keys(noise)
-
-
 def test_a_driver_reads_what_it_was_told_of_and_waits_for_no_job_of_somebody_else(
     settings: FleetConfig,
 ) -> None:
@@ -224,21 +208,3 @@ def test_a_signal_ends_the_command_in_order(settings: FleetConfig) -> None:
         signal.signal(signal.SIGTERM, before)
     assert ended == [signal.SIGTERM], "the command line says that the same command goes on"
     assert len(collect(settings).records) == 2 * 8 * len(WORKLOADS)
-
-
-def test_a_request_that_no_turn_took_is_one_clear_line_and_no_wait(
-    settings: FleetConfig, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    ended: list[int] = []
-    stop = mock.Mock(side_effect=[signal.SIGTERM, None])
-    monkeypatch.setattr(
-        "fleet.daemon.daemon.take_turn", lambda _: (number := stop()) and signal.raise_signal(number)
-    )
-    monkeypatch.setattr("fleet.daemon.daemon.come_to_rest", lambda *_: None)
-    before = signal.signal(signal.SIGTERM, lambda number, _: ended.append(number))
-    try:
-        with pytest.raises(FleetError, match="ended before it had taken the request"):
-            run(settings, lambda session: None)
-    finally:
-        signal.signal(signal.SIGTERM, before)
-    assert ended

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from agents.device.batch import Batch
 from agents.device.replay import ReplayWorker
@@ -27,9 +28,10 @@ from fleet.errors import FleetError
 from fleet.interchange.export_store import export
 from fleet.interchange.import_logs import ImportRequest, import_logs
 from fleet.store.store import Store
-from tests.fleet.config.test_config import faults_of
+from tests.fleet.config.test_config import check_faults
 from tests.knob_fixtures import cache_text, cached
 from tests.record_fixtures import make_batch, make_descriptor, make_record, make_spec, make_workload
+from tests.table_fixtures import rows
 
 YAML: dict[str, Any] = {
     "schema": 1,
@@ -66,27 +68,26 @@ def store(tmp_path: Path) -> Path:
     return tmp_path / "store"
 
 
-@pytest.mark.parametrize(
-    ("change", "words"),
-    [
-        ({"records": None}, "records: missing; write the path of a store"),
-        ({"records": ""}, "records: missing"),
-        ({"records": "a\0b"}, "is no path"),
-        ({"device": None}, "device: missing; write the id of the recorded device"),
-        ({"device": "a/b"}, "is no device id"),
-        ({"device": "again"}, "the device's own id"),
-        ({"seed": -1}, "seed:"),
-        ({"noise": 1}, "noise:"),
-        ({"failures": "yes"}, "failures:"),
-        ({"kind": "local"}, "records: is for devices of kind 'replay'"),
-        ({"kind": "local", "records": None, "device": None}, "target: missing"),
-        ({"target": {"mcpu": "x"}}, "target.kind: missing"),
-        ({"tracker": "a:1"}, "tracker: is for devices of kind 'rpc'"),
-    ],
-)
-def test_a_fault_names_key_and_cure(change: dict[str, Any], words: str) -> None:
-    found = faults_of(change, YAML)
-    assert any(words in fault for fault in found), found
+#: As `test_config.py` has them.
+FAULTS = """
+records:                            | records: missing; write the path of a store
+records: ""                         | records: missing
+records: "a\\0b"                     | is no path
+device:                             | device: missing; write the id of the recorded device
+device: a/b                         | is no device id
+device: again                       | the device's own id
+seed: -1                            | seed:
+noise: 1                            | noise:
+failures: "yes"                     | failures:
+kind: local                         | records: is for devices of kind 'replay'
+kind: local, records: , device:     | target: missing
+target: {mcpu: x}                   | target.kind: missing
+tracker: "a:1"                      | tracker: is for devices of kind 'rpc'
+"""
+
+
+def test_a_fault_names_key_and_cure() -> None:
+    check_faults(FAULTS, YAML)
 
 
 def test_a_store_is_exported_once_a_version_and_the_yaml_completed(store: Path, tmp_path: Path) -> None:
@@ -121,30 +122,29 @@ def test_a_store_is_exported_once_a_version_and_the_yaml_completed(store: Path, 
     assert not (tmp_path / "others").exists()
 
 
+#: What a device file says, and words of why it cannot be measured on.
+UNFIT = """
+records: nowhere                          -> records: .*nowhere does not exist
+device: dev-b                             -> records: no device 'dev-b' in .*did you mean 'dev-a'
+device: ghost                             -> does not say what device 'ghost' is
+family: gpu                               -> family is gpu, but dev-a is a cpu: write family: cpu
+target: {kind: llvm, num-cores: 1}        -> target differs from that of dev-a.*leave target out
+records: folder                           -> records: there is no store at
+records: x.parquet                        -> records: .*is no Parquet file
+records: LONG                             -> records: File name too long
+"""
+
+
 @pytest.mark.usefixtures("store")
-@pytest.mark.parametrize(
-    ("changes", "words"),
-    [
-        ({"records": "nowhere"}, "records: .*nowhere does not exist"),
-        ({"device": "dev-b"}, "records: no device 'dev-b' in .*did you mean 'dev-a'"),
-        ({"device": "ghost"}, "does not say what device 'ghost' is"),
-        ({"family": "gpu"}, "family is gpu, but dev-a is a cpu: write family: cpu"),
-        ({"target": {"kind": "llvm", "num-cores": 1}}, "target differs from that of dev-a.*leave target out"),
-        ({"records": "folder"}, "records: there is no store at"),
-        ({"records": "x.parquet"}, "records: .*is no Parquet file"),
-        ({"records": "x" * 300}, "records: File name too long"),
-    ],
-)
-def test_what_does_not_fit_is_told_before_anything_starts(
-    tmp_path: Path, changes: dict[str, Any], words: str
-) -> None:
+def test_what_does_not_fit_is_told_before_anything_starts(tmp_path: Path) -> None:
     (tmp_path / "folder").mkdir()
     (tmp_path / "x.parquet").write_text("x")
-    asked = {"records": "store"} | changes
-    asked["records"] = tmp_path / asked["records"]
-    with pytest.raises(FleetError, match=f"^device again: .*{words}") as caught:
-        ready(replaying(**asked), tmp_path / "r")
-    assert "\n" not in str(caught.value)
+    for changes, words in rows(UNFIT):
+        asked = {"records": "store", **yaml.safe_load(f"{{{changes}}}")}
+        asked["records"] = tmp_path / asked["records"].replace("LONG", "x" * 300)
+        with pytest.raises(FleetError, match=f"^device again: .*{words}") as caught:
+            ready(replaying(**asked), tmp_path / "r")
+        assert "\n" not in str(caught.value)
 
 
 def test_a_device_known_from_logs_only_cannot_be_asked_and_other_kinds_stay_as_they_are() -> None:

@@ -10,15 +10,12 @@ from typing import Any
 import httpx
 import pytest
 import yaml
-from hypothesis import given
-from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from agents.records import NOISE, Outcome
 from fleet.api.client import DaemonClient
-from fleet.dashboard.fleet_rows import AttentionLevel, attention, by_attention
+from fleet.dashboard.fleet_rows import AttentionLevel, attention
 from fleet.dashboard.pages import PageError, PageQuery, cut
-from fleet.dashboard.recent_records import SPARK_POINTS, SPARK_SECS, spark
 from fleet.dashboard.store_view import DashboardStore
 from fleet.report.status import read_status
 from fleet.store.store import Store
@@ -65,18 +62,6 @@ def test_attention_by_device() -> None:
         assert found is AttentionLevel[level.upper()], line
         assert words in reason
         assert bool(reason) is (found is not AttentionLevel.HEALTHY)
-
-
-@given(st.lists(st.tuples(st.sampled_from(AttentionLevel), st.floats(0, 1)), max_size=12))
-def test_the_order_is_total_and_worst_first(made: list[tuple[AttentionLevel, float]]) -> None:
-    rows = [
-        a_row(device_id=f"d{place}", failed_share=share, attention={"level": int(level)})
-        for place, (level, share) in enumerate(made)
-    ]
-    ordered = sorted(rows, key=by_attention)
-    rows.reverse()
-    assert ordered == sorted(rows, key=by_attention)
-    assert [row["attention"]["level"] for row in ordered] == sorted(int(level) for level, _ in made)
 
 
 # ---- pages ----
@@ -147,36 +132,12 @@ def test_a_summary_says_what_status_says_of_rows_that_wait_and_rows_of_the_table
     assert min(cells["dev-b"].best_secs or 9 for cells in summary.cells.values()) == min(secs)
 
 
-def test_only_devices_with_new_records_are_read_again(tmp_path: Path) -> None:
-    path = tmp_path / "store"
-    fill(path, 12)
-    view = DashboardStore(path)
-    view.refresh()
-    first = view.summary()
-    with Store.open(path) as store:
-        store.append(make_batch(100, 8, device="dev-b"))
-    view._reader_due_at = 0.0
-    view.refresh()
-    again = view.summary()
-    assert again.devices["dev-a"] is first.devices["dev-a"]
-    assert again.devices["dev-b"]["records"] == 20
-    view.forget()
-    assert view.summary().devices == {}, "nobody looked for long"
-    view.close()
-
-
 def test_a_store_that_is_not_there_is_said(tmp_path: Path) -> None:
     view = DashboardStore(tmp_path / "none")
     assert view.summary().state == "loading"
     until(lambda: view.summary().state == "failed")
     assert "none" in view.summary().reason
     view.close()
-
-
-def test_a_spark_counts_the_last_periods() -> None:
-    last = int(NOW // SPARK_SECS)
-    found = spark({last: 3, last - SPARK_POINTS + 1: 7, last - SPARK_POINTS: 99, last + 1: 99}, NOW)
-    assert (len(found), found[0], found[-1], sum(found)) == (SPARK_POINTS, 7, 3, 10)
 
 
 # ---- the API of a fleet at work ----

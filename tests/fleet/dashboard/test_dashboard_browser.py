@@ -89,22 +89,29 @@ def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
         one.stop()
 
 
-@pytest.fixture
-def page(fleet: Fleet) -> Iterator[Any]:
-    """A page that is logged in; a fault in its console fails the test."""
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
     from playwright.sync_api import sync_playwright
 
-    faults: list[str] = []
     with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=str(CHROMIUM), args=["--no-sandbox"])
-        made = browser.new_context(viewport={"width": 1280, "height": 900}).new_page()
-        made.set_default_timeout(WAIT_MS)
-        made.on("console", lambda message: faults.append(message.text) if message.type == "error" else None)
-        made.on("pageerror", lambda error: faults.append(str(error)))
-        made.goto(fleet.live.server.login_url)
-        made.wait_for_selector("#live[data-kind=on]")
+        made = playwright.chromium.launch(executable_path=str(CHROMIUM), args=["--no-sandbox"])
         yield made
-        browser.close()
+        made.close()
+
+
+@pytest.fixture
+def page(fleet: Fleet, browser: Any) -> Iterator[Any]:
+    """A page that is logged in; a fault in its console fails the test."""
+    faults: list[str] = []
+    context = browser.new_context(viewport={"width": 1280, "height": 900})
+    made = context.new_page()
+    made.set_default_timeout(WAIT_MS)
+    made.on("console", lambda message: faults.append(message.text) if message.type == "error" else None)
+    made.on("pageerror", lambda error: faults.append(str(error)))
+    made.goto(fleet.live.server.login_url)
+    made.wait_for_selector("#live[data-kind=on]")
+    yield made
+    context.close()
     assert not faults
 
 
@@ -183,31 +190,27 @@ def test_an_onboarding_is_followed_to_its_end(page: Any, fleet: Fleet) -> None:
     assert "0.741" in go(page, fleet, "requests/new-1", "Result")
 
 
-def test_a_wrong_token_is_refused_and_a_link_is_good_once(fleet: Fleet) -> None:
-    from playwright.sync_api import sync_playwright
-
+def test_a_wrong_token_is_refused_and_a_link_is_good_once(fleet: Fleet, browser: Any) -> None:
     link = fleet.live.server.login_url
-    with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=str(CHROMIUM), args=["--no-sandbox"])
-        page = browser.new_page()
+    page = browser.new_context().new_page()
+    page.set_default_timeout(WAIT_MS)
+    page.goto(fleet.live.server.url)
+    page.fill("input[type=password]", "wrong")
+    page.click("button[type=submit]")
+    page.wait_for_selector("text=This token is wrong.")
+    assert page.locator("tbody").count() == 0
+    page.fill("input[type=password]", fleet.live.token)
+    page.click("button[type=submit]")
+    page.wait_for_selector("tbody tr")
+    page.click("text=Log out")
+    page.wait_for_selector("text=You are logged out.")
+    for selector in ("tbody tr", "text=This link has been used"):
+        page = browser.new_context().new_page()
         page.set_default_timeout(WAIT_MS)
-        page.goto(fleet.live.server.url)
-        page.fill("input[type=password]", "wrong")
-        page.click("button[type=submit]")
-        page.wait_for_selector("text=This token is wrong.")
-        assert page.locator("tbody").count() == 0
-        page.fill("input[type=password]", fleet.live.token)
-        page.click("button[type=submit]")
-        page.wait_for_selector("tbody tr")
-        page.click("text=Log out")
-        page.wait_for_selector("text=You are logged out.")
-        for selector in ("tbody tr", "text=This link has been used"):
-            other = browser.new_context().new_page()
-            other.goto(link)
-            other.wait_for_selector(selector, timeout=WAIT_MS)
-        other.fill("input[type=password]", fleet.live.token)
-        other.click("button[type=submit]")
-        other.wait_for_selector("tbody tr", timeout=WAIT_MS)
-        other.click("nav >> text=Storage")
-        other.wait_for_selector("text=Logs and waits", timeout=WAIT_MS)
-        browser.close()
+        page.goto(link)
+        page.wait_for_selector(selector)
+    page.fill("input[type=password]", fleet.live.token)
+    page.click("button[type=submit]")
+    page.wait_for_selector("tbody tr")
+    page.click("nav >> text=Storage")
+    page.wait_for_selector("text=Logs and waits")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import os
 import subprocess
 import sys
@@ -14,10 +13,9 @@ import pyarrow as pa
 import pytest
 from msgspec.structs import replace
 
-from agents.records import CONFIRM, NOISE, Candidate, Outcome, Protocol, Record, canonical_json
+from agents.records import CONFIRM, Candidate, Outcome, Protocol, Record, canonical_json
 from fleet.api.predictions import MOST_SCORED, predicted, sample
 from fleet.comparison.device_rows import device_rows
-from fleet.comparison.series import canary_ratios
 from fleet.coverage.reproducer import script
 from fleet.dashboard.alerts import BEFORE_SECS, alert_list
 from fleet.dashboard.candidate_view import CandidateError, candidate_view
@@ -75,34 +73,6 @@ def test_a_new_environment_starts_a_new_series(tmp_path: Path) -> None:
     assert len(points) <= MOST_POINTS
     assert points == sorted(points)
     assert all(NOW + DAY <= at < NOW + DAY + 1000 for at, _ in points)
-
-
-def test_a_reading_of_canaries_counts_once_and_what_is_none_never() -> None:
-    ratios = [1.01, 1.01, 1.02, "x", None, 0.0, 10**400, math.nan, 1.02]
-    texts = [
-        json.dumps({"interval": 0.001 * place, "canary": {"a": one}}) for place, one in enumerate(ratios)
-    ]
-    texts += ['["canary"]', '"canary"', '{"canary": 1}', "[" * 100_000 + '"canary"']
-    rows = [{"measured_at": float(place), "quality": text} for place, text in enumerate(texts)]
-    found = list(canary_ratios(pa.RecordBatch.from_pylist(rows)))
-    assert found == [(0.0, {"a": 1.01}), (2.0, {"a": 1.02})]
-
-
-def test_runs_far_apart_are_runs_of_their_own(tmp_path: Path) -> None:
-    for place, change in enumerate((1.01, 1.03)):
-        records = [
-            replace(
-                make_record(1 + 4 * number, device="one", origin=NOISE),
-                attempt=2 * place + attempt,
-                measured_at=NOW + DAY * place + number,
-                run_secs=(1e-3 * (change if attempt == 2 else 1.0),),
-            )
-            for number in range(5)
-            for attempt in (1, 2)
-        ]
-        put(tmp_path / "store", records)
-    [found] = timeline(tmp_path / "store", "one")
-    assert [round(run["median_change"], 3) for run in found["noise"]] == [0.01, 0.03]
 
 
 # ---- champions ----

@@ -11,7 +11,6 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
 import pytest
 from msgspec.structs import replace
 
@@ -25,7 +24,6 @@ from fleet.drivers.session import DriverChannel, EngineSession
 from fleet.engine.coordinator import Coordinator
 from fleet.engine.disk_watch import RETRY_SECS
 from fleet.engine.record_sink import record_counts
-from fleet.errors import FleetError
 from fleet.interchange.import_logs import ImportRequest, import_logs
 from fleet.requests.kinds import perform
 from fleet.requests.work import Work
@@ -178,19 +176,6 @@ def test_what_a_driver_asks_for_is_done_once_there_is_room(
     if work is measure_some:
         assert ended["result"] == {"measured": SOME}
         assert len(fleet.record_ids()) == len(set(fleet.record_ids())) == SOME
-
-
-def test_a_request_that_is_cancelled_while_its_driver_finds_no_room_starts_none(fleet: Fleet) -> None:
-    fleet.launch, left = Drivers(fleet, measure_some), [1.0]
-    with without_room(Drivers, "__call__", left), fleet.coordinator() as (coordinator, _):
-        coordinator.desk.submit(collection())
-        Fleet.turn_until(coordinator, lambda _: not left[0])
-        coordinator.desk.cancel(R1)
-        assert run_to_end(fleet, coordinator)["state"] == "cancelled"
-        for _ in range(5):
-            fleet.clock.now += 2.0
-            coordinator.turn(0.0)
-    assert fleet.launch.started == []
 
 
 def test_the_background_measures_nothing_on_a_device_that_a_driver_uses(tmp_path: Path) -> None:
@@ -388,26 +373,6 @@ def test_an_import_beside_a_coordinator_leaves_the_store_as_one_without_it(
     assert (ended["result"]["imported"], ended["result"]["duplicates"]) == (0, 40)
 
 
-@pytest.mark.parametrize(
-    ("asked", "words"),
-    [
-        (collection(devices=["ghost"]), "no device 'ghost' here"),
-        (collection(samples=0), "samples: expected `int` >= 1, got 0"),
-        (collection(color="red"), "unknown field `color`"),
-        (import_request(paths=[], device="board"), "paths: expected `array` of length >= 1"),
-        (import_request(paths=["logs"], device="board"), r"paths\[0\]: expected `str` matching"),
-        (import_request(paths=["/logs"]), "missing required field `device`"),
-        (import_request(paths=["/logs"], device="a", dialect=3), "dialect: expected `str`"),
-    ],
-)
-def test_a_request_for_what_cannot_be_is_refused(fleet: Fleet, asked: Request, words: str) -> None:
-    with fleet.coordinator() as (coordinator, _):
-        answer = coordinator.desk.submit(asked)
-        Fleet.turn_until(coordinator, lambda _: answer.done())
-        with pytest.raises(FleetError, match=words):
-            answer.result(1)
-
-
 def test_an_import_waits_for_room_in_the_store(fleet: Fleet, tmp_path: Path, log: Path) -> None:
     left = {step: [3.0] for step in ("put_device", "put_workloads", "append_table")}
 
@@ -427,36 +392,6 @@ def test_an_import_waits_for_room_in_the_store(fleet: Fleet, tmp_path: Path, log
     ended = imported(fleet, tmp_path / "missing", request_id="r2")
     assert ended["state"] == "failed"
     assert str(tmp_path / "missing") in ended["reason"]
-
-
-def test_an_import_waits_for_room_for_what_it_hands_on(
-    fleet: Fleet, tmp_path: Path, log: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    calls = {"text": 0, "rows": 0}
-    write_text, new_file = Path.write_text, pa.ipc.new_file
-
-    def fill(kind: str) -> None:
-        calls[kind] += 1
-        if calls[kind] <= 2:
-            raise OSError(errno.ENOSPC, "No space left on device")
-
-    def text(path: Path, *arguments: Any) -> int:
-        if path.name == "workloads.jsonl":
-            fill("text")
-        return write_text(path, *arguments)
-
-    def rows(*arguments: Any) -> Any:
-        fill("rows")
-        return new_file(*arguments)
-
-    monkeypatch.setattr(Path, "write_text", text)
-    monkeypatch.setattr(pa.ipc, "new_file", rows)
-    monkeypatch.setattr("fleet.drivers.store_proxy._RETRY_SECS", 0.01, raising=False)
-    ended = imported(fleet, log)
-    assert (ended["state"], ended["reason"], calls) == ("succeeded", "", {"text": 3, "rows": 3})
-    assert ended["result"]["imported"] == 40
-    assert len([line for line in fleet.lines if "waits for room" in line]) == 2
-    assert list((tmp_path / "driver").glob("*")) == []
 
 
 @pytest.mark.parametrize(("times", "state"), [(2, "succeeded"), (3, "failed")])

@@ -18,10 +18,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from agents.device.messages import Message, Results, WorkloadsListed
+from agents.device.messages import Message, WorkloadsListed
 from agents.device.replay import ReplayWorker
 from agents.records import Candidate, Descriptor, DeviceId, ModelRef, Workload
-from fleet.core.events import DevicePolicy, ModelPublished
+from fleet.core.events import ModelPublished
 from fleet.core.limits import Limits
 from fleet.engine.coordinator import Coordinator
 from fleet.engine.event_log import EventLog
@@ -29,9 +29,9 @@ from fleet.errors import FleetError
 from fleet.planner.candidate_ranker import Ranking
 from fleet.state.questions import StateReader
 from fleet.state.schema import STATE
-from fleet.state.table import RecordsTable
 from fleet.store.store import Store
 from fleet.transport.local import LocalTransport
+from tests.conftest import TEMPORARY
 from tests.coordinator_fixtures import (
     ALL,
     OFFERED,
@@ -139,31 +139,6 @@ def test_the_fleet_measures_no_networks_that_only_a_request_asked_for(fleet: Fle
     }
 
 
-def test_a_backlog_is_worked_off_in_many_turns_and_nothing_is_quiet_before(
-    fleet: Fleet, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    ask, polled, behind = LocalTransport.poll, list[Message](), 0
-
-    def poll(transport: LocalTransport, timeout_secs: float) -> list[Message]:
-        polled[:] = ask(transport, timeout_secs)
-        return list(polled)
-
-    is_done = everything_measured(fleet)
-
-    def is_over(coordinator: Coordinator) -> bool:
-        nonlocal behind
-        if sum(isinstance(one, Results) for one in polled) > 1:
-            behind += 1
-            assert not coordinator.is_quiet
-        polled.clear()
-        return is_done(coordinator)
-
-    monkeypatch.setattr(LocalTransport, "poll", poll)
-    monkeypatch.setattr("fleet.engine.ingest._RECORDS_PER_TURN", 1)
-    check_books(fleet, fleet.run(is_over, 1000))
-    assert behind > 0
-
-
 def test_what_canaries_measured_of_a_device_is_stored_with_it(
     fleet: Fleet, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -207,34 +182,34 @@ def test_a_head_chooses_among_drawn_candidates(tmp_path: Path) -> None:
     assert {version for _, version in others} == {""}, others
 
 
-def test_jobs_of_before_go_on_while_the_workloads_are_listed_again(fleet: Fleet) -> None:
+@pytest.mark.parametrize("are_fewer", [False, True], ids=["the same workloads", "fewer workloads"])
+def test_jobs_of_before_go_on_as_far_as_their_workloads_are_measured_now(
+    fleet: Fleet, are_fewer: bool
+) -> None:
     with fleet.coordinator() as (coordinator, transport), mock.patch.object(transport, "measure"):
         Fleet.turn_until(coordinator, lambda one: one.view()["jobs"]["leased"] == 2)
-    # As after a change of the settings that choose them.
-    (fleet.folder / "root" / "workloads.json").unlink()
-    view = fleet.run(everything_measured(fleet))
-    assert not [line for line in fleet.lines if "is cancelled" in line]
-    assert view["jobs"]["cancelled"] == 0
-    assert view["store"]["records"] == 2 * ALL
+    # As after a change of the settings that choose the workloads.
+    listed = fleet.folder / "root" / "workloads.json"
+    kept = [one.workload_id for one in WORKLOADS]
+    if are_fewer:
+        groups = json.loads(listed.read_text())
+        [group] = groups["groups"].values()
+        group["ids"] = kept = group["ids"][:1]
+        listed.write_text(json.dumps(groups))
+    else:
+        listed.unlink()
+    count = 2 * OFFERED * len(kept)
+    view = fleet.run(lambda one: fleet.clock.skip(1.0) > 0 and one.view()["store"]["records"] >= count)
     check_books(fleet, view)
-
-
-def test_jobs_of_before_measure_nothing_that_is_not_measured_now(fleet: Fleet) -> None:
-    with fleet.coordinator() as (coordinator, transport), mock.patch.object(transport, "measure"):
-        Fleet.turn_until(coordinator, lambda one: one.view()["jobs"]["leased"] == 2)
-    kept = fleet.folder / "root" / "workloads.json"
-    groups = json.loads(kept.read_text())
-    [group] = groups["groups"].values()
-    group["ids"] = group["ids"][:1]
-    kept.write_text(json.dumps(groups))
-    fleet.run(lambda one: fleet.clock.skip(1.0) > 0 and one.view()["store"]["records"] >= 2 * OFFERED)
-    assert {one.workload_id for one in Store.read(fleet.folder / "store").records()} == {*group["ids"]}
+    assert {one.workload_id for one in Store.read(fleet.folder / "store").records()} == set(kept)
+    if not are_fewer:
+        assert view["jobs"]["cancelled"] == 0
 
 
 @given(number=st.integers(1, 150))
 @settings(max_examples=15, deadline=None)
 def test_a_kill_at_any_step_loses_nothing_and_counts_nothing_twice(number: int) -> None:
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory(dir=TEMPORARY) as folder:
         fleet = make_fleet(Path(folder))
         is_done = everything_measured(fleet)
         with killed_at(number) as reached, contextlib.suppress(Killed):
@@ -247,23 +222,6 @@ def test_a_kill_at_any_step_loses_nothing_and_counts_nothing_twice(number: int) 
         counted = sum(sum(one["outcomes"].values()) for one in view["devices"].values())
         # A job whose records were stored before its lease was granted again counts none of them.
         assert counted <= 2 * ALL
-
-
-def test_records_that_wait_for_the_table_and_come_again_are_counted_once(fleet: Fleet) -> None:
-    with mock.patch.object(LocalTransport, "acknowledge"), fleet.coordinator() as (coordinator, transport):
-        fleet.turn_until(coordinator, lambda one: one.view()["devices"][ONE]["records"] > 0)
-        with mock.patch.object(RecordsTable, "flush") as flush:
-            transport.crash(ONE, 1)
-            fleet.turn_until(
-                coordinator,
-                lambda one: fleet.clock.skip(1.0) > 0 and one.view()["devices"][ONE]["incarnation"] > 1,
-            )
-            fleet.turn(coordinator, 8)
-            assert not flush.called, "all of its spool has come again, and nothing was in the table yet"
-        fleet.turn(coordinator, 1, 2.0)
-        view = coordinator.view()
-        coordinator.close()
-    assert len(fleet.record_ids()) == len(set(fleet.record_ids())) == view["store"]["records"]
 
 
 def test_results_of_an_expired_lease_are_kept_apart_and_never_counted(fleet: Fleet) -> None:
@@ -335,21 +293,6 @@ def test_an_aa_run_is_made_once_a_day(fleet: Fleet) -> None:
     for device in ("one", "two"):
         chosen = [one for one in records if one.device_id == device]
         assert len({one.candidate_id for one in chosen}) == 4
-
-
-def test_an_aa_run_that_waits_is_not_planned_again(fleet: Fleet) -> None:
-    fleet.run(everything_measured(fleet))
-    # Its host is in use for hours, as a board's is by day.
-    fleet.settings |= {"noise": 4, "policy": DevicePolicy(idle_only=True)}
-    fleet.limits = Limits(job_candidates=8, lease_secs=1e5)  # nobody is silent for too long
-
-    def queued(coordinator: Coordinator) -> list[int]:
-        return [one["queued"] for one in coordinator.view()["devices"].values()]
-
-    with fleet.coordinator() as (coordinator, _):
-        Fleet.turn_until(coordinator, lambda one: fleet.clock.skip(6.0) > 0 and queued(one) == [2, 2])
-        fleet.turn(coordinator, 12, 600.0)
-        assert queued(coordinator) == [2, 2]
 
 
 def test_foreign_events_are_refused_in_one_sentence(fleet: Fleet) -> None:

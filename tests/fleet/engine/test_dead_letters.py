@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from agents.lease import LeaseTag
-from agents.records import DeviceId, Record
+from agents.records import DeviceId, Protocol, Record
 from fleet.core.arrivals import Arrival
-from fleet.engine.set_aside import DeadLetters, find_faults, record_ids, sift
+from fleet.engine.set_aside import DeadLetters, find_faults, sift
 from fleet.errors import StoreError, StoreFull
 from fleet.state.contents import LATE, REFUSED
 from fleet.state.questions import StateReader
@@ -38,18 +38,17 @@ POISON: dict[str, dict[str, Any]] = {
     "a time without end": {"timing_secs": math.inf},
     "a time before its beginning": {"warmup_secs": (0.1, -0.1)},
     "a layout of tomorrow": {"schema": 99},
+    "a layout of yesterday": {"schema": 1},
     "text for a number": {"number": "many"},
     "nothing for text": {"origin": None},
     "a device that is a path": {"device_id": DeviceId("../x")},
     "half a character": {"trace": "\ud800"},
     "words about quality that are none": {"quality": "suspect"},
     "no outcome": {"outcome": "fine"},
+    "half a character in an id": {"workload_id": "half \udce2"},
+    "a protocol that is no JSON": {"protocol": Protocol(min_repeat_ms=math.inf)},
+    "a number without end": {"attempt": 1 << 70},
 }
-
-
-def arrival(records: list[Record], fencing_token: int = 1) -> Arrival:
-    lease = LeaseTag(job_id="job", fencing_token=fencing_token)
-    return Arrival(device_id=DeviceId("dev-a"), incarnation=1, lease=lease, records=tuple(records))
 
 
 def poisoned(number: int, what: str) -> Record:
@@ -86,9 +85,9 @@ def test_all_that_are_bad_are_found_and_no_other(places: set[int], what: str) ->
 
 
 @contextmanager
-def letters_of(folder: Path, **bounds: int) -> Iterator[DeadLetters]:
+def letters_of(folder: Path) -> Iterator[DeadLetters]:
     with state_of(folder) as file:
-        yield DeadLetters(file, **bounds)
+        yield DeadLetters(file)
 
 
 def kept(folder: Path, kind: str) -> list[DeadLetter]:
@@ -97,9 +96,11 @@ def kept(folder: Path, kind: str) -> list[DeadLetter]:
         return list(reader.letters(kind))
 
 
-def refuse(letters: DeadLetters, *records: Record) -> None:
-    for refusal in sift([arrival(list(records))])[1]:
-        letters.keep_refused(refusal)
+def refuse(letters: DeadLetters, record: Record) -> None:
+    lease = LeaseTag(job_id="job", fencing_token=1)
+    arrival = Arrival(device_id=DeviceId("dev-a"), incarnation=1, lease=lease, records=(record,))
+    _, [refusal] = sift([arrival])
+    letters.keep_refused(refusal)
 
 
 def keep_late(letters: DeadLetters, number: int, token: int) -> bool:
@@ -107,30 +108,8 @@ def keep_late(letters: DeadLetters, number: int, token: int) -> bool:
     return letters.keep_late(DeviceId("dev-a"), lease, [make_record(number)])
 
 
-def test_what_is_refused_is_kept_with_its_reason_and_the_others_go_on(tmp_path: Path) -> None:
-    good, bad = make_batch(0, 3), poisoned(9, "a number that is none")
-    arrivals, refusals = sift([arrival([*good, bad]), arrival(good, fencing_token=2)])
-    assert [one.records for one in arrivals] == [tuple(good), tuple(good)]
-    [refusal] = refusals
-    assert refusal.records == (bad,)
-    assert "column run_secs holds nan" in refusal.reasons[0]
-    assert record_ids(refusal.records) == (bad.record_id,)
-    with letters_of(tmp_path) as letters:
-        refuse(letters, *good, bad)
-        refuse(letters, bad)  # the same delivery again
-        assert letters.refused == 1
-    with letters_of(tmp_path) as letters:
-        assert letters.refused == 1
-    [letter] = kept(tmp_path, REFUSED)
-    told = json.loads(letter.body)
-    assert letter.name.startswith("dev-a/")
-    assert (told["job_id"], told["fencing_token"], told["reason"]) == ("job", 1, refusal.reasons[0])
-    assert told["record"]["candidate_id"] == bad.candidate_id
-
-
 def test_one_that_is_no_json_is_kept_as_it_is_shown(tmp_path: Path) -> None:
     without = replace(make_record(0), environment_id=None)  # type: ignore[arg-type]
-    assert record_ids((without,)) == ()
     with letters_of(tmp_path) as letters:
         refuse(letters, without)
         refuse(letters, replace(make_record(0), trace=object()))  # type: ignore[arg-type]
@@ -153,29 +132,6 @@ def test_a_full_disk_counts_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         assert letters.refused == 1
         assert keep_late(letters, 1, 1)
         assert not keep_late(letters, 1, 1), "the same delivery is no news"
-
-
-def test_the_oldest_go_by_number_and_by_bytes_each_kind_by_itself(tmp_path: Path) -> None:
-    with letters_of(tmp_path, most_rows=10) as letters:
-        refuse(letters, poisoned(0, "a layout of tomorrow"))
-        for number in range(10):
-            keep_late(letters, number, number)
-        assert letters.notes == []
-        keep_late(letters, 10, 10)
-        [note] = letters.notes
-        assert "the 2 oldest deliveries of late results" in note
-        assert "at most 10" in note
-        assert letters.refused == 1
-    # To nine tenths, so that not every delivery from now on is worth a line.
-    names = [letter.name.split("/")[1][:8] for letter in kept(tmp_path, LATE)]
-    assert names == [f"{number:08d}" for number in range(2, 11)]
-    assert len(kept(tmp_path, REFUSED)) == 1
-    with letters_of(tmp_path, most_bytes=4000) as letters:
-        lease = LeaseTag(job_id="job", fencing_token=99)
-        letters.keep_late(DeviceId("dev-a"), lease, make_batch(0, 30))
-        assert "oldest deliveries of late" in letters.notes[0]
-    [huge] = kept(tmp_path, LATE)
-    assert len(huge.body) > 4000, "the newest stays, however long it is"
 
 
 def test_the_daemon_says_what_it_deleted(tmp_path: Path) -> None:

@@ -34,46 +34,6 @@ class Host:
         self.steady += secs
 
 
-def test_time_passes_with_the_turns_and_stands_within_one() -> None:
-    host = Host()
-    clock = host.clock()
-    assert clock() == START
-    host.wait(1.5)
-    assert clock() == START, "a turn sees one time"
-    assert clock.tick() == clock() == START + 1.5
-    host.wait(MOST_STEP_SECS)
-    clock.tick()
-    assert clock() == START + 3.5
-    assert clock.wall() == host.wall
-    assert not any(clock.counters.values())
-
-
-@pytest.mark.parametrize("step", [7 * 86_400.0, -3600.0])
-def test_a_wall_clock_that_is_set_moves_no_time(step: float) -> None:
-    host = Host()
-    clock = host.clock()
-    for _ in range(3):
-        host.wait(1.0)
-        host.wall += step
-        clock.tick()
-    assert clock() == START + 3.0
-    assert clock.wall_ahead_secs == 3 * step
-    assert clock.counters == {"gaps": 0, "gap_secs": 0.0, "steps": 3, "step_secs": 3 * step}
-
-
-def test_a_pause_counts_for_little() -> None:
-    host = Host()
-    clock = host.clock()
-    host.wait(30.0)
-    clock.tick()
-    assert (clock(), clock.gaps) == (START + MOST_STEP_SECS, 0), "starting takes its time"
-    host.wait(600.0)
-    clock.tick()
-    assert clock() == START + 2 * MOST_STEP_SECS
-    assert clock.counters == {"gaps": 1, "gap_secs": 600.0 - MOST_STEP_SECS, "steps": 0, "step_secs": 0.0}
-    assert clock.wall_ahead_secs == 630.0 - 2 * MOST_STEP_SECS
-
-
 def test_a_pause_between_its_two_looks_is_no_lasting_step() -> None:
     host = Host()
     clock = host.clock()

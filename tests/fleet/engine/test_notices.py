@@ -7,8 +7,7 @@ from typing import Any
 from rich.console import Console
 
 from agents.records import DeviceId
-from fleet.engine.notices import SUMMARY_SECS, Notices, Steadiness
-from tests.record_fixtures import make_record
+from fleet.engine.notices import SUMMARY_SECS, Notices
 
 A = DeviceId("dev-a")
 SUSPECT = '{"suspect":true}'
@@ -37,16 +36,6 @@ def test_lines_of_one_kind_do_not_flood_and_are_counted() -> None:
     notices.summarize(view)
     assert "42 more lines like the last alarm" in text.getvalue()
     assert "7 records (+0); devices: 1 idle; jobs: 1 leased, 2 queued, 3 done" in text.getvalue()
-
-
-def test_a_device_drifts_when_most_of_its_last_records_are_suspect() -> None:
-    steadiness = Steadiness()
-    assert steadiness.add(A, [make_record(1, quality=SUSPECT)] * 100) == "", "too few to say"
-    assert "drifts" in steadiness.add(A, [make_record(1)] * 28)
-    assert steadiness.is_drifting(A)
-    assert steadiness.add(A, [make_record(1)] * 60) == ""
-    assert steadiness.add(A, [make_record(1)] * 30) == "is steady again"
-    assert not steadiness.is_drifting(A)
 
 
 class Disk(io.RawIOBase):

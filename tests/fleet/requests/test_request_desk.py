@@ -12,7 +12,7 @@ from typing import Any
 from unittest import mock
 
 import pytest
-from msgspec import structs
+import yaml
 
 from fleet.core.events import Event, TrainingFinished, TrainingReason, TrainingStarted
 from fleet.core.request_words import Request, RequestId, RequestKind, RequestSubmitted
@@ -24,6 +24,7 @@ from fleet.requests.desk import DeskFull, RequestDesk
 from fleet.requests.kinds import check_request, parse_request
 from fleet.requests.request_kind import KnownFleet, RequestConflict, RequestRefused, RequestUnknown
 from tests.coordinator_fixtures import Fleet, Killed, killed_at, make_fleet
+from tests.table_fixtures import rows
 
 FLEET = KnownFleet(
     families={"one": "cpu", "two": "cpu", "gpu-1": "gpu"},
@@ -306,96 +307,85 @@ def test_one_request_of_a_kind_works_on_a_device() -> None:
     assert state.request_ids() == ["t1", "t3", "c1", "o1"]
 
 
-def test_an_open_request_stands_in_the_way_whatever_else_it_asks_for() -> None:
-    old = [
-        structs.replace(
-            driven("t1", "tuning", device="one", trials=8), arguments={"device": "one", "rounds": 8}
-        ),
-        structs.replace(driven("c1", "collection"), arguments={"devices": ["two"], "rounds": 8}),
-    ]
-    for kind, arguments in (("tuning", {"device": "one", "trials": 8}), ("collection", {})):
-        with pytest.raises(RequestConflict, match="follow it"):
-            check_request(driven("new", kind, **arguments), FLEET, old)
-    assert check_request(driven("new", "collection", devices=["one"]), FLEET, old)
+#: A kind of request with its arguments, and words of the refusal.
+UNFITTING = """
+training {family: npu}                          -> no device of family 'npu'; there are: cpu, gpu
+training {family: [cpu]}                        -> family: expected `str | null`, got `array`, got ['cpu']
+training {devices: [three]}                     -> no device 'three' here; there are: gpu-1, one, two
+training {devices: [{}]}                        -> devices[0]: expected `str`, got `object`
+training {devices: []}                          -> devices: expected `array` of length >= 1
+training {devices: one}                         -> devices: expected `array | null`
+training {devices: [one, gpu-1]}                -> are of cpu, gpu; send one for each
+training {}                                     -> expected family, or devices
+training {family: cpu, devices: [one]}          -> expected family, or devices
+collection {devices: [gone]}                    -> no device 'gone' here; there are: gpu-1, one, two
+collection {devices: one}                       -> devices: expected `array`, got `str`, got 'one'
+collection {samples: 0}                         -> samples: expected `int` >= 1, got 0
+collection {samples: true}                      -> samples: expected `int | null`, got `bool`
+collection {sampels: 8}                         -> object contains unknown field `sampels`
+collection {"a - at `$.b": 8}                   -> unknown field `a - at `$.b`
+collection {networks: ["a - at `$.b`"]}         -> networks: unknown network 'a - at `$.b`'
+collection {noise: 8, remeasure: 8}             -> noise makes an A/A run and nothing else
+onboarding {}                                   -> missing required field `device`
+onboarding {device: gone}                       -> no device 'gone' here
+onboarding {device: {a: 1}}                     -> device: expected `str`, got `object`
+onboarding {device: one, strategy: magic}       -> strategy: expected one of auto, source_dev
+onboarding {device: one, selector: magic}       -> selector: expected one of paired, search
+evaluation {version: latest, folds: 3}          -> judges a model that is there: leave out folds
+evaluation {devices: [gone]}                    -> no device 'gone' here; there are: gpu-1, one, two
+evaluation {seeds: 0}                           -> seeds: expected `int` >= 1, got 0
+evaluation {version: ../x}                      -> version: expected `str` matching
+import {paths: [/a], device: b, dialect: latin} -> dialect: expected auto
+import {paths: [], device: b}                   -> paths: expected `array` of length >= 1
+import {paths: [logs], device: b}               -> paths[0]: expected `str` matching
+import {paths: [/a]}                            -> missing required field `device`
+tuning {device: one, trials: 1.0e+9}            -> trials: expected `int`
+tuning {device: one, trials: 8, seed: -1}       -> seed: expected `int` >= 0
+retirement {}                                   -> missing required field `device`
+retirement {device: gone}                       -> no device 'gone' here
+"""
 
 
-@pytest.mark.parametrize(
-    ("kind", "arguments", "why"),
-    [
-        ("training", {"family": "npu"}, "no device of family 'npu'; there are: cpu, gpu"),
-        ("training", {"family": ["cpu"]}, "family: expected `str | null`, got `array`, got ['cpu']"),
-        ("training", {"devices": ["three"]}, "no device 'three' here; there are: gpu-1, one, two"),
-        ("training", {"devices": [{}]}, "devices[0]: expected `str`, got `object`"),
-        ("training", {"devices": []}, "devices: expected `array` of length >= 1"),
-        ("training", {"devices": "one"}, "devices: expected `array | null`"),
-        ("training", {"devices": ["one", "gpu-1"]}, "are of cpu, gpu; send one for each"),
-        ("training", {}, "expected family, or devices"),
-        ("training", {"family": "cpu", "devices": ["one"]}, "expected family, or devices"),
-        ("collection", {"devices": ["gone"]}, "no device 'gone' here; there are: gpu-1, one, two"),
-        ("collection", {"devices": "one"}, "devices: expected `array`, got `str`, got 'one'"),
-        ("collection", {"samples": 0}, "samples: expected `int` >= 1, got 0"),
-        ("collection", {"samples": True}, "samples: expected `int | null`, got `bool`"),
-        ("collection", {"sampels": 8}, "object contains unknown field `sampels`"),
-        ("onboarding", {}, "missing required field `device`"),
-        ("onboarding", {"device": "gone"}, "no device 'gone' here"),
-        ("onboarding", {"device": {"a": 1}}, "device: expected `str`, got `object`"),
-        ("collection", {"a - at `$.b": 8}, "unknown field `a - at `$.b`"),
-        ("collection", {"networks": ["a - at `$.b`"]}, "networks: unknown network 'a - at `$.b`'"),
-        ("collection", {"noise": 8, "remeasure": 8}, "noise makes an A/A run and nothing else"),
-        ("evaluation", {"version": "latest", "folds": 3}, "judges a model that is there: leave out folds"),
-        ("import", {"paths": ["/a"], "device": "b", "dialect": "latin"}, "dialect: expected auto"),
-        ("tuning", {"device": "one", "trials": 1e9}, "trials: expected `int`"),
-        ("tuning", {"device": "one", "trials": 8, "seed": -1}, "seed: expected `int` >= 0"),
-        ("onboarding", {"device": "one", "strategy": "magic"}, "strategy: expected one of auto, source_dev"),
-        ("onboarding", {"device": "one", "selector": "magic"}, "selector: expected one of paired, search"),
-        ("evaluation", {"devices": ["gone"]}, "no device 'gone' here; there are: gpu-1, one, two"),
-        ("evaluation", {"seeds": 0}, "seeds: expected `int` >= 1, got 0"),
-        ("evaluation", {"version": "../x"}, "version: expected `str` matching"),
-        ("retirement", {}, "missing required field `device`"),
-        ("retirement", {"device": "gone"}, "no device 'gone' here"),
-    ],
-)
-def test_arguments_that_fit_nothing_are_refused_with_their_name_and_what_there_is(
-    kind: str, arguments: dict[str, Any], why: str
-) -> None:
-    state, (refusal,) = served(driven("r1", kind, **arguments))
-    assert isinstance(refusal, RequestRefused)
-    assert str(refusal).startswith(f"{kind}: ")
-    assert why in str(refusal)
-    assert "\n" not in str(refusal)
-    assert state.request_ids() == []
+def test_arguments_that_fit_nothing_are_refused_with_their_name_and_what_there_is() -> None:
+    for request, why in rows(UNFITTING):
+        kind, arguments = request.split(" ", 1)
+        state, (refusal,) = served(driven("r1", kind, **yaml.safe_load(arguments)))
+        assert isinstance(refusal, RequestRefused), request
+        assert str(refusal).startswith(f"{kind}: ")
+        assert why in str(refusal)
+        assert "\n" not in str(refusal)
+        assert state.request_ids() == []
 
 
-@pytest.mark.parametrize(
-    ("text", "why"),
-    [
-        (b"", "one JSON object"),
-        (b"[" * 60_000, "one JSON object"),
-        (b'{"id": NaN}', "NaN is no JSON"),
+#: What is changed in a good request, and words of the refusal.
+CHANGED = """
+more: 1           -> got more as well
+id: ""            -> id: expected
+id: ../x          -> id: expected
+kind: dance       -> fingerprint, import, onboarding, retirement, training, tuning, got 'dance'
+kind: [training]  -> kind: expected
+arguments: []     -> arguments: expected a JSON object
+minutes: 0        -> minutes: expected a number above 0
+minutes: -1       -> minutes: expected
+minutes: true     -> minutes: expected
+"""
+
+
+def test_what_is_no_request_is_refused_in_one_line() -> None:
+    refused = [
+        *((text, "one JSON object") for text in (b"", b"[" * 60_000, b"\xff")),
         (b"[]", "one JSON object with arguments, id, kind, minutes"),
-        (body(more=1), "got more as well"),
-        (body(id=""), "id: expected"),
-        (body(id="../x"), "id: expected"),
+        (b'{"id": NaN}', "NaN is no JSON"),
         (body(id="x" * 65), "id: expected"),
-        (
-            body(kind="dance"),
-            "fingerprint, import, onboarding, retirement, training, tuning, got 'dance'",
-        ),
-        (body(kind=["training"]), "kind: expected"),
-        (body(arguments=[]), "arguments: expected a JSON object"),
-        (body(minutes=0), "minutes: expected a number above 0"),
-        (body(minutes=-1), "minutes: expected"),
-        (body(minutes=True), "minutes: expected"),
         (body(minutes=10**400), "minutes: expected"),
-        (b"\xff", "one JSON object"),
-    ],
-)
-def test_what_is_no_request_is_refused_in_one_line(text: bytes, why: str) -> None:
-    with pytest.raises(RequestRefused) as caught:
-        parse_request(text)
-    assert why in str(caught.value)
-    assert "\n" not in str(caught.value)
-    assert len(str(caught.value)) < 400
+        *((body(**yaml.safe_load(f"{{{change}}}")), why) for change, why in rows(CHANGED)),
+    ]
+    for text, why in refused:
+        with pytest.raises(RequestRefused) as caught:
+            parse_request(text)
+        assert why in str(caught.value)
+        assert "\n" not in str(caught.value)
+        assert len(str(caught.value)) < 400
 
 
 def test_a_flood_of_orders_is_bounded_and_one_whose_client_left_harms_nobody() -> None:
@@ -408,24 +398,3 @@ def test_a_flood_of_orders_is_bounded_and_one_whose_client_left_harms_nobody() -
     state.apply(told[0])
     desk.show(state, told[0].request.request_id)
     assert desk.get("t1") is not None
-
-
-def test_progress_touches_no_other_request_and_one_that_is_not_kept_is_answered() -> None:
-    state = mock.Mock(spec=FleetState)
-    state.request_ids.return_value = [RequestId("a"), RequestId("b")]
-    state.request.side_effect = lambda request_id: {"id": request_id, "done": 0}
-    desk = RequestDesk()
-    desk.open(state)
-    state.request_ids.reset_mock()
-    state.request.side_effect = lambda request_id: {"id": request_id, "done": 1}
-    desk.show(state, RequestId("b"))
-    assert [one["done"] for one in desk.listed()] == [0, 1]
-    state.request_ids.assert_not_called()
-    # One that ended in the same turn, behind as many as are kept.
-    asked = desk.submit(a_request("c"))
-    state.request.side_effect = lambda request_id: None
-    state.open_requests.return_value = []
-    desk.serve(state, lambda: FLEET, lambda event: None, 0.0)
-    desk.show(state, RequestId("c"))
-    with pytest.raises(RequestUnknown, match="request c ended, and is not kept"):
-        asked.result(0)

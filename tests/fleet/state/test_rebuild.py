@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import random
 import shutil
-import sqlite3
-from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -18,7 +16,6 @@ from fleet.errors import StoreLocked
 from fleet.state.contents import LATE
 from fleet.state.questions import StateReader
 from fleet.state.rebuild import rebuild
-from fleet.state.rows import TableFile
 from fleet.state.schema import STATE
 from fleet.state.state_file import StateFile
 from fleet.store.catalog import put_device, put_workloads
@@ -188,20 +185,3 @@ def test_candidates_come_back_from_the_records_of_live_devices(tmp_path: Path) -
             # Nobody has measured the one that was lost.
             assert gaps_of(state) == ([lost.candidate_id] if devices else [])
             assert state.blocked("cpu", workload) == ({killer.candidate_id} if devices else set())
-
-
-def test_a_name_that_is_lost_takes_its_rows_along_and_new_names_get_new_numbers(tmp_path: Path) -> None:
-    def add(*names: str) -> None:
-        with state_of(tmp_path) as state, state.turn() as turn:
-            for name in names:
-                file = TableFile(path=name, device_id=DeviceId(name), rows=1, sha256="0" * 64)
-                turn.drop_waiting([], [file])
-
-    add("first", "second", "third")
-    with closing(sqlite3.connect(tmp_path / STATE)) as connection:
-        connection.execute("DELETE FROM label WHERE text = 'second'")
-        connection.commit()
-    rebuild(tmp_path / STATE)
-    add("fourth")
-    with state_of(tmp_path) as state:
-        assert [file.path for file in state.files()] == ["first", "fourth", "third"]

@@ -13,10 +13,10 @@ import psutil
 import pytest
 
 from agents.records import Candidate, CandidateId, DeviceId, Outcome, WorkloadId
-from fleet.errors import StateDamaged, StoreError, StoreFull, StoreLocked
+from fleet.errors import StoreError, StoreFull, StoreLocked
 from fleet.state.questions import StateReader
 from fleet.state.rows import Result, TableFile
-from fleet.state.state_file import StateFile, back_up
+from fleet.state.state_file import StateFile
 
 WORKLOAD, DEVICE = WorkloadId("0" * 16), DeviceId("board")
 PAGE_BYTES = 4096
@@ -192,29 +192,3 @@ def test_a_file_on_a_network_is_refused(tmp_path: Path, monkeypatch: pytest.Monk
     with pytest.raises(StoreError, match=r"file system of a network \(nfs4\)"):
         StateFile(tmp_path / "store" / "state.sqlite")
     assert not (tmp_path / "store" / "state.sqlite").exists()
-
-
-def test_a_copy_beside_the_writer_is_whole(tmp_path: Path) -> None:
-    fill(tmp_path / "state.sqlite")
-    expected = contents(tmp_path / "state.sqlite")
-    state = StateFile(tmp_path / "state.sqlite")
-    back_up(tmp_path / "state.sqlite", tmp_path / "copy.sqlite")
-    with state.turn() as turn:
-        turn.add_events(b"later")
-    state.close()
-    assert contents(tmp_path / "copy.sqlite") == expected
-    with pytest.raises(StoreError, match="backing up the state file"):
-        back_up(tmp_path / "state.sqlite", tmp_path / "no folder" / "copy.sqlite")
-
-
-def test_a_trace_that_is_not_its_candidates_is_damage(tmp_path: Path) -> None:
-    fill(tmp_path / "state.sqlite")
-    connection = sqlite3.connect(tmp_path / "state.sqlite")
-    connection.execute("UPDATE candidate SET dialect = 'other' WHERE number = 7")
-    connection.commit()
-    connection.close()
-    state = StateFile(tmp_path / "state.sqlite")
-    names = [candidate_id for _, _, candidate_id, _ in state.waiting_candidates()]
-    with pytest.raises(StateDamaged, match="the trace of candidate"):
-        state.candidates(["cpu"], WORKLOAD, names)
-    state.close()

@@ -16,6 +16,7 @@ from agents.records import Candidate, CandidateId, DeviceId, Outcome, WorkloadId
 from fleet.state.rows import FASTEST, Result, TableFile
 from fleet.state.state_file import StateFile
 from fleet.state.turn import Turn
+from tests.conftest import TEMPORARY
 
 FAMILY = "cpu"
 WORKLOADS = [WorkloadId(f"{number:016x}") for number in range(2)]
@@ -69,7 +70,7 @@ class StateMachine(RuleBasedStateMachine):
 
     @initialize()
     def begin(self) -> None:
-        self.folder = Path(tempfile.mkdtemp())
+        self.folder = Path(tempfile.mkdtemp(dir=TEMPORARY))
         self.lives = 0
         self.state = StateFile(self.folder / "0" / "state.sqlite")
         self.model = Model()

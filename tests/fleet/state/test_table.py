@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import os
 import shutil
 from collections.abc import Callable, Iterator
@@ -16,13 +15,12 @@ from deltalake import DeltaTable, write_deltalake
 import fleet.state.table
 from agents.records import DeviceId, Record
 from benchmarks.store import make_records
-from fleet.errors import StateDamaged, StoreError, StoreFull
+from fleet.errors import StateDamaged, StoreError
 from fleet.state.packed_rows import pack
 from fleet.state.rows import result_of
 from fleet.state.state_file import StateFile
 from fleet.state.table import RecordsTable
 from fleet.store.delta.schema import TABLE_SCHEMA, records_to_table
-from tests.disk_fixtures import failing
 
 DEVICE, LANE = DeviceId("bench"), 3
 
@@ -55,11 +53,6 @@ def take_in(state: StateFile, start: int, count: int) -> None:
         turn.add_waiting(LANE, [DEVICE], count, pack(rows_of(records)), 100.0)
 
 
-def append(table: RecordsTable, state: StateFile, start: int, count: int) -> None:
-    take_in(state, start, count)
-    table.flush([LANE])
-
-
 def stored(folder: Path) -> list[str]:
     return sorted(DeltaTable(folder).to_pyarrow_table(columns=["record_id"]).column(0).to_pylist())
 
@@ -84,112 +77,11 @@ def commit_of(folder: Path, version: int) -> Path:
     return folder / "records" / "_delta_log" / f"{version:020d}.json"
 
 
-def test_rows_move_in_one_commit_and_the_state_knows_the_files(folder: Path, state: StateFile) -> None:
-    table = RecordsTable(folder / "records", state)
-    assert (table.flush([LANE]), table.version, state.table_version()) == (0, 0, 0)
-    take_in(state, 0, 3)
-    take_in(state, 3, 4)
-    assert table.flush([LANE + 1]) == 0
-    assert (table.flush([LANE]), table.version, state.table_version()) == (7, 1, 1)
-    assert list(state.waiting()) == []
-    [file] = state.files()
-    assert (file.rows, file.device_id) == (7, DEVICE)
-    table.checkpoint()
-    take_in(state, 7, 2000)
-    again = RecordsTable(folder / "records", state)
-    assert again.flush([LANE]) == 2000
-    assert (stored(folder / "records"), again.notes) == (names(7 + 2000), [])
-
-
-def test_a_kill_before_the_rows_leave_writes_nothing_twice(
-    folder: Path, state: StateFile, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    table = RecordsTable(folder / "records", state)
-    take_in(state, 0, 5)
-    kill_at(monkeypatch, RecordsTable, "_confirm", lambda: table.flush([LANE]))
-    assert stored(folder / "records") == names(5), "the version is there, and the rows wait"
-    again = RecordsTable(folder / "records", state)
-    assert (again.version, again.notes, stored(folder / "records")) == (0, [], [])
-    take_in(state, 5, 2)
-    assert again.flush([LANE]) == 7
-    assert stored(folder / "records") == names(7)
-    parquet = list((folder / "records").rglob("*.parquet"))
-    assert len(parquet) == 1, "the file of the version that was taken back is gone"
-
-
-def test_no_checkpoint_is_made_of_a_version_that_does_not_count(
-    folder: Path, state: StateFile, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    table = RecordsTable(folder / "records", state)
-    take_in(state, 0, 5)
-    for act in (table.checkpoint, lambda: table.delete_unused(0)):
-        with monkeypatch.context() as patch:
-            patch.setattr("fleet.state.table.fsync_all", failing(errno.EIO))
-            with pytest.raises(StoreError):
-                table.flush([LANE])
-        assert (table.version, table.snapshot().rows) == (0, 0)
-        act()
-        assert (table.version, table.checkpointed, stored(folder / "records")) == (0, 0, [])
-    again = RecordsTable(folder / "records", state)
-    assert (again.flush([LANE]), again.notes, stored(folder / "records")) == (5, [], names(5))
-
-
-@pytest.mark.parametrize("is_ours", [True, False])
-def test_a_first_version_that_no_state_file_knows_is_made_again_if_it_is_ours(
-    folder: Path, state: StateFile, monkeypatch: pytest.MonkeyPatch, is_ours: bool
-) -> None:
-    if is_ours:
-        kill_at(monkeypatch, RecordsTable, "_confirm", lambda: RecordsTable(folder / "records", state))
-        assert (RecordsTable(folder / "records", state).notes, state.table_version()) == ([], 0)
-    else:
-        write_deltalake(folder / "records", rows_of(make_records(50, 2)), partition_by=["device_id"])
-        with pytest.raises(StoreError, match="tensor-fleet did not write it"):
-            RecordsTable(folder / "records", state)
-        assert DeltaTable(folder / "records").to_pyarrow_table().num_rows == 2
-
-
-def test_small_files_become_one_and_the_old_ones_go_when_no_version_needs_them(
-    folder: Path, state: StateFile
-) -> None:
-    table = RecordsTable(folder / "records", state)
-    for start in range(0, 20, 5):
-        append(table, state, start, 5)
-    assert table.compact([DeviceId("other")]) == 0
-    assert table.compact([DEVICE]) == 4
-    assert (table.version, state.table_version(), len(state.files())) == (5, 5, 5)
-    assert stored(folder / "records") == names(20)
-    append(table, state, 20, 5)
-    table.checkpoint()
-    # Who opened the table before the files were joined reads on.
-    assert table.delete_unused(4) == 0
-    assert DeltaTable(folder / "records", version=4).to_pyarrow_table().num_rows == 20
-    assert table.delete_unused(6) == 4
-    assert {file.rows for file in state.files()} == {20, 5}
-    assert len(list((folder / "records").glob("device_id=*/*.parquet"))) == 2
-    assert [path.name for path in (folder / "records" / "_delta_log").glob("*.json")] == [
-        commit_of(folder, 6).name
-    ]
-    again = RecordsTable(folder / "records", state)
-    assert (again.version, again.notes, stored(folder / "records")) == (6, [], names(25))
-
-
-def test_joined_files_that_do_not_count_yet_double_nothing(
-    folder: Path, state: StateFile, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    table = RecordsTable(folder / "records", state)
-    for start in (0, 5):
-        append(table, state, start, 5)
-    with monkeypatch.context() as patch:
-        patch.setattr("fleet.state.table.fsync_all", failing())
-        with pytest.raises(StoreFull):
-            table.compact([DEVICE])
-    assert table.version == 2
-    kill_at(monkeypatch, RecordsTable, "_confirm", lambda: table.compact([DEVICE]))
-    table = RecordsTable(folder / "records", state)
-    assert (table.version, table.notes, stored(folder / "records")) == (2, [], names(10))
-    assert len(list((folder / "records").glob("device_id=*/*.parquet"))) == 2
-    assert table.compact([DEVICE]) == 2
-    assert (table.version, state.table_version(), stored(folder / "records")) == (3, 3, names(10))
+def test_a_table_that_somebody_else_made_is_refused(folder: Path, state: StateFile) -> None:
+    write_deltalake(folder / "records", rows_of(make_records(50, 2)), partition_by=["device_id"])
+    with pytest.raises(StoreError, match="tensor-fleet did not write it"):
+        RecordsTable(folder / "records", state)
+    assert DeltaTable(folder / "records").to_pyarrow_table().num_rows == 2
 
 
 @pytest.mark.parametrize("left", [0, 300, -3])
@@ -225,7 +117,8 @@ def test_a_state_file_that_is_older_than_the_table_is_refused(
     table = RecordsTable(folder / "records", state)
     shutil.copytree(folder, folder.with_name("older"))
     for number in range(versions):
-        append(table, state, 5 * number, 5)
+        take_in(state, 5 * number, 5)
+        table.flush([LANE])
     for made in ("older", "empty"):
         other = StateFile(folder.with_name(made) / "state.sqlite")
         words = rf"ends with version {versions}, its state file names version (0|none)"

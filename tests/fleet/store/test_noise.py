@@ -100,23 +100,6 @@ def test_what_cannot_be_compared_is_left_out(changes: dict[str, Any]) -> None:
     assert noise_floor([]) is noise_floor([one]) is noise_floor([one, one]) is None
 
 
-@given(st.lists(st.tuples(st.floats(1e-6, 1.0), st.floats(1e-6, 1.0)), min_size=1, max_size=30), st.randoms())
-def test_the_floor_does_not_depend_on_the_order_of_records(
-    pairs: list[tuple[float, float]], draws: random.Random
-) -> None:
-    records = [
-        timed(number, attempt, secs, origin=NOISE)
-        for number, pair in enumerate(pairs)
-        for attempt, secs in enumerate(pair, 1)
-    ]
-    floor = noise_floor(records)
-    assert floor.pairs == len(pairs)
-    assert 0 <= floor.median_change <= floor.p90_change
-    assert 0 <= floor.false_win_share <= 1
-    draws.shuffle(records)
-    assert noise_floor(records) == floor
-
-
 # ---- the record that counts ----------------------------------------------------------------------------
 
 

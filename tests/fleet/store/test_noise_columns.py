@@ -6,15 +6,13 @@ import json
 
 import numpy as np
 import pyarrow as pa
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agents.records import Outcome, Record
-from fleet.errors import StoreError
+from agents.records import Record
 from fleet.store.delta.schema import records_to_table
 from fleet.store.noise import noise_floor, settled
-from fleet.store.noise_columns import flag_column, outcome_of, readings, settled_rows
+from fleet.store.noise_columns import flag_column, readings, settled_rows
 from tests.record_fixtures import make_record, measured_records
 
 
@@ -65,9 +63,3 @@ def test_flags_are_those_of_the_records(qualities: list[dict[str, object]], esca
     column = pa.array(texts, pa.string())
     assert flag_column(column, "suspect").tolist() == [record.is_suspect for record in records]
     assert flag_column(column, "quarantined").tolist() == [record.is_quarantined for record in records]
-
-
-def test_an_outcome_that_nobody_knows_is_an_error() -> None:
-    assert outcome_of("ok") is Outcome.OK
-    with pytest.raises(StoreError, match="outcome 'melted'; known: ok, "):
-        outcome_of("melted")

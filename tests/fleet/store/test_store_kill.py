@@ -6,9 +6,7 @@ import contextlib
 import multiprocessing
 import os
 import random
-import shutil
 import signal
-import tempfile
 import threading
 import time
 from collections import Counter
@@ -80,20 +78,6 @@ def _write_whole(descriptor: int, data: bytes) -> None:
 SIZE = 6
 
 
-@pytest.fixture
-def folder(tmp_path: Path) -> Iterator[Path]:
-    """A folder in memory where there is one: a kill takes nothing from a file system, whichever it is.
-
-    The thousand waits for the disk of these tests take more than a minute on a slow one.
-    """
-    memory = Path("/dev/shm")
-    if memory.is_dir() and os.access(memory, os.W_OK) and shutil.disk_usage(memory).free > 64 << 20:
-        with tempfile.TemporaryDirectory(prefix="store-kill-", dir=memory) as name:
-            yield Path(name)
-    else:
-        yield tmp_path
-
-
 @contextlib.contextmanager
 def begun(body: Body, path: Path, first: int, size: int) -> Iterator[tuple[Any, IO[str]]]:
     """A process that is ready, and what it says; it is killed in the end."""
@@ -130,14 +114,14 @@ def run_and_kill(body: Body, path: Path, first: int, after_secs: float) -> list[
 @pytest.mark.parametrize("seed", range(2))
 @pytest.mark.parametrize(("body", "names"), [(write_store, "ab"), (write_turns, "abcde")])
 def test_acknowledged_records_survive_kills_exactly_once(
-    folder: Path, body: Body, names: str, seed: int
+    tmp_path: Path, body: Body, names: str, seed: int
 ) -> None:
     rng = random.Random(seed)
     acknowledged: list[int] = []
     first = 0
     for _ in range(4):
-        acknowledged += run_and_kill(body, folder / "s", first, rng.uniform(0.0, 0.4))
-        seen = Counter(Store.read(folder / "s").records())
+        acknowledged += run_and_kill(body, tmp_path / "s", first, rng.uniform(0.0, 0.4))
+        seen = Counter(Store.read(tmp_path / "s").records())
         assert set(seen.values()) <= {1}
         assert {one for batch in acknowledged for one in of_devices(names, batch, SIZE)} <= seen.keys()
         # One batch may be there without an acknowledgement; it is there as a whole or not at all.
@@ -145,7 +129,7 @@ def test_acknowledged_records_survive_kills_exactly_once(
         unacknowledged = len(seen) - size * len(acknowledged)
         assert unacknowledged in (0, size)
         first = max(acknowledged, default=-1) + 1
-        with Store.open(folder / "s") as store:
+        with Store.open(tmp_path / "s") as store:
             assert store.repairs == ()
             result = store.append(of_devices(names, first, SIZE))
             assert (result.appended, result.duplicates) == (size - unacknowledged, unacknowledged)
@@ -155,13 +139,13 @@ def test_acknowledged_records_survive_kills_exactly_once(
 
 
 def test_a_kill_before_any_step_on_the_disk_loses_nothing(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A copy of the store before each step is what a kill at that moment leaves behind."""
-    path = folder / "s"
+    path = tmp_path / "s"
     acknowledged: list[Record] = []
     path.mkdir()
-    copies = Copies(path, folder, lambda: len(acknowledged))
+    copies = Copies(path, tmp_path, lambda: len(acknowledged))
     with monkeypatch.context() as patch:
         copies.watch(patch)
         with Store.open(path) as store:

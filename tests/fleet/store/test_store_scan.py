@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
@@ -67,22 +66,6 @@ def content_of(reader: StoreReader) -> list[tuple[str, dict[str, object]]]:
         assert 0 < batch.num_rows <= BATCH_ROWS
         found += [(device_id, row) for row in batch.to_pylist()]
     return found
-
-
-def test_rows_that_wait_can_be_read_from_a_number_on(tmp_path: Path) -> None:
-    reader = stored(tmp_path, 0)
-    [first, _] = reader.waiting()
-
-    def rows(**chosen: Any) -> list[tuple[str, int]]:
-        return [(name, batch.num_rows) for name, batch in reader.columns(["outcome"], **chosen)]
-
-    assert rows(device_ids=["dev-b"], after=first.number) == rows(device_ids=["dev-x"]) == []
-    waiting = reader.waiting_rows(["outcome"], "dev-a")
-    assert [table.num_rows for table in waiting] == [7, BATCH_ROWS + 5]
-    later = dict(rows(after=first.number))
-    assert later == {"dev-a": 5, "dev-c": 2}
-    [table] = stored(tmp_path / "table", 1).waiting_rows(["candidate_id", "attempt"], "dev-c")
-    assert table.column_names == ["candidate_id", "attempt"]
 
 
 @pytest.mark.parametrize("chosen", [["dev-b"], ["dev-c", "dev-a"], [], ["dev-x"]])

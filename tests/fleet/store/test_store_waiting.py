@@ -78,19 +78,6 @@ def test_what_is_taken_comes_with_the_turn_and_is_seen_then(store: Store, tmp_pa
     assert store.rows == 5
 
 
-def test_pieces_hold_the_devices_of_a_lane(store: Store) -> None:
-    store.append(of_devices("abc", 0, 2))
-    store.append(of_devices("cb", 2, 1))
-    pieces = [(one.lane, "".join(one.device_ids), one.rows) for one in store.waiting()]
-    assert pieces == [(0, "dev-adev-b", 4), (1, "dev-c", 2), (1, "dev-c", 1), (0, "dev-b", 1)]
-    assert list(store.records("dev-b")) == of_devices("b", 0, 3)
-    before = list(store.records()), store.counts()
-    assert before[0] == [*of_devices("a", 0, 2), *of_devices("bc", 0, 3)]
-    store.flush()
-    assert (list(store.records()), store.counts()) == before
-    assert (store.version, len(store.data_files()), store.waiting()) == (1, 3, [])
-
-
 def test_a_lane_goes_on_alone_when_it_is_due(tmp_path: Path) -> None:
     clock = Clock()
     settings = LaneSettings(devices=1, rows_per_device=10, wait_secs=60.0)
@@ -121,30 +108,6 @@ def test_an_append_that_fails_keeps_nothing_for_later(store: Store, monkeypatch:
                 append()
     assert (store.are_stored(make_batch(0, 3)), store.rows, list(store.records())) == ([False] * 3, 0, [])
     assert store.append(make_batch(0, 3)).appended == 3
-
-
-def test_rows_that_went_on_in_part_are_counted_once(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(table_module, "_PART_BYTES", 1)
-    for start in (0, 5):
-        store.append(make_batch(start, 5))
-    calls = 0
-
-    def second_fails(*args: Any, **kwargs: Any) -> None:
-        nonlocal calls
-        calls += 1
-        if calls == 2:
-            raise OSError(errno.ENOSPC, "No space left on device")
-        real(*args, **kwargs)
-
-    real = table_module.write_deltalake
-    with monkeypatch.context() as patch:
-        patch.setattr(table_module, "write_deltalake", second_fails)
-        with pytest.raises(StoreFull):
-            store.flush()
-    assert (store.rows, store.waiting_count, store.version) == (10, 5, 1)
-    assert list(store.records()) == make_batch(0, 10)
-    store.flush()
-    assert (store.rows, store.waiting_count, store.version) == (10, 0, 2)
 
 
 def test_nobody_may_bring_more_when_too_much_waits_and_the_table_has_no_room(
@@ -203,15 +166,6 @@ def test_files_that_a_kill_left_without_a_commit_go_with_an_upkeep(store: Store)
     store.upkeep(retention_hours=0)
     assert list(file.parent.iterdir()) == [file]
     assert list(store.records()) == make_batch(0, 5)
-
-
-def test_a_kill_between_state_file_and_table_is_no_obstacle(tmp_path: Path) -> None:
-    folder = tmp_path / "s"
-    StateFile(folder / "state.sqlite").close()
-    with pytest.raises(StoreError, match="there is no store at"):
-        Store.read(folder)
-    with Store.open(folder) as store:
-        assert (store.repairs, store.rows) == ((), 0)
 
 
 class Stores(RuleBasedStateMachine):

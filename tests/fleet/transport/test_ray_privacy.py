@@ -165,21 +165,6 @@ def test_folders_of_ended_processes_go_and_all_others_stay(base: Path) -> None:
         alive.kill()
 
 
-def test_one_start_removes_a_bounded_number_and_nothing_of_others(
-    base: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("fleet.transport.ray_folder._MOST_OLD", 3)
-    for number in range(5):
-        (base / f"{PREFIX}{number}").mkdir(mode=0o700)
-    RayFolder(base).close()
-    left = list(base.iterdir())
-    assert len(left) == 2
-    if os.geteuid() == 0:  # only root gives files away
-        os.chown(left[0], 65534, 65534)
-        RayFolder(base).close()
-        assert list(base.iterdir()) == [left[0]]
-
-
 def test_a_place_with_too_long_a_path_for_sockets_is_not_taken(
     base: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -197,16 +182,14 @@ def test_a_place_with_too_long_a_path_for_sockets_is_not_taken(
 
 #: Starts a Ray of our own as `fleet up` does; tells what it sees, and waits.
 SESSION = """
-import json, os, sys
+import json, os, time
 from fleet.transport.ray_session import start_ray
 os.umask(0)
 folder = start_ray(2)
 import ray
 told = ray.get(ray.remote(lambda: os.environ["RAY_AUTH_TOKEN"]).remote())
 print(json.dumps([str(folder.path), told == os.environ["RAY_AUTH_TOKEN"], len(told)]), flush=True)
-sys.stdin.readline()
-ray.shutdown()
-folder.close()
+time.sleep(600)
 """
 
 
@@ -222,7 +205,6 @@ class Session:
         given |= {"HOME": str(home), "RAY_TMPDIR": str(base), "RAY_AUTH_TOKEN_PATH": str(base / "leaked")}
         self.process = subprocess.Popen(
             [sys.executable, "-c", SESSION],
-            stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
             cwd=ROOT,
@@ -233,20 +215,15 @@ class Session:
         path, self.is_shared, self.token_chars = json.loads(line)
         self.path = Path(path)
 
-    def end(self) -> int:
-        self.process.communicate("over\n", timeout=60)
-        return self.process.returncode
-
     def kill(self) -> int:
         self.process.kill()
-        for pipe in (self.process.stdin, self.process.stdout):  # Ray's helpers hold them for a minute
-            pipe.close()
+        self.process.stdout.close()  # Ray's helpers hold it for a minute
         return self.process.wait()
 
 
 @pytest.mark.ray
 @pytest.mark.timeout(300)
-def test_nobody_else_can_reach_a_ray_of_our_own_and_nothing_of_it_is_left(base: Path) -> None:
+def test_nobody_else_can_reach_a_ray_of_our_own_and_a_killed_one_goes_with_the_next_start(base: Path) -> None:
     first = Session(base)
     everything = psutil.Process(first.process.pid).children(recursive=True)
     try:
@@ -266,10 +243,7 @@ def test_nobody_else_can_reach_a_ray_of_our_own_and_nothing_of_it_is_left(base: 
             assert refused.returncode
             assert "Permission denied" in refused.stderr
         assert first.kill() == -signal.SIGKILL
-        again = Session(base)
-        assert not first.path.exists(), "a killed session goes with the next start"
-        assert again.end() == 0
-        assert not again.path.exists()
+        RayFolder(base).close()
         assert list(base.glob(f"{PREFIX}*")) == []
     finally:
         for one in everything:

@@ -5,12 +5,10 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 from unittest.mock import Mock
 
 import psutil
@@ -20,9 +18,9 @@ from agents.device.device_cores import agent_cores, quiet_cores
 from agents.records import DeviceKind, DeviceSpec
 from fleet.errors import FleetError
 from fleet.transport import ray_session, ray_start
-from fleet.transport.host_versions import SHARED_PACKAGES, join_refusal, own_versions, version_refusal
+from fleet.transport.host_versions import join_refusal, version_refusal
 from fleet.transport.ray_folder import RayFolder
-from fleet.transport.ray_session import COORDINATOR_SETTINGS, start_ray
+from fleet.transport.ray_session import start_ray
 from fleet.transport.ray_start import NODE_SETTINGS
 from tests.record_fixtures import make_spec
 
@@ -65,65 +63,31 @@ def _folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("_folder")
-def test_a_start_that_fails_leaves_our_handlers_of_signals(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_start_that_fails_leaves_our_handlers_of_signals_and_ends_its_own_processes_only(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
-
-    def init(**_: object) -> None:
-        for number in before:
-            signal.signal(number, lambda *_: sys.exit(1))
-        raise RuntimeError("The current node timed out during startup")
-
-    monkeypatch.setattr("ray.init", init)
-    with pytest.raises(FleetError, match="does not start"):
-        start_ray(2)
-    assert {number: signal.getsignal(number) for number in before} == before
-
-
-@pytest.mark.usefixtures("_folder")
-def test_a_start_that_fails_ends_its_own_processes_only(monkeypatch: pytest.MonkeyPatch) -> None:
-    rays: list[subprocess.Popen[bytes]] = []
-    others: list[subprocess.Popen[bytes]] = []
+    sleep = [sys.executable, "-c", "import time; time.sleep(60)"]
+    processes: dict[str, subprocess.Popen[bytes]] = {}
 
     def init(*, _temp_dir: str, **_: object) -> None:
-        sleep = [sys.executable, "-c", "import time; time.sleep(60)"]
-        rays.append(subprocess.Popen([*sleep, f"--log_dir={_temp_dir}/session/logs"]))
-        others.append(subprocess.Popen(sleep))  # by another thread of a daemon, as a training is
+        for number in before:
+            signal.signal(number, lambda *_: sys.exit(1))
+        processes["Ray's"] = subprocess.Popen([*sleep, f"--log_dir={_temp_dir}/session/logs"])
+        processes["another thread's"] = subprocess.Popen(sleep)  # as a training of a daemon is
         raise RuntimeError("no room")
 
     monkeypatch.setattr("ray.init", init)
     try:
         with pytest.raises(FleetError, match="does not start"):
             start_ray(2)
-        assert [psutil.pid_exists(one.pid) for one in rays] == [False]
-        assert [one.poll() for one in others] == [None]
+        assert not psutil.pid_exists(processes["Ray's"].pid)
+        assert processes["another thread's"].poll() is None
+        assert {number: signal.getsignal(number) for number in before} == before
     finally:
-        for one in [*rays, *others]:
+        for one in processes.values():
             one.kill()
             one.wait()
-
-
-@pytest.mark.usefixtures("_folder")
-def test_ray_hears_of_no_folder_to_import_from_and_the_environment_stays(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    from ray.core.generated.common_pb2 import JobConfig as Message
-
-    seen: dict[str, str | None] = {}
-
-    def init(*, job_config: Any, **_: object) -> None:
-        seen.update({name: os.environ.get(name) for name in ("PYTHONPATH", "PYTHONSAFEPATH")})
-        job_config._py_driver_sys_path.extend(["/bin", str(Path.cwd())])  # as Ray does before it sends it
-        assert list(Message.FromString(job_config._serialize()).py_driver_sys_path) == []
-        raise RuntimeError("seen")
-
-    monkeypatch.setattr("ray.init", init)
-    monkeypatch.setenv("PYTHONPATH", os.pathsep)
-    monkeypatch.delenv("PYTHONSAFEPATH", raising=False)
-    with pytest.raises(FleetError, match="seen"):
-        start_ray(2)
-    assert seen["PYTHONSAFEPATH"] == "1"
-    assert "" not in str(seen["PYTHONPATH"]).split(os.pathsep)
-    assert (os.environ["PYTHONPATH"], "PYTHONSAFEPATH" in os.environ) == (os.pathsep, False)
 
 
 # ---- hosts with other versions: what they are told ----
@@ -147,14 +111,6 @@ def test_every_version_that_differs_is_named_beside_ours(theirs: dict[str, str],
     line = version_refusal({**OURS, "host": "far", **theirs}, OURS)
     assert line == f"its host far has {said}; install the coordinator's versions there"
     assert version_refusal({**OURS, "host": "far"}, OURS) is None
-
-
-def test_a_host_tells_what_the_coordinator_compares() -> None:
-    from agents.device.ray_actors import host_versions
-
-    found = host_versions._function(SHARED_PACKAGES)
-    assert found.pop("host")
-    assert found == own_versions()
 
 
 def rays_refusal() -> RuntimeError:
@@ -188,19 +144,6 @@ def test_what_the_user_has_set_goes_before_what_a_start_of_ray_needs_and_documen
     assert all(f"{name}={value}`" in text for name, value in ray_start.environment({}).items())
 
 
-def test_a_coordinator_that_joins_finds_a_link_again_soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    [first, second] = COORDINATOR_SETTINGS
-    monkeypatch.setenv("RAY_AUTH_TOKEN", "0" * 32)
-    monkeypatch.setenv(first, "7")
-    monkeypatch.setenv(second, "")
-    monkeypatch.delenv(second)
-    monkeypatch.setattr(ray_session, "_connect", lambda **_: None)
-    ray_session.join_ray("head:6379")
-    assert (os.environ[first], os.environ[second]) == ("7", COORDINATOR_SETTINGS[second])
-    # The head would give up a host as soon as its connection.
-    assert not COORDINATOR_SETTINGS.keys() & ray_start.environment({}).keys()
-
-
 @pytest.mark.parametrize("address", [["--address=h:1"], ["--address", "h:1"]])
 def test_a_start_of_ray_names_the_address_that_it_was_given(
     address: list[str], monkeypatch: pytest.MonkeyPatch
@@ -210,13 +153,8 @@ def test_a_start_of_ray_names_the_address_that_it_was_given(
     assert line.startswith("the Ray cluster at h:1 refuses this host: ")
 
 
-def test_a_start_of_ray_passes_other_words_of_ray_on() -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "fleet.transport.ray_start", "--no-such-option"],
-        capture_output=True,
-        text=True,
-        cwd=Path(__file__).parents[3],
-        env=dict(os.environ),
-    )
-    assert done.returncode == 2
-    assert "--no-such-option" in done.stderr
+def test_a_start_of_ray_passes_other_words_of_ray_on(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        ray_start.start(["--no-such-option"])
+    assert ended.value.code == 2
+    assert "--no-such-option" in capsys.readouterr().err

@@ -26,9 +26,9 @@ from agents.device.messages import (
     Results,
 )
 from agents.lease import Lease
-from agents.records import Candidate, DeviceId, DeviceSpec, Protocol, Workload
+from agents.records import Candidate, DeviceId, DeviceSpec, Protocol, Record, Workload
 from fleet.transport.ray_transport import RayOptions, RayTransport
-from tests.conftest import each_below, run_code, until
+from tests.conftest import each_below, until
 from tests.fleet.transport.test_transport_contract import TransportContract
 from tests.transport_fixtures import (
     batch_of,
@@ -87,9 +87,9 @@ class Lives:
         self.transport.measure(lease, self.incarnation, batch)
         return lease
 
-    def end(self) -> AgentGone:
-        self.transport.stop(GENERIC, self.incarnation, kill=True)
-        return self.death()
+    def acknowledge(self, records: list[Record]) -> None:
+        ids = [record.record_id for record in records]
+        self.transport.acknowledge(GENERIC, self.incarnation, ids)
 
     def death(self) -> AgentGone:
         [gone] = [m for m in self.until(AgentGone, 30.0) if isinstance(m, AgentGone)]
@@ -116,6 +116,10 @@ def has_last(messages: list[Message]) -> bool:
     return any(isinstance(one, Results) and one.is_last for one in messages)
 
 
+def records_in(messages: list[Message]) -> list[Record]:
+    return [record for one in messages if isinstance(one, Results) for record in one.records]
+
+
 def family_of(pid: int) -> list[psutil.Process]:
     """A process and everything below it."""
     process = psutil.Process(pid)
@@ -134,42 +138,30 @@ def alive(process: psutil.Process) -> bool:
 
 
 @pytest.mark.tvm
-def test_a_device_measures_and_beats_meanwhile(
-    lives: Lives, matmul: Workload, matmul_candidates: list[Candidate]
+def test_a_device_measures_and_what_its_killed_agent_had_comes_with_its_lease_in_the_next_life(
+    lives: Lives, matmul: Workload, matmul_candidates: list[Candidate], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    # The kernel counts for the whole host, and may kill a process that is none of ours meanwhile.
+    monkeypatch.setattr("fleet.transport.ray_hosts.oom_kills", lambda: 7)
     up = lives.begin()
     assert up.pid == lives.transport.pids()[GENERIC, lives.incarnation]
     wish = ProposeRequest(request_id="r", workload=matmul, count=6, seed=1)
     lives.transport.propose(GENERIC, lives.incarnation, wish)
     [proposed] = lives.until(Proposed)
     assert list(proposed.candidates) == matmul_candidates
+    # It measures, beats meanwhile, and is told that its records are safe.
     lease = lives.measure(1, matmul, matmul_candidates)
     found = poll_until(lives.transport, has_last, 90.0)
-    results = [one for one in found if isinstance(one, Results)]
-    records = [record for one in results for record in one.records]
-    assert {one.lease for one in results} == {lease.tag}
+    assert {one.lease for one in found if isinstance(one, Results)} == {lease.tag}
+    records = records_in(found)
     assert {one.candidate_id for one in records} == {one.candidate_id for one in matmul_candidates}
     heartbeats = [one for one in found if isinstance(one, Heartbeat) and one.held]
-    assert heartbeats
     assert {one.held for one in heartbeats} == {(lease.tag,)}
     assert Activity.BUILDING in {one.busy for one in heartbeats}
-    ids = [record.record_id for record in records]
-    lives.transport.acknowledge(GENERIC, lives.incarnation, ids)
-    lives.transport.stop(GENERIC, lives.incarnation, kill=False)
-    assert lives.death().was_asked
-    assert lives.begin().pending == ()
-
-
-@pytest.mark.tvm
-def test_what_a_killed_agent_measured_comes_with_its_lease_in_the_next_life(
-    lives: Lives, matmul: Workload, matmul_candidates: list[Candidate], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    # The kernel counts for the whole host, and may kill a process that is none of ours meanwhile.
-    monkeypatch.setattr("fleet.transport.ray_hosts.oom_kills", lambda: 7)
-    up = lives.begin()
+    lives.acknowledge(records)
+    # It is killed before it is told so again.
     lease = lives.measure(2, matmul, matmul_candidates[:2])
-    found = poll_until(lives.transport, has_last, 90.0)
-    records = [record for one in found if isinstance(one, Results) for record in one.records]
+    records = records_in(poll_until(lives.transport, has_last, 90.0))
     family = family_of(up.pid)
     assert len(family) >= 2
     os.kill(up.pid, signal.SIGKILL)
@@ -180,15 +172,18 @@ def test_what_a_killed_agent_measured_comes_with_its_lease_in_the_next_life(
     until(lambda: all_gone(family))
     again = lives.begin()
     assert list(again.pending) == [(lease.tag, record) for record in records]
-    lives.transport.acknowledge(GENERIC, lives.incarnation, [record.record_id for _, record in again.pending])
+    lives.acknowledge(records)
     lives.transport.stop(GENERIC, lives.incarnation, kill=False)
-    lives.death()
+    assert lives.death().was_asked
 
 
 @pytest.mark.tvm
-def test_a_stopped_agent_does_not_beat_and_can_be_killed_with_all_its_processes(lives: Lives) -> None:
+def test_a_stopped_agent_is_killed_with_all_its_processes_and_one_that_prints_before_it_dies_is_quoted(
+    lives: Lives, monkeypatch: pytest.MonkeyPatch
+) -> None:
     up = lives.begin()
-    lives.until(Heartbeat)
+    assert up.pending == (), "all was acknowledged"
+    assert {one.is_host_idle for one in lives.until(Heartbeat) if isinstance(one, Heartbeat)} == {None}
     family = family_of(up.pid)
     os.kill(up.pid, signal.SIGSTOP)
     # What it had said before may still be on its way; one that heartbeats is never silent for so long.
@@ -202,6 +197,9 @@ def test_a_stopped_agent_does_not_beat_and_can_be_killed_with_all_its_processes(
     old = lives.incarnation
     lives.transport.stop(GENERIC, old, kill=True)
     lives.incarnation += 1
+    # It wants an idle host, and is told of others there.
+    options = replace(lives.transport._options, is_idle_only=lambda device_id: device_id == GENERIC)
+    monkeypatch.setattr(lives.transport, "_options", options)
     lives.transport.start(lives.spec, lives.incarnation)
     found = poll_until(
         lives.transport,
@@ -212,45 +210,27 @@ def test_a_stopped_agent_does_not_beat_and_can_be_killed_with_all_its_processes(
     assert (gone.incarnation, gone.was_asked) == (old, True)
     assert fresh.incarnation == lives.incarnation
     until(lambda: all_gone(family))
-
-
-@pytest.mark.tvm
-def test_an_agent_that_prints_before_it_dies_is_quoted(lives: Lives) -> None:
-    up = lives.begin()
-    lives.until(Heartbeat)
+    poll_until(
+        lives.transport,
+        lambda messages: any(
+            isinstance(one, Heartbeat) and one.is_host_idle in (True, False) for one in messages
+        ),
+        30.0,
+    )
     # Ray's own handler prints the stack of a process that is ended by this signal.
-    os.kill(up.pid, signal.SIGABRT)
+    os.kill(fresh.pid, signal.SIGABRT)
     gone = lives.death()
     assert "Abort" in gone.stderr_tail
     assert not gone.is_blameless
 
 
-@pytest.mark.tvm
-@pytest.mark.slow
-def test_a_device_that_wants_an_idle_host_is_told_of_others(lives: Lives) -> None:
-    lives.begin()
-    assert {one.is_host_idle for one in lives.until(Heartbeat) if isinstance(one, Heartbeat)} == {None}
-    lives.end()
-    before = lives.transport._options
-    lives.transport._options = replace(before, is_idle_only=lambda device_id: device_id == GENERIC)
-    try:
-        lives.begin()
-        found = poll_until(
-            lives.transport,
-            lambda ms: any(isinstance(one, Heartbeat) and one.is_host_idle is not None for one in ms),
-            30.0,
-        )
-    finally:
-        lives.transport._options = before
-    assert {one.is_host_idle for one in found if isinstance(one, Heartbeat)} <= {None, True, False}
-
-
 def test_one_hanging_process_of_replay_devices_costs_only_its_own(
-    transport: RayTransport, tmp_path_factory: pytest.TempPathFactory
+    transport: RayTransport, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    recorded = recorded_file(tmp_path_factory.mktemp("recorded"))
+    monkeypatch.setattr("fleet.transport.ray_transport._STOP_SECS", 1.0)
+    monkeypatch.setattr(transport, "_options", replace(transport._options, replay_per_process=2))
+    recorded = recorded_file(tmp_path)
     names = [DeviceId(f"replay-{number}") for number in range(3)]
-    before, transport._options = transport._options, replace(transport._options, replay_per_process=2)
     for name in names:
         transport.start(replay_spec(recorded, name), 1)
     poll_until(transport, lambda found: sum(isinstance(one, AgentUp) for one in found) == 3)
@@ -264,16 +244,16 @@ def test_one_hanging_process_of_replay_devices_costs_only_its_own(
     poll_until(transport, lambda found: first(found, Results) is not None)
     transport.stop(names[2], 1, kill=True)
     poll_until(transport, lambda found: first(found, AgentGone) is not None)
-    transport._options = before
 
 
 class TestOverRay(TransportContract):
     """What every transport promises, with the Ray that has been started."""
 
 
-#: In a process of its own: Ray ends the one that has lost its head for a minute, and that may be the suite's.
-SCRIPT_OF_A_BROKEN_RAY = """
-import sys
+#: A coordinator in a process of its own: Ray ends the one that has lost its head for a minute, and that may
+#: be the suite's. Each server of Ray is killed once; at last it says which process is the agent's, and waits.
+COORDINATOR = """
+import sys, time
 from pathlib import Path
 import psutil
 from agents.device.messages import AgentGone, AgentUp
@@ -284,54 +264,35 @@ from tests.fleet.transport.test_ray_transport import alive
 spec = replay_spec(Path(sys.argv[1]))
 transport = RayTransport([], Path(sys.argv[2]), PROTOCOL, RayOptions(heartbeat_secs=0.2))
 transport.start(spec, 1)
-poll_until(transport, lambda found: first(found, AgentUp) is not None)
+up = first(poll_until(transport, lambda found: first(found, AgentUp) is not None), AgentUp)
 for life, server in enumerate(("raylet", "gcs_server"), start=1):
-    agent = psutil.Process(next(iter(transport.pids().values())))
+    agent = psutil.Process(up.pid)
     [victim] = [one for one in psutil.Process().children() if one.name() == server]
     victim.kill()
     gone = first(poll_until(transport, lambda found: first(found, AgentGone) is not None), AgentGone)
     assert (gone.incarnation, gone.was_asked, gone.is_blameless) == (life, False, True), gone
     transport.start(spec, life + 1)
-    poll_until(transport, lambda found: first(found, AgentUp) is not None)
+    up = first(poll_until(transport, lambda found: first(found, AgentUp) is not None), AgentUp)
     assert not alive(agent)
-transport.stop(spec.device_id, 3, kill=True)
-poll_until(transport, lambda found: first(found, AgentGone) is not None)
-transport.close(20.0)
-"""
-
-
-@pytest.mark.slow
-def test_a_ray_that_broke_is_started_again(tmp_path: Path) -> None:
-    path = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[3])}
-    run_code(SCRIPT_OF_A_BROKEN_RAY, recorded_file(tmp_path), tmp_path / "spools", env=path, timeout=200)
-
-
-SCRIPT_OF_A_COORDINATOR = """
-import sys, time
-from pathlib import Path
-from agents.device.messages import AgentUp
-from fleet.transport.ray_transport import RayOptions, RayTransport
-from tests.transport_fixtures import PROTOCOL, poll_until, replay_spec
-transport = RayTransport([], Path(sys.argv[2]), PROTOCOL)
-transport.start(replay_spec(Path(sys.argv[1])), 1)
-[up] = [m for m in poll_until(transport, lambda found: any(isinstance(m, AgentUp) for m in found))]
 print(up.pid, flush=True)
 time.sleep(600)
 """
 
 
 @pytest.mark.slow
-def test_a_stopped_agent_ends_with_a_killed_coordinator(tmp_path: Path) -> None:
-    recorded = recorded_file(tmp_path)
+def test_a_ray_that_broke_is_started_again_and_ends_with_a_killed_coordinator(tmp_path: Path) -> None:
     coordinator = subprocess.Popen(
-        [sys.executable, "-c", SCRIPT_OF_A_COORDINATOR, str(recorded), str(tmp_path / "spools")],
+        [sys.executable, "-c", COORDINATOR, str(recorded_file(tmp_path)), str(tmp_path / "spools")],
         stdout=subprocess.PIPE,
         text=True,
         env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[3])},
     )
     try:
         with coordinator.stdout as stream:
-            agent = psutil.Process(int(stream.readline()))
+            # Ray says there that its raylet has ended.
+            pid = next((line for line in stream if line.strip().isdigit()), "")
+        assert pid, "it ended early; standard error has why"
+        agent = psutil.Process(int(pid))
         # Ray's own two look for the head for a minute before they give up; they hold no device.
         waiting = {"ray::DashboardAgent", "ray::RuntimeEnvAgent"}
         everything = [one for one in family_of(coordinator.pid) if one.name() not in waiting]

@@ -26,7 +26,6 @@ from agents.device.messages import (
     Results,
     WorkloadsListed,
 )
-from agents.lease import LeaseTag
 from agents.records import DeviceId, DeviceSpec, Outcome
 from fleet.errors import FleetError
 from fleet.transport.local import LocalTransport
@@ -55,13 +54,6 @@ def next_of(transport: AgentTransport, spec: DeviceSpec, *kinds: type[Message]) 
     found = of(poll_until(transport, lambda messages: len(of(messages, spec)) >= len(kinds)), spec)
     assert [type(one) for one in found] == list(kinds)
     return found
-
-
-AGAIN = DeviceId("again")
-
-
-def told(messages: list[Message]) -> list[Message]:
-    return [one for one in messages if not isinstance(one, Heartbeat)]
 
 
 class TransportContract:
@@ -219,68 +211,3 @@ class TestLocal(TransportContract):
     def test_only_replay_devices_can_be_had(self) -> None:
         with pytest.raises(FleetError, match="only replay devices"):
             LocalTransport(protocol=PROTOCOL).start(make_spec(), 1)
-
-    def test_the_same_calls_give_the_same_messages(self, recorded: Path) -> None:
-        def run() -> list[str]:
-            transport = LocalTransport(protocol=PROTOCOL)
-            kinds = []
-            for name in ("one", "two"):
-                transport.start(replay_spec(recorded, name), 1)
-                transport.measure(lease_of(name, 1), 1, batch_of(recorded_candidates(0, 4)))
-            transport.stop(DeviceId("one"), 1, kill=False)
-            for message in told(transport.poll(0.0)):
-                records = [one.record_id for one in message.records] if isinstance(message, Results) else []
-                kinds.append(f"{type(message).__name__} {message.device_id} {records}")
-            transport.close()
-            return kinds
-
-        assert run() == run()
-        assert [line.split(" [")[0] for line in run()] == [
-            "AgentUp one",
-            "Results one",
-            "AgentUp two",
-            "Results two",
-            "AgentGone one",
-        ]
-
-    def test_what_a_crashed_agent_had_not_said_is_in_its_spool_with_its_lease(
-        self, recorded: Path, tmp_path: Path
-    ) -> None:
-        transport = LocalTransport(protocol=PROTOCOL, spool_root=tmp_path)
-        transport.start(replay_spec(recorded), 1)
-        transport.poll(0.0)
-        transport.measure(lease_of("again", 5), 1, batch_of(recorded_candidates(0, 3)))
-        transport.crash(AGAIN, 1, is_done=True)
-        assert told(transport.poll(0.0)) == [
-            AgentGone(device_id=AGAIN, incarnation=1, reason="killed by SIGKILL", was_asked=False)
-        ]
-        transport.start(replay_spec(recorded), 2)
-        [up] = told(transport.poll(0.0))
-        assert [tag for tag, _ in up.pending] == [LeaseTag(job_id="job-5", fencing_token=5)] * 3
-        transport.acknowledge(AGAIN, 2, [record.record_id for _, record in up.pending])
-        transport.poll(0.0)
-        transport.close()
-        again = LocalTransport(protocol=PROTOCOL, spool_root=tmp_path)
-        again.start(replay_spec(recorded), 3)
-        [up] = told(again.poll(0.0))
-        assert up.pending == ()
-        again.close()
-
-    def test_a_frozen_agent_says_nothing_until_it_is_thawed_and_then_with_its_old_number(
-        self, recorded: Path
-    ) -> None:
-        transport = LocalTransport(protocol=PROTOCOL, heartbeat_secs=0.0)
-        transport.start(replay_spec(recorded), 1)
-        assert any(isinstance(one, Heartbeat) for one in transport.poll(0.0))
-        transport.freeze(AGAIN, 1)
-        transport.measure(lease_of("again", 1), 1, batch_of(recorded_candidates(0, 2)))
-        assert told(transport.poll(0.0)) == []
-        assert transport.poll(0.0) == []
-        transport.start(replay_spec(recorded), 2)
-        assert [(type(one), one.incarnation) for one in told(transport.poll(0.0))] == [(AgentUp, 2)]
-        transport.thaw(AGAIN, 1)
-        assert [(type(one), one.incarnation) for one in told(transport.poll(0.0))] == [(Results, 1)]
-        transport.freeze(AGAIN, 1)
-        transport.stop(AGAIN, 1, kill=True)
-        assert [(type(one), one.incarnation) for one in told(transport.poll(0.0))] == [(AgentGone, 1)]
-        transport.close()
