@@ -14,7 +14,7 @@ from msgspec.structs import replace
 
 from agents.codec import record_from_json, record_to_json
 from agents.device.batch import Batch
-from agents.device.messages import Activity, ProposeRequest
+from agents.device.messages import Activity
 from agents.device.replay import ReplayWorker
 from agents.device.worker import DeviceWorker
 from agents.errors import AgentError
@@ -133,21 +133,6 @@ def test_evolved_candidates_are_new_and_can_be_measured(subject: Subject) -> Non
     assert subject.worker.evolve(subject.workload, parents, 3, seed=0, exclude=known) == evolved
     [record] = measure(subject, tuple(evolved[:1]), attempt=30)
     assert (record.outcome, record.error) == (Outcome.OK, "")
-
-
-def test_wishes_that_are_drawn_together_get_what_each_gets_alone(subject: Subject) -> None:
-    worker, workload = subject.worker, subject.workload
-    parents = tuple(one.trace for one in subject.candidates[:1])
-    wishes = [
-        ProposeRequest(request_id=str(seed), workload=workload, count=3, seed=seed, parents=near)
-        for seed, near in ((5, ()), (6, ()), (7, parents))
-    ]
-    drawn = {wish.seed: made.candidates for wish, made in worker.draw(wishes)}
-    assert [drawn[seed] for seed in (5, 6, 7)] == [
-        tuple(worker.propose(workload, 3, seed=5)),
-        tuple(worker.propose(workload, 3, seed=6)),
-        tuple(worker.evolve(workload, parents, 3, seed=7)),
-    ]
 
 
 def test_every_candidate_gives_a_record_that_says_what_was_asked(subject: Subject) -> None:

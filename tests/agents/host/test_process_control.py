@@ -131,18 +131,6 @@ def test_a_process_that_cannot_be_looked_at_is_not_taken_for_dead(
     assert child.wait(10) == -signal.SIGKILL
 
 
-def test_one_that_cannot_be_reached_is_not_said_to_be_ended(
-    child: subprocess.Popen[bytes], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    name = ProcessName.of(child.pid)
-    with monkeypatch.context() as patched:
-        patched.setattr(os, "pidfd_open", failing(errno.EMFILE))
-        with pytest.raises(OSError, match="open files"):
-            end_process(name)
-    assert is_alive(name)
-    assert end_process(name)
-
-
 def ended(program: str, path: Path) -> int:
     """Exit code of a process that keeps what it prints in a file."""
     begin = (

@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 import yaml
-from msgspec.structs import replace
 
 from agents.records import DeviceId, DeviceSpec
 from fleet.config.settings import FleetConfig, load_fleet, select_devices
@@ -88,20 +87,6 @@ def test_a_broken_file_disturbs_no_other_device(caplog: pytest.LogCaptureFixture
     for read in (select_devices, measured):
         with pytest.raises(FleetError, match=r"broken\.yaml: line 2: "):
             read(wrong)
-
-
-def test_a_process_that_keeps_off_timing_cores_still_knows_what_its_host_can_be(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    choice = DeviceChoice(load_fleet(environ={}).config)
-    # What a daemon sees of its host once it spares the cores that time something.
-    monkeypatch.setattr("fleet.daemon.device_choice.probe", lambda: replace(x86_host(), usable_cores=(3,)))
-    (FOLDER / "other.yaml").write_text(yaml.safe_dump(device("other")))
-    assert choice.look() is None
-    assert set(choice.files.specs) == {"box"}
-    found = choice.look()
-    assert set(found.specs) == {"box", "other"}
-    assert not found.left_out
 
 
 def test_what_a_start_looks_after_is_told_from_what_it_leaves_out() -> None:

@@ -15,11 +15,7 @@ from msgspec.structs import replace
 from agents.networks.corpus import CORPUS
 from agents.records import Candidate, DeviceKind, Family, Record, Workload
 from benchmarks.hostile_corpus import attack_steps
-from fleet.api.client import DaemonClient
 from fleet.cli.collected import collected, fleet_processes, print_collected
-from fleet.cli.training import each_family, request_trainings
-from fleet.config.settings import load_fleet
-from fleet.errors import FleetError
 from fleet.store.store import Store
 from tests.cli_fixtures import json_of, refusal, said
 from tests.cli_fixtures import run as invoke
@@ -141,24 +137,6 @@ def test_workloads_of_networks_are_filtered_and_counted_without_a_store(
     assert "6 workloads in corpus, 3 operators" in text
     assert re.search(r"conv2d +2 +2 +1 to 1e\+03", text)
     assert "unknown network 'no-such'" in str(invoke("workloads", "--network", "no-such").exception)
-
-
-def test_each_family_has_a_model_of_its_own() -> None:
-    settings = load_fleet().config
-    assert each_family(settings, (), None) == [("dev-a", "dev-b"), ("gpu-a",)]
-    assert each_family(settings, (), "gpu") == [("gpu-a",)]
-    assert each_family(settings, ("dev-a", "dev-b"), None) == [("dev-a", "dev-b")]
-    with pytest.raises(FleetError, match="no device of family gpu"):
-        each_family(settings, ("dev-a",), "gpu")
-    for family in (None, "cpu"):
-        with pytest.raises(FleetError, match=r"device 'dev-x' has no records in .*; it holds: dev-a, dev-b"):
-            each_family(settings, ("dev-a", "gpu-a", "dev-x"), family)
-
-
-def test_a_training_that_a_daemon_cannot_take_any_more_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(DaemonClient, "get", lambda *_: None)
-    with pytest.raises(FleetError, match="the daemon at http://x is stopping"):
-        request_trainings(DaemonClient("http://x", "t", 1), [], is_detached=True, as_json=True)
 
 
 def test_a_collection_explains_its_records_and_says_what_disturbs(

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from fleet.models.freshness import LEAST_WORKLOADS, WINDOW, Freshness, Look, look, window
 from tests.fleet.models.test_refresh import heads
@@ -66,24 +64,6 @@ def test_equal_heads_are_hardly_ever_taken_back() -> None:
         found = look("a", "v000002", one, **told)
         taken += found.freshness is Freshness.ROLL_BACK
     assert taken <= 1
-
-
-@given(
-    st.lists(st.tuples(st.integers(0, 6), st.floats(0, 1e6)), max_size=60),
-    st.integers(1, 5),
-    st.integers(1, 40),
-)
-def test_a_window_holds_the_newest_of_workloads_with_enough(
-    records: list[tuple[int, float]], least: int, most: int
-) -> None:
-    workload = np.array([one for one, _ in records], dtype=np.int32)
-    at = np.array([when for _, when in records])
-    chosen = window(at, workload, least, most)
-    assert len(chosen) == len(set(chosen.tolist())) <= most
-    assert all(np.sum(workload[chosen] == one) >= least for one in workload[chosen])
-    left_out = np.setdiff1d(np.arange(len(records)), chosen)
-    same = [place for place in left_out if workload[place] in set(workload[chosen].tolist())]
-    assert all(at[place] <= at[chosen].max() for place in same)
 
 
 def test_a_window_is_bounded() -> None:

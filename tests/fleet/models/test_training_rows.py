@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import msgspec
 import numpy as np
 import pytest
 
-from agents.records import NOISE, DeviceId, Outcome, Record, WorkloadId
+from agents.records import NOISE, DeviceId, Outcome, Record
 from fleet.models.judged_rows import JudgedRows
 from fleet.models.training_rows import counting_rows
 from fleet.models.versions import load_snapshot
@@ -68,11 +66,9 @@ def store(tmp_path: Path) -> Path:
     return folder
 
 
-def from_records(reader: StoreReader, workload_ids: tuple[WorkloadId, ...] = ()) -> Dataset:
+def from_records(reader: StoreReader) -> Dataset:
     """The dataset by way of `Record`."""
-    records = [
-        record for record in reader.records() if not workload_ids or record.workload_id in workload_ids
-    ]
+    records = list(reader.records())
     devices = {
         name: (entry.spec, entry.descriptor)
         for name, entry in reader.devices().items()
@@ -112,9 +108,7 @@ def test_columns_give_the_dataset_that_records_give(store: Path) -> None:
     assert found.device_ids == ("box", "lab")
 
 
-def test_what_a_judge_asks_takes_no_further_look_at_the_rows(
-    store: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_judge_hears_of_noise_and_of_candidates_that_no_model_chose(store: Path) -> None:
     pairs = [
         record_of(msgspec.structs.replace(one, origin=NOISE), "lab", secs, attempt=attempt)
         for one in CANDIDATES[2:10]
@@ -125,31 +119,15 @@ def test_what_a_judge_asks_takes_no_further_look_at_the_rows(
     lost = record_of(CANDIDATES[0], "idle", outcome=Outcome.LOST)
     with Store.open(store) as writer:
         writer.append([record_of(ranked, "box", 1e-3), *pairs, lost])
-    reader, asked = Store.read(store), []
-    columns = StoreReader.columns
-
-    def watched(self: StoreReader, names: Sequence[str], **options: Any) -> Any:
-        asked.append((*options["device_ids"], "trace" in names))
-        return columns(self, names, **options)
-
-    monkeypatch.setattr(StoreReader, "columns", watched)
+    reader = Store.read(store)
     dataset = load_snapshot(reader, judged=(judged := JudgedRows())).dataset
     not_ranked = judged.not_ranked(dataset)
-    assert asked == [(device, is_long) for device in sorted(DEVICES) for is_long in (False, True)]
     assert_equal(dataset, load_snapshot(reader).dataset)
     box = dataset.column("box")
     rows = [dataset.candidate_ids.index(one.candidate_id) for one in (CANDIDATES[0], CANDIDATES[1], ranked)]
     assert np.isfinite(dataset.latency_secs[rows, box]).all()
     assert not_ranked[rows, box].tolist() == [True, True, False]
     assert judged.floors == {"lab": pytest.approx(0.02, rel=0.1)}
-
-
-def test_only_some_workloads(store: Path) -> None:
-    reader = Store.read(store)
-    chosen = (OTHER.workload_id,)
-    found = load_snapshot(reader, workload_ids=chosen).dataset
-    assert found.workload_ids == chosen
-    assert_equal(found, from_records(reader, chosen))
 
 
 def test_the_rows_of_a_version_stay_what_they_were(store: Path) -> None:

@@ -168,13 +168,6 @@ def test_a_champion_that_cannot_serve_is_followed_unless_it_is_pinned(
     assert champion.reason.startswith(f"{first} cannot serve any more (")
 
 
-def test_a_trained_head_stays(onboard: Onboard, registry: Registry, model_of_all: FleetTLP) -> None:
-    registry.publish(registry.add(model_of_all, {}), {one: {} for one in model_of_all.device_ids})
-    version = onboard(64)
-    assert registry.champions()[TARGET].version == "v000001"
-    assert "needs samples of 8 more workloads" in serving_of(registry, TARGET, version)["why_not_served"]
-
-
 def test_a_head_that_the_store_has_no_records_of_is_no_error(
     recorded_store: Path, onboard: Onboard, registry: Registry
 ) -> None:

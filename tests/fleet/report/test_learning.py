@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-import math
-from pathlib import Path
-
 import msgspec
 import pytest
 
 from agents.records import Outcome, Record
-from fleet.models.versions import load_snapshot
 from fleet.report.demo_report import remeasure_change, summarise_device
-from fleet.store.store import Store
 from tests.dataset_fixtures import again, cpu_device, gmm_candidates, gmm_workload, record_of
 
 WORKLOAD = gmm_workload()
@@ -36,22 +31,6 @@ def made() -> list[Record]:
         msgspec.structs.replace(retried, outcome=Outcome.LOST, run_secs=()),
         again(retried, origin="random"),
     ]
-
-
-def test_labels_come_from_settled_records(tmp_path: Path) -> None:
-    spec, descriptor = cpu_device("box")
-    with Store.open(tmp_path / "store") as store:
-        store.put_device(spec, descriptor)
-        store.put_workloads([WORKLOAD])
-        store.append(made())
-        store.flush()
-        dataset = load_snapshot(store).dataset
-    found = dict(zip(dataset.candidate_ids, dataset.latency_secs[:, 0].tolist(), strict=True))
-    ids = [one.candidate_id for one in CANDIDATES]
-    assert set(found) == {ids[0], ids[1], ids[2], ids[4], ids[6]}
-    assert (found[ids[0]], found[ids[2]], found[ids[6]]) == (1e-3, 2.5e-3, 7e-3)
-    assert math.isnan(found[ids[4]])
-    assert dataset.failed[dataset.candidate_ids.index(ids[4]), 0]
 
 
 def test_the_report_counts_every_candidate_once_with_its_reason() -> None:

@@ -70,17 +70,6 @@ def test_several_at_once_are_distinct_and_change_nothing() -> None:
     assert sorted(search.choose(8, allowed).tolist()) == [5, 9]
 
 
-def test_equal_calls_give_equal_rows_and_seeds_only_break_ties() -> None:
-    grid, secs = space()
-    runs = []
-    for seed in (0, 0, 1):
-        search = SpaceSearch(secs[:, :3], grid, seed=seed)
-        for row in (5, 50, 100):
-            search.observe(row, secs[row, 3])
-        runs.append(search.choose(12).tolist())
-    assert runs[0] == runs[1] == runs[2]
-
-
 def test_sources_that_do_not_know_all_and_failures_there() -> None:
     grid, secs = space()
     known = secs[:, :3].copy()
@@ -89,19 +78,3 @@ def test_sources_that_do_not_know_all_and_failures_there() -> None:
     known[5::11, 1] = np.inf
     rows = measure(SpaceSearch(known, grid), secs[:, 3], 20)
     assert secs[rows, 3].min() <= 1.05 * secs[:, 3].min()
-
-
-@pytest.mark.parametrize("sources", [0, 1])
-def test_few_sources_and_many_numbers(sources: int) -> None:
-    grid, secs = space()
-    numbers = np.concatenate([grid, grid @ np.random.default_rng(0).normal(size=(3, 30))], axis=1)
-    rows = measure(SpaceSearch(secs[:, :sources], numbers), secs[:, 3], 40)
-    assert secs[rows, 3].min() <= 1.1 * secs[:, 3].min()
-
-
-def test_only_failures_so_far() -> None:
-    grid, secs = space()
-    search = SpaceSearch(secs[:, :3], grid)
-    measure(search, np.full(len(secs), np.nan), 5)
-    assert np.isfinite(search.expected()).all()
-    assert len(search.choose(3)) == 3

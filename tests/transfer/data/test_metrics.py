@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 
 from transfer.data.metrics import MEASURES, evaluate_ranking, merge
-from transfer.data.ranking import peak_score, square_error, top_k_recall
 from transfer.errors import DatasetError
 
 
@@ -69,21 +68,6 @@ def test_what_cannot_be_judged_is_refused() -> None:
     assert evaluate_ranking(*example(), least=3).groups.tolist() == [0]
     with pytest.raises(DatasetError, match="no metrics"):
         merge([])
-
-
-def test_other_measures_are_those_of_each_workload() -> None:
-    scores, latency, group = example()
-    found = evaluate_ranking(scores, latency, group, noise_floor=3.0)
-    first = scores[:3], latency[:3]
-    assert found.recall5_by_workload[0] == top_k_recall(*first, 5)
-    assert found.peak5_by_workload[0] == peak_score(*first, 5)
-    assert found.square_error_by_workload[0] == square_error(*first)
-    assert found.fast_square_error_by_workload[0] == (3.0 - 1.0) ** 2
-    assert found.noise_regret_by_workload.tolist() == [0, 0, 0]
-    assert evaluate_ranking(scores, latency, group, noise_floor=2.9).value("noise_regret") == 1
-    # Over all rows, not over workloads: six of them here.
-    errors = [4.0, 2.25, 0.5625, 0, (2 - 0.25) ** 2, 1.0]
-    assert found.value("rmse") == pytest.approx(np.mean(errors) ** 0.5)
 
 
 def test_merged_parts_may_share_a_workload_which_then_counts_once() -> None:

@@ -77,20 +77,3 @@ def test_a_network_that_is_not_there_is_refused_with_those_that_are() -> None:
         make_cases(DATASET, two_networks(), replace(BOTH_NEW, held=("neta", "nosuch")))
     # Where no network is known, random workloads are held out whatever is asked.
     assert make_cases(DATASET, None, replace(BOTH_NEW, held=("nosuch",)))
-
-
-def test_fewer_workloads_are_learnt_from_when_asked() -> None:
-    [one, *_] = make_cases(DATASET, None, replace(BOTH_NEW, most_workloads=2))
-    assert len(np.unique(DATASET.group[one.source_rows])) == 2
-
-
-def test_a_device_alone_has_nothing_to_be_judged_by() -> None:
-    alone = replace(
-        DATASET,
-        device_ids=DATASET.device_ids[:1],
-        latency_secs=DATASET.latency_secs[:, :1],
-        failed=DATASET.failed[:, :1],
-        hardware=DATASET.hardware[:1],
-    )
-    with pytest.raises(DatasetError, match="nothing to judge"):
-        make_cases(alone, None, case_plan(*Regime, targets=DEVICES[:1]))
