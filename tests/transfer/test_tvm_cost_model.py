@@ -164,26 +164,6 @@ def test_what_a_search_measures_moves_the_scores(
     np.testing.assert_allclose(predict(served, context, schedules[:5]), found[:5], rtol=1e-9)
 
 
-def test_an_unknown_workload_is_described_or_refused(
-    workload: Workload, context: Any, schedules: list[Any], model: FleetTLP
-) -> None:
-    from agents.programs.workloads import workload_from_module
-
-    with pytest.raises(TransferError, match="give `describe`"):
-        Scorer(model, DEVICE).workload_of(context.mod)
-    described = []
-
-    def describe(module: Any) -> Workload:
-        described.append(module)
-        return workload_from_module(module, name=workload.name, operator=workload.operator)
-
-    served = cost_model(Scorer(model, DEVICE, describe=describe))
-    first = predict(served, context, schedules)
-    assert first.tobytes() == offline(model, workload, schedules).tobytes()
-    predict(served, context, schedules)
-    assert len(described) == 1
-
-
 def test_traces_as_texts_get_the_same_scores(
     workload: Workload, schedules: list[Any], model: FleetTLP
 ) -> None:

@@ -18,7 +18,6 @@ from agents.host.process_control import (
     ProcessName,
     end_process,
     is_alive,
-    oom_kills,
     shows_fault,
     stderr_tail,
 )
@@ -102,18 +101,6 @@ def test_a_fault_of_its_own_is_told_by_a_process(code: str) -> None:
 )
 def test_what_else_is_printed_is_no_fault(words: str, expected: bool) -> None:
     assert shows_fault(words) is expected
-
-
-def test_what_the_kernel_killed_for_want_of_memory_is_counted(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    path = tmp_path / "vmstat"
-    monkeypatch.setattr("agents.host.process_control._VMSTAT", path)
-    assert oom_kills() is None
-    path.write_text("pgfault 12\noom_kill 7\nnr_free 3\n")
-    assert oom_kills() == 7
-    path.write_text("pgfault 12\n")
-    assert oom_kills() is None
 
 
 @pytest.mark.parametrize("number", [errno.EMFILE, errno.ENFILE, errno.EACCES, errno.EIO, errno.ENOMEM])

@@ -109,16 +109,15 @@ def test_a_head_that_misses_the_best_is_worse_though_it_orders_the_rest_alike() 
 
 def test_a_head_that_loses_more_than_the_margin_hardly_ever_takes_the_place() -> None:
     """One in twenty at most, on as few workloads as may judge, and though equal heads often do."""
-    random = np.random.default_rng(0)
+    random, found = np.random.default_rng(0), heads(0.9, workloads=LEAST_JUDGED)
 
     def share_that_takes(behind: float, spread: float) -> float:
         took = 0
-        for _ in range(100):
-            found = heads(0.9, workloads=LEAST_JUDGED)
+        for _ in range(400):
             gains = random.normal(-behind, spread, size=LEAST_JUDGED)
             other = replace(found, right=found.right - gains * found.decided)
             took += compared(found, other, "it").rank in {Rank.BETTER, Rank.AS_GOOD}
-        return took / 100
+        return took / 400
 
     assert share_that_takes(behind=0.02, spread=0.03) < 0.08
     assert share_that_takes(behind=0.06, spread=0.1) < 0.01

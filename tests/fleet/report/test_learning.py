@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from agents.records import Outcome, Record
-from fleet.report.demo_report import remeasure_change, summarise_device
+from fleet.report.demo_report import summarise_device
 from tests.dataset_fixtures import again, cpu_device, gmm_candidates, gmm_workload, record_of
 
 WORKLOAD = gmm_workload()
@@ -48,14 +48,3 @@ def test_the_report_counts_every_candidate_once_with_its_reason() -> None:
     assert entry["slowest_over_fastest"] == summary["slowest_over_fastest_median"] == pytest.approx(7)
     assert summary["slowdown_quantiles"][2] == pytest.approx(2.25)
     assert (summary["remeasured_pairs"], summary["remeasured_disturbed"]) == (2, 1)
-
-
-def test_repeatability_compares_steady_measurements_where_there_are_some() -> None:
-    assert remeasure_change(made()) == (1.1e-3 / 1e-3) - 1
-    assert remeasure_change([record for record in made() if record.origin != "remeasure"]) is None
-    stopped = record_of(CANDIDATES[0], "box", 1e-3)
-    stopped = msgspec.structs.replace(stopped, quality='{"stopped_early":true}')
-    assert remeasure_change([stopped, again(stopped, run_secs=(9e-3,))]) is None
-    # Of a device that is never steady it is told all the same.
-    drifted = msgspec.structs.replace(record_of(CANDIDATES[0], "box", 1e-3), quality=SUSPECT)
-    assert remeasure_change([drifted, again(drifted, run_secs=(1.5e-3,))]) == 0.5

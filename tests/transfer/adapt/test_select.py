@@ -7,7 +7,6 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from agents.records import DeviceId
 from tests.model_fixtures import CONFIG, make_dataset
 from transfer.adapt.base import without_device
 from transfer.adapt.sample_choice import Choice
@@ -17,7 +16,6 @@ from transfer.adapt.sample_selection import (
     selector_named,
 )
 from transfer.errors import TransferError
-from transfer.evaluate.onboarding_cases import Situation, choose_few_shot
 from transfer.model.fleet_tlp import FleetTLP
 from transfer.train.training import train
 
@@ -73,28 +71,3 @@ def test_eight_of_a_workload_are_taken_before_the_next(source: FleetTLP) -> None
     """Expectations and the check need samples that can be compared with each other."""
     rows = Paired().choose(choice_of(source), 24)
     assert np.unique(DATASET.group[rows], return_counts=True)[1].tolist() == [8, 8, 8]
-
-
-def test_a_way_that_looks_at_results_is_shown_them_a_few_at_a_time() -> None:
-    truth = WHOLE.latency_secs[:, WHOLE.column(DeviceId(TARGET))]
-    asked: list[int] = []
-
-    class Watching:
-        name = "search"
-
-        def choose(self, choice: Choice, count: int) -> np.ndarray:
-            asked.append(count)
-            np.testing.assert_array_equal(choice.measured_secs, truth[choice.measured])
-            return np.setdiff1d(choice.pool, choice.measured)[:count]
-
-    situation = Situation(
-        dataset=DATASET,
-        target=TARGET,
-        sources=("one",),
-        source_rows=np.arange(len(DATASET)),
-        test=np.arange(0),
-        seed=0,
-    )
-    rows = choose_few_shot(Watching(), situation, POOL, truth, 20, pytest.fail)
-    assert asked == [8, 8, 4]
-    assert rows.tolist() == np.sort(POOL)[:20].tolist()

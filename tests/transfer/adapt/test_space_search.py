@@ -68,13 +68,3 @@ def test_several_at_once_are_distinct_and_change_nothing() -> None:
     allowed = np.zeros(len(secs), dtype=np.bool_)
     allowed[[3, 5, 9]] = True
     assert sorted(search.choose(8, allowed).tolist()) == [5, 9]
-
-
-def test_sources_that_do_not_know_all_and_failures_there() -> None:
-    grid, secs = space()
-    known = secs[:, :3].copy()
-    known[::3, 0] = np.nan
-    known[::7] = np.nan
-    known[5::11, 1] = np.inf
-    rows = measure(SpaceSearch(known, grid), secs[:, 3], 20)
-    assert secs[rows, 3].min() <= 1.05 * secs[:, 3].min()

@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 
 from transfer.data.metrics import MEASURES, evaluate_ranking, merge
-from transfer.errors import DatasetError
 
 
 def example() -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -51,23 +50,6 @@ def test_neither_the_order_of_rows_nor_the_level_of_a_workloads_scores_matters()
         # These two take scores for relative speeds.
         if name not in {"rmse", "fast_mse"}:
             assert shifted[name] == pytest.approx(value)
-
-
-def test_what_cannot_be_judged_is_refused() -> None:
-    scores, latency, group = example()
-    for arguments, least, why in (
-        ((scores, np.full(8, np.nan), group), 1, "run `fleet collect` first"),
-        ((np.where(scores == 3, np.nan, scores), latency, group), 1, "1 measured candidates have the score"),
-        ((scores[:3], latency, group), 1, "one vector"),
-        ((scores, np.where(latency == 1, 0.0, latency), group), 1, "not finite and above 0"),
-        ((scores, latency, group), 4, "none of the 3 workloads has 4 candidates"),
-    ):
-        with pytest.raises(DatasetError, match=why):
-            evaluate_ranking(*arguments, least=least)
-    assert evaluate_ranking(*example(), least=2).groups.tolist() == [0, 2]
-    assert evaluate_ranking(*example(), least=3).groups.tolist() == [0]
-    with pytest.raises(DatasetError, match="no metrics"):
-        merge([])
 
 
 def test_merged_parts_may_share_a_workload_which_then_counts_once() -> None:

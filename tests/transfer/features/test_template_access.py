@@ -117,15 +117,6 @@ def test_matrix_products(name: str, arguments: str, strides: list[int]) -> None:
     assert access.on_gpu == name.endswith("cuda")
 
 
-def test_a_depthwise_convolution_reads_each_channel_once() -> None:
-    arguments = "T[1, 16, 8, 8], T[16, 1, 3, 3], [2, 2], [1, 1, 1, 1], [1, 1]"
-    access = access_of("depthwise_conv2d_nchw.cuda", arguments)
-    assert access.extents == (1, 16, 4, 4, 3, 3)
-    tile = np.array([1, 2, 1, 2, 3, 3], dtype=np.float64)
-    # Two columns at a stride of 2 with three taps: five; three rows.
-    assert [buffer.elements(tile) for buffer in access.buffers] == [2 * 3 * 5, 2 * 9, 4]
-
-
 @pytest.mark.parametrize(
     "arguments", [[], [1, 2], arguments_of(CONVOLUTION)[:3], [["TENSOR", [-1], "float32"]] * 6, "abc"]
 )
