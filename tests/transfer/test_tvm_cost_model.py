@@ -175,8 +175,6 @@ def test_traces_as_texts_get_the_same_scores(
     assert scores[[0, 2]].tobytes() == scorer.score(workload, schedules[:2]).tobytes()
     broken = SimpleNamespace(trace=None)
     assert scorer.score(workload, [broken, *schedules[:2]]).tolist() == [LEAST_SCORE, *scores[[0, 2]]]
-    with pytest.raises(TransferError, match="not both in one call"):
-        scorer.score(workload, [texts[0], schedules[0]])
     with pytest.raises(TransferError, match="or the JSON texts of traces, got dict"):
         scorer.score(workload, [{}])
 

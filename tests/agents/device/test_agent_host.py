@@ -271,16 +271,6 @@ def test_a_long_spool_comes_in_several_messages_ahead_of_results(recorded: Path,
         assert spool.pending() == []
 
 
-def test_an_agent_that_was_told_to_stop_at_once_lets_go_of_its_spool_when_its_host_is_closed(
-    recorded: Path, tmp_path: Path
-) -> None:
-    host, _ = done_by(ReplayWorkerFactory(spooled=True).open, start_of(recorded, tmp_path))
-    host.ask([Stop(device_id=AGAIN, incarnation=1, kill=True)])
-    host.close()
-    host.close_workers()
-    Spool(tmp_path).close()
-
-
 def test_an_error_of_ours_refuses_the_device_too(recorded: Path, capfd: pytest.CaptureFixture[str]) -> None:
     def broken(start: BeginAgent) -> Worker:
         raise ZeroDivisionError(f"no {start.device_id}")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import psutil
@@ -19,7 +18,6 @@ from agents.device.replay import ReplayWorker
 from agents.device.worker import DeviceWorker
 from agents.errors import AgentError
 from agents.lease import LeaseTag
-from agents.programs.canaries import is_same_roofline
 from agents.records import (
     Candidate,
     DeviceId,
@@ -189,9 +187,7 @@ def test_workloads_of_known_networks_come_with_their_modules_and_unknown_ones_ar
         subject.worker.network_workloads(["resnet-1001"])
 
 
-def test_a_real_device_measures_its_roofline_and_still_knows_it_in_its_next_life(
-    real: Subject, tmp_path: Path
-) -> None:
+def test_a_real_device_measures_its_roofline(real: Subject) -> None:
     worker = real.worker
     assert isinstance(worker, DeviceWorker)
     lasting = worker.environment_id(QUICK)
@@ -204,7 +200,4 @@ def test_a_real_device_measures_its_roofline_and_still_knows_it_in_its_next_life
     # A disturbed window is measured again, and its canaries are then read again: near, not the same digits.
     kept = json.loads(record.environment)["roofline"]
     assert kept == pytest.approx(found, rel=1.0)
-    next_life = dict(worker.descriptor_in("another environment").roofline)
-    assert next_life == {}
-    worker._watches.clear()
-    assert is_same_roofline(worker.descriptor_in(lasting).roofline, tuple(sorted(found.items())))
+    assert worker.descriptor_in("another environment").roofline == ()

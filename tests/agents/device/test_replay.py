@@ -177,22 +177,6 @@ def test_options_make_other_environments_and_the_protocol_does_not(maker: Maker)
     assert maker(rows).environment_id(Protocol(repeat=2)) in ids
 
 
-def test_environments_and_traces_of_several_row_groups_are_told_apart(
-    maker: Maker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("fleet.interchange.export_parquet._GROUP_BYTES", 1)
-    rows = [recorded(4 * number + 1, environment_id=f"env-{number // 400 % 2}") for number in range(2500)]
-    worker = maker(rows)
-    with pq.ParquetFile(tmp_path / "records.parquet") as file:
-        assert file.num_row_groups > 2
-    assert worker._records.environment_id == "env-0"
-    assert worker._records.left_out == 1200
-    assert len({one.candidate_id for one in ask(worker, rows[:3])}) == 3
-    traces = {one.candidate_id: one.trace for one in rows if one.environment_id == "env-0"}
-    drawn = worker.propose(WORKLOAD, 2500, seed=2)
-    assert {one.candidate_id: one.trace for one in drawn} == traces
-
-
 def test_neighbours_of_the_parents_come_first(maker: Maker) -> None:
     traces = ["[[1,1,1,1]]", "[[1,1,1,2]]", "[[1,1,2,2]]", "[[9,9,9,9]]", "[[9,9,9,8]]"]
     made = [Candidate(workload_id=WORKLOAD.workload_id, trace=trace) for trace in traces]

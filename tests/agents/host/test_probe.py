@@ -238,20 +238,6 @@ def test_the_quota_of_a_container_is_the_least_of_its_groups(
     assert host.cpu_quota(write_tree(tmp_path, files)) == cores
 
 
-def test_quota_and_memory_limit_of_old_control_groups(tmp_path: Path) -> None:
-    files = {
-        "proc/self/cgroup": "4:memory:/x\n1:cpu,cpuacct:/\n",
-        "proc/meminfo": "MemAvailable: 9000000 kB\n",
-        "sys/fs/cgroup/cpu/cpu.cfs_quota_us": "50000\n",
-        "sys/fs/cgroup/cpu/cpu.cfs_period_us": "100000\n",
-        "sys/fs/cgroup/memory/x/memory.limit_in_bytes": "1000\n",
-        "sys/fs/cgroup/memory/x/memory.usage_in_bytes": "400\n",
-    }
-    root = write_tree(tmp_path, files)
-    assert host.cpu_quota(root) == 0.5
-    assert host.memory_available_bytes(root) == 600
-
-
 ARM_TARGET = {"mcpu": "generic", "mtriple": "aarch64-linux-gnu"}
 
 

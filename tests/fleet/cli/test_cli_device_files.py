@@ -17,11 +17,6 @@ from tests.cli_fixtures import json_of, refusal, run
 from tests.host_fixtures import x86_host
 
 FOLDER = Path("configs/hardware")
-ARM = {"kind": "llvm", "mcpu": "generic", "mtriple": "aarch64-linux-gnu", "num-cores": 1}
-REPLAY = {
-    **{"schema": 1, "device_id": "again", "kind": "replay", "family": "cpu", "device": "dev-a"},
-    "records": "nowhere.parquet",
-}
 
 
 def device(name: str, **changes: Any) -> dict[str, Any]:
@@ -87,24 +82,6 @@ def test_a_broken_file_disturbs_no_other_device(caplog: pytest.LogCaptureFixture
     for read in (select_devices, measured):
         with pytest.raises(FleetError, match=r"broken\.yaml: line 2: "):
             read(wrong)
-
-
-def test_what_a_start_looks_after_is_told_from_what_it_leaves_out() -> None:
-    (FOLDER / "shelf.yaml").write_text(yaml.safe_dump(device("shelf", target=ARM)))
-    (FOLDER / "again.yaml").write_text(yaml.safe_dump(REPLAY))
-    (FOLDER / "broken.yaml").write_text("schema: [")
-    files = DeviceChoice(load_fleet(environ={}).config).files
-    assert set(files.specs) == {"box"}
-    assert "must be asked for" in files.why_not(DeviceId("again"))
-    assert "aarch64" in files.why_not(DeviceId("shelf"))
-    assert files.why_not(DeviceId("broken")) == "its file cannot be used"
-    assert files.why_not(DeviceId("gone")) == ""
-    asked = load_fleet(overrides={"devices.ids": ["shelf"]}, environ={}).config
-    with pytest.raises(FleetError, match=r"^device shelf: .*aarch64"):
-        DeviceChoice(asked)
-    cluster = DeviceChoice(asked, is_cluster=True).files
-    assert set(cluster.specs) == {"shelf"}, "its host says itself what it can be"
-    assert "other devices were asked for" in cluster.why_not(DeviceId("gone"))
 
 
 def test_a_daemon_starts_again_without_a_named_device_that_was_retired(

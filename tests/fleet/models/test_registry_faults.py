@@ -73,15 +73,6 @@ def test_damage_is_told_with_the_file_and_a_cure(damage: str, tmp_path: Path) ->
     assert sorted(one.name for one in path.parent.iterdir()) == [REGISTRY, "v000001"]
 
 
-def test_a_history_of_other_values_leaves_the_champions(tmp_path: Path) -> None:
-    registry = with_versions(tmp_path, 2, "box.a")
-    changed_by_hand(registry.folder / REGISTRY, "UPDATE change SET at_secs = 'x' WHERE serial = 1")
-    assert served(registry) == {"box.a": "v000002"}
-    with pytest.raises(RegistryError, match=rf"registry\.sqlite: .*at_secs.*{CURE}"):
-        registry.history()
-    assert [change.serial for change in registry.history(after=1)] == [2]
-
-
 @pytest.mark.parametrize("seed", range(150))
 def test_flipped_bytes_do_no_harm_or_are_told_in_one_line(seed: int, flipped: Path, tmp_path: Path) -> None:
     rng = random.Random(seed)

@@ -235,18 +235,3 @@ def test_mtl_tlp_alone_is_refreshed_watched_and_gone_on_from(
     settings = load_fleet(None, {"store.path": str(copy)}).config
     evaluated = evaluate_model(settings, tmp_path / "models", "v000001", [A])
     assert evaluated.comparison.rankers == ("v000001",)
-
-
-def test_fleet_train_keeps_both_and_says_which_is_which(
-    store: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    models = str(tmp_path / "models")
-    arguments = ["train", "--store", str(store), "--models", models, "--epochs", "1", "--json"]
-    arguments += ["--set", "onboarding.shipped=false"]
-    assert run([*arguments, "--model", "both"]) == 0
-    found = json.loads(capsys.readouterr().out)
-    (other,) = found["others"]
-    assert {found["model_kind"], other["model_kind"]} == {"fleet_tlp", "mtl_tlp"}
-    assert {found["version"], other["version"]} == {"v000001", "v000002"}
-    registry = Registry(tmp_path / "models")
-    assert set(found["serves"]) | set(other["serves"]) == set(map(str, registry.champions()))

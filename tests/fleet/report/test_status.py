@@ -2,16 +2,13 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
 
 import pytest
-from msgspec.structs import replace
 
-from agents.records import DeviceId, Outcome, Record
+from agents.records import Outcome
 from fleet.cli.app import run
 from fleet.models.registry import Registry
-from fleet.report.status import read_status, trust
-from fleet.store.delta.schema import records_to_table
+from fleet.report.status import read_status
 from fleet.store.store import Store
 from tests.cli_fixtures import json_of, said
 from tests.record_fixtures import make_descriptor, make_record, make_spec, make_workload
@@ -33,11 +30,6 @@ def noise_pair(number: int, ratio: float, *, at: float, attempt: int = 1, device
         )
         for later, secs in enumerate((1e-3, ratio * 1e-3))
     ]
-
-
-def trusted(records: list[Record]) -> dict[str, Any]:
-    """What `trust` tells of these records, each in a batch of its own."""
-    return trust(DeviceId("dev-a"), records_to_table(records).to_batches(max_chunksize=1))
 
 
 @pytest.fixture
@@ -75,16 +67,6 @@ def test_status_tells_how_far_each_device_can_be_trusted(store: Path, tmp_path: 
     assert empty["records"] == 0
     assert empty["suspect_share"] is None
     assert json.loads(json.dumps(found)) == found
-
-
-def test_an_aa_run_on_a_drifting_device_tells_nothing_and_says_so() -> None:
-    found = trusted([replace(one, quality='{"suspect":true}') for one in noise_pair(1, 1.5, at=DAY)])
-    assert found["noise"] is None
-    assert found["noise_suspect"] == 2
-    # A candidate under quarantine is counted once.
-    killer = make_record(4, outcome=Outcome.RUN_FAILED, quality='{"quarantined":true}')
-    again = make_record(4, outcome=Outcome.RUN_FAILED, quality='{"quarantined":true}', attempt=1)
-    assert trusted([killer, again])["quarantined"] == 1
 
 
 def test_the_status_of_the_command_line(

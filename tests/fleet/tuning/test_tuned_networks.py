@@ -217,18 +217,6 @@ def test_another_answer_than_was_asked_for_is_refused(
         build_library("small.pt2", make_spec("mine"), {}, tmp_path)
 
 
-@pytest.mark.parametrize(("kind", "index"), [(DeviceKind.LOCAL, None), (DeviceKind.CUDA, 1)])
-def test_only_a_gpu_has_its_network_timed_on_one(
-    kind: DeviceKind, index: int | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    ask = Mock(return_value=timed({"torch_eager": 2.0}, {}))
-    monkeypatch.setattr("fleet.tuning.delivery.ask", ask)
-    time_network("small.pt2", make_spec("mine", kind=kind, index=1), {}, tmp_path)
-    question = ask.call_args.args[0]
-    assert question["gpu_index"] == index
-    assert ("cuda-1" in Path(question["lock"]).name) == (index is not None), "under the lock of its device"
-
-
 @pytest.mark.gpu
 def test_a_library_for_a_gpu_gives_what_torch_gives(tmp_path: Path) -> None:
     if not (devices := cuda_devices()):

@@ -28,7 +28,6 @@ from fleet.tuning.search import (
     expected_trials,
     next_search,
     round_count,
-    settled,
 )
 from fleet.tuning.tuning import choose_searched, network_seconds
 from tests.dataset_fixtures import gmm_trace, gmm_workload, record_of
@@ -136,24 +135,6 @@ def test_a_search_keeps_its_best_and_what_it_knows() -> None:
     assert {record.candidate_id for record in found} <= one.excluded
     one.learn([candidate_of(old[3])], [old[3]])
     assert one.idle_rounds == 1
-
-
-def test_programs_that_may_be_the_fastest_are_timed_until_the_leader_is_settled() -> None:
-    one = search(1)
-    assert one.contenders() == ([], 1)
-    one.see([ran(number, 1e-3 * (1 + 0.02 * number)) for number in range(9)])
-    traces = [ran(number, 1.0).trace for number in range(9)]
-    assert one.contenders() == (traces[:6], 1), "those within a tenth of the leader"
-    # The first three were lucky; those behind are then in reach, and wait for their own second look.
-    one.see([ran(number, 1.3e-3, attempt=1) for number in range(3)])
-    one.see([ran(number, 1.3e-3, attempt=2) for number in range(3)])
-    assert one.contenders() == (traces[3:9], 1)
-    for attempt in (1, 2):
-        one.see([ran(number, 1.1e-3 + 1e-6 * number, attempt=attempt) for number in range(3, 9)])
-    assert one.contenders() == ([], 1)
-    assert one.parents[0] == traces[3]
-    assert settled([1.0, 2.0]) == 1.0
-    assert settled([1.0, 2.0, 3.0, 4.0]) == 2.0
 
 
 def test_a_workload_ends_when_it_can_gain_no_more_than_chance() -> None:

@@ -14,7 +14,6 @@ from agents.records import Descriptor, DeviceId, DeviceSpec, Outcome, Record, Wo
 from tests.dataset_fixtures import cpu_device, gmm_candidates, gmm_workload, record_of
 from transfer.data.dataset import Dataset
 from transfer.data.joined_records import build_dataset
-from transfer.data.labels import relative_speed
 from transfer.errors import DatasetError
 
 ONE, OTHER = gmm_workload("one"), gmm_workload("other", networks=("bert", "resnet"))
@@ -181,24 +180,3 @@ def test_a_workload_that_says_what_cannot_be_is_left_out(
     [line] = [record.getMessage() for record in caplog.records]
     assert line.startswith("2 candidates are left out")
     assert f"workload {OTHER.workload_id} says of itself what cannot be" in line
-
-
-LATENCIES = st.lists(
-    st.tuples(st.integers(0, 3), st.one_of(st.just(float("nan")), st.floats(1e-9, 1e3))),
-    min_size=1,
-    max_size=30,
-)
-
-
-@given(LATENCIES)
-def test_labels_agree_with_a_slow_reference(rows: list[tuple[int, float]]) -> None:
-    group = np.array([one for one, _ in rows], dtype=np.int32)
-    latency = np.array([[value] for _, value in rows])
-    labels = relative_speed(latency, group, 4)[:, 0]
-    for (one, value), label in zip(rows, labels, strict=True):
-        known = [other for place, other in rows if place == one and not np.isnan(other)]
-        if np.isnan(value):
-            assert np.isnan(label)
-        else:
-            assert label == min(known) / value
-            assert 0 < label <= 1

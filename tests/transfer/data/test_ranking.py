@@ -15,8 +15,6 @@ from transfer.data.ranking import (
     kendall_tau,
     order_agreement,
     peak_score,
-    random_best_of_k,
-    random_top_k,
     regret,
     square_error,
     top_k,
@@ -52,15 +50,6 @@ def test_best_of_k_is_the_mean_over_all_orders_that_the_scores_allow(
     assert best_of_k(scores, latency, k) == pytest.approx(
         over_orders(scores, lambda order: min(latency[order[:k]]))
     )
-
-
-@given(ROWS, st.integers(1, 7))
-def test_random_top_k_is_the_mean_over_all_draws(rows: list[tuple[int, int]], k: int) -> None:
-    latency = split_rows(rows)[1]
-    draws = [latency.min() / min(draw) for draw in combinations(latency, min(k, len(latency)))]
-    assert random_top_k(latency, k) == pytest.approx(np.mean(draws))
-    lengths = [min(draw) for draw in combinations(latency, min(k, len(latency)))]
-    assert random_best_of_k(latency, k) == pytest.approx(np.mean(lengths))
 
 
 @given(ROWS)

@@ -68,12 +68,3 @@ def test_held_out_latencies_and_target_data_beyond_the_samples_have_no_influence
         assert np.array_equal(same.target[name].scored.scores, other.target[name].scored.scores)
     for device_id in result.sources:
         assert np.array_equal(same.sources[device_id].scored.scores, other.sources[device_id].scored.scores)
-
-
-@pytest.mark.slow  # starts two processes that import torch
-def test_the_result_does_not_depend_on_the_number_of_workers(result):
-    seen = []
-    other = cross_validate(DATASET, FOLDS, PLAN, seed=0, workers=2, on_progress=lambda *at: seen.append(at))
-    for name in result.target:
-        assert np.array_equal(result.target[name].scored.scores, other.target[name].scored.scores)
-    assert seen == [(fold.name, part) for fold in FOLDS for part in PARTS]

@@ -158,14 +158,6 @@ def test_a_target_and_sizes_of_a_stranger_may_be_anything() -> None:
     assert odd == slots(memory_bytes=0, l2_bytes=0)
 
 
-def test_an_arm_board_has_fused_multiply_add_and_its_own_vectors() -> None:
-    board = {"arch": "aarch64", "isa_flags": ("asimd",), "vector_bytes": 16, "clock_max_mhz": 0.0}
-    vector = slots("cortex-a72", **board)
-    assert (vector["arch_arm"], vector["arch_x86"], vector["target_fma"]) == (1, 0, 1)
-    assert vector["clock_mhz"] == pytest.approx(np.log2(2501))
-    assert slots("a64fx", **board)["target_vector_bytes"] == pytest.approx(np.log2(65))
-
-
 ROOFLINE = (("bytes_per_sec", 2.0**33), ("flops_per_sec", 2.0**36), ("loads_per_sec", 2.0**28))
 
 

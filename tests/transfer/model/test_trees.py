@@ -19,7 +19,6 @@ from transfer.model import checkpoint
 from transfer.model.fleet_tlp import FleetTLP
 from transfer.model.trees import Trees, joint_scores, pack
 from transfer.train.training import train
-from transfer.train.tree_fit import continue_trees
 
 DATASET = make_dataset(workloads=16, candidates=20)
 ROWS, HELD = np.flatnonzero(DATASET.group < 12), np.flatnonzero(DATASET.group >= 12)
@@ -66,32 +65,6 @@ def test_scores_stay_in_order_above_0_and_not_above_1(network: list[float], tree
     scores = joint_scores(values, np.full(len(values), trees))
     assert ((scores > 0) & (scores <= 1)).all()
     assert (np.diff(scores) >= 0).all()
-
-
-def test_trees_go_on_from_what_they_say_by_a_tree_for_sixteen_candidates(model: FleetTLP) -> None:
-    """A device that turns the order round moves them its way, a few candidates of it less."""
-    column = DATASET.column("cpu.a")
-    latency = DATASET.latency_secs.copy()
-    latency[:, column] = 1e-6 / latency[:, column]
-    turned = replace(DATASET, latency_secs=latency)
-    assert model.trees is not None
-    before = model.trees.log_speeds(FLAT, hardware("cpu.a"))
-    able = ROWS[np.isfinite(latency[ROWS, column])]
-
-    def added_and_moved(rows: np.ndarray) -> tuple[int, np.ndarray]:
-        grown = model.copy()
-        added = continue_trees(grown, turned, rows, ("cpu.a",), threads=1, seed=0)
-        assert grown.trees is not None
-        return added, grown.trees.log_speeds(FLAT, hardware("cpu.a")) - before
-
-    assert added_and_moved(able[:127])[0] == 0
-    (few, moved_by_few), (many, moved) = added_and_moved(able[:128]), added_and_moved(able)
-    assert (few, many) == (8, len(able) // 16)
-    assert 0 < np.abs(moved_by_few).mean() < np.abs(moved).mean()
-    for group in np.unique(DATASET.group[able]):
-        mine = able[DATASET.group[able] == group]
-        assert np.corrcoef(moved[mine], -np.log(latency[mine, column]))[0, 1] > 0.5
-    assert np.array_equal(model.trees.log_speeds(FLAT, hardware("cpu.a")), before), "those of the source stay"
 
 
 def test_they_are_kept_with_the_model_and_without_them_the_network_stands_alone(
