@@ -115,12 +115,12 @@ def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "200")
 
 
-def until(is_so: Callable[[], object], secs: float = 30.0) -> None:
+def until(is_so: Callable[[], object], secs: float = 30.0, *, look_secs: float = 0.05) -> None:
     """Wait until something is so; it must be in the time."""
     ends_at = time.monotonic() + secs
     while not is_so():
         assert time.monotonic() < ends_at, f"not so after {secs:g} s"
-        time.sleep(0.05)
+        time.sleep(look_secs)
 
 
 @pytest.fixture(scope="session")

@@ -17,29 +17,16 @@ PACKAGES = ("agents", "transfer", "fleet")
 #: Folders from the lowest to the highest: a module knows those of its own folder and of lower ones. Modules
 #: beside the folders come first, for all may know them, but for those of `TOP`.
 FOLDERS = {
-    "agents": ("", "host", "spool", "programs", "sandbox", "networks", "device"),
-    "transfer": (
-        *("", "language", "features", "data", "model", "search", "train", "adapt", "evaluate"),
-        "tvm_cost_model",
-    ),
-    "fleet": (
-        *(
-            "",
-            "core",
-            "config",
-            "store.delta",
-            "state",
-            "store",
-            "coverage",
-            "archive",
-            "interchange.logs",
-            "interchange.dialects",
-        ),
-        *("interchange", "transport", "drivers", "models", "planner"),
-        *("onboarding", "tuning", "requests", "engine"),
-        *("refresh", "comparison", "dashboard", "api", "daemon", "report", "datasets", "doctor"),
-        *("public", "public_model", "cli"),
-    ),
+    package: ("", *folders.split())
+    for package, folders in {
+        "agents": "host spool programs sandbox networks device",
+        "transfer": "language features data model search train adapt evaluate tvm_cost_model",
+        "fleet": """
+            core config store.delta state store coverage archive interchange.logs interchange.dialects
+            interchange transport drivers models planner onboarding tuning requests engine refresh comparison
+            dashboard api daemon report datasets doctor public public_model cli
+        """,
+    }.items()
 }
 TOP = {"transfer.tvm_cost_model"} | {f"fleet.{name}" for name in ("public", "public_model")}
 MOST_MODULES = 20

@@ -23,12 +23,6 @@ def test_results_come_in_order_from_other_processes() -> None:
     assert os.getpid() not in {process for _, process in found}
 
 
-@pytest.mark.parametrize(("items", "workers"), [([3, 1], 1), ([3], 2), ([], 2)])
-def test_one_worker_or_one_piece_needs_no_process(items: list[int], workers: int) -> None:
-    found = list(run_each(process_of, items, workers, of="the test", pieces="numbers"))
-    assert found == [(item, os.getpid()) for item in items]
-
-
 def test_a_process_that_dies_is_one_clear_error() -> None:
     with pytest.raises(TransferError, match=r"a worker of the test died .* one of 2 numbers; run it again"):
         list(run_each(process_of, [-1, -2], 2, of="the test", pieces="numbers"))

@@ -7,7 +7,6 @@ import re
 import subprocess
 import sys
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -17,7 +16,6 @@ import pytest
 
 from agents.records import Candidate, Family, Workload
 from tests.host_fixtures import write_generic_device
-from transfer.checked_folder import CheckpointError
 from transfer.errors import TransferError
 from transfer.features.extractor import DEFAULT_SPEC, Extractor
 from transfer.features.published_features import CPU_LAYOUT
@@ -30,7 +28,6 @@ from transfer.tvm_cost_model import (
     Scorer,
     SearchMeasurement,
     cost_model,
-    load_scorer,
     stored_trace,
 )
 
@@ -167,51 +164,6 @@ def test_what_a_search_measures_moves_the_scores(
     np.testing.assert_allclose(predict(served, context, schedules[:5]), found[:5], rtol=1e-9)
 
 
-def test_a_saved_head_gives_the_same_bits_after_loading(
-    tmp_path: Path, workload: Workload, context: Any, schedules: list[Any], model: FleetTLP
-) -> None:
-    served = cost_model(Scorer(model, DEVICE, [workload]))
-    before = predict(served, context, schedules)
-    served.save(str(tmp_path / "kept"))
-    loaded = cost_model(load_scorer(tmp_path / "kept", DEVICE, [workload]))
-    assert predict(loaded, context, schedules).tobytes() == before.tobytes()
-    loaded.load(str(tmp_path / "kept"))
-    assert predict(loaded, context, schedules).tobytes() == before.tobytes()
-
-
-def test_a_checkpoint_without_the_head_is_refused(
-    tmp_path: Path, workload: Workload, schedules: list[Any], model: FleetTLP
-) -> None:
-    Scorer(model, DEVICE, [workload]).save(tmp_path / "kept")
-    with pytest.raises(TransferError, match="no head for device 'board'"):
-        load_scorer(tmp_path / "kept", "board")
-    with pytest.raises(CheckpointError):
-        load_scorer(tmp_path / "absent", DEVICE)
-    small = replace(DEFAULT_SPEC, max_steps=8)
-    with pytest.raises(TransferError, match="train it again"):
-        Scorer(model, DEVICE, [workload], spec=small)
-
-
-def test_an_unknown_workload_is_described_or_refused(
-    workload: Workload, context: Any, schedules: list[Any], model: FleetTLP
-) -> None:
-    from agents.programs.workloads import workload_from_module
-
-    with pytest.raises(TransferError, match="give `describe`"):
-        Scorer(model, DEVICE).workload_of(context.mod)
-    described = []
-
-    def describe(module: Any) -> Workload:
-        described.append(module)
-        return workload_from_module(module, name=workload.name, operator=workload.operator)
-
-    served = cost_model(Scorer(model, DEVICE, describe=describe))
-    first = predict(served, context, schedules)
-    assert first.tobytes() == offline(model, workload, schedules).tobytes()
-    predict(served, context, schedules)
-    assert len(described) == 1
-
-
 def test_traces_as_texts_get_the_same_scores(
     workload: Workload, schedules: list[Any], model: FleetTLP
 ) -> None:
@@ -223,8 +175,6 @@ def test_traces_as_texts_get_the_same_scores(
     assert scores[[0, 2]].tobytes() == scorer.score(workload, schedules[:2]).tobytes()
     broken = SimpleNamespace(trace=None)
     assert scorer.score(workload, [broken, *schedules[:2]]).tolist() == [LEAST_SCORE, *scores[[0, 2]]]
-    with pytest.raises(TransferError, match="not both in one call"):
-        scorer.score(workload, [texts[0], schedules[0]])
     with pytest.raises(TransferError, match="or the JSON texts of traces, got dict"):
         scorer.score(workload, [{}])
 
@@ -255,16 +205,6 @@ def test_the_lines_of_the_document_search_with_a_head(
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert done.stdout.split()[-1] == "8"
-
-
-def test_scores_never_reach_zero(workload: Workload, schedules: list[Any]) -> None:
-    import torch
-
-    model = make_model(workload, schedules)
-    with torch.no_grad():
-        for value in model.head(DEVICE).parameters():
-            value.fill_(-1e4)
-    assert (Scorer(model, DEVICE, [workload]).score(workload, schedules) == LEAST_SCORE).all()
 
 
 def test_a_round_of_the_evolutionary_search_runs_on_served_scores(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pickle
 import threading
 import time
 from collections.abc import Callable, Collection, Generator, Iterator
@@ -186,20 +185,6 @@ def test_an_agent_that_is_to_conclude_tells_what_it_finished_and_what_it_leaves(
     assert heartbeats[-1].held == ()
 
 
-def test_a_lease_behind_a_long_question_is_at_work(served: Fetcher, gate: threading.Semaphore) -> None:
-    wish = ProposeRequest(request_id="r1", workload=WORKLOAD, count=2, seed=1)
-    served.host.ask([Propose(device_id=AGAIN, incarnation=1, wish=wish), measure_of(1, 0, 1)])
-    lease = lease_of("again", 1).tag
-    for _ in range(1000):  # nothing else would renew it
-        found = [one for one in served.until(Heartbeat) if isinstance(one, Heartbeat) and one.held]
-        if found and found[-1].busy is Activity.BUILDING:
-            break
-    assert (found[-1].held, found[-1].busy, found[-1].done) == ((lease,), Activity.BUILDING, 0)
-    gate.release(2)
-    answers = [one for one in served.until(Results) if isinstance(one, Proposed | Results)]
-    assert [type(one) for one in answers] == [Proposed, Results]
-
-
 def test_a_wish_that_fails_costs_no_other(recorded: Path) -> None:
     class Picky(ReplayWorker):
         def propose(
@@ -286,16 +271,6 @@ def test_a_long_spool_comes_in_several_messages_ahead_of_results(recorded: Path,
         assert spool.pending() == []
 
 
-def test_an_agent_that_was_told_to_stop_at_once_lets_go_of_its_spool_when_its_host_is_closed(
-    recorded: Path, tmp_path: Path
-) -> None:
-    host, _ = done_by(ReplayWorkerFactory(spooled=True).open, start_of(recorded, tmp_path))
-    host.ask([Stop(device_id=AGAIN, incarnation=1, kill=True)])
-    host.close()
-    host.close_workers()
-    Spool(tmp_path).close()
-
-
 def test_an_error_of_ours_refuses_the_device_too(recorded: Path, capfd: pytest.CaptureFixture[str]) -> None:
     def broken(start: BeginAgent) -> Worker:
         raise ZeroDivisionError(f"no {start.device_id}")
@@ -326,16 +301,6 @@ def test_what_a_host_cannot_do_is_told_apart_from_what_a_batch_does(
     assert isinstance(failed, Failed)
     assert (failed.is_blameless, failed.lease) == (is_blameless, LeaseTag(job_id="job-1", fencing_token=1))
     host.close_workers()
-
-
-def test_one_candidate_of_many_batches_goes_once() -> None:
-    candidate = Candidate(workload_id=WORKLOAD.workload_id, trace="x" * 10_000)
-
-    def size(count: int) -> int:
-        batches = [batch_of((candidate,)) for _ in range(count)]
-        return len(pickle.dumps([replace(measure_of(1, 0, 1), batch=batch) for batch in batches]))
-
-    assert size(9) < size(1) + 8 * 300
 
 
 def test_what_canaries_add_to_a_descriptor_is_told_ahead_of_the_results(recorded: Path) -> None:

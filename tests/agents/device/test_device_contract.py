@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import psutil
@@ -14,12 +13,11 @@ from msgspec.structs import replace
 
 from agents.codec import record_from_json, record_to_json
 from agents.device.batch import Batch
-from agents.device.messages import Activity, ProposeRequest
+from agents.device.messages import Activity
 from agents.device.replay import ReplayWorker
 from agents.device.worker import DeviceWorker
 from agents.errors import AgentError
 from agents.lease import LeaseTag
-from agents.programs.canaries import is_same_roofline
 from agents.records import (
     Candidate,
     DeviceId,
@@ -135,21 +133,6 @@ def test_evolved_candidates_are_new_and_can_be_measured(subject: Subject) -> Non
     assert (record.outcome, record.error) == (Outcome.OK, "")
 
 
-def test_wishes_that_are_drawn_together_get_what_each_gets_alone(subject: Subject) -> None:
-    worker, workload = subject.worker, subject.workload
-    parents = tuple(one.trace for one in subject.candidates[:1])
-    wishes = [
-        ProposeRequest(request_id=str(seed), workload=workload, count=3, seed=seed, parents=near)
-        for seed, near in ((5, ()), (6, ()), (7, parents))
-    ]
-    drawn = {wish.seed: made.candidates for wish, made in worker.draw(wishes)}
-    assert [drawn[seed] for seed in (5, 6, 7)] == [
-        tuple(worker.propose(workload, 3, seed=5)),
-        tuple(worker.propose(workload, 3, seed=6)),
-        tuple(worker.evolve(workload, parents, 3, seed=7)),
-    ]
-
-
 def test_every_candidate_gives_a_record_that_says_what_was_asked(subject: Subject) -> None:
     asked = tuple(replace(one, origin="model") for one in subject.candidates[:3])
     records = measure(subject, asked, attempt=20, model_version="m-7")
@@ -204,9 +187,7 @@ def test_workloads_of_known_networks_come_with_their_modules_and_unknown_ones_ar
         subject.worker.network_workloads(["resnet-1001"])
 
 
-def test_a_real_device_measures_its_roofline_and_still_knows_it_in_its_next_life(
-    real: Subject, tmp_path: Path
-) -> None:
+def test_a_real_device_measures_its_roofline(real: Subject) -> None:
     worker = real.worker
     assert isinstance(worker, DeviceWorker)
     lasting = worker.environment_id(QUICK)
@@ -219,7 +200,4 @@ def test_a_real_device_measures_its_roofline_and_still_knows_it_in_its_next_life
     # A disturbed window is measured again, and its canaries are then read again: near, not the same digits.
     kept = json.loads(record.environment)["roofline"]
     assert kept == pytest.approx(found, rel=1.0)
-    next_life = dict(worker.descriptor_in("another environment").roofline)
-    assert next_life == {}
-    worker._watches.clear()
-    assert is_same_roofline(worker.descriptor_in(lasting).roofline, tuple(sorted(found.items())))
+    assert worker.descriptor_in("another environment").roofline == ()

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-import errno
-import inspect
 import json
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
@@ -19,15 +17,11 @@ import agents.device.worker
 from agents.device.batch import Batch
 from agents.device.measurements import record_of
 from agents.device.worker import DeviceRefusedError, DeviceWorker
-from agents.errors import SpoolError
 from agents.programs.gate import Disturbance
 from agents.programs.quality import Drift
 from agents.records import Candidate, DeviceKind, DeviceSpec, Outcome, Protocol, Record, Workload
 from agents.sandbox.canary_watch import PROBE, CanaryWatch
 from agents.sandbox.job import CandidateJob, JobResult
-from agents.sandbox.pool import WorkerPool
-from agents.sandbox.windows import Window, in_windows
-from agents.spool.disk_spool import Spool
 from tests.host_fixtures import GPU, cuda_spec, gpu_host
 
 pytestmark = pytest.mark.tvm
@@ -177,46 +171,6 @@ def test_leaders_of_a_drifting_window_come_back_at_once_and_with_the_next_batch(
     assert {record.candidate_id for record in again} <= {record.candidate_id for record in drifting}
     assert {record.origin for record in again} == {"remeasure"}
     assert len({record.record_id for record in drifting + steady}) == len(drifting + steady)
-
-
-def test_a_spool_that_takes_no_more_ends_what_is_at_work(
-    worker: DeviceWorker,
-    matmul: Workload,
-    matmul_candidates: list[Candidate],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    made: list[Generator[Window, None, None]] = []
-
-    def noted(*args: Any, **options: Any) -> Generator[Window, None, None]:
-        made.append(in_windows(*args, **options))
-        return made[-1]
-
-    def full(*_: object) -> None:
-        raise SpoolError("no room")
-
-    monkeypatch.setattr(agents.device.worker, "in_windows", noted)
-    monkeypatch.setattr(worker._spool, "put", full)
-    with pytest.raises(SpoolError):
-        measure(worker, matmul, matmul_candidates[:1])
-    assert [inspect.getgeneratorstate(one) for one in made] == [inspect.GEN_CLOSED]
-
-
-def test_a_worker_that_gets_no_processes_lets_go_of_its_spool(
-    generic_spec: DeviceSpec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def no_more(_: WorkerPool) -> None:
-        raise BlockingIOError(errno.EAGAIN, "no more processes")
-
-    monkeypatch.setattr(WorkerPool, "start", no_more)
-    process = psutil.Process()
-    affinity = process.cpu_affinity()
-    process.cpu_affinity(list(range(psutil.cpu_count())))  # an earlier test may have left one core
-    try:
-        with pytest.raises(BlockingIOError):
-            DeviceWorker(generic_spec, tmp_path / "spool")
-    finally:
-        process.cpu_affinity(affinity)
-    Spool(tmp_path / "spool").close()
 
 
 def test_a_gpu_whose_programs_cannot_be_compiled_is_refused(

@@ -135,15 +135,6 @@ def test_what_a_killed_coordinator_did_not_remove_goes_with_the_next(
     assert discard_folder(folder) is None, "there is none any more"
 
 
-def test_a_child_that_cannot_be_watched_is_no_child(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def none(self: threading.Thread) -> None:
-        raise RuntimeError("can't start new thread")
-
-    monkeypatch.setattr(threading.Thread, "start", none)
-    with pytest.raises(OSError, match="no thread to be had"):
-        start(folder, STUBBORN)
-
-
 def test_it_is_nice_on_its_cores_and_answers_a_question(folder: Path) -> None:
     core = max(os.sched_getaffinity(0))
     child = start(

@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from msgspec.structs import replace
 
-from agents.host import cuda
 from agents.records import DeviceId
 from fleet.interchange.logs.targets import Machine, device_from_log, gpu_target
-from tests.host_fixtures import cuda_spec
 from transfer.features.hardware import HARDWARE_NAMES, hardware_vector
 
 A100 = {"name": "NVIDIA A100-PCIE-40GB", "uuid": "GPU-1", "arch": "sm_80", "clock_max_mhz": "1410"}
@@ -33,19 +30,6 @@ def test_logged_gpus_are_told_apart() -> None:
     assert [slot(one, "is_gpu") for one in found] == [1.0] * 4
     assert [slot(one, "arch_x86") for one in found] == [1.0, 1.0, 0.0, 0.0]
     assert slot(found[0], "cache_line_bytes") > slot(found[1], "cache_line_bytes")
-
-
-def test_two_cards_of_one_host_differ(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    monkeypatch.setattr(cuda, "_from_nvml", lambda: [A100, T4])
-    cards = tuple(tuple(sorted(card.items())) for card in cuda.cuda_devices())
-    _, descriptor = device_from_log(DeviceId("x"), Machine(gpu_target("")))
-    descriptor = replace(descriptor, cuda_devices=cards, physical_cores=64, arch="x86_64")
-    specs = [replace(cuda_spec(), index=index) for index in (0, 1)]
-    first, second = (hardware_vector(spec, descriptor) for spec in specs)
-    assert not np.array_equal(first, second)
-    assert slot(first, "physical_cores") == pytest.approx(np.log2(109))
-    assert slot(second, "physical_cores") == pytest.approx(np.log2(41))
 
 
 def test_numbers_of_a_stranger_are_bounded() -> None:

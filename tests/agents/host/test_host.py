@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agents.host import procfs as host
-from tests.host_fixtures import laptop_files, write_tree
+from tests.host_fixtures import write_tree
 
 COUNTS = st.lists(st.integers(0, 10**9), min_size=8, max_size=10)
 
@@ -26,8 +26,3 @@ def test_steal_is_the_eighth_count_of_each_core(
 @pytest.mark.parametrize("text", ["", "cpu0 1 2 3 4\n", "cpu0 1 2 3 4 5 6 7 x\n"])
 def test_a_kernel_that_counts_no_steal_is_no_zero(tmp_path: Path, text: str) -> None:
     assert host.steal_ticks(write_tree(tmp_path, {"proc/stat": text}), (0,)) is None
-
-
-def test_the_temperature_is_that_of_the_warmest_sensor_of_the_cpu(tmp_path: Path) -> None:
-    root = write_tree(tmp_path, laptop_files())
-    assert host.temperature_c(root) == 63.5

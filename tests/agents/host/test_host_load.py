@@ -7,7 +7,6 @@ import sys
 import pytest
 
 from agents.host.host_load import HostLoad, cpu_secs, program_of
-from agents.host.process_control import ProcessName, is_alive
 from tests.table_fixtures import rows
 
 
@@ -52,20 +51,6 @@ def test_what_children_do_is_own_work_and_what_is_not_below_is_not() -> None:
         assert cpu_secs([2**22 + 1])[1] == 0.0, "no process has this number"
     finally:
         child.communicate()
-
-
-def test_a_process_with_any_name_is_counted() -> None:
-    """The kernel cuts names after 15 bytes, wherever in a character that is."""
-    code = "import ctypes\nctypes.CDLL(None).prctl(15, b'\\xd0')\n"
-    code += "sum(range(5 * 10**6))\nprint('', flush=True)\ninput()"
-    with subprocess.Popen(
-        [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE
-    ) as process:
-        assert process.stdout is not None
-        process.stdout.readline()
-        assert cpu_secs([process.pid])[1] > 0
-        assert is_alive(ProcessName.of(process.pid))
-        process.communicate(b"\n")
 
 
 #: What a process was started with, and how it is named.

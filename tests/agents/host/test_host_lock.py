@@ -154,19 +154,3 @@ def test_waiting_leaves_other_alarms_alone(path: Path) -> None:
     finally:
         signal.setitimer(signal.ITIMER_REAL, *others)
         signal.signal(signal.SIGALRM, before)
-
-
-def test_who_holds_a_lock_is_found_where_the_kernel_shows_another_device(
-    path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    inode = path.stat().st_ino
-    shown = (
-        f"1: POSIX  ADVISORY  WRITE 11 00:01:{inode} 0 EOF\n"
-        f"2: FLOCK  ADVISORY  WRITE 12 00:01:{inode} 0 EOF\n"
-        f"2: -> FLOCK  ADVISORY  WRITE 13 00:01:{inode} 0 EOF\n"
-        "3: FLOCK  ADVISORY  WRITE 14 00:01:1 0 EOF\n"
-        "4: FLOCK\n"
-    )
-    read = Path.read_text
-    monkeypatch.setattr(Path, "read_text", lambda one: shown if str(one) == "/proc/locks" else read(one))
-    assert holder_of(path) == 12

@@ -22,12 +22,10 @@ from tests.conftest import run_code
 from tests.host_fixtures import (
     GPU,
     PI_CPUINFO,
-    V2_FLAGS,
     V3_FLAGS,
     arm_host,
     cuda_spec,
     gpu_host,
-    laptop_cpuinfo,
     laptop_files,
     local_spec,
     write_tree,
@@ -65,37 +63,12 @@ def test_a_laptop_with_smt_and_a_governor(tmp_path: Path) -> None:
     assert core_groups(root) == ((0, 2), (1, 3))
 
 
-def test_a_host_that_hides_sysfs_falls_back_on_cpuinfo(tmp_path: Path) -> None:
-    root = write_tree(tmp_path, {"proc/cpuinfo": laptop_cpuinfo(V2_FLAGS)})
-    seen = probe(root, usable=(1,), arch="x86_64")
-    assert (seen.physical_cores, seen.logical_cores, seen.smt) == (2, 4, True)
-    assert seen.clock_now_mhz == pytest.approx(801.036)
-    assert (seen.governor, seen.l1d_bytes, seen.clock_max_mhz) == ("", 0, 0.0)
-
-
 def test_an_arm_board_is_named_by_its_core_and_board(tmp_path: Path) -> None:
     files = {"proc/cpuinfo": PI_CPUINFO, "sys/devices/system/cpu/online": "0-3\n"}
     seen = probe(write_tree(tmp_path, files), usable=(0, 1, 2, 3), arch="arm64")
     assert seen.cpu_model == "Cortex-A72 (Raspberry Pi 4 Model B Rev 1.4)"
     assert (seen.arch, seen.vector_bytes, seen.logical_cores, seen.smt) == ("aarch64", 16, 4, False)
     assert "asimd" in seen.isa_flags
-
-
-def test_unlike_cores_keep_both_names_and_only_common_flags() -> None:
-    text = (
-        "processor : 0\nFeatures : fp asimd crc32\nCPU implementer : 0x41\nCPU part : 0xd05\n\n"
-        "processor : 1\nFeatures : fp asimd asimddp\nCPU implementer : 0x41\nCPU part : 0xd0b\n\n"
-        "processor : 2\nFeatures : fp asimd\nCPU implementer : 0x99\nCPU part : 0x123\n"
-    )
-    info = host.parse_cpuinfo(text)
-    assert info.model == "Cortex-A55 + Cortex-A76 + ARM core 0x99/0x123"
-    assert info.flags == ("asimd", "fp")
-
-
-def test_an_empty_tree_gives_unknown_values_and_no_error(tmp_path: Path) -> None:
-    seen = probe(tmp_path, usable=(0,), arch="x86_64")
-    assert (seen.cpu_model, seen.isa_flags, seen.memory_bytes, seen.cache_line_bytes) == ("", (), 0, 0)
-    assert "load" in environment((0,), tmp_path)
 
 
 @given(st.text(max_size=400))
@@ -263,20 +236,6 @@ def test_the_quota_of_a_container_is_the_least_of_its_groups(
     files = {"proc/self/cgroup": "0::/a/b\n", "sys/fs/cgroup/a/cpu.max": quota}
     files["sys/fs/cgroup/a/b/cpu.max"] = "400000 100000\n"
     assert host.cpu_quota(write_tree(tmp_path, files)) == cores
-
-
-def test_quota_and_memory_limit_of_old_control_groups(tmp_path: Path) -> None:
-    files = {
-        "proc/self/cgroup": "4:memory:/x\n1:cpu,cpuacct:/\n",
-        "proc/meminfo": "MemAvailable: 9000000 kB\n",
-        "sys/fs/cgroup/cpu/cpu.cfs_quota_us": "50000\n",
-        "sys/fs/cgroup/cpu/cpu.cfs_period_us": "100000\n",
-        "sys/fs/cgroup/memory/x/memory.limit_in_bytes": "1000\n",
-        "sys/fs/cgroup/memory/x/memory.usage_in_bytes": "400\n",
-    }
-    root = write_tree(tmp_path, files)
-    assert host.cpu_quota(root) == 0.5
-    assert host.memory_available_bytes(root) == 600
 
 
 ARM_TARGET = {"mcpu": "generic", "mtriple": "aarch64-linux-gnu"}

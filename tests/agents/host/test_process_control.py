@@ -18,7 +18,6 @@ from agents.host.process_control import (
     ProcessName,
     end_process,
     is_alive,
-    oom_kills,
     shows_fault,
     stderr_tail,
 )
@@ -104,18 +103,6 @@ def test_what_else_is_printed_is_no_fault(words: str, expected: bool) -> None:
     assert shows_fault(words) is expected
 
 
-def test_what_the_kernel_killed_for_want_of_memory_is_counted(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    path = tmp_path / "vmstat"
-    monkeypatch.setattr("agents.host.process_control._VMSTAT", path)
-    assert oom_kills() is None
-    path.write_text("pgfault 12\noom_kill 7\nnr_free 3\n")
-    assert oom_kills() == 7
-    path.write_text("pgfault 12\n")
-    assert oom_kills() is None
-
-
 @pytest.mark.parametrize("number", [errno.EMFILE, errno.ENFILE, errno.EACCES, errno.EIO, errno.ENOMEM])
 def test_a_process_that_cannot_be_looked_at_is_not_taken_for_dead(
     child: subprocess.Popen[bytes], monkeypatch: pytest.MonkeyPatch, number: int
@@ -129,18 +116,6 @@ def test_a_process_that_cannot_be_looked_at_is_not_taken_for_dead(
             patched.setattr("agents.host.process_control._stat", failing(gone))
             assert not is_alive(name)
     assert child.wait(10) == -signal.SIGKILL
-
-
-def test_one_that_cannot_be_reached_is_not_said_to_be_ended(
-    child: subprocess.Popen[bytes], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    name = ProcessName.of(child.pid)
-    with monkeypatch.context() as patched:
-        patched.setattr(os, "pidfd_open", failing(errno.EMFILE))
-        with pytest.raises(OSError, match="open files"):
-            end_process(name)
-    assert is_alive(name)
-    assert end_process(name)
 
 
 def ended(program: str, path: Path) -> int:

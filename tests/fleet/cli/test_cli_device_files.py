@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 import yaml
-from msgspec.structs import replace
 
 from agents.records import DeviceId, DeviceSpec
 from fleet.config.settings import FleetConfig, load_fleet, select_devices
@@ -18,11 +17,6 @@ from tests.cli_fixtures import json_of, refusal, run
 from tests.host_fixtures import x86_host
 
 FOLDER = Path("configs/hardware")
-ARM = {"kind": "llvm", "mcpu": "generic", "mtriple": "aarch64-linux-gnu", "num-cores": 1}
-REPLAY = {
-    **{"schema": 1, "device_id": "again", "kind": "replay", "family": "cpu", "device": "dev-a"},
-    "records": "nowhere.parquet",
-}
 
 
 def device(name: str, **changes: Any) -> dict[str, Any]:
@@ -88,38 +82,6 @@ def test_a_broken_file_disturbs_no_other_device(caplog: pytest.LogCaptureFixture
     for read in (select_devices, measured):
         with pytest.raises(FleetError, match=r"broken\.yaml: line 2: "):
             read(wrong)
-
-
-def test_a_process_that_keeps_off_timing_cores_still_knows_what_its_host_can_be(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    choice = DeviceChoice(load_fleet(environ={}).config)
-    # What a daemon sees of its host once it spares the cores that time something.
-    monkeypatch.setattr("fleet.daemon.device_choice.probe", lambda: replace(x86_host(), usable_cores=(3,)))
-    (FOLDER / "other.yaml").write_text(yaml.safe_dump(device("other")))
-    assert choice.look() is None
-    assert set(choice.files.specs) == {"box"}
-    found = choice.look()
-    assert set(found.specs) == {"box", "other"}
-    assert not found.left_out
-
-
-def test_what_a_start_looks_after_is_told_from_what_it_leaves_out() -> None:
-    (FOLDER / "shelf.yaml").write_text(yaml.safe_dump(device("shelf", target=ARM)))
-    (FOLDER / "again.yaml").write_text(yaml.safe_dump(REPLAY))
-    (FOLDER / "broken.yaml").write_text("schema: [")
-    files = DeviceChoice(load_fleet(environ={}).config).files
-    assert set(files.specs) == {"box"}
-    assert "must be asked for" in files.why_not(DeviceId("again"))
-    assert "aarch64" in files.why_not(DeviceId("shelf"))
-    assert files.why_not(DeviceId("broken")) == "its file cannot be used"
-    assert files.why_not(DeviceId("gone")) == ""
-    asked = load_fleet(overrides={"devices.ids": ["shelf"]}, environ={}).config
-    with pytest.raises(FleetError, match=r"^device shelf: .*aarch64"):
-        DeviceChoice(asked)
-    cluster = DeviceChoice(asked, is_cluster=True).files
-    assert set(cluster.specs) == {"shelf"}, "its host says itself what it can be"
-    assert "other devices were asked for" in cluster.why_not(DeviceId("gone"))
 
 
 def test_a_daemon_starts_again_without_a_named_device_that_was_retired(

@@ -157,21 +157,3 @@ def test_doctor_judges_this_host_and_fails_when_something_stops_the_program(
     assert isinstance(result.exception, FleetError)
     assert "pip install apache-tvm==" in str(result.exception)
     assert "the Python module tvm is missing" in result.output
-
-
-def test_config_show_tells_value_and_origin() -> None:
-    Path("configs").mkdir()
-    Path("configs/fleet.yaml").write_text("schema: 1\nprotocol: {repeat: 4, max_number: 9}\n")
-    env = {"FLEET_PROTOCOL__REPEAT": "5"}
-    settings = {each["key"]: each for each in json_of("config", "show", "--set", "store.path=a=b", env=env)}
-    assert settings["protocol.repeat"] == {
-        "key": "protocol.repeat",
-        "value": 5,
-        "origin": "env FLEET_PROTOCOL__REPEAT",
-    }
-    assert settings["protocol.max_number"]["origin"] == "file configs/fleet.yaml"
-    assert (settings["store.path"]["value"], settings["store.path"]["origin"]) == ("a=b", "flag")
-    assert settings["training.seed"]["origin"] == "default"
-    table = run("config", "show", env=env).output
-    assert "[resnet-50, mobilenet-v2, resnext-50, bert-tiny]" in table
-    assert "[]" in table

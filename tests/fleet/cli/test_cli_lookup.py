@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import re
-import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +13,7 @@ from msgspec.structs import replace
 from agents.networks.corpus import CORPUS
 from agents.records import Candidate, DeviceKind, Family, Record, Workload
 from benchmarks.hostile_corpus import attack_steps
-from fleet.api.client import DaemonClient
-from fleet.cli.collected import collected, fleet_processes, print_collected
-from fleet.cli.training import each_family, request_trainings
-from fleet.config.settings import load_fleet
-from fleet.errors import FleetError
+from fleet.cli.collected import collected, print_collected
 from fleet.store.store import Store
 from tests.cli_fixtures import json_of, refusal, said
 from tests.cli_fixtures import run as invoke
@@ -143,24 +137,6 @@ def test_workloads_of_networks_are_filtered_and_counted_without_a_store(
     assert "unknown network 'no-such'" in str(invoke("workloads", "--network", "no-such").exception)
 
 
-def test_each_family_has_a_model_of_its_own() -> None:
-    settings = load_fleet().config
-    assert each_family(settings, (), None) == [("dev-a", "dev-b"), ("gpu-a",)]
-    assert each_family(settings, (), "gpu") == [("gpu-a",)]
-    assert each_family(settings, ("dev-a", "dev-b"), None) == [("dev-a", "dev-b")]
-    with pytest.raises(FleetError, match="no device of family gpu"):
-        each_family(settings, ("dev-a",), "gpu")
-    for family in (None, "cpu"):
-        with pytest.raises(FleetError, match=r"device 'dev-x' has no records in .*; it holds: dev-a, dev-b"):
-            each_family(settings, ("dev-a", "gpu-a", "dev-x"), family)
-
-
-def test_a_training_that_a_daemon_cannot_take_any_more_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(DaemonClient, "get", lambda *_: None)
-    with pytest.raises(FleetError, match="the daemon at http://x is stopping"):
-        request_trainings(DaemonClient("http://x", "t", 1), [], is_detached=True, as_json=True)
-
-
 def test_a_collection_explains_its_records_and_says_what_disturbs(
     store: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -177,13 +153,3 @@ def test_a_collection_explains_its_records_and_says_what_disturbs(
     assert "ffmpeg (98% of a core)" in told
     print_collected({**found, "suspect": 0})
     assert "suspect" not in capsys.readouterr().out
-
-
-def test_what_the_daemon_runs_disturbs_nobody() -> None:
-    """The parent of this process stands for a daemon: it is none of ours unless it is named."""
-    assert {os.getpid()} <= fleet_processes(None)
-    assert os.getppid() not in fleet_processes(None)
-    assert {os.getpid(), os.getppid()} <= fleet_processes(os.getppid())
-    gone = subprocess.Popen(["true"])
-    gone.wait()
-    assert os.getpid() in fleet_processes(gone.pid)

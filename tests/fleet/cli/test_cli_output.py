@@ -44,17 +44,6 @@ def test_a_closed_stream_is_an_empty_one(streams: str) -> None:
     assert not any(b"new records" in text or b"settings:" in text for text in texts)
 
 
-def test_a_closed_stream_is_the_null_device_also_for_a_child_process() -> None:
-    code = (
-        "import os, subprocess; from fleet.cli.output import open_standard_streams; open_standard_streams();"
-        "subprocess.run(['readlink', *(f'/proc/self/fd/{n}' for n in range(3))], stdout=9, pass_fds=[9])"
-    )
-    script = 'exec 9>links; exec "$@" <&- >&- 2>&-'
-    subprocess.run(["bash", "-c", script, "bash", sys.executable, "-c", code], check=True, timeout=100)
-    links = Path("links").read_text().split()
-    assert links[0] == links[2] == os.devnull
-
-
 @pytest.mark.parametrize("arguments", [("config", "show"), IMPORT])
 def test_a_full_disk_behind_standard_output_is_one_line(arguments: tuple[str, ...]) -> None:
     write_log(Path("log.json"), [ansor(0)])

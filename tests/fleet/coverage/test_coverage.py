@@ -110,29 +110,6 @@ def test_a_lost_candidate_is_tried_again_with_the_next_attempt(make: Make) -> No
     assert coverage.next_attempts(A).get(one, 0) == 0
 
 
-def test_what_was_given_up_and_is_measured_or_blocked_then_hides_no_other_gap(make: Make) -> None:
-    coverage = make([make_record(number, device="dev-b") for number in (1, 2, 3)])
-    for number in (1, 2):
-        for attempt in range(MAX_LOSSES + 1):
-            coverage.add([make_lost(number, attempt)])
-    assert counts(coverage, A) == (0, 1)
-    # Measured for a search, say, that asked for this one.
-    coverage.add([make_record(1, attempt=MAX_LOSSES + 1)])
-    assert counts(coverage, A) == (1, 1)
-    coverage.block("cpu", W, [make_record(2).candidate_id])
-    assert counts(coverage, A) == (1, 1)
-    assert coverage.gaps(A, W, 9) == [make_record(3).candidate_id]
-
-
-def test_an_aa_run_is_known_where_it_is_whole_and_was_not_lost(make: Make) -> None:
-    first = make_record(1, origin="noise", attempt=1, measured_at=40.0)
-    second = make_record(1, origin="noise", attempt=2, measured_at=50.0)
-    lost = make_lost(2, 4, origin="noise", measured_at=90.0)
-    other = make_record(1, origin="noise", attempt=1, measured_at=60.0, device="dev-b")
-    coverage = make([first, second, lost, other])
-    assert (coverage.noise_at(A), coverage.noise_at(B)) == (50.0, 0.0)
-
-
 class Model:
     """What two devices have measured of some candidates, as plainly as can be."""
 

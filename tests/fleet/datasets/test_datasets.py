@@ -39,7 +39,6 @@ from benchmarks.hostile_datasets import PARQUET_BOMBS, write_bomb
 from fleet.archive.verify import verify as verify_store
 from fleet.cli.app import run
 from fleet.datasets.admission import open_dataset, verify
-from fleet.datasets.claims import _is_object
 from fleet.datasets.data_card import DatasetAbout
 from fleet.datasets.dataset_files import (
     CARD,
@@ -47,13 +46,11 @@ from fleet.datasets.dataset_files import (
     RECORDS,
     SUMS,
     DatasetRefusedError,
-    checked_rows,
     read_published,
     write_sums,
 )
 from fleet.datasets.publication import publish
 from fleet.errors import FleetError
-from fleet.interchange.export_source import json_object
 from fleet.planner.device_history import known_candidates
 from fleet.planner.imported_candidates import devices_of_family
 from fleet.store.store import Store
@@ -202,21 +199,6 @@ def test_records_of_a_device_behind_a_wire_do_not_tell_where_it_is(tmp_path: Pat
     assert descriptor.cuda_devices == descriptor.rocm_devices == (cards[:2],)
 
 
-DEEP = '{"deep":' + "[" * 300 + "]" * 300 + "}"
-#: More values than any text of ours has.
-MANY = '{"a":[' + "0," * MOST_VALUES + "0]}"
-
-
-@pytest.mark.parametrize(
-    "text",
-    ["[]", "no JSON", '{"load":NaN}', '{"load":1e999}', '{"name":"\\ud800"}', DEEP, MANY],
-    ids=["list", "words", "nan", "infinite", "half a character", "deep", "long"],
-)
-def test_what_is_no_object_for_a_dataset_is_none_for_an_export(text: str) -> None:
-    assert not _is_object(text)
-    assert json_object(text) == {}
-
-
 def test_ids_of_a_device_behind_a_wire_confirm_no_guess_of_its_address(tmp_path: Path) -> None:
     """The same in a later edition, for records of two editions are known by their ids."""
     path = tmp_path / "store"
@@ -287,6 +269,8 @@ def test_what_cannot_be_published_is_refused_before_anything_is_written(folder: 
 
 Change = Callable[[Path], object]
 Rows = Callable[[pa.Table], pa.Table]
+#: More values than any text of ours has.
+MANY = '{"a":[' + "0," * MOST_VALUES + "0]}"
 
 
 def flipped(name: str) -> Change:
@@ -453,6 +437,8 @@ fifo       | name: dataset.json                         | dataset.json: is no re
 fifo       | name: SHA256SUMS                           | SHA256SUMS: is no regular file
 link       | name: README.md, target: /dev/zero         | README.md: is no regular file
 link       | name: records.parquet, target: /dev/zero   | records.parquet: is no regular file
+no text    | name: environment                          | Invalid UTF8
+no text    | name: error                                | Invalid UTF8
 """
 SAYS: dict[str, Callable[..., Change]] = {
     "rows": lambda **values: rows(replaced(**values)),
@@ -462,6 +448,7 @@ SAYS: dict[str, Callable[..., Change]] = {
     **{"flipped": flipped, "written": written, "resummed": resummed, "removed": in_place},
     "fifo": lambda name: in_place(name, os.mkfifo),
     "link": lambda name, target: in_place(name, lambda path: path.symlink_to(target)),
+    "no text": lambda name: rows(no_text(name)),
 }
 
 
@@ -478,8 +465,6 @@ def changes() -> Iterator[tuple[Change, str]]:
         (rows(replaced(environment=MANY)), r"column environment holds"),
         (rows(replaced(trace=" " * (MAX_TEXT + 1)), forged_ids), "a trace has 1,048,577 bytes"),
         (workload(module_json=MANY), "expected a module that is a JSON object of at most 1,000,000 values"),
-        (rows(no_text("environment")), "Invalid UTF8"),
-        (rows(no_text("error")), "Invalid UTF8"),
         (device("dev-a", "spec", threads=10**400), "device dev-a: a number of its description is out of"),
         (rewritten(long_named), r"device 'lab-one\.d{121}' cannot be stored"),
         (resummed(CARD, "[" + "[]," * 1_100_000 + "[]]"), "more than 1,000,000 values"),
@@ -506,33 +491,11 @@ def test_a_dataset_that_is_not_as_published_is_one_line(
 def test_a_dataset_that_is_refused_leaves_no_store(
     folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    for number, change in enumerate((told(faults=None), rows(replaced(quality="suspect")))):
-        damaged = tmp_path / f"damaged-{number}"
-        shutil.copytree(folder, damaged)
-        change(damaged)
-        with pytest.raises(DatasetRefusedError) as refused:
-            verify(read_published(damaged))
-        path = tmp_path / "theirs"
-        assert run(["datasets", "open", str(damaged), "--store", str(path)]) == 1
-        assert capsys.readouterr().err.rstrip().endswith(f"fleet: {refused.value}")
-        assert not path.exists()
-
-
-def test_texts_that_would_fill_the_memory_are_counted_before_they_are_written_out(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("agents.device.bounded_parquet._TEXT_BYTES", 0)
-    monkeypatch.setattr("agents.device.bounded_parquet._TEXT_BYTES_PER_ROW", 100)
-    with pytest.raises(DatasetRefusedError, match=r"[\d,]+ bytes of text, at most 1,200 are read"):
-        verify(read_published(folder))
-
-
-def test_rows_come_in_pieces_of_a_bounded_size(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    whole = [rows for _, rows in checked_rows(read_published(folder))]
-    monkeypatch.setattr("fleet.datasets.dataset_files._PIECE_BYTES", 1000)
-    pieces = [rows for _, rows in checked_rows(read_published(folder))]
-    assert len(pieces) > len(whole)
-    assert pa.concat_tables(pieces) == pa.concat_tables(whole)
+    damaged, store = shutil.copytree(folder, tmp_path / "damaged"), tmp_path / "theirs"
+    rows(replaced(quality="suspect"))(damaged)
+    assert run(["datasets", "open", str(damaged), "--store", str(store)]) == 1
+    assert "column quality holds 'suspect'" in capsys.readouterr().err
+    assert not store.exists()
 
 
 def peak_mb(arguments: list[str]) -> tuple[int, str, float]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-import msgspec
 import numpy as np
 import pytest
 
@@ -13,12 +12,10 @@ from agents.records import DeviceId, Outcome
 from fleet.cli.app import run
 from fleet.config.settings import FleetConfig, load_fleet
 from fleet.errors import FleetError
-from fleet.models import training
 from fleet.models.registry import Registry
 from fleet.models.training import train_version
 from fleet.store.store import Store
 from tests.dataset_fixtures import cpu_device, gmm_candidates, gmm_workload, record_of
-from tests.refresh_fixtures import append, make_store, records_for, some_workloads
 from transfer.errors import TransferError
 from transfer.model import checkpoint
 
@@ -82,33 +79,6 @@ def test_without_publishing_a_version_is_kept_and_serves_nobody(
     assert registry.champions()[DeviceId("box.a")].retained.startswith(
         "v000004: needs 54 more measured workloads to be judged: 0 held-out ones can judge it, 8 must"
     )
-
-
-def test_heads_are_judged_beyond_noise_and_on_what_no_model_chose(tmp_path: Path) -> None:
-    """As a refresh judges: what a model likes is a narrow range, in which any order looks bad."""
-    learnt, held = (one := some_workloads(10, 8))[:10], one[10:]
-    make_store(tmp_path / "store", [*learnt, *held], candidates=6)
-    chosen = [msgspec.structs.replace(one, origin="model") for one in records_for(held, 8, seed=1)]
-    second = [
-        msgspec.structs.replace(one, origin="remeasure", attempt=1, run_secs=(1.1 * one.run_secs[0],))
-        for one in records_for(learnt, 6)
-    ]
-    append(tmp_path / "store", [*chosen, *second])
-    changes = {"store.path": str(tmp_path / "store"), "training.epochs": 1, "onboarding.shipped": False}
-    found = train_version(load_fleet(None, changes).config, tmp_path / "models", ("box.a",))
-    judged = Registry(tmp_path / "models").manifest(found["version"])["verdicts"]["box.a"]["judged"]
-    assert (judged["workloads"], judged["candidates"]) == (8, 8 * 6)
-    assert judged["noise_floor"] == pytest.approx(0.1)
-
-
-def test_with_enough_workloads_some_tell_when_to_stop(
-    settings: FleetConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(training, "ENOUGH_WORKLOADS", 4)
-    monkeypatch.setattr(training, "_PARTS", 4)
-    found = train_version(settings, tmp_path / "models", ("box.a", "box.b"))
-    assert found["held_out_workloads"] == 1
-    assert found["validation_loss"] > 0
 
 
 def test_devices_with_nothing_to_learn_are_refused_with_the_cure(

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import shutil
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -13,28 +13,23 @@ from safetensors.numpy import save as save_arrays
 
 from agents.records import Candidate, DeviceId
 from fleet.config.settings import FleetConfig
-from fleet.errors import FleetError
-from fleet.models import evaluation
-from fleet.models import judge as judging
-from fleet.models.judged_rows import JudgedRows
+from fleet.models.evaluation import evaluate_model
 from fleet.models.registry import Registry
 from fleet.models.shipped_heads import ShippedHeads
 from fleet.models.versions import load_snapshot, train_config
 from fleet.onboarding.head_version import adapt_version, onboarding_of
 from fleet.onboarding.judgement import SampleJudge
 from fleet.planner.candidate_ranker import CandidateRanker
-from fleet.refresh import freshness_look as watch_run
 from fleet.store.store import Store
 from tests.dataset_fixtures import gmm_trace, record_of
 from tests.model_fixtures import CONFIG, make_dataset
 from tests.onboarding_fixtures import NEW, SOURCES, TILES, WORKLOADS, candidate, fill
 from transfer.adapt.base import Adapted, unmeasured
 from transfer.adapt.kept import MOST_BYTES, file_of, files_of, load_adapted
-from transfer.adapt.nearest import Nearest
 from transfer.adapt.source_devices import SourceDevices
 from transfer.checked_folder import CheckpointError
+from transfer.data.metrics import evaluate_ranking
 from transfer.errors import TransferError
-from transfer.evaluate.rankers import KeptRanker
 from transfer.features.extractor import DEFAULT_SPEC, Extractor
 from transfer.model import checkpoint
 from transfer.model.fleet_tlp import FleetTLP
@@ -78,15 +73,6 @@ def test_scores_are_the_same_before_and_after(adapted: Adapted, kept: Path) -> N
     # What nobody measured is scored as it was judged.
     judged = adapted.score(unmeasured(DATASET, ROWS), ROWS)
     np.testing.assert_allclose(adapted.score_unseen(block), judged, rtol=1e-9)
-
-
-def test_a_head_that_is_all_is_kept_alone(source: FleetTLP, tmp_path: Path) -> None:
-    plain = Nearest().adapt(source, DATASET, TARGET, ROWS[:40], source_rows=ROWS, config=QUICK, seed=0)
-    assert files_of(plain) == {}
-    checkpoint.save(tmp_path / "v", plain.model, {}, beside=files_of(plain))
-    again = load_adapted(tmp_path / "v", TARGET)
-    assert again.correction is None
-    np.testing.assert_array_equal(again.score(DATASET, ROWS), plain.score(DATASET, ROWS))
 
 
 def test_what_is_torn_missing_or_of_a_later_program_is_one_clear_error(
@@ -173,67 +159,21 @@ def test_an_onboarded_device_is_served_by_what_was_judged(
     np.testing.assert_array_equal(load_adapted(tmp_path / "own", NEW).score_unseen(block), expected)
 
 
-def test_what_is_judged_is_what_serves(
-    version: tuple[Registry, str, Adapted], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """By a later version, on fresh records, and by `fleet eval --model`."""
-    registry, name, _ = version
-    store = registry.folder.parent / "store"
-    reader = Store.read(store)
-    snapshot = load_snapshot(reader, judged=(judged := JudgedRows()))
-    dataset = snapshot.dataset
-    served = load_adapted(registry.path(name), NEW, DEFAULT_SPEC)
-    scores = served.score_unseen(dataset.features)
-    assert not np.array_equal(scores, served.model.score(dataset.features, NEW))
-    rows = np.arange(len(dataset))
-    asked: dict[str, np.ndarray] = {}
-
-    def seen_by(who: str) -> Any:
-        def head_standing(head: Adapted, dataset: Any, rows: np.ndarray, floor: float) -> None:
-            if head.model.device_ids == served.model.device_ids:
-                asked[who] = head.score_unseen(dataset.features)
-
-        return head_standing
-
-    monkeypatch.setattr(judging, "head_standing", seen_by("judge"))
-    judge = judging.Judge(
-        registry=registry,
-        reader=reader,
-        snapshot=snapshot,
-        not_ranked=judged.not_ranked(dataset),
-        steady=judged.steady(dataset),
-        floors={},
-        shipped=ShippedHeads(registry, reader, enabled=False),
-        trained=[],
-    )
-    champion = served.model.copy()
-    champion.drop_head(SOURCES[0])
-    judge.verdicts([champion], [NEW])
-    np.testing.assert_array_equal(asked["judge"], scores)
-
-    monkeypatch.setattr(watch_run, "head_standing", seen_by("watch"))
-    monkeypatch.setattr(watch_run, "look", lambda *_, **__: None)
-    looks = watch_run._Looks(registry, reader, {DeviceId(NEW): registry.champions()[DeviceId(NEW)]})
-    looks._data = SimpleNamespace(snapshot=snapshot, floors={})  # type: ignore[assignment]
-    looks._standing(name, DeviceId(NEW), rows)
-    np.testing.assert_array_equal(asked["watch"], scores)
-
-    made: list[KeptRanker] = []
-
-    def judge_nothing(_reader: Any, _snapshot: Any, rankers: list[KeptRanker], *_: Any, **__: Any) -> None:
-        made.extend(rankers)
-        raise FleetError("far enough")
-
-    monkeypatch.setattr(evaluation, "_judge", judge_nothing)
-    # Only what was measured later is judged on.
-    later = gmm_trace(i=(64, 1, 1, 1), j=(64, 1, 1, 1))
+def test_an_evaluation_judges_what_serves(version: tuple[Registry, str, Adapted], tmp_path: Path) -> None:
+    """With the correction of its own candidates, on what was measured after the version."""
+    registry, name, judged = version
+    store = shutil.copytree(registry.folder.parent / "store", tmp_path / "store")
+    traces = [gmm_trace(i=(64, 1, 1, 1), j=(64 // size, size, 1, 1)) for size in (1, 2, 4, 8)]
+    later = [Candidate(workload_id=WORKLOADS[0].workload_id, trace=trace) for trace in traces]
     with Store.open(store) as writer:
-        extra = Candidate(workload_id=WORKLOADS[0].workload_id, trace=later)
-        writer.append([record_of(extra, NEW, 1e-3)])
+        writer.append([record_of(one, NEW, 1e-3 * (1 + place)) for place, one in enumerate(later)])
     settings = FleetConfig.model_validate({"store": {"path": str(store)}})
-    with pytest.raises(FleetError, match="far enough"):
-        evaluation.evaluate_model(settings, registry.folder, name, [NEW])
-    np.testing.assert_array_equal(made[0].score(dataset, rows, NEW), scores)
+    [found] = evaluate_model(settings, registry.folder, name, [NEW]).comparison.metrics[name, NEW]
+    block = Extractor(DEFAULT_SPEC).extract({WORKLOADS[0].workload_id: WORKLOADS[0]}, later)
+    scores = judged.score_unseen(block)
+    assert not np.array_equal(scores, judged.model.score(block, NEW))
+    group, secs = np.zeros(len(later), dtype=np.int32), 1e-3 * np.arange(1.0, len(later) + 1)
+    assert found.tau_by_workload.tolist() == evaluate_ranking(scores, secs, group).tau_by_workload.tolist()
 
 
 def test_a_damaged_correction_keeps_the_head_from_ranking(

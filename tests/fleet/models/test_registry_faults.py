@@ -20,11 +20,9 @@ from typing import Any
 import pytest
 
 from benchmarks.chaos_faults import FaultPoints, Plan
-from benchmarks.fleet_up import patience
-from fleet.models import registry_file
 from fleet.models.registry import Registry
 from fleet.models.registry_file import REGISTRY, RegistryError
-from tests.fleet.models.test_registry import HEADS, added, champion_of_a, served, with_versions
+from tests.fleet.models.test_registry import HEADS, added, served, with_versions
 from tests.refresh_fixtures import small_model
 from transfer.model import checkpoint
 
@@ -75,23 +73,6 @@ def test_damage_is_told_with_the_file_and_a_cure(damage: str, tmp_path: Path) ->
     assert sorted(one.name for one in path.parent.iterdir()) == [REGISTRY, "v000001"]
 
 
-def test_what_is_no_file_is_told_as_well(tmp_path: Path) -> None:
-    path = with_versions(tmp_path, 1, "box.a").folder / REGISTRY
-    path.unlink()
-    os.mkfifo(path)
-    with pytest.raises(RegistryError, match=r"is no regular file.*restore it"):
-        Registry(path.parent).champion("box.a")
-
-
-def test_a_history_of_other_values_leaves_the_champions(tmp_path: Path) -> None:
-    registry = with_versions(tmp_path, 2, "box.a")
-    changed_by_hand(registry.folder / REGISTRY, "UPDATE change SET at_secs = 'x' WHERE serial = 1")
-    assert served(registry) == {"box.a": "v000002"}
-    with pytest.raises(RegistryError, match=rf"registry\.sqlite: .*at_secs.*{CURE}"):
-        registry.history()
-    assert [change.serial for change in registry.history(after=1)] == [2]
-
-
 @pytest.mark.parametrize("seed", range(150))
 def test_flipped_bytes_do_no_harm_or_are_told_in_one_line(seed: int, flipped: Path, tmp_path: Path) -> None:
     rng = random.Random(seed)
@@ -134,30 +115,6 @@ def test_a_folder_of_an_older_version_is_refused(tmp_path: Path) -> None:
 
 
 # ---- several at once ----
-
-
-def test_readers_do_not_wait_for_a_change_that_is_going_on(tmp_path: Path) -> None:
-    registry = with_versions(tmp_path, 1, "box.a")
-    with registry._changing() as file:
-        champion = champion_of_a(registry)
-        began = time.monotonic()
-        for _ in range(20):
-            assert served(Registry(registry.folder)) == {"box.a": "v000001"}
-        assert time.monotonic() - began < patience(5)
-        # What is not committed does not count.
-        file._connection.execute("UPDATE champion SET version = 'v000009'")
-        assert champion_of_a(Registry(registry.folder)) == champion
-    assert champion_of_a(registry) == champion
-
-
-def test_a_change_that_takes_too_long_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    registry = with_versions(tmp_path, 1, "box.a")
-    monkeypatch.setattr(registry_file, "_WAIT_SECS", 0.05)
-    with (
-        registry._changing(),
-        pytest.raises(RegistryError, match=r"is being changed by another process .* try again"),
-    ):
-        Registry(registry.folder).retain({"box.a": "worse"})
 
 
 def _published_often(folder: Path, device: str, times: int) -> None:
@@ -259,32 +216,6 @@ def test_a_kill_at_any_step_leaves_the_old_champion_or_the_new_one(tmp_path: Pat
     assert number > 20
 
 
-@pytest.mark.parametrize("seed", range(8))
-def test_a_publisher_killed_at_any_moment_leaves_history_and_champions_of_one_moment(
-    seed: int, tmp_path: Path
-) -> None:
-    registry = with_versions(tmp_path, 2, *HEADS)
-    known = registry.state().serial
-
-    def publish_for_ever() -> None:
-        for number in itertools.count():
-            registry.publish(f"v00000{number % 2 + 1}", {head: {} for head in HEADS})
-
-    child = forked(publish_for_ever)
-    while registry.state().serial == known:
-        assert child.is_alive()
-    time.sleep(random.Random(seed).random() / 50)
-    os.kill(child.pid, signal.SIGKILL)
-    child.join()
-    again = Registry(registry.folder)
-    last = {change.device_id: change.version for change in again.history()}
-    assert served(again) == last
-    assert len(set(last.values())) == 1, "all devices changed hands in one step"
-    assert again.state().serial == len(again.history())
-    again.publish(added(again, seed=5), {head: {} for head in HEADS})
-    assert set(served(again).values()) == {"v000003"}
-
-
 def killed_in_a_commit(tmp_path: Path) -> Path:
     """A registry whose publisher was killed after pages were written and before the change counted."""
     whole, folder = with_versions(tmp_path, 2, "box.a").folder, tmp_path / "killed"
@@ -304,17 +235,6 @@ def test_the_first_reader_takes_back_what_a_killed_publisher_left_half_done(tmp_
     assert served(Registry(path.parent)) == {"box.a": "v000002"}
     assert not path.with_name(REGISTRY + "-journal").exists()
     assert [change.serial for change in Registry(path.parent).history()] == [1, 2]
-
-
-def test_who_may_not_write_is_told_who_takes_it_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = killed_in_a_commit(tmp_path)
-    # As SQLite opens a file that may not be written.
-    connect = sqlite3.connect
-    monkeypatch.setattr(
-        sqlite3, "connect", lambda name, **options: connect(name.replace("mode=rw", "mode=ro"), **options)
-    )
-    with pytest.raises(RegistryError, match=r"left a change half done.*fleet models list"):
-        Registry(path.parent).champions()
 
 
 def test_a_journal_of_a_stranger_has_no_other_file_deleted(tmp_path: Path) -> None:

@@ -12,10 +12,9 @@ import pytest
 
 from agents.records import DeviceId, Family, Record
 from fleet.config.settings import FleetConfig, load_fleet
-from fleet.errors import FleetError
 from fleet.models.registry import Registry
 from fleet.models.shipped_heads import ShippedHeads
-from fleet.models.shipped_model import SHIPPED_KEY, ShippedDevice, shipped_folder, write_shipped
+from fleet.models.shipped_model import SHIPPED_KEY, ShippedDevice, write_shipped
 from fleet.models.training import train_version
 from fleet.refresh.run import run_refresh
 from fleet.store.store import Store
@@ -231,14 +230,3 @@ def test_a_damaged_champion_is_followed_by_the_shipped_head(release: Path, tmp_p
     assert champion.version not in (first, found["version"])
     assert "v000001 cannot serve any more" in champion.reason
     assert found["given_back"]["box.a"].startswith("v000001 cannot serve any more")
-
-
-def test_a_device_that_the_store_does_not_know_has_no_shipped_head(release: Path, tmp_path: Path) -> None:
-    make_store(tmp_path / "store", LEARNT[:1])
-    heads = ShippedHeads(Registry(tmp_path / "models"), Store.read(tmp_path / "store"))
-    assert heads.head(DeviceId("ghost")) is None
-    off = ShippedHeads(Registry(tmp_path / "models"), Store.read(tmp_path / "store"), enabled=False)
-    assert off.head(A) is None
-    with pytest.raises(FleetError, match="no model version"):
-        Registry(tmp_path).manifest("v000001")
-    assert shipped_folder(Family.GPU).name == "gpu"

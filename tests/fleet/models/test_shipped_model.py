@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 from msgspec.structs import replace
 
 from agents.records import CandidateId, DeviceId, Family
-from fleet.config.settings import FleetConfig
-from fleet.models.evaluation import evaluate_model
 from fleet.models.registry import Registry
 from fleet.models.shipped_heads import ShippedHeads
 from fleet.models.shipped_model import (
@@ -26,11 +23,10 @@ from fleet.models.shipped_model import (
     shipped_folder,
     write_shipped,
 )
-from fleet.models.versions import DatasetSnapshot, load_snapshot
-from fleet.onboarding.head_version import with_columns
+from fleet.models.versions import DatasetSnapshot
 from fleet.store.store import Store
 from tests.dataset_fixtures import cpu_device
-from tests.onboarding_fixtures import NEW, SOURCES
+from tests.onboarding_fixtures import SOURCES
 from transfer.adapt.fingerprint import Fingerprint
 from transfer.model.fleet_tlp import FleetTLP
 
@@ -86,22 +82,6 @@ def test_a_device_without_any_model_is_served_at_once_and_only_once(heads: Shipp
     assert "test-1, without a measurement" in registry.champions()[TARGET].reason
 
 
-def test_whoever_comes_to_serve_while_the_first_head_is_made_stays(
-    heads: ShippedHeads, shipped: ShippedModel, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    registry, add = heads.registry, Registry.add
-    model = shipped.head(SPEC, DESCRIPTOR).model
-
-    def beaten(self: Registry, *arguments: Any) -> str:
-        monkeypatch.undo()
-        registry.publish(registry.add(model, {}), {TARGET: {"reason": "judged better"}})
-        return add(self, *arguments)
-
-    monkeypatch.setattr(Registry, "add", beaten)
-    assert heads.serve_first(TARGET) == ""
-    assert registry.champions()[TARGET].reason == "judged better"
-
-
 def test_the_fingerprint_says_whose_head_it_is(shipped: ShippedModel) -> None:
     for place, like in enumerate(SOURCES):
         secs = {one: 2 * secs for one, secs in secs_of(place).items()}
@@ -123,20 +103,6 @@ def test_its_trees_are_told_the_hardware_of_the_device(shipped: ShippedModel) ->
     assert "never aarch64" in shipped.unlike(replace(DESCRIPTOR, arch="aarch64"))
 
 
-def test_a_first_head_is_judged_on_all_that_its_device_measured(
-    shipped: ShippedModel, recorded_store: Path, tmp_path: Path
-) -> None:
-    snapshot = load_snapshot(Store.read(recorded_store), device_ids=[DeviceId(NEW)])
-    spec, descriptor = snapshot.devices[DeviceId(NEW)]
-    head = shipped.head(spec, descriptor)
-    version = Registry(tmp_path / "models").add(head.model, {"table_version": 0})
-    settings = FleetConfig.model_validate({"store": {"path": str(recorded_store)}})
-    found = evaluate_model(settings, tmp_path / "models", version, [NEW])
-    [metrics] = found.comparison.metrics[version, NEW]
-    assert found.comparison.left_out == {}
-    assert metrics.counts.sum() == len(snapshot.dataset)
-
-
 def test_a_damaged_one_is_refused_with_the_way_out(folder: Path, tmp_path: Path) -> None:
     for name in (DEVICES_NAME, "model.safetensors", "manifest.json"):
         broken = tmp_path / name / "cpu"
@@ -150,13 +116,3 @@ def test_a_damaged_one_is_refused_with_the_way_out(folder: Path, tmp_path: Path)
     assert not has_shipped(Family.GPU)
     assert read_shipped(Family.GPU) is None
     assert shipped_folder(Family.GPU).name == "gpu"
-
-
-def test_empty_columns_stand_for_devices_of_others(recorded_sources: DatasetSnapshot) -> None:
-    source = DeviceId(SOURCES[0])
-    grown = with_columns(
-        recorded_sources, {TARGET: (SPEC, DESCRIPTOR), source: recorded_sources.devices[source]}
-    )
-    assert grown.dataset.device_ids == (*recorded_sources.dataset.device_ids, TARGET)
-    assert np.isnan(grown.dataset.latency_secs[:, -1]).all()
-    assert with_columns(grown, {TARGET: (SPEC, DESCRIPTOR)}) is grown

@@ -1,25 +1,21 @@
-"""A dataset read as columns against the same made of records."""
+"""Which records of a store become labels, and what a judge hears of them."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
 from pathlib import Path
-from typing import Any
 
 import msgspec
 import numpy as np
 import pytest
 
-from agents.records import NOISE, DeviceId, Outcome, Record, WorkloadId
+from agents.records import NOISE, DeviceId, Outcome, Record
 from fleet.models.judged_rows import JudgedRows
 from fleet.models.training_rows import counting_rows
 from fleet.models.versions import load_snapshot
-from fleet.store.noise import settled
-from fleet.store.reader import StoreReader
 from fleet.store.store import Store
 from tests.dataset_fixtures import again, cpu_device, gmm_candidates, gmm_workload, record_of
 from transfer.data.dataset import Dataset
-from transfer.data.joined_records import build_dataset
 from transfer.errors import DatasetError
 
 ONE, OTHER = gmm_workload("one"), gmm_workload("other", networks=("bert", "resnet"))
@@ -68,53 +64,25 @@ def store(tmp_path: Path) -> Path:
     return folder
 
 
-def from_records(reader: StoreReader, workload_ids: tuple[WorkloadId, ...] = ()) -> Dataset:
-    """The dataset by way of `Record`."""
-    records = [
-        record for record in reader.records() if not workload_ids or record.workload_id in workload_ids
-    ]
-    devices = {
-        name: (entry.spec, entry.descriptor)
-        for name, entry in reader.devices().items()
-        if entry.descriptor is not None
-    }
-    last: dict[tuple[str, str], float] = {}
-    for one in records:
-        key = one.device_id, one.environment_id
-        last[key] = max(one.measured_at, last.get(key, 0.0))
-    newest: dict[tuple[str, str], Record] = {}
-    silent = (Outcome.LOST, Outcome.REJECTED)
-    for one in sorted(settled(records), key=lambda one: last[one.device_id, one.environment_id]):
-        if one.outcome not in silent or (one.device_id, one.candidate_id) not in newest:
-            newest[one.device_id, one.candidate_id] = one
-    return build_dataset(newest.values(), reader.workloads(), devices)
+def millis_on(dataset: Dataset, device: str) -> list[float | None]:
+    """The latency of each candidate in ms, None where there is none."""
+    column = dataset.latency_secs[:, dataset.column(device)]
+    by_id = dict(zip(dataset.candidate_ids, column.tolist(), strict=True))
+    latencies = [by_id.get(one.candidate_id, math.nan) for one in CANDIDATES]
+    return [None if math.isnan(secs) else round(secs * 1e3, 6) for secs in latencies]
 
 
-def assert_equal(found: Dataset, expected: Dataset) -> None:
-    for name in ("candidate_ids", "workload_ids", "device_ids", "spec"):
-        assert getattr(found, name) == getattr(expected, name)
-    for name in ("group", "latency_secs", "failed", "flops", "weight", "hardware"):
-        np.testing.assert_array_equal(getattr(found, name), getattr(expected, name))
-    for name in ("categories", "numbers", "mask", "workload", "summary"):
-        np.testing.assert_array_equal(getattr(found.features, name), getattr(expected.features, name))
+def test_of_the_records_of_a_candidate_the_one_that_counts_becomes_its_label(store: Path) -> None:
+    dataset = load_snapshot(Store.read(store)).dataset
+    assert dataset.device_ids == ("box", "lab")
+    assert set(dataset.candidate_ids) == {one.candidate_id for one in CANDIDATES[:10]}
+    assert millis_on(dataset, "box") == [1, 2, 3, 7, 5, None, None, 8, 3, 9, None]
+    assert millis_on(dataset, "lab") == [None, None, 2, 3, 4, 5, 6, 7, 8, None, None]
+    failed = dataset.failed[:, dataset.column("box")]
+    assert np.flatnonzero(failed).tolist() == [dataset.candidate_ids.index(CANDIDATES[5].candidate_id)]
 
 
-def test_columns_give_the_dataset_that_records_give(store: Path) -> None:
-    reader = Store.read(store)
-    found = load_snapshot(reader).dataset
-    assert_equal(found, from_records(reader))
-    # 6 never gave a number on box and was measured on lab; all the others count on box, 5 as a failure.
-    box = dict(zip(found.candidate_ids, found.latency_secs[:, found.column("box")].tolist(), strict=True))
-    ids = [one.candidate_id for one in CANDIDATES]
-    assert set(found.candidate_ids) == set(ids[:10])
-    assert (box[ids[0]], box[ids[3]], box[ids[8]], box[ids[9]]) == (1e-3, 7e-3, 3e-3, 9e-3)
-    assert found.failed[found.candidate_ids.index(ids[5]), found.column("box")]
-    assert found.device_ids == ("box", "lab")
-
-
-def test_what_a_judge_asks_takes_no_further_look_at_the_rows(
-    store: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_judge_hears_of_noise_and_of_candidates_that_no_model_chose(store: Path) -> None:
     pairs = [
         record_of(msgspec.structs.replace(one, origin=NOISE), "lab", secs, attempt=attempt)
         for one in CANDIDATES[2:10]
@@ -125,31 +93,13 @@ def test_what_a_judge_asks_takes_no_further_look_at_the_rows(
     lost = record_of(CANDIDATES[0], "idle", outcome=Outcome.LOST)
     with Store.open(store) as writer:
         writer.append([record_of(ranked, "box", 1e-3), *pairs, lost])
-    reader, asked = Store.read(store), []
-    columns = StoreReader.columns
-
-    def watched(self: StoreReader, names: Sequence[str], **options: Any) -> Any:
-        asked.append((*options["device_ids"], "trace" in names))
-        return columns(self, names, **options)
-
-    monkeypatch.setattr(StoreReader, "columns", watched)
-    dataset = load_snapshot(reader, judged=(judged := JudgedRows())).dataset
+    dataset = load_snapshot(Store.read(store), judged=(judged := JudgedRows())).dataset
     not_ranked = judged.not_ranked(dataset)
-    assert asked == [(device, is_long) for device in sorted(DEVICES) for is_long in (False, True)]
-    assert_equal(dataset, load_snapshot(reader).dataset)
     box = dataset.column("box")
     rows = [dataset.candidate_ids.index(one.candidate_id) for one in (CANDIDATES[0], CANDIDATES[1], ranked)]
     assert np.isfinite(dataset.latency_secs[rows, box]).all()
     assert not_ranked[rows, box].tolist() == [True, True, False]
     assert judged.floors == {"lab": pytest.approx(0.02, rel=0.1)}
-
-
-def test_only_some_workloads(store: Path) -> None:
-    reader = Store.read(store)
-    chosen = (OTHER.workload_id,)
-    found = load_snapshot(reader, workload_ids=chosen).dataset
-    assert found.workload_ids == chosen
-    assert_equal(found, from_records(reader, chosen))
 
 
 def test_the_rows_of_a_version_stay_what_they_were(store: Path) -> None:

@@ -9,21 +9,18 @@ from pathlib import Path
 import msgspec
 import numpy as np
 import pytest
-import torch
 
 import fleet
 from agents.records import DeviceId
 from fleet.api.score_process import answered
 from fleet.cli.app import run
-from fleet.config.settings import ConfigError, load_fleet
+from fleet.config.settings import load_fleet
 from fleet.errors import FleetError
-from fleet.models.evaluation import evaluate_model, evaluate_store
+from fleet.models.evaluation import evaluate_model
 from fleet.models.head_scores import HeadCache
-from fleet.models.judge import Judge, best_of, counting_verdicts
-from fleet.models.judged_rows import JudgedRows
+from fleet.models.judge import best_of, counting_verdicts
 from fleet.models.promotion import DecisionKind, DeviceDecision, Incumbent, judge
 from fleet.models.registry import Registry
-from fleet.models.shipped_heads import ShippedHeads
 from fleet.models.standings import Standing
 from fleet.models.versions import DatasetSnapshot, load_snapshot
 from fleet.models.views import champion_notes, diff_versions, list_versions
@@ -47,7 +44,7 @@ from tests.refresh_fixtures import (
 from transfer.checked_folder import CheckpointError
 from transfer.errors import TransferError
 from transfer.features.extractor import DEFAULT_SPEC, Extractor
-from transfer.features.published_features import CPU_LAYOUT, GPU_LAYOUT, published_features
+from transfer.features.published_features import CPU_LAYOUT, GPU_LAYOUT
 from transfer.model import checkpoint
 from transfer.model.mtl_tlp import MtlTLP
 from transfer.train import trainers
@@ -97,23 +94,6 @@ def request_of(store: Path, folder: Path, model: str, **changes: object) -> Refr
     return request_in(folder, store=str(store), model=model, epochs=1, **changes)
 
 
-def test_the_block_holds_published_features_of_whole_sequences_where_they_are_wanted(
-    snapshot: DatasetSnapshot, store: Path
-) -> None:
-    some = candidates_of(LEARNT[0], 5)
-    extractor, workloads = Extractor(), {LEARNT[0].workload_id: LEARNT[0]}
-    block = extractor.extract(workloads, some, CPU_LAYOUT)
-    expected = published_features([extractor.read(one) for one in some], CPU_LAYOUT)
-    assert np.array_equal(block.published, expected)
-    assert np.array_equal(block.take(np.array([3, 1])).published, expected[[3, 1]])
-    assert extractor.extract(workloads, some).published is None
-    # Joined and ordered by the dataset.
-    dataset = snapshot.dataset
-    row = dataset.candidate_ids.index(some[2].candidate_id)
-    assert np.array_equal(dataset.features.published[row], expected[2])
-    assert load_snapshot(Store.read(store)).dataset.features.published is None
-
-
 def test_it_learns_and_comes_back_from_disk_with_equal_scores(
     trained: MtlTLP, snapshot: DatasetSnapshot, tmp_path: Path
 ) -> None:
@@ -133,24 +113,12 @@ def test_it_learns_and_comes_back_from_disk_with_equal_scores(
         checkpoint.load_fleet_tlp(tmp_path / "v")
 
 
-def test_scores_keep_the_order_of_sums_of_any_size_and_need_its_features(
-    trained: MtlTLP, snapshot: DatasetSnapshot, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_scores_need_its_features(trained: MtlTLP, snapshot: DatasetSnapshot) -> None:
     block = snapshot.dataset.features
     with pytest.raises(TransferError, match="reads the published features of TLP and these candidates have"):
         trained.score(replace(block, published=None), A)
     with pytest.raises(TransferError, match="25 x 22 published features, got 40 x 20"):
         trained.check_block(replace(block, published=np.zeros((1, GPU_LAYOUT.steps, GPU_LAYOUT.width))))
-    with pytest.raises(TransferError, match=r"no head for device 'ghost'; it has: box.a, box.b"):
-        trained.score(block, "ghost")
-    sums = np.array([-1e7, -50.0, -1.0, 0.0, 1.0, 50.0, 51.0, 1e7])
-    model = MtlTLP(CPU_LAYOUT, ("x",))
-    monkeypatch.setattr(
-        model.network, "forward", lambda steps: torch.from_numpy(np.resize(sums, len(steps)))[:, None]
-    )
-    scores = model.score(block.take(np.arange(8)), "x")
-    assert (np.diff(scores) > 0).all()
-    assert scores[3] == 0.5
 
 
 def test_whoever_serves_scores_with_the_features_that_it_reads(
@@ -227,31 +195,6 @@ def test_of_two_challengers_the_better_takes_the_place() -> None:
     assert counting_verdicts([[ours], [theirs]]) == [ours]
 
 
-def test_both_kinds_are_judged_on_the_same_candidates_of_a_champion_of_either_kind(
-    served: Registry, trained: MtlTLP, store: Path, snapshot: DatasetSnapshot
-) -> None:
-    reader = Store.read(store)
-    load_snapshot(reader, judged=(rows := JudgedRows()))
-    asked = Judge(
-        registry=served,
-        reader=reader,
-        snapshot=snapshot,
-        not_ranked=rows.not_ranked(snapshot.dataset),
-        steady=rows.steady(snapshot.dataset),
-        floors=rows.floors,
-        shipped=ShippedHeads(served, reader, enabled=False),
-        trained=[one.workload_id for one in LEARNT],
-    )
-    judged = asked.verdicts([small_model(A, B), trained], DEVICES)
-    for ours, theirs in zip(*judged, strict=True):
-        assert (ours.model_kind, theirs.model_kind) == ("fleet_tlp", "mtl_tlp")
-        assert ours.judged["workloads"] == theirs.judged["workloads"] == len(HELD)
-        assert ours.judged["champion"] == theirs.judged["champion"]
-        assert not (ours.moves_on and theirs.moves_on)
-    # Box A is served by a model that was never trained, and the FleetTLP here is that one again.
-    assert judged[1][0].moves_on
-
-
 def test_a_refresh_of_both_judges_both_and_publishes_the_better(store: Path, tmp_path: Path) -> None:
     found = run_refresh(request_of(store, tmp_path, "both"))
     assert set(found["challengers"]) == {"fleet_tlp", "mtl_tlp"}
@@ -292,30 +235,3 @@ def test_mtl_tlp_alone_is_refreshed_watched_and_gone_on_from(
     settings = load_fleet(None, {"store.path": str(copy)}).config
     evaluated = evaluate_model(settings, tmp_path / "models", "v000001", [A])
     assert evaluated.comparison.rankers == ("v000001",)
-
-
-def test_fleet_train_keeps_both_and_says_which_is_which(
-    store: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    models = str(tmp_path / "models")
-    arguments = ["train", "--store", str(store), "--models", models, "--epochs", "1", "--json"]
-    arguments += ["--set", "onboarding.shipped=false"]
-    assert run([*arguments, "--model", "both"]) == 0
-    found = json.loads(capsys.readouterr().out)
-    (other,) = found["others"]
-    assert {found["model_kind"], other["model_kind"]} == {"fleet_tlp", "mtl_tlp"}
-    assert {found["version"], other["version"]} == {"v000001", "v000002"}
-    registry = Registry(tmp_path / "models")
-    assert set(found["serves"]) | set(other["serves"]) == set(map(str, registry.champions()))
-
-
-def test_both_stand_in_the_table_of_an_evaluation(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("os.sched_getaffinity", lambda _: {0})
-    monkeypatch.setattr(trainers, "published_config", lambda _: TlpConfig(epochs=1))
-    training = {"training.model": "both", "training.epochs": 1, "training.folds": 2}
-    changes = {"store.path": str(store), **training}
-    found = evaluate_store(load_fleet(None, changes).config, [A], split="by-workload", seeds=1)
-    assert found.comparison.rankers == ("fleet-tlp", "mtl-tlp")
-    with pytest.raises(ConfigError, match=r"training\.model: .*fleet_tlp.*mtl_tlp.*both"):
-        load_fleet(None, {"training.model": "tlp"})
-    assert load_fleet(None, {}).config.training.model == "fleet_tlp"

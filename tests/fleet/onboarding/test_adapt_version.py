@@ -12,12 +12,12 @@ import pytest
 from agents.records import DeviceId
 from fleet.models.registry import Registry
 from fleet.models.shipped_heads import ShippedHeads
-from fleet.models.versions import DatasetSnapshot, load_snapshot, training_workloads
+from fleet.models.versions import DatasetSnapshot, training_workloads
 from fleet.onboarding.head_version import adapt_version, onboarding_of, serving_of
 from fleet.onboarding.judgement import ORIGIN, SampleJudge
 from fleet.onboarding.text import lines_of
 from fleet.store.store import Store
-from tests.onboarding_fixtures import NEW, SOURCES
+from tests.onboarding_fixtures import NEW
 from transfer.adapt.nearest import Nearest
 from transfer.model.fleet_tlp import FleetTLP
 from transfer.train.config import TrainConfig
@@ -166,22 +166,3 @@ def test_a_champion_that_cannot_serve_is_followed_unless_it_is_pinned(
     champion = registry.champions()[TARGET]
     assert champion.version == third
     assert champion.reason.startswith(f"{first} cannot serve any more (")
-
-
-def test_a_trained_head_stays(onboard: Onboard, registry: Registry, model_of_all: FleetTLP) -> None:
-    registry.publish(registry.add(model_of_all, {}), {one: {} for one in model_of_all.device_ids})
-    version = onboard(64)
-    assert registry.champions()[TARGET].version == "v000001"
-    assert "needs samples of 8 more workloads" in serving_of(registry, TARGET, version)["why_not_served"]
-
-
-def test_a_head_that_the_store_has_no_records_of_is_no_error(
-    recorded_store: Path, onboard: Onboard, registry: Registry
-) -> None:
-    """It was seen at the very end, when all samples had been measured."""
-    fewer = load_snapshot(
-        Store.read(recorded_store), device_ids=[DeviceId("dev-a"), DeviceId("dev-b"), TARGET]
-    )
-    manifest = registry.manifest(onboard(16, fewer))
-    assert set(manifest["heads"]) == {*SOURCES, NEW}
-    assert set(manifest["trained_heads"]) == {"dev-a", "dev-b", NEW}

@@ -8,7 +8,6 @@ import shutil
 import sys
 import threading
 import time
-from dataclasses import replace
 from functools import partial
 from itertools import chain, pairwise
 from pathlib import Path
@@ -16,9 +15,7 @@ from types import FrameType
 from typing import Any
 
 import msgspec
-import numpy as np
 import pytest
-import torch
 from rich.console import Console
 
 from agents.records import DeviceId, Family, Outcome, WorkloadId
@@ -33,9 +30,8 @@ from fleet.models.holdout import held_out, is_held_out
 from fleet.models.onboarding_curves import CURVES, history
 from fleet.models.registry import Registry
 from fleet.models.versions import load_snapshot
-from fleet.onboarding.adaptation import strategy_for
 from fleet.onboarding.choice import pools_of, source_devices_of
-from fleet.onboarding.head_version import onboarding_of, without_head
+from fleet.onboarding.head_version import onboarding_of
 from fleet.onboarding.replay import onboard_recorded
 from fleet.onboarding.text import WHY_FEWER, lines_of
 from fleet.planner.progress import TerminalDisplay
@@ -45,12 +41,8 @@ from fleet.requests.work import Work
 from fleet.store.store import Store
 from tests.coordinator_fixtures import write_replay_device
 from tests.dataset_fixtures import cpu_device, gmm_workload, record_of
-from tests.model_fixtures import CONFIG, make_dataset
 from tests.onboarding_fixtures import BROKEN, NEW, SOURCES, TILES, WORKLOADS, candidate, fill, records_of
-from transfer.adapt.base import Regime
 from transfer.adapt.maml import Maml
-from transfer.adapt.registry import NAMES
-from transfer.train.training import train
 
 ROOT = Path(__file__).parents[3]
 
@@ -88,13 +80,6 @@ def test_a_recorded_device_is_onboarded_and_the_truth_told(recorded_store: Path,
         onboard_recorded(settings, "dev-x")
 
 
-def test_a_replay_takes_as_many_samples_as_there_are(recorded_store: Path, tmp_path: Path) -> None:
-    half = len(WORKLOADS) * len(TILES) // 2
-    result = onboard_recorded(settings_of(recorded_store, samples=half + 1), NEW)
-    assert (result["samples"], result["samples_asked"]) == (half, half + 1)
-    assert next(lines_of(result)) == f"dev-new: {half} samples of {half + 1}"
-
-
 def test_no_samples_at_all_still_give_a_head(recorded_store: Path, tmp_path: Path) -> None:
     settings = settings_of(recorded_store, samples=0, strategy="source_devices")
     result = onboard_recorded(settings, NEW)
@@ -128,37 +113,6 @@ def test_devices_of_another_family_are_no_source_devices(tmp_path: Path) -> None
         store.append(records_of(NEW))
     with pytest.raises(FleetError, match="the only device of family gpu"):
         onboard_recorded(settings_of(path, samples=8), NEW)
-
-
-def test_a_strategy_is_found_by_its_name() -> None:
-    with pytest.raises(FleetError, match="auto, source_devices"):
-        strategy_for("majik", Regime.DEVICE_NEW)
-    for name in NAMES:
-        assert strategy_for(name, Regime.DEVICE_NEW).name == name
-
-
-def test_a_second_onboarding_starts_from_all_of_the_model_but_the_head() -> None:
-    """Trees, and what they and `validity` are told of the other devices, stay."""
-    dataset = make_dataset()
-    rows = np.arange(len(dataset))
-    source = train(dataset, rows, config=replace(CONFIG, epochs=1, trees=5), seed=0).model
-    for device_id in source.device_ids:
-        if not source.tells_validity(device_id):
-            source.set_validity(device_id, torch.ones(source.config.sizes.trunk_width + 1))
-    cut = without_head(source, DeviceId("cpu-new"))
-    assert cut.device_ids == ("cpu.a", "cpu.b")
-    assert set(source.device_ids) == {"cpu.a", "cpu.b", "cpu-new"}
-    assert cut.trees is not None
-    assert len(cut.hardware) == len(cut.validity_outputs) == 2
-    states = source.state_dict()
-    for name, value in cut.state_dict().items():
-        assert torch.equal(value, states[name]), name
-    for one in cut.device_ids:
-        np.testing.assert_array_equal(cut.score(dataset.features, one), source.score(dataset.features, one))
-        np.testing.assert_array_equal(
-            cut.validity(dataset.features, one), source.validity(dataset.features, one)
-        )
-    assert without_head(cut, DeviceId("cpu-new")) is cut
 
 
 def test_no_sample_is_of_a_workload_that_is_held_out_later(tmp_path: Path) -> None:

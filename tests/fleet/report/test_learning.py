@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-import math
-from pathlib import Path
-
 import msgspec
 import pytest
 
 from agents.records import Outcome, Record
-from fleet.models.versions import load_snapshot
-from fleet.report.demo_report import remeasure_change, summarise_device
-from fleet.store.store import Store
+from fleet.report.demo_report import summarise_device
 from tests.dataset_fixtures import again, cpu_device, gmm_candidates, gmm_workload, record_of
 
 WORKLOAD = gmm_workload()
@@ -38,22 +33,6 @@ def made() -> list[Record]:
     ]
 
 
-def test_labels_come_from_settled_records(tmp_path: Path) -> None:
-    spec, descriptor = cpu_device("box")
-    with Store.open(tmp_path / "store") as store:
-        store.put_device(spec, descriptor)
-        store.put_workloads([WORKLOAD])
-        store.append(made())
-        store.flush()
-        dataset = load_snapshot(store).dataset
-    found = dict(zip(dataset.candidate_ids, dataset.latency_secs[:, 0].tolist(), strict=True))
-    ids = [one.candidate_id for one in CANDIDATES]
-    assert set(found) == {ids[0], ids[1], ids[2], ids[4], ids[6]}
-    assert (found[ids[0]], found[ids[2]], found[ids[6]]) == (1e-3, 2.5e-3, 7e-3)
-    assert math.isnan(found[ids[4]])
-    assert dataset.failed[dataset.candidate_ids.index(ids[4]), 0]
-
-
 def test_the_report_counts_every_candidate_once_with_its_reason() -> None:
     spec, _ = cpu_device("box")
     summary = summarise_device(spec, made(), {WORKLOAD.workload_id: WORKLOAD.name})
@@ -69,14 +48,3 @@ def test_the_report_counts_every_candidate_once_with_its_reason() -> None:
     assert entry["slowest_over_fastest"] == summary["slowest_over_fastest_median"] == pytest.approx(7)
     assert summary["slowdown_quantiles"][2] == pytest.approx(2.25)
     assert (summary["remeasured_pairs"], summary["remeasured_disturbed"]) == (2, 1)
-
-
-def test_repeatability_compares_steady_measurements_where_there_are_some() -> None:
-    assert remeasure_change(made()) == (1.1e-3 / 1e-3) - 1
-    assert remeasure_change([record for record in made() if record.origin != "remeasure"]) is None
-    stopped = record_of(CANDIDATES[0], "box", 1e-3)
-    stopped = msgspec.structs.replace(stopped, quality='{"stopped_early":true}')
-    assert remeasure_change([stopped, again(stopped, run_secs=(9e-3,))]) is None
-    # Of a device that is never steady it is told all the same.
-    drifted = msgspec.structs.replace(record_of(CANDIDATES[0], "box", 1e-3), quality=SUSPECT)
-    assert remeasure_change([drifted, again(drifted, run_secs=(1.5e-3,))]) == 0.5

@@ -20,13 +20,11 @@ from fleet.report.summary import print_summary
 from fleet.report.words import (
     MIN_PAIRS,
     NOT_MEASURED,
-    WarmStartVerdict,
     beats_random,
     duration,
     explain,
     headline,
     label,
-    labels,
     latency,
     percent,
     served_text,
@@ -134,21 +132,6 @@ def test_a_verdict_needs_an_interval_on_one_side_and_enough_workloads() -> None:
     for line in VERDICTS.strip().splitlines():
         arguments, expected = line.split("|")
         assert verdict(*yaml.safe_load(arguments)) == expected.strip(), line
-
-
-finite = st.floats(-1, 1)
-
-
-@given(finite, finite, finite, st.integers(0, 30))
-def test_swapping_warm_and_scratch_swaps_the_verdict(a: float, b: float, c: float, pairs: int) -> None:
-    low, value, high = sorted((a, b, c))
-    swapped = {
-        WarmStartVerdict.BETTER: WarmStartVerdict.WORSE,
-        WarmStartVerdict.WORSE: WarmStartVerdict.BETTER,
-    }
-    found = verdict(value, [low, high], pairs)
-    mirrored = verdict(-value, [-high, -low], pairs)
-    assert mirrored is swapped.get(found, found)
 
 
 def test_each_verdict_and_its_title_are_said_plainly() -> None:
@@ -268,11 +251,6 @@ def test_a_workload_is_explained() -> None:
     assert explain("C2D_1x56x56x96x24x1x1x0") == convolution
     names = ("SFM_1536x128", "GMM_oddly", "a network of my own")
     assert list(map(explain, names)) == ["softmax: 1536 rows of 128", "matrix product", ""]
-
-
-def test_cut_names_stay_apart() -> None:
-    assert labels(["board-alpha-1", "board-alpha-2", "x"], 8) == ["boar…a-1", "boar…a-2", "x"]
-    assert labels(["board-1-alpha", "board-2-alpha", "x"], 8) == ["boar…pha", "boar…pha #2", "x"]
 
 
 # ---- the printout at the end ----

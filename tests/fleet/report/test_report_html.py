@@ -134,13 +134,6 @@ def test_hostile_names_stay_text() -> None:
     assert len(page.all("figure")) == 7
 
 
-def test_two_names_that_are_cut_alike_keep_their_rows() -> None:
-    names = tuple(f"{'board-' * 10}{place}{'-lab' * 10}" for place in range(3))
-    text = Page(render(full_report(names))).text
-    assert "#2" in text
-    assert "#3" in text
-
-
 @pytest.mark.parametrize(
     ("missing", "gone"),
     [
@@ -175,13 +168,6 @@ def test_a_device_alone_is_shown_as_it_is() -> None:
     # Each of its workloads has a single candidate.
     page = Page(render(complete({"devices": {"one": device(slowdown_quantiles=[1.0] * 5)}})))
     assert [each["aria-labelledby"] for each in page.all("figure")] == ["plot-spread"]
-
-
-def test_scores_without_an_interval_are_drawn_as_dots_only() -> None:
-    new = onboarding(warm_top1_interval=None, scratch_top1=None, difference=None, difference_interval=None)
-    text = Page(render(full_report(onboarding=new))).text
-    assert "the warm start was not compared with training from scratch" in text
-    assert "- \u00b7 0.85" in text
 
 
 def test_the_shipped_model_has_a_row_where_it_was_judged() -> None:

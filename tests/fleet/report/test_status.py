@@ -1,19 +1,14 @@
 from __future__ import annotations
 
 import json
-import time
 from pathlib import Path
-from typing import Any
 
 import pytest
-from msgspec.structs import replace
 
-from agents.records import DeviceId, Outcome, Record
+from agents.records import Outcome
 from fleet.cli.app import run
-from fleet.cli.output import short_moment
 from fleet.models.registry import Registry
-from fleet.report.status import read_status, trust
-from fleet.store.delta.schema import records_to_table
+from fleet.report.status import read_status
 from fleet.store.store import Store
 from tests.cli_fixtures import json_of, said
 from tests.record_fixtures import make_descriptor, make_record, make_spec, make_workload
@@ -35,11 +30,6 @@ def noise_pair(number: int, ratio: float, *, at: float, attempt: int = 1, device
         )
         for later, secs in enumerate((1e-3, ratio * 1e-3))
     ]
-
-
-def trusted(records: list[Record]) -> dict[str, Any]:
-    """What `trust` tells of these records, each in a batch of its own."""
-    return trust(DeviceId("dev-a"), records_to_table(records).to_batches(max_chunksize=1))
 
 
 @pytest.fixture
@@ -79,23 +69,6 @@ def test_status_tells_how_far_each_device_can_be_trusted(store: Path, tmp_path: 
     assert json.loads(json.dumps(found)) == found
 
 
-def test_a_moment_of_another_year_shows_its_date() -> None:
-    june = time.mktime((2024, 6, 1, 12, 0, 0, 0, 0, -1))
-    assert short_moment(june, june + 30 * DAY) == "06-01 12:00"
-    assert short_moment(june, june + 300 * DAY) == "2024-06-01"
-    assert short_moment(None) == short_moment(0.0) == "never"
-
-
-def test_an_aa_run_on_a_drifting_device_tells_nothing_and_says_so() -> None:
-    found = trusted([replace(one, quality='{"suspect":true}') for one in noise_pair(1, 1.5, at=DAY)])
-    assert found["noise"] is None
-    assert found["noise_suspect"] == 2
-    # A candidate under quarantine is counted once.
-    killer = make_record(4, outcome=Outcome.RUN_FAILED, quality='{"quarantined":true}')
-    again = make_record(4, outcome=Outcome.RUN_FAILED, quality='{"quarantined":true}', attempt=1)
-    assert trusted([killer, again])["quarantined"] == 1
-
-
 def test_the_status_of_the_command_line(
     store: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -122,22 +95,3 @@ def test_the_status_tells_pins_and_why_champions_stay(store: Path, tmp_path: Pat
     assert "dev-b, challenger v000002: worse" in shown
     (registry.folder / "registry.sqlite").write_text("{")
     assert read_status(store, registry.folder)["champions"] == {}
-
-
-def test_a_device_with_a_long_name_keeps_its_line(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    name = "x86_inteli7-3770_threads"
-    assert len(name) == 24
-    with Store.open(tmp_path / "store") as writer:
-        writer.put_device(make_spec(name), make_descriptor())
-        # As wide as its cells get: a noise floor that the drifting device keeps secret, a share of 100 %.
-        pair = noise_pair(1, 1.5, at=DAY, device=name)
-        writer.append([replace(one, quality='{"suspect":true}') for one in pair])
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("COLUMNS", "80")
-    assert run(["status", "--store", "store"]) == 0
-    lines = capsys.readouterr().out.splitlines()
-    assert max(map(len, lines)) <= 80
-    shown = next(line.split() for line in lines if line.startswith(name))
-    assert shown[:7] == [name, "2", "0", "0", "100.0%", "0", "drifted"]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import statistics
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 from unittest.mock import Mock
 
@@ -29,7 +28,6 @@ from fleet.cli.app import run
 from fleet.config.sections import FleetConfig
 from fleet.errors import FleetError
 from fleet.models.registry import Registry
-from fleet.planner.time_spent import Clock
 from fleet.store.reader import StoreReader
 from fleet.store.store import Store
 from fleet.tuning.database import read_database, update_database
@@ -45,9 +43,9 @@ from fleet.tuning.delivery import (
 )
 from fleet.tuning.report import headline, render
 from fleet.tuning.search import settled
-from fleet.tuning.tuning import TuneOptions, conclude, tune_device
+from fleet.tuning.tuning import TuneOptions, tune_device
 from tests.host_fixtures import write_generic_device
-from tests.network_fixtures import save_network
+from tests.network_fixtures import save_network, save_program
 from tests.record_fixtures import make_descriptor, make_record, make_spec, make_workload
 
 TARGET = {"kind": "llvm", "num-cores": 1}
@@ -118,15 +116,6 @@ def test_each_network_is_checked_before_anything_is_measured(
     monkeypatch.setattr("fleet.tuning.tuning.labels_of", lambda networks: {text: text for text in networks})
     with pytest.raises(NetworkRefusedError, match=r"b\.pt2: is no function"):
         tune_device(engine, settings, device.spec, options, Mock())
-    # For a device elsewhere it is checked on this host, and no library is kept of that.
-    ask.side_effect, ask.return_value = None, {}
-    for why, made, target in (("", True, device.spec.target), ("it is elsewhere", False, {"kind": "llvm"})):
-        monkeypatch.setattr("fleet.tuning.delivery.why_not_here", lambda *_, why=why: why)
-        folder = tmp_path / f"for {target['kind']} {made}"
-        folder.mkdir()
-        libraries = check_all(["a.pt2"], device, folder)
-        assert libraries == ({"a.pt2": folder / "0/untuned.so"} if made else {})
-        assert ask.call_args.args[0]["target"] == target
 
 
 def test_a_library_is_made_where_the_device_is() -> None:
@@ -195,66 +184,22 @@ def test_a_second_search_keeps_what_was_better(tmp_path: Path) -> None:
         update_database(other, DeviceId("mine"), out)
 
 
-@pytest.mark.usefixtures("any_trace")
-def test_the_end_of_a_search_writes_everything(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With the processes that compile and time played: what is asked of them, and what is kept."""
-    monkeypatch.setattr("fleet.tuning.delivery.why_not_here", lambda *_: "")
-    asked: list[dict[str, Any]] = []
-    secs = {"torch_eager": 2e-3, "tvm_untuned": 9e-3, "tvm_tuned": 3e-3, "tvm_earlier": 4e-3}
-
-    def ask(question: dict[str, Any], *, folder: Path, **_: Any) -> dict[str, Any]:
-        asked.append(question)
-        if question["op"] == "build":
-            (folder / "tuned.so").write_text(f"tuned.so {len(asked)}")
-            return {"workloads": 5, "applied": 4, "refused": {}}
-        sides = ["torch_eager", *question["libraries"]]
-        answer = timed({side: secs[side] for side in sides}, dict.fromkeys(sides[1:], 1e-07))
-        return answer | {"threads": question["threads"]}
-
-    monkeypatch.setattr("fleet.tuning.delivery.ask", ask)
-    store, out = store_with(tmp_path / "store", [ok(1, 1e-3)]), tmp_path / "tuned"
-    found = {key: value for key, value in result().items() if key not in ("whole_networks", "database")}
-    labels = {"bert-tiny": "bert-tiny", "/nets/small.pt2": "small.pt2-12345678"}
-    said: list[str] = []
-
-    def end() -> dict[str, Any]:
-        untuned = {"/nets/small.pt2": tmp_path / "untuned.so"}
-        return conclude(found, store, labels, out, Clock(), SimpleNamespace(say=said.append), untuned)  # type: ignore[arg-type]
-
-    [(label, one)] = end()["whole_networks"].items()
-    assert (label, one["kept"], one["is_equal"]) == ("small.pt2-12345678", "tvm_tuned", True)
-    assert one["speedup_vs_untuned"] == pytest.approx(3.0)
-    assert (out / "small.so").read_text() == "tuned.so 1"
-    assert list(asked[0]["traces"].values()) == [canonical_json([[["Sample1"]], []])]
-    assert set(asked[1]["libraries"]) == {"tvm_untuned", "tvm_tuned"}
-    assert len(said) == 1
-    report = json.loads((out / "report.json").read_text())
-    assert report["whole_networks"][label]["library"] == str(out / "small.so")
-    assert "--network /nets/small.pt2" in report["command"]
-    assert "small.pt2-12345678" in (out / "report.html").read_text()
-
-    # What an earlier search found is timed beside the new library, and stays where that is slower.
-    secs["tvm_tuned"] = 5e-3
-    assert end()["whole_networks"][label]["kept"] == "tvm_earlier"
-    assert (out / "small.so").read_text() == "tuned.so 1"
-    assert set(asked[3]["libraries"]) == {"tvm_untuned", "tvm_tuned", "tvm_earlier"}
+#: What else the process of a network may answer.
+ANSWERS = """
+{"secs": {}}
+{"secs": []}
+{"secs": {"tvm_tuned": "soon", "tvm_untuned": 1.0}}
+{"secs": {"tvm_tuned": 0.0, "tvm_untuned": 1.0}}
+{"turns": {}}
+{"turns": {"torch_eager": [], "tvm_untuned": [9.0], "tvm_tuned": [3.0]}}
+{"differences": {}}
+{"reference": "the file itself"}
+{"inputs": [["x", [1]]]}
+{"threads": null}
+"""
 
 
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {"secs": {}},
-        {"secs": []},
-        {"secs": {"tvm_tuned": "soon", "tvm_untuned": 1.0}},
-        {"secs": {"tvm_tuned": 0.0, "tvm_untuned": 1.0}},
-        {"turns": {}},
-        {"turns": {"torch_eager": [], "tvm_untuned": [9.0], "tvm_tuned": [3.0]}},
-        {"differences": {}},
-        {"reference": "the file itself"},
-        {"inputs": [["x", [1]]]},
-        {"threads": None},
-    ],
-)
+@pytest.mark.parametrize("changes", [json.loads(line) for line in ANSWERS.strip().splitlines()])
 def test_another_answer_than_was_asked_for_is_refused(
     changes: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -270,18 +215,6 @@ def test_another_answer_than_was_asked_for_is_refused(
         time_network("small.pt2", make_spec("mine"), libraries, tmp_path)
     with pytest.raises(NetworkRefusedError, match=r"small\.pt2: its process gave another answer"):
         build_library("small.pt2", make_spec("mine"), {}, tmp_path)
-
-
-@pytest.mark.parametrize(("kind", "index"), [(DeviceKind.LOCAL, None), (DeviceKind.CUDA, 1)])
-def test_only_a_gpu_has_its_network_timed_on_one(
-    kind: DeviceKind, index: int | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    ask = Mock(return_value=timed({"torch_eager": 2.0}, {}))
-    monkeypatch.setattr("fleet.tuning.delivery.ask", ask)
-    time_network("small.pt2", make_spec("mine", kind=kind, index=1), {}, tmp_path)
-    question = ask.call_args.args[0]
-    assert question["gpu_index"] == index
-    assert ("cuda-1" in Path(question["lock"]).name) == (index is not None), "under the lock of its device"
 
 
 @pytest.mark.gpu
@@ -378,6 +311,14 @@ def test_the_report_says_who_wins() -> None:
     assert "http" not in page, "it loads nothing"
 
 
+def save_smaller_network(path: Path) -> None:
+    """Export a network of few programs, one of them a convolution: each takes a while to compile."""
+    import torch
+
+    layers = (torch.nn.Conv2d(3, 16, 3, padding=1), torch.nn.ReLU(), torch.nn.Flatten())
+    save_program(torch.nn.Sequential(*layers, torch.nn.Linear(16 * 64, 10)), (torch.randn(1, 3, 8, 8),), path)
+
+
 @pytest.mark.tvm
 @pytest.mark.ray
 @pytest.mark.slow
@@ -389,26 +330,26 @@ def test_a_network_from_a_file_becomes_a_library_with_torch_s_output(
 
     monkeypatch.chdir(tmp_path)
     write_generic_device(Path("hardware"))
-    save_network(Path("small.pt2"))
+    save_smaller_network(Path("small.pt2"))
     where = ["--store", "store", "--out", "tuned", "--set", "devices.folder=hardware", "--json"]
     quick = ["--set", "protocol.repeat=2", "--set", "protocol.min_repeat_ms=1", "--set", "protocol.visits=1"]
     # torch compiles in most of a minute: `benchmarks.networks` times it.
     monkeypatch.setattr("fleet.tuning.delivery.SIDES", ("torch_eager",))
     monkeypatch.setattr("fleet.tuning.delivery._TURN_SECS", 0.02)
-    assert run(["tune", "generic", "small.pt2", "--trials", "12", *where, *quick]) == 0
+    assert run(["tune", "generic", "small.pt2", "--trials", "6", *where, *quick]) == 0
     found = json.loads(capfd.readouterr().out)
     # Nothing was ever trained here: the shipped model ranks.
     assert found["model"] == "v000001"
     assert Registry(tmp_path / "runs/models").manifest("v000001")["samples"] == 0
-    check_records(tmp_path / "store", found, 12)
+    check_records(tmp_path / "store", found, 6)
     assert found["ended"] == "trials"
     # Too few for first rounds of 8: every program of the network has its share.
-    assert [(each["before_secs"], each["curve"][0][0]) for each in found["workloads"]] == [(None, 2)] * 6
+    assert [(each["before_secs"], each["curve"][0][0]) for each in found["workloads"]] == [(None, 2)] * 3
     [(label, one)] = found["whole_networks"].items()
     assert label == read_network_name("small.pt2").label()
     assert one.get("is_equal"), one
     assert one["reference"] == "torch_eager"
-    assert one["applied"] >= 2
+    assert one["applied"] >= 1
     assert one["refused"] == {}
     assert {"torch_eager", "tvm_untuned", "tvm_tuned"} <= set(one["secs"])
     assert one["kept"] in ("tvm_tuned", "tvm_untuned")
@@ -429,14 +370,14 @@ def test_a_network_from_a_file_becomes_a_library_with_torch_s_output(
 
     # A second search goes on from the best known, here without a head, and loses nothing.
     headless = ["--set", "onboarding.shipped=false", "--models", "none"]
-    assert run(["tune", "generic", "small.pt2", "--trials", "6", *where, *quick, *headless]) == 0
+    assert run(["tune", "generic", "small.pt2", "--trials", "3", *where, *quick, *headless]) == 0
     again = json.loads(capfd.readouterr().out)
     assert (again["model"], "no model serves generic" in again["why_no_model"]) == (None, True)
-    assert again["trials"] == 6
+    assert again["trials"] == 3
     # Both candidates of a program may have failed in the first search.
     for each in (each for each in again["workloads"] if each["before_secs"]):
         assert each["best_secs"] <= each["before_secs"]
-    check_records(tmp_path / "store", again, 18)
+    check_records(tmp_path / "store", again, 9)
     # A leader of the first search may have been timed again: both figures are of all its records.
     told = [each["before_secs"] for each in again["workloads"] if each["before_secs"]]
     assert sorted(told) == best_latencies(tmp_path / "store", among=earlier)

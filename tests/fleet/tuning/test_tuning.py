@@ -6,8 +6,7 @@ import math
 import random
 import statistics
 import zlib
-from collections.abc import Iterable, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Iterable, Sequence
 from types import SimpleNamespace
 
 import pytest
@@ -15,14 +14,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from agents.records import Candidate, CandidateId, DeviceId, DeviceKind, Outcome, Record, Replay
+from agents.records import Candidate, CandidateId, DeviceId, Outcome, Record
 from fleet.errors import FleetError
 from fleet.models.freshness import NOT_RANKED
 from fleet.planner.time_spent import Clock
-from fleet.store.store import Store
 from fleet.tuning.decision_scorer import DecisionScorer
 from fleet.tuning.evolution import Evolution
-from fleet.tuning.rounds import Rounds
 from fleet.tuning.search import (
     PARENTS,
     Search,
@@ -31,12 +28,10 @@ from fleet.tuning.search import (
     expected_trials,
     next_search,
     round_count,
-    settled,
 )
-from fleet.tuning.tuning import _settle, choose_searched, network_seconds
+from fleet.tuning.tuning import choose_searched, network_seconds
 from tests.dataset_fixtures import gmm_trace, gmm_workload, record_of
-from tests.fake_fleet import FakeFleet, done
-from tests.record_fixtures import make_record, make_spec, make_workload
+from tests.record_fixtures import make_record, make_workload
 from tests.transport_fixtures import candidate_of
 from transfer.search.decisions import DesignTable
 
@@ -142,72 +137,6 @@ def test_a_search_keeps_its_best_and_what_it_knows() -> None:
     assert one.idle_rounds == 1
 
 
-def test_a_leader_that_a_second_timing_beats_by_much_is_doubtful() -> None:
-    one = search(1)
-    assert one.doubtful() is None
-    one.see([ran(1, 1.0e-3), ran(2, 1.5e-3), ran(1, 0.97e-3, attempt=1, origin="confirm")])
-    assert one.doubtful() is None
-    one.see([ran(2, 0.5e-3, attempt=1, origin="confirm")])
-    trace = ran(2, 1.0).trace
-    assert one.doubtful() == (trace, 2)
-    # The median of three counts, and nothing is asked again.
-    one.see([ran(2, 1.45e-3, attempt=2, origin="confirm")])
-    assert one.best_secs == 0.97e-3
-    assert one.doubtful() is None
-    one.see([ran(2, 1.45e-3, attempt=2, origin="confirm")])
-    assert one.best_secs == 0.97e-3, "a record that comes again counts once"
-
-
-def test_programs_that_may_be_the_fastest_are_timed_until_the_leader_is_settled() -> None:
-    one = search(1)
-    assert one.contenders() == ([], 1)
-    one.see([ran(number, 1e-3 * (1 + 0.02 * number)) for number in range(9)])
-    traces = [ran(number, 1.0).trace for number in range(9)]
-    assert one.contenders() == (traces[:6], 1), "those within a tenth of the leader"
-    # The first three were lucky; those behind are then in reach, and wait for their own second look.
-    one.see([ran(number, 1.3e-3, attempt=1) for number in range(3)])
-    one.see([ran(number, 1.3e-3, attempt=2) for number in range(3)])
-    assert one.contenders() == (traces[3:9], 1)
-    for attempt in (1, 2):
-        one.see([ran(number, 1.1e-3 + 1e-6 * number, attempt=attempt) for number in range(3, 9)])
-    assert one.contenders() == ([], 1)
-    assert one.parents[0] == traces[3]
-    assert settled([1.0, 2.0]) == 1.0
-    assert settled([1.0, 2.0, 3.0, 4.0]) == 2.0
-
-
-class _Engine:
-    """Times programs; each takes its own time, and a minute of the clock's."""
-
-    def __init__(self, secs: Mapping[str, float]) -> None:
-        self.secs, self.asked, self.now = secs, list[tuple[list[str], int]](), 0.0
-
-    def measure(self, device_id: DeviceId, again: Sequence[Candidate], *, attempt: int) -> object:
-        assert {one.origin for one in again} == {"confirm"}
-        self.asked.append(([one.trace for one in again], attempt))
-        self.now += 60.0
-        known = {ran(number, 1.0).trace: number for number in range(9)}
-        return done([ran(known[one.trace], self.secs[one.trace], attempt=attempt) for one in again])
-
-
-def test_the_end_of_a_search_settles_its_leaders_in_the_time_it_has(monkeypatch: pytest.MonkeyPatch) -> None:
-    traces = [ran(number, 1.0).trace for number in range(9)]
-
-    def settle(secs: float) -> tuple[_Engine, Search]:
-        one, nothing = search(1), search(2)
-        one.see([ran(number, 1e-3 + 1e-6 * number) for number in range(3)])
-        engine = _Engine({traces[0]: 2e-3, traces[1]: 1.2e-3, traces[2]: 1.1e-3})
-        monkeypatch.setattr("fleet.tuning.tuning.time.monotonic", lambda: engine.now)
-        _settle(engine, DeviceId("mine"), [nothing, one], secs)  # type: ignore[arg-type]
-        return engine, one
-
-    engine, one = settle(600.0)
-    assert engine.asked == [(traces[:3], 1), (traces[:3], 2)]
-    assert one.parents[0] == traces[2]
-    engine, one = settle(60.0)
-    assert len(engine.asked) == 1
-
-
 def test_a_workload_ends_when_it_can_gain_no_more_than_chance() -> None:
     heavy, light = search(1, uses=10, best=1e-3, rounds=4), search(2, best=1e-5, rounds=4)
     for one in (heavy, light):
@@ -282,24 +211,6 @@ def test_a_search_without_a_head_learns_from_its_rounds() -> None:
     assert agent.derived < 5 * 14 * 2
 
 
-def test_a_leader_gets_each_choice_that_was_hardly_ever_tried(monkeypatch: pytest.MonkeyPatch) -> None:
-    agent = FakeAgent()
-    monkeypatch.setattr(agent, "derive", lambda traces: [agent.candidate(one) for one in traces])
-    ranker = SimpleNamespace(head=lambda _: None, why_not=lambda _: "")
-    judge = DecisionScorer(ranker, DeviceId("new"))  # type: ignore[arg-type]
-    evolution = Evolution(agent.workload, judge, agent.draw, agent.derive, Clock())
-    one = Search(agent.workload)
-    turns = []
-    for number in range(5):
-        chosen = evolution.propose(one, 8, seed=0)
-        turns += [(number, each.trace) for each in chosen if each.origin == "evolved"]
-        records = [record_of(each, "new", agent.secs(each.trace)) for each in chosen]
-        one.learn(chosen, records)
-        evolution.learn(records)
-    assert turns
-    assert min(number for number, _ in turns) >= 2, "the first leaders say little"
-
-
 def test_a_network_counts_when_all_of_its_tuned_workloads_ran() -> None:
     first, second = search(1, uses=3, best=1e-3), search(2, uses=2, best=2e-3)
     first.know([ran(0, 2e-3)])
@@ -310,33 +221,6 @@ def test_a_network_counts_when_all_of_its_tuned_workloads_ran() -> None:
     assert network_seconds([first, second], ["net"])["net"]["before_secs"] == pytest.approx(12e-3)
     second.best_secs = math.inf
     assert network_seconds([first, second], ["net"]) == {}
-
-
-def test_what_several_source_devices_share_is_measured_once(tmp_path: Path) -> None:
-    """Twice in a round it would take the place, and the trial, of another candidate."""
-    one, new = make_workload(1), DeviceId("new")
-    replay = Replay(records="x.parquet", device=DeviceId("recorded"))
-    names = [new, *map(DeviceId, "abc")]
-    specs = {name: make_spec(name, kind=DeviceKind.REPLAY, replay=replay) for name in names}
-    fleet = FakeFleet(specs, space=13, children=0)
-    shared = candidates(4)
-    nobody = SimpleNamespace(rank=lambda *_: None)
-    with Store.open(tmp_path) as store:
-        fleet.use(store)
-        for name in names[1:]:
-            for number, each in enumerate(shared):
-                of = {"workload_id": one.workload_id, "trace": each.trace, "candidate_id": each.candidate_id}
-                store.append([ran(number, 1e-3 * (1 + number), device=name, **of)])
-        rounds = Rounds(fleet, new, [one], nobody, Clock())  # type: ignore[arg-type]
-        rounds.read(fleet.environment_id(new))
-        [search] = rounds.searches
-        search.excluded = {shared[3].candidate_id}
-        search.tried = 128
-        _, chosen, _ = rounds.draw(remaining=23, expected=23)
-    ids = [each.candidate_id for each in chosen]
-    assert len(ids) == len(set(ids)) == 16
-    paired = {each.trace for each in chosen if each.origin == "paired"}
-    assert paired == {each.trace for each in shared[:3]}
 
 
 def test_named_workloads_are_searched_or_all_and_an_unknown_one_is_named() -> None:

@@ -7,10 +7,9 @@ import pytest
 import torch
 
 from tests.model_fixtures import CONFIG, make_dataset, same_weights, with_latency
-from transfer.adapt.base import Adapted, Strategy, unmeasured, visible_part
+from transfer.adapt.base import Adapted, Strategy, unmeasured
 from transfer.adapt.boosted import Boosted
 from transfer.adapt.finetune import FineTuneHead
-from transfer.adapt.heads import most_similar_heads, with_target_head
 from transfer.adapt.maml import Maml
 from transfer.adapt.momentum import Momentum
 from transfer.adapt.multitask import MultiTask, Scratch
@@ -18,7 +17,6 @@ from transfer.adapt.nearest import Nearest
 from transfer.adapt.source_devices import SourceDevices
 from transfer.errors import TransferError
 from transfer.model.fleet_tlp import FleetTLP
-from transfer.train.losses import LossWeights, head_loss
 from transfer.train.training import train
 
 TARGET = "cpu-new"
@@ -66,20 +64,6 @@ def adapted_by(
     return strategy.adapt(
         source, dataset, TARGET, few_shot, source_rows=SOURCE_ROWS, config=config, seed=seed
     )
-
-
-def few_shot_loss(model: FleetTLP) -> float:
-    part = visible_part(DATASET, TARGET, FEW_SHOT, FEW_SHOT)
-    scores = model.score(part.features, TARGET)
-    labels = part.labels()[:, part.column(TARGET)]
-    total = 0.0
-    for group in np.unique(part.group):
-        there = part.group == group
-        logits = torch.logit(torch.from_numpy(scores[there]))[None]
-        label = torch.from_numpy(labels[there])[None]
-        loss = head_loss(logits, label, label.isfinite(), terms=LossWeights())
-        total += 0.0 if loss is None else loss.item()
-    return total
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES, ids=named)
@@ -132,29 +116,6 @@ def test_a_missing_source_is_an_error_that_names_the_way_out(strategy):
         adapted_by(strategy, None)
 
 
-def test_fine_tuning_leaves_the_backbone_alone(source):
-    adapted = adapted_by(FineTuneHead(rate_shares=(3.0,)), source)
-    before = source.state_dict()
-    for name, value in adapted.model.state_dict().items():
-        if not name.startswith(("heads.", "hardware.")):
-            assert torch.equal(value, before[name]), name
-
-
-def test_fine_tuning_may_find_that_it_is_better_to_leave_the_head_alone(source):
-    # A rate this large can only spoil what the source knows of these labels.
-    like = with_latency(DATASET, slice(None), TARGET, 1 / source.score(DATASET.features, "cpu.a"))
-    adapted = adapted_by(FineTuneHead(rate_shares=(1000.0,)), source, like)
-    assert adapted.notes["learning_rate"] == 0.0
-
-
-def test_the_slow_copy_moves_less_than_the_fast_one(source):
-    moved = {}
-    for keep in (0.5, 0.99):
-        model = adapted_by(Momentum(keep=keep), source).model
-        moved[keep] = (model.join.weight - source.join.weight).detach().abs().sum().item()
-    assert 0 < moved[0.99] < moved[0.5]
-
-
 def test_meta_training_is_done_once_for_a_source_model(source, tmp_path):
     strategy = Maml(outer_steps=2, steps=(2,), starts=tmp_path)
     first = strategy.start(source, DATASET, QUICK, 0)
@@ -174,14 +135,6 @@ def test_meta_training_is_done_once_for_a_source_model(source, tmp_path):
     assert len(list(tmp_path.iterdir())) == 2
 
 
-def test_meta_training_with_one_source_device_uses_its_own_head(source):
-    model = source.copy()
-    model.drop_head("cpu.b")
-    start = Maml(outer_steps=2).start(model, DATASET, QUICK, 0)
-    assert start.model.device_ids == ("cpu.a",)
-    assert not same_weights(start.model, model)
-
-
 def test_nearest_with_no_sample_takes_the_nearest_hardware(source):
     hardware = DATASET.hardware.copy()
     hardware[DATASET.column(TARGET)] = hardware[DATASET.column("cpu.b")] + 0.01
@@ -192,25 +145,9 @@ def test_nearest_with_no_sample_takes_the_nearest_hardware(source):
     )
 
 
-def test_adapting_lowers_the_loss_on_the_few_shot_set(source):
-    part = visible_part(DATASET, TARGET, FEW_SHOT, SOURCE_ROWS)
-    start = with_target_head(source, part, TARGET, seed=0)
-    adapted = adapted_by(MultiTask(), source, config=replace(CONFIG, epochs=100))
-    assert few_shot_loss(adapted.model) < 0.8 * few_shot_loss(start)
-
-
 def test_multitask_keeps_the_source_heads_or_trains_all_at_once(source):
     assert adapted_by(MultiTask(), source).model.device_ids == (*source.device_ids, TARGET)
     assert set(adapted_by(MultiTask(), None).model.device_ids) == set(DATASET.device_ids)
-
-
-def test_multitask_works_without_any_replay(source):
-    model = (
-        MultiTask().adapt(source, DATASET, TARGET, FEW_SHOT, source_rows=NOTHING, config=QUICK, seed=0).model
-    )
-    for device_id in source.device_ids:
-        for a, b in zip(source.head(device_id).parameters(), model.head(device_id).parameters(), strict=True):
-            assert torch.equal(a, b)
 
 
 def test_scratch_has_the_target_head_only_and_ignores_the_source(source):
@@ -220,13 +157,6 @@ def test_scratch_has_the_target_head_only_and_ignores_the_source(source):
     ]
     assert models[0].device_ids == (TARGET,)
     assert same_weights(*models)
-
-
-def test_the_most_similar_head_is_found(source):
-    part = visible_part(DATASET, TARGET, FEW_SHOT, SOURCE_ROWS)
-    # A target whose speed is exactly what one head says; measured everywhere, so that no other head ties.
-    like = with_latency(part, slice(None), TARGET, 1 / source.score(part.features, "cpu.b"))
-    assert most_similar_heads(source, like, TARGET) == ("cpu.b",)
 
 
 @pytest.mark.parametrize("strategy", TRAINED, ids=named)

@@ -9,14 +9,12 @@ import numpy as np
 import pytest
 
 from tests.model_fixtures import CONFIG, make_dataset, with_latency
-from tests.strategy_fixtures import LikeNearest, backwards
+from tests.strategy_fixtures import backwards
 from transfer.adapt.base import Adapted, Regime, without_device
 from transfer.adapt.guard import (
     Auto,
-    agreement_by_workload,
     checking_view,
     folds,
-    for_check,
     held_back_scores,
     judge,
 )
@@ -24,7 +22,6 @@ from transfer.adapt.maml import Maml
 from transfer.adapt.multitask import MultiTask, Scratch
 from transfer.adapt.nearest import Nearest
 from transfer.adapt.registry import GUARDED, GUARDED_ALONE, auto, strategies
-from transfer.adapt.source_devices import SourceDevices
 from transfer.errors import TransferError
 from transfer.model.fleet_tlp import FleetTLP
 from transfer.train.training import train
@@ -127,25 +124,6 @@ def test_the_luckiest_of_several_rivals_has_to_be_clearer_than_one_alone() -> No
     assert judge({"first": first, **clear}, "first")["taken"] == "c"
 
 
-def test_what_beats_the_short_form_of_the_default_has_to_beat_it_in_full(
-    source: FleetTLP, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The short form of the default ranks backwards here, its full form as the rival does."""
-    full = SourceDevices(nets=0)
-    asked: list[bool] = []
-
-    def adapt(self: SourceDevices, *arguments: object, **more: object) -> Adapted:
-        asked.append(self.trains_head)
-        maker = Nearest() if self.trains_head else backwards()
-        return maker.adapt(*arguments, **more)  # type: ignore[arg-type]
-
-    monkeypatch.setattr(SourceDevices, "adapt", adapt)
-    adapted = run(Auto(strategies=(full, LikeNearest("rival"))), source, measured(90))
-    assert asked == [False, True, True]
-    assert adapted.notes["strategy"] == "source_devices"
-    assert for_check(full, Regime.BOTH_NEW) is full
-
-
 @pytest.mark.parametrize("regime", list(Regime))
 def test_samples_held_back_are_asked_as_the_head_will_be(source: FleetTLP, regime: Regime) -> None:
     rows = measured(90)
@@ -177,10 +155,6 @@ def test_samples_held_back_are_asked_as_the_head_will_be(source: FleetTLP, regim
     assert set(hidden) == (set(rows[held]) if regime is Regime.CANDIDATE_NEW else set())
 
 
-def test_too_few_samples_are_not_parted(source: FleetTLP) -> None:
-    assert "too few" in run(Auto(strategies=(Nearest(), Scratch())), source, measured(20)).notes["check"]
-
-
 def test_a_check_does_not_wait_for_a_start_of_meta_learning(source: FleetTLP, tmp_path: Path) -> None:
     maml = Maml(outer_steps=2, steps=(2,), starts=tmp_path)
     guarded = Auto(strategies=(Nearest(), maml, Scratch()))
@@ -199,9 +173,3 @@ def test_heads_that_know_the_check_are_no_rivals(source: FleetTLP, regime: Regim
     check = run(guarded, source, measured(90)).notes["check"]
     rivals = {"scratch"} if regime is Regime.CANDIDATE_NEW else {"scratch", "multitask"}
     assert set(check["agreement"]) == {"nearest", *rivals}
-
-
-def test_agreement_is_counted_by_workload_on_what_ran() -> None:
-    group = np.array([0, 0, 0, 1, 1, 2], dtype=np.int32)
-    scores, secs = np.array([3.0, 2, 1, 1, 2, 1]), np.array([1.0, 2, np.nan, 1, 2, 1])
-    np.testing.assert_array_equal(agreement_by_workload(group, scores, secs), [1.0, 0.0])

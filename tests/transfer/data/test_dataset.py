@@ -14,7 +14,6 @@ from agents.records import Descriptor, DeviceId, DeviceSpec, Outcome, Record, Wo
 from tests.dataset_fixtures import cpu_device, gmm_candidates, gmm_workload, record_of
 from transfer.data.dataset import Dataset
 from transfer.data.joined_records import build_dataset
-from transfer.data.labels import group_min, relative_speed
 from transfer.errors import DatasetError
 
 ONE, OTHER = gmm_workload("one"), gmm_workload("other", networks=("bert", "resnet"))
@@ -110,16 +109,6 @@ def test_failures_are_told_without_a_latency() -> None:
     assert labels[row(dataset, 2)] == pytest.approx(0.2)
 
 
-def test_labels_are_relative_to_the_best_of_the_rows_given() -> None:
-    dataset = full()
-    rows = np.array([row(dataset, 1), row(dataset, 2), row(dataset, 4)])
-    np.testing.assert_allclose(dataset.labels(rows), [[1, 1], [2 / 3, 2 / 3], [1, 1]])
-    np.testing.assert_allclose(dataset.labels()[rows], [[1 / 2] * 2, [1 / 3] * 2, [4 / 5] * 2])
-    mask = np.zeros(5, dtype=np.bool_)
-    mask[rows] = True
-    np.testing.assert_allclose(dataset.labels(mask), dataset.labels(np.flatnonzero(mask)))
-
-
 @pytest.mark.parametrize(
     ("records", "found"),
     [
@@ -191,32 +180,3 @@ def test_a_workload_that_says_what_cannot_be_is_left_out(
     [line] = [record.getMessage() for record in caplog.records]
     assert line.startswith("2 candidates are left out")
     assert f"workload {OTHER.workload_id} says of itself what cannot be" in line
-
-
-LATENCIES = st.lists(
-    st.tuples(st.integers(0, 3), st.one_of(st.just(float("nan")), st.floats(1e-9, 1e3))),
-    min_size=1,
-    max_size=30,
-)
-
-
-@given(LATENCIES)
-def test_labels_agree_with_a_slow_reference(rows: list[tuple[int, float]]) -> None:
-    group = np.array([one for one, _ in rows], dtype=np.int32)
-    latency = np.array([[value] for _, value in rows])
-    labels = relative_speed(latency, group, 4)[:, 0]
-    for (one, value), label in zip(rows, labels, strict=True):
-        known = [other for place, other in rows if place == one and not np.isnan(other)]
-        if np.isnan(value):
-            assert np.isnan(label)
-        else:
-            assert label == min(known) / value
-            assert 0 < label <= 1
-
-
-def test_a_group_without_values_has_no_minimum_and_a_sentinel_is_no_latency() -> None:
-    least = group_min(np.array([[1.0, np.nan], [2.0, np.nan]]), np.array([1, 1], dtype=np.int32), 3)
-    np.testing.assert_array_equal(least, [[np.nan, np.nan], [1.0, np.nan], [np.nan, np.nan]])
-    for bad in (0.0, -1.0, np.inf, -np.inf):
-        with pytest.raises(DatasetError, match="1 latencies are not finite and above 0"):
-            relative_speed(np.array([[1.0], [bad]]), np.zeros(2, dtype=np.int32), 1)

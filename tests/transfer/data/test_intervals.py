@@ -41,18 +41,6 @@ def test_nine_of_ten_intervals_hold_the_mean_of_new_workloads_and_seeds() -> Non
     assert shaky < 0.5
 
 
-def test_a_ratio_of_sums_is_resampled_as_one() -> None:
-    random = np.random.default_rng(4)
-    best = random.lognormal(0, 2, 60)
-    chosen = best * random.uniform(1, 2, 60)
-    found = resample_ratio(best, chosen, seed=0).estimate()
-    assert found.value == pytest.approx(best.sum() / chosen.sum())
-    assert found.low < found.value < found.high
-    # Much wider than the mean of the ratios, which knows no heavy workloads.
-    low, high = interval(best / chosen, seed=0)
-    assert found.high - found.low > high - low
-
-
 def test_the_same_seed_draws_alike_so_differences_are_paired() -> None:
     random = np.random.default_rng(5)
     level = random.random((3, 50))

@@ -4,8 +4,6 @@ import numpy as np
 import pytest
 
 from transfer.data.metrics import MEASURES, evaluate_ranking, merge
-from transfer.data.ranking import peak_score, square_error, top_k_recall
-from transfer.errors import DatasetError
 
 
 def example() -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -52,38 +50,6 @@ def test_neither_the_order_of_rows_nor_the_level_of_a_workloads_scores_matters()
         # These two take scores for relative speeds.
         if name not in {"rmse", "fast_mse"}:
             assert shifted[name] == pytest.approx(value)
-
-
-def test_what_cannot_be_judged_is_refused() -> None:
-    scores, latency, group = example()
-    for arguments, least, why in (
-        ((scores, np.full(8, np.nan), group), 1, "run `fleet collect` first"),
-        ((np.where(scores == 3, np.nan, scores), latency, group), 1, "1 measured candidates have the score"),
-        ((scores[:3], latency, group), 1, "one vector"),
-        ((scores, np.where(latency == 1, 0.0, latency), group), 1, "not finite and above 0"),
-        ((scores, latency, group), 4, "none of the 3 workloads has 4 candidates"),
-    ):
-        with pytest.raises(DatasetError, match=why):
-            evaluate_ranking(*arguments, least=least)
-    assert evaluate_ranking(*example(), least=2).groups.tolist() == [0, 2]
-    assert evaluate_ranking(*example(), least=3).groups.tolist() == [0]
-    with pytest.raises(DatasetError, match="no metrics"):
-        merge([])
-
-
-def test_other_measures_are_those_of_each_workload() -> None:
-    scores, latency, group = example()
-    found = evaluate_ranking(scores, latency, group, noise_floor=3.0)
-    first = scores[:3], latency[:3]
-    assert found.recall5_by_workload[0] == top_k_recall(*first, 5)
-    assert found.peak5_by_workload[0] == peak_score(*first, 5)
-    assert found.square_error_by_workload[0] == square_error(*first)
-    assert found.fast_square_error_by_workload[0] == (3.0 - 1.0) ** 2
-    assert found.noise_regret_by_workload.tolist() == [0, 0, 0]
-    assert evaluate_ranking(scores, latency, group, noise_floor=2.9).value("noise_regret") == 1
-    # Over all rows, not over workloads: six of them here.
-    errors = [4.0, 2.25, 0.5625, 0, (2 - 0.25) ** 2, 1.0]
-    assert found.value("rmse") == pytest.approx(np.mean(errors) ** 0.5)
 
 
 def test_merged_parts_may_share_a_workload_which_then_counts_once() -> None:

@@ -15,9 +15,6 @@ from transfer.data.ranking import (
     kendall_tau,
     order_agreement,
     peak_score,
-    places_in,
-    random_best_of_k,
-    random_top_k,
     regret,
     square_error,
     top_k,
@@ -53,15 +50,6 @@ def test_best_of_k_is_the_mean_over_all_orders_that_the_scores_allow(
     assert best_of_k(scores, latency, k) == pytest.approx(
         over_orders(scores, lambda order: min(latency[order[:k]]))
     )
-
-
-@given(ROWS, st.integers(1, 7))
-def test_random_top_k_is_the_mean_over_all_draws(rows: list[tuple[int, int]], k: int) -> None:
-    latency = split_rows(rows)[1]
-    draws = [latency.min() / min(draw) for draw in combinations(latency, min(k, len(latency)))]
-    assert random_top_k(latency, k) == pytest.approx(np.mean(draws))
-    lengths = [min(draw) for draw in combinations(latency, min(k, len(latency)))]
-    assert random_best_of_k(latency, k) == pytest.approx(np.mean(lengths))
 
 
 @given(ROWS)
@@ -129,12 +117,6 @@ def test_square_errors_look_at_all_or_at_the_fastest() -> None:
     assert square_error(scores, latency) == pytest.approx((0.25 + 1.0) / 5)
     # A quarter of five is two: rounded up, so that no workload is without any.
     assert square_error(scores, latency, 0.25) == pytest.approx(0.25 / 2)
-
-
-def test_places_count_from_slowest_to_fastest_and_keep_gaps() -> None:
-    group = np.array([0, 0, 0, 1, 1], dtype=np.int32)
-    found = places_in(np.array([3.0, 1.0, np.nan, 5.0, 5.0]), group)
-    np.testing.assert_allclose(found, [1.0, 0.5, np.nan, 0.75, 0.75])
 
 
 def test_a_thousand_candidates_take_no_time_for_their_pairs() -> None:

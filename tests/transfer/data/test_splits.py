@@ -17,9 +17,7 @@ from transfer.data.joined_records import build_dataset
 from transfer.data.splits import (
     Split,
     SplitKind,
-    leave_networks_out,
     make_splits,
-    near_copies,
     network_families,
     within_workload,
     workload_folds,
@@ -113,25 +111,6 @@ def test_splits_that_cannot_be_made_are_refused(dataset: Dataset) -> None:
         within_workload(dataset, 1.0, seed=3)
 
 
-def test_within_workload_every_workload_trains_and_most_are_judged(dataset: Dataset) -> None:
-    split = within_workload(dataset, 0.25, seed=3)
-    assert_whole(dataset, split)
-    assert names(dataset, split.train) == set(NETWORKS)
-    sizes = Counter(dataset.group.tolist())
-    tested = Counter(dataset.group[split.test].tolist())
-    assert {index: tested[index] for index in sizes} == {
-        index: {1: 0, 2: 1, 3: 1, 4: 1, 5: 1, 6: 2, 7: 2}[size] for index, size in sizes.items()
-    }
-
-
-def test_a_family_takes_all_sizes_of_its_network_along(dataset: Dataset) -> None:
-    splits = leave_networks_out(
-        dataset, WORKLOADS, {"bert": ("bert_tiny", "bert_base"), "absent": ("gpt",), "all": tuple(NETWORKS)}
-    )
-    assert [split.name for split in splits] == ["bert"]
-    assert names(dataset, splits[0].test) == {"mm0", "mm1", "mm2"}
-
-
 NAMES = ("net-a-18", "net-a-50", "net-b_tiny", "net-b_base", "other-v2")
 
 
@@ -196,36 +175,6 @@ def test_nothing_that_is_held_out_may_be_learnt_from(
             # What a held-out network shares with others is on the held-out side only.
             assert not any(used[index] & members for index in learnt)
             assert all(used[index] & members for index in held)
-
-
-@given(measured(), st.integers(0, 5))
-def test_near_copies_are_found_and_no_others(
-    case: tuple[Dataset, dict[WorkloadId, Workload]], seed: int
-) -> None:
-    dataset, workloads = case
-    for split in splits_of(SplitKind.BY_WORKLOAD, case, seed):
-        found = near_copies(dataset, workloads, split)
-        sides = [
-            {dataset.workload_ids[index] for index in np.unique(dataset.group[rows])}
-            for rows in (split.train, split.test)
-        ]
-        expected = {}
-        for held in sides[1]:
-            alike = {
-                one
-                for one in sides[0]
-                if (workloads[one].operator, workloads[one].arg_shapes)
-                == (workloads[held].operator, workloads[held].arg_shapes)
-            }
-            if alike:
-                expected[held] = alike
-        assert {held: set(copies) for held, copies in found.items()} == expected
-
-
-def test_workloads_of_unknown_shape_are_no_copies_of_each_other(dataset: Dataset) -> None:
-    unknown = {key: msgspec.structs.replace(one, arg_shapes=()) for key, one in WORKLOADS.items()}
-    split = workload_folds(dataset, WORKLOADS, 2, seed=0)[0]
-    assert near_copies(dataset, unknown, split) == {}
 
 
 def test_a_family_is_what_comes_before_size_version_and_options() -> None:

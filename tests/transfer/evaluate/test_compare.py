@@ -9,14 +9,12 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 import pytest
 
-from tests.model_fixtures import CONFIG, folds_of, make_dataset
+from tests.model_fixtures import folds_of, make_dataset
 from transfer.data.dataset import Dataset
 from transfer.data.intervals import resample_ratio
-from transfer.data.metrics import MEASURES, evaluate_ranking
-from transfer.data.splits import Split
-from transfer.errors import DatasetError, TransferError
-from transfer.evaluate.compare import Finished, compare
-from transfer.evaluate.rankers import KeptRanker, ModelRanker
+from transfer.data.metrics import MEASURES
+from transfer.errors import DatasetError
+from transfer.evaluate.compare import compare
 
 DATASET = make_dataset(workloads=9, candidates=10)
 GROUP, FOLDS = DATASET.group, folds_of(DATASET)
@@ -78,40 +76,6 @@ def test_a_ranker_is_shown_nothing_that_is_held_out_and_who_peeks_is_no_better_t
         assert (metrics.pairwise_by_workload == 0.5).all()
 
 
-def test_metrics_are_those_of_the_scores() -> None:
-    found = compare([Noisy(0.3)], DATASET, FOLDS, [0, 1], noise_floors={"cpu.a": 0.05})
-    assert all(len(runs) == 2 for runs in found.metrics.values())
-    peeker = Peeker()
-    noisy = Noisy(0.3)
-    compare([peeker, noisy], DATASET, FOLDS, [0])
-    noisy.seed = peeker.shown[0][3]
-    rows = FOLDS[0].test
-    latency = DATASET.latency_secs[rows, 0]
-    expected = evaluate_ranking(noisy.score(DATASET, rows, "cpu.a"), latency, GROUP[rows], DATASET.weight)
-    np.testing.assert_array_equal(
-        found.metrics["noisy", "cpu.a"][0].tau_by_workload[::3], expected.tau_by_workload
-    )
-    assert (
-        found.estimate("noisy", "cpu.a", "noise_regret").value
-        <= found.estimate("noisy", "cpu.a", "regret").value
-    )
-    assert found.noise_floors == {"cpu.a": 0.05}
-
-
-def test_each_fit_has_a_seed_of_its_own_and_splits_may_follow_the_seed() -> None:
-    peeker = Peeker()
-    seen = []
-
-    def splits(seed: int) -> list[Split]:
-        seen.append(seed)
-        return folds_of(DATASET, shift=seed)
-
-    compare([peeker], DATASET, splits, [3, 4])
-    assert seen == [3, 4]
-    assert len({seed for *_, seed in peeker.shown}) == 6
-    assert not np.array_equal(peeker.shown[0][1], peeker.shown[3][1])
-
-
 def test_differences_are_paired_and_the_json_is_whole_and_plain() -> None:
     found = compare([Noisy(0.1, "good"), Noisy(2.0, "bad")], DATASET, FOLDS, [0, 1, 2])
     good, bad = (
@@ -151,29 +115,3 @@ def test_a_device_that_one_split_cannot_teach_is_left_out_with_the_reason() -> N
     assert "to learn from" in found.left_out["cpu.a"]
     with pytest.raises(DatasetError, match="no device can be judged"):
         compare([Peeker()], replace(DATASET, latency_secs=latency * np.nan), FOLDS, [0])
-
-
-def test_what_cannot_be_compared_is_refused() -> None:
-    for rankers, seeds in (([], [0]), ([Peeker(), Peeker()], [0]), ([Peeker()], [])):
-        with pytest.raises(DatasetError, match="unlike names"):
-            compare(rankers, DATASET, FOLDS, seeds)
-    with pytest.raises(DatasetError, match="no split"):
-        compare([Peeker()], DATASET, [], [0])
-
-
-def test_our_model_learns_to_rank_and_a_kept_one_stays_as_it_is() -> None:
-    ranker = ModelRanker(config=replace(CONFIG, epochs=8))
-    told: list[Finished] = []
-    found = compare([ranker], DATASET, FOLDS, [0], on_progress=told.append)
-    assert [one.done for one in told] == [1, 2, 3]
-    assert {one.total for one in told} == {3}
-    assert found.seconds["model"] > 0
-    for device_id in DATASET.device_ids:
-        assert found.estimate("model", device_id, "pairwise").low > 0.5
-    assert ranker.model is not None
-    kept = KeptRanker(name="v1", model=ranker.model)
-    again = compare([kept, ranker], DATASET, FOLDS[2:], [0])
-    assert again.rankers == ("v1", "model")
-    assert kept.model is not ranker.model
-    with pytest.raises(TransferError, match="fit first"):
-        ModelRanker().score(DATASET, np.arange(3), "cpu.a")

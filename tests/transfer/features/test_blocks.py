@@ -5,15 +5,6 @@ import numpy as np
 from tests.model_fixtures import changed_block, make_block
 
 
-def test_steps_are_counted_by_row_of_the_table() -> None:
-    block = make_block(6).take(np.array([2, 2, 5]))
-    counts = block.step_counts()
-    assert counts[0] == 0
-    assert counts.sum() == block.mask.sum()
-    assert counts[block.steps[0, 0]] == 2
-    assert counts[block.steps[2, 0]] == 1
-
-
 def test_only_rows_in_use_must_be_finite() -> None:
     block = make_block(4)
     numbers, vectors, summary = block.numbers, block.workload, block.summary.copy()

@@ -9,7 +9,7 @@ import pytest
 
 from agents.records import Candidate
 from tests.dataset_fixtures import NRM_TRACE, cpu_device, gmm_candidates, gmm_trace, gmm_workload
-from tests.model_fixtures import DENSE, assert_same_features
+from tests.model_fixtures import assert_same_features
 from transfer.errors import TraceError, TransferError
 from transfer.features.access import block_accesses
 from transfer.features.blocks import FeatureBlock
@@ -21,8 +21,6 @@ from transfer.features.hardware import (
     hardware_table,
     hardware_vector,
 )
-from transfer.features.slots import NUMBER_NAMES, encode
-from transfer.language.primitives import Kind, Primitive
 
 SLOTS = (*HARDWARE_NAMES, *MEASURED_NAMES)
 
@@ -33,29 +31,8 @@ def extract(*traces: str, spec: FeatureSpec = DEFAULT_SPEC) -> FeatureBlock:
     return Extractor(spec).extract([workload] * len(traces), candidates)
 
 
-def number(step: Primitive, name: str) -> float:
-    return encode(step)[1][NUMBER_NAMES.index(name)]
-
-
 def summary(block: FeatureBlock, row: int = 0) -> dict[str, float]:
     return dict(zip(DEFAULT_SPEC.summary_names, block.summary[row].tolist(), strict=True))
-
-
-def test_arrays_are_those_of_the_spec_and_categories_of_their_vocabularies() -> None:
-    block, spec = extract(gmm_trace(), NRM_TRACE, gmm_trace(unroll=0)), DEFAULT_SPEC
-    assert {name: (getattr(block, name).shape[1:], getattr(block, name).dtype) for name in DENSE} == {
-        "categories": ((spec.max_steps, len(spec.category_sizes)), np.int16),
-        "numbers": ((spec.max_steps, len(spec.number_names)), np.float32),
-        "mask": ((spec.max_steps,), np.bool_),
-        "workload": ((len(spec.workload_names),), np.float32),
-        "summary": ((len(spec.summary_names),), np.float32),
-    }
-    assert block.mask.sum(axis=1).tolist() == [11, 8, 11]
-    assert len(set(spec.summary_names)) == len(spec.summary_names)
-    assert (block.categories < np.array(spec.category_sizes)).all()
-    # Padding is zero, and nothing else is.
-    assert ((block.categories > 0).all(axis=2) == block.mask).all()
-    assert (block.numbers[~block.mask] == 0).all()
 
 
 def test_a_candidate_has_the_same_features_in_any_company(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -68,24 +45,6 @@ def test_a_candidate_has_the_same_features_in_any_company(monkeypatch: pytest.Mo
     for candidate in gmm_candidates(workload, 4):
         block = used.extract([workload], [candidate])
         assert_same_features(block, Extractor().extract([workload], [candidate]))
-
-
-def test_tile_factors_are_aligned_at_the_innermost_level() -> None:
-    step = Primitive(Kind.SP, (1, 128, 16, 2, 1, 4), ("Z", "tiled", "spatial"))
-    assert [number(step, f"factor_{place}") for place in range(5)] == pytest.approx(np.log2([5, 2, 3, 17, 1]))
-    assert number(step, "extent") == pytest.approx(np.log2(129))
-    assert number(step, "tile_2") == pytest.approx(np.log2(9))
-    assert [number(step, f"inner_by_{width}") for width in (4, 8, 16)] == [1, 0, 0]
-    assert number(step._replace(numbers=(3, 128, 16, 8)), "factor_2") == 0
-
-
-def test_a_long_sequence_keeps_its_telling_steps_in_order() -> None:
-    full = extract(gmm_trace())
-    cut = extract(gmm_trace(), spec=replace(DEFAULT_SPEC, max_steps=10))
-    kinds = [int(kind) for kind in full.categories[0, full.mask[0], 0]]
-    reorder = 5  # the reordering is the least telling step
-    assert cut.categories[0, :, 0].tolist() == kinds[:reorder] + kinds[reorder + 1 :]
-    assert extract(gmm_trace(), spec=replace(DEFAULT_SPEC, max_steps=3)).mask.tolist() == [[True] * 3]
 
 
 @pytest.mark.parametrize(
@@ -119,11 +78,6 @@ def test_absurd_factors_give_finite_features() -> None:
     block = extract(gmm_trace(i=huge, j=huge, k=(2**62, 0)), gmm_trace(i=(-1, 0, 0, 0)))
     assert np.isfinite(block.summary).all()
     assert np.isfinite(block.numbers).all()
-
-
-@pytest.mark.parametrize("text", ["", "{}", "[]", '{"nodes": 3}', '{"nodes": [{"type": "For"}]}', "[" * 9999])
-def test_a_module_in_another_form_gives_no_accesses(text: str) -> None:
-    assert block_accesses(text) == {}
 
 
 @pytest.mark.tvm
@@ -166,21 +120,6 @@ def test_what_cannot_be_extracted_is_named() -> None:
         Extractor(replace(DEFAULT_SPEC, number_names=("other",)))
 
 
-def test_workload_vectors_tell_operators_and_work_apart() -> None:
-    plain, relax = (
-        gmm_workload(),
-        msgspec.structs.replace(gmm_workload("relax"), operator="relax", flops=0.0, arg_shapes=()),
-    )
-    relax = msgspec.structs.replace(relax, arg_dtypes=())
-    candidates = [gmm_candidates(one, 1)[0] for one in (plain, relax)]
-    first, second = Extractor().extract([plain, relax], candidates).workload
-    names = DEFAULT_SPEC.workload_names
-    assert first[names.index("operator_GMM")] == 1
-    assert first[names.index("flops")] == pytest.approx(22, abs=1e-3)
-    assert sum(second[names.index(f"operator_bucket_{bucket}")] for bucket in range(4)) == 1
-    assert np.isfinite(second).all()
-
-
 def slots(name: str = "x86-64-v3", target: str = "", **changes: Any) -> dict[str, float]:
     """What is known of a device by the name of its CPU, its target and its descriptor."""
     spec, descriptor = cpu_device("dev", name, **changes)
@@ -217,14 +156,6 @@ def test_a_target_and_sizes_of_a_stranger_may_be_anything() -> None:
     assert slots(target='{"kind":"llvm","mattr":null,"mcpu":null}') == slots("")
     odd = slots(memory_bytes=10**400, l2_bytes=-(10**400))
     assert odd == slots(memory_bytes=0, l2_bytes=0)
-
-
-def test_an_arm_board_has_fused_multiply_add_and_its_own_vectors() -> None:
-    board = {"arch": "aarch64", "isa_flags": ("asimd",), "vector_bytes": 16, "clock_max_mhz": 0.0}
-    vector = slots("cortex-a72", **board)
-    assert (vector["arch_arm"], vector["arch_x86"], vector["target_fma"]) == (1, 0, 1)
-    assert vector["clock_mhz"] == pytest.approx(np.log2(2501))
-    assert slots("a64fx", **board)["target_vector_bytes"] == pytest.approx(np.log2(65))
 
 
 ROOFLINE = (("bytes_per_sec", 2.0**33), ("flops_per_sec", 2.0**36), ("loads_per_sec", 2.0**28))

@@ -21,7 +21,6 @@ from transfer.features.tiles import Tiles
 from transfer.model import checkpoint
 from transfer.model.fleet_tlp import FleetTLP, model_config
 from transfer.train.training import TrainConfig
-from transfer.tvm_cost_model import Scorer
 
 SIZES = TrainConfig().sizes
 
@@ -80,34 +79,6 @@ def test_a_place_is_the_same_in_any_company() -> None:
     for candidate in gmm_candidates(workload, 4):
         fresh = Extractor().extract([workload], [candidate])
         np.testing.assert_array_equal(used.extract([workload], [candidate]).place, fresh.place)
-
-
-def test_scales_of_ever_new_loops_are_not_kept_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("transfer.features.summary._MOST_SCALES", 2)
-    workload, extractor, blocks = gmm_workload(), Extractor(), []
-    traces = [gmm_trace(i=(outer, 2, 1, 4)) for outer in range(1, 9)]
-    for trace in traces:
-        one = Candidate(workload_id=workload.workload_id, trace=trace)
-        blocks.append(extractor.extract([workload], [one]))
-        assert blocks[-1].place_scales is not None
-        assert len(blocks[-1].place_scales) <= 4
-    for trace, block in zip(traces, blocks, strict=True):
-        assert block.place.any()
-        np.testing.assert_array_equal(block.place, extract(trace).place)
-
-
-def test_samples_are_drawn_for_a_model_that_reads_places_only(monkeypatch: pytest.MonkeyPatch) -> None:
-    block, workload = block_of(), gmm_workload()
-    candidates = gmm_candidates(workload, 24)
-    asked = []
-    monkeypatch.setattr(
-        "transfer.features.summary.place_scale", lambda *about: asked.append(about) or place_scale(*about)
-    )
-    for use_place in (False, True):
-        model = model_of(block, use_place=use_place)
-        scores = Scorer(model, "board").score(workload, [one.trace for one in candidates])
-        assert scores.tobytes() == model.score(block, "board").tobytes()
-        assert bool(asked) is use_place
 
 
 def test_a_model_with_places_reads_them_and_refuses_features_without() -> None:

@@ -12,7 +12,6 @@ from transfer.features.access import block_accesses
 from transfer.features.box_access import BlockAccess
 from transfer.features.extractor import DEFAULT_SPEC, Extractor
 from transfer.features.template_access import template_access
-from transfer.language.autotvm import AutoTVMReader
 
 CONVOLUTION = 'T[1, 16, 8, 8], T[32, 16, 3, 3], [1, 1], [1, 1, 1, 1], [1, 1], "NCHW"'
 CPU_ENTITY = """[
@@ -93,13 +92,6 @@ def test_four_levels_of_a_gpu_template_are_blocks_virtual_threads_threads_and_on
     assert found["unroll"] == pytest.approx(np.log2(513))
 
 
-def test_features_of_an_unknown_template_have_tiles_but_no_bytes() -> None:
-    found = summary("conv9d.x86", CONVOLUTION, CPU_ENTITY)
-    assert found["tiled"] == 1
-    assert found["cut_0_spatial"] == 5
-    assert found["cut_5_bytes"] == 0
-
-
 @pytest.mark.parametrize(
     ("name", "arguments", "strides"),
     [
@@ -125,15 +117,6 @@ def test_matrix_products(name: str, arguments: str, strides: list[int]) -> None:
     assert access.on_gpu == name.endswith("cuda")
 
 
-def test_a_depthwise_convolution_reads_each_channel_once() -> None:
-    arguments = "T[1, 16, 8, 8], T[16, 1, 3, 3], [2, 2], [1, 1, 1, 1], [1, 1]"
-    access = access_of("depthwise_conv2d_nchw.cuda", arguments)
-    assert access.extents == (1, 16, 4, 4, 3, 3)
-    tile = np.array([1, 2, 1, 2, 3, 3], dtype=np.float64)
-    # Two columns at a stride of 2 with three taps: five; three rows.
-    assert [buffer.elements(tile) for buffer in access.buffers] == [2 * 3 * 5, 2 * 9, 4]
-
-
 @pytest.mark.parametrize(
     "arguments", [[], [1, 2], arguments_of(CONVOLUTION)[:3], [["TENSOR", [-1], "float32"]] * 6, "abc"]
 )
@@ -143,12 +126,3 @@ def test_a_depthwise_convolution_reads_each_channel_once() -> None:
 def test_arguments_that_make_no_sense_give_nothing(name: str, arguments: Any) -> None:
     assert template_access(name, arguments) is None
     assert block_accesses(canonical_json({"dialect": "autotvm", "name": name, "args": arguments})) == {}
-
-
-def test_axes_are_those_that_the_reader_numbers() -> None:
-    workload = autotvm_workload("conv2d_NCHWc.x86", arguments_of(CONVOLUTION))
-    access = access_of("conv2d_NCHWc.x86", CONVOLUTION)
-    for step in AutoTVMReader().read(CPU_ENTITY, workload)[:3]:
-        place = access.axes.index(step.numbers[0])
-        assert access.extents[place] == step.numbers[1]
-        assert access.spatial[place] == (step.names[2] == "spatial")

@@ -16,7 +16,6 @@ from transfer.features.access import block_accesses
 from transfer.features.extractor import Extractor
 from transfer.features.published_features import LAYOUTS, published_features
 from transfer.features.slots import block_bucket, encode
-from transfer.language import program as program_module
 from transfer.language.ansor import AnsorReader
 from transfer.language.ansor_steps import MAX_ITEMS
 from transfer.language.budget import MAX_TEXT
@@ -154,22 +153,6 @@ def test_a_module_beyond_every_program_is_refused(
         program_stages(graph.text)
 
 
-def test_a_module_over_budget_is_read_once_for_all_its_candidates(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[str] = []
-
-    def refuse(text: str) -> Any:
-        asked.append(text)
-        raise BudgetError("too much")
-
-    monkeypatch.setattr("transfer.language.meta_schedule.program_stages", refuse)
-    assert program_module.program_stages is program_stages
-    reader, workload = MetaScheduleReader(), program_workload(nrm_module())
-    for _ in range(3):
-        with pytest.raises(TraceError, match="too much"):
-            reader.read(canonical_json([[], []]), workload)
-    assert len(asked) == 1
-
-
 def test_a_loop_around_itself_is_over_budget_and_no_candidate_of_it_is_read() -> None:
     graph = Graph(ONE_BLOCK)
     graph.data(LOOP)["body"] = graph.sequence([LOOP, REALIZED])
@@ -210,32 +193,6 @@ def test_a_split_into_thousands_of_factors_has_a_product_of_64_bits(count: int, 
     [step] = MetaScheduleReader().read(schedule(sample, split, decisions=[[2, [factor] * count]]))
     assert step.numbers[1] == 2**63 - 1
     assert np.isfinite(published_features([[step]], LAYOUTS["cpu"])).all()
-
-
-LOCATED = ["SampleComputeLocation", ["b0"], [], ["l5"]]
-INLINED = [["ComputeInline", ["b0"], [], []] for _ in range(300)]
-
-
-def test_what_is_kept_of_faulty_candidates_counts() -> None:
-    reader = MetaScheduleReader()
-    sample = ["SamplePerfectTile", ["l2"], [2, 64], ["v1", "v2"]]
-    split = ["Split", ["l2", "v1", "v2"], [1], ["l3", "l4"]]
-    for read, first in ((reader.read, 0), (reader.check, 10)):
-        before = reader._plan_chars
-        for location in range(first, first + 10):
-            trace = schedule(LOCATED, sample, split, *INLINED, decisions=[[2, location]])
-            with pytest.raises(TraceError, match="needs 2 tile factors, got None"):
-                read(trace)
-        assert reader._plan_chars - before > 10 * 300 * 16
-
-
-def test_candidates_of_one_space_are_not_all_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("transfer.language.meta_schedule._PLAN_CHARS", 50_000)
-    reader = MetaScheduleReader()
-    for location in range(50):
-        reader.read(schedule(LOCATED, *INLINED, decisions=[[2, location]]))
-    [plan] = reader._plans.values()
-    assert len(plan._tails) < 8
 
 
 def test_a_trace_longer_than_any_is_refused_before_it_is_parsed() -> None:

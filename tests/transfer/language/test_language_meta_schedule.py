@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import itertools
 import json
-import pickle
 from typing import Any
 
 import pytest
@@ -109,14 +108,6 @@ def test_a_second_trace_of_a_design_space_takes_its_own_decisions() -> None:
     assert again[-1] == "PR 0 | root root unroll_explicit | -1"
 
 
-def test_design_spaces_that_share_a_beginning_are_told_apart() -> None:
-    # The second lacks the last annotation, whose absence only shows at the end of the instructions.
-    reader = MetaScheduleReader()
-    full = reader.read(canonical_json([GMM_HEAD + GMM_TAIL, GMM_DECISIONS]))
-    short = reader.read(canonical_json([GMM_HEAD[:-1] + GMM_TAIL, GMM_DECISIONS]))
-    assert full[:-1] == short
-
-
 @pytest.mark.parametrize(("workload", "extent"), [(None, 0), (NRM, 65536)], ids=["alone", "with its program"])
 def test_a_factored_reduction_and_sampled_locations(workload: Workload | None, extent: int) -> None:
     """The program gives the extents that the trace leaves out."""
@@ -217,12 +208,6 @@ def test_loops_fused_over_and_over_are_refused(doubles: bool) -> None:
     ]
     with pytest.raises(TraceError, match=r"more than 1024 loops into one|more work"):
         read([*GMM_HEAD, *fused, ["ComputeAt", ["b34", names[-1]], [1], []]], GMM_DECISIONS)
-
-
-def test_the_error_survives_pickling() -> None:
-    with pytest.raises(TraceError) as caught:
-        MetaScheduleReader().read("nonsense")
-    assert str(pickle.loads(pickle.dumps(caught.value))) == str(caught.value)
 
 
 NAMES = st.sampled_from(["b0", "b1", "l2", "l3", "l10", "v6", "v35", "None", '"SSRSRS"', "x"])

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from tests.model_fixtures import SIZES, SPEC, make_block
+from tests.table_fixtures import rows
 from transfer import checked_folder
 from transfer.checked_folder import CheckpointError
 from transfer.model.checkpoint import load, save
@@ -92,39 +93,52 @@ def test_a_file_that_is_missing_or_no_regular_one_is_named(saved, name, tmp_path
         load(saved)
 
 
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ("{", "not JSON"),
-        ("[" * 100_000, "not JSON"),
-        ("[]", "expected an object, got list"),
-        ("{}", "no manifest of a model"),
-        ({"format_version": 0}, "has layout 0, this version reads 1; use the version"),
-        ({"format_version": 2}, "has layout 2, this version reads 1; use the version"),
-        ({"model_kind": "oracle"}, "unknown kind of model 'oracle'; update the program"),
-        ({"heads": ["pi.local"]}, "do not fit together"),
-        ({"model": {"unknown": 1}}, "do not fit together"),
-        ({"heads": list(map(str, range(100_000)))}, "100000 heads"),
-        ({"heads": None}, "heads: Input should be a valid list"),
-        ({"heads": [None]}, r"heads\.0: Input should be a valid string"),
-        ({"model": []}, "model: Input should be a valid dictionary"),
-        ({"tensors_sha256": ["x"]}, "tensors_sha256: Input should be a valid string"),
-        ({"created_at": None}, "created_at: Input should be a valid number"),
-        ({"created_at": 1e300}, "created_at: Input should be less than"),
-        ({"data_until": {"a": "x"}}, r"data_until\.a: Input should be a valid number"),
-        ({"verdicts": {"a": None}}, r"verdicts\.a: Input should be a valid dictionary"),
-        ({"beside": {"x": None}}, r"beside\.x: Input should be a valid string"),
-    ],
-    ids=lambda value: str(value)[:40],
-)
+#: What a manifest says otherwise, and why it is refused.
+MANIFESTS = r"""
+    {"format_version": 0}         -> has layout 0, this version reads 1; use the version
+    {"format_version": 2}         -> has layout 2, this version reads 1; use the version
+    {"model_kind": "oracle"}      -> unknown kind of model 'oracle'; update the program
+    {"heads": ["pi.local"]}       -> do not fit together
+    {"model": {"unknown": 1}}     -> do not fit together
+    {"heads": null}               -> heads: Input should be a valid list
+    {"heads": [null]}             -> heads\.0: Input should be a valid string
+    {"model": []}                 -> model: Input should be a valid dictionary
+    {"tensors_sha256": ["x"]}     -> tensors_sha256: Input should be a valid string
+    {"created_at": null}          -> created_at: Input should be a valid number
+    {"created_at": 1e300}         -> created_at: Input should be less than
+    {"data_until": {"a": "x"}}    -> data_until\.a: Input should be a valid number
+    {"verdicts": {"a": null}}     -> verdicts\.a: Input should be a valid dictionary
+    {"beside": {"x": null}}       -> beside\.x: Input should be a valid string
+"""
+#: What stands in its place.
+NO_MANIFESTS = {
+    "{": "not JSON",
+    "[" * 100_000: "not JSON",
+    "[]": "expected an object",
+    "{}": "no manifest of",
+}
+
+
+@pytest.mark.parametrize(("changes", "message"), rows(MANIFESTS))
 def test_a_manifest_that_says_what_cannot_be_is_refused_in_one_line(saved, changes, message):
-    if isinstance(changes, str):
-        (saved / "manifest.json").write_text(changes)
-    else:
-        edit(saved, **changes)
+    edit(saved, **json.loads(changes))
     with pytest.raises(CheckpointError, match=message) as refused:
         load(saved)
     assert "\n" not in str(refused.value)
+
+
+def test_what_is_no_manifest_is_refused_in_one_line(saved):
+    for text, message in NO_MANIFESTS.items():
+        (saved / "manifest.json").write_text(text)
+        with pytest.raises(CheckpointError, match=message) as refused:
+            load(saved)
+        assert "\n" not in str(refused.value)
+
+
+def test_more_heads_than_any_fleet_has_are_not_built(saved):
+    edit(saved, heads=[str(number) for number in range(100_000)])
+    with pytest.raises(CheckpointError, match="100000 heads"):
+        load(saved)
 
 
 @pytest.mark.parametrize(

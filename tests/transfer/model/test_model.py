@@ -8,9 +8,7 @@ import torch
 
 from tests.model_fixtures import SIZES, SPEC, changed_block, make_block
 from transfer.errors import TransferError
-from transfer.features.blocks import FeatureBlock
 from transfer.model.fleet_tlp import FleetTLP, model_config, scoped_seed
-from transfer.model.inputs import block_tensors
 
 
 @pytest.fixture
@@ -21,36 +19,6 @@ def model() -> FleetTLP:
     return model.eval()
 
 
-def scores_of(model: FleetTLP, tensors: tuple[torch.Tensor, ...]) -> np.ndarray:
-    with torch.no_grad():
-        return model.logits(model.backbone(*tensors), "cpu.a").numpy()
-
-
-def with_rubbish(block: FeatureBlock, steps: int, seed: int) -> tuple[torch.Tensor, ...]:
-    """The tensors of all rows, with rubbish in every padding step and `steps` more of them."""
-    random = np.random.default_rng(seed)
-    n, length = block.mask.shape
-    mask = np.concatenate([block.mask, np.zeros((n, steps), dtype=bool)], axis=1)
-    categories = random.integers(0, 4, (n, length + steps, 2))
-    numbers = random.normal(size=(n, length + steps, 3), scale=50).astype(np.float32)
-    categories[mask] = block.categories[block.mask]
-    numbers[mask] = block.numbers[block.mask]
-    rest = block_tensors(block, np.arange(n))[3:]
-    return (*map(torch.from_numpy, (categories, numbers, mask)), *rest)
-
-
-def test_content_and_amount_of_padding_change_nothing(model):
-    block = make_block(20)
-    clean = scores_of(model, block_tensors(block, np.arange(20), 7))
-    assert np.array_equal(scores_of(model, with_rubbish(block, 0, 3)), clean)
-    # Batches are cut to the steps in use.
-    block = make_block(20, steps=4)
-    tensors = block_tensors(block, np.arange(20))
-    assert tensors[0].shape == (20, 4, 2)
-    clean = scores_of(model, tensors)
-    np.testing.assert_allclose(scores_of(model, with_rubbish(block, 3, 3)), clean, rtol=1e-5, atol=1e-6)
-
-
 def test_a_candidate_has_the_same_score_in_any_company(model):
     block = make_block(700)
     together = model.score(block, "cpu.a")
@@ -59,12 +27,6 @@ def test_a_candidate_has_the_same_score_in_any_company(model):
     for size in (1, 3, 128, 300):
         rows = order[:size]
         assert np.array_equal(model.score(block.take(rows), "cpu.a"), together[rows])
-
-
-def test_order_of_steps_matters(model):
-    block, order = make_block(20), [1, 0, *range(2, 7)]
-    swapped = changed_block(block, categories=block.categories[:, order], numbers=block.numbers[:, order])
-    assert not np.allclose(model.score(block, "cpu.a"), model.score(swapped, "cpu.a"), rtol=1e-3)
 
 
 def test_scores_lie_within_zero_and_one_and_leave_mode_gradients_and_threads_alone(model):
@@ -113,18 +75,6 @@ def test_a_head_like_others_is_their_mean_and_goes_its_own_way_as_a_copy_does(mo
         for parameter in (*model.head("twin").parameters(), *copied.parameters()):
             parameter.add_(0.1)
     assert np.array_equal(model.score(block, "cpu.a"), before)
-
-
-def test_scaler_uses_true_steps_only_and_leaves_constant_slots_alone(model):
-    numbers = make_block(40).numbers
-    numbers[..., 2] = 5.0
-    block = changed_block(make_block(40), numbers=numbers)
-    rows = np.array([0, 3, 3, 7])
-    model.fit_scaler(block.take(rows))
-    true = block.numbers[rows][block.mask[rows]]
-    np.testing.assert_allclose(model.encoder.numbers.mean, true.mean(axis=0), rtol=1e-4)
-    np.testing.assert_allclose(model.encoder.numbers.std[:2], true.std(axis=0)[:2], rtol=1e-4)
-    assert model.encoder.numbers.std[2] == 1.0
 
 
 def test_errors_name_what_is_there(model):

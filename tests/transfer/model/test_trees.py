@@ -7,7 +7,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -16,17 +15,14 @@ from transfer.adapt.heads import with_target_head
 from transfer.data.ranking import order_agreement
 from transfer.errors import TransferError
 from transfer.features.flat import flat_inputs
-from transfer.features.hardware import WIDTHS
 from transfer.model import checkpoint
-from transfer.model.fleet_tlp import FleetTLP, model_config
+from transfer.model.fleet_tlp import FleetTLP
 from transfer.model.trees import Trees, joint_scores, pack
 from transfer.train.training import train
-from transfer.train.tree_fit import continue_trees, fit_trees
 
 DATASET = make_dataset(workloads=16, candidates=20)
 ROWS, HELD = np.flatnonzero(DATASET.group < 12), np.flatnonzero(DATASET.group >= 12)
 RUN = replace(CONFIG, epochs=4, trees=60)
-SHAPE = model_config(DATASET.spec, CONFIG.sizes)
 FLAT = flat_inputs(DATASET.features, DATASET.spec.category_sizes)
 
 
@@ -71,61 +67,6 @@ def test_scores_stay_in_order_above_0_and_not_above_1(network: list[float], tree
     assert (np.diff(scores) >= 0).all()
 
 
-def test_slow_candidates_keep_the_score_that_was_estimated() -> None:
-    slow = np.log(np.array([0.05, 0.2, 0.35]))
-    assert joint_scores(slow, slow) == pytest.approx(np.exp(slow), rel=2e-3)
-
-
-def test_one_device_may_have_trees_of_its_own_beside_those_of_all() -> None:
-    models = [FleetTLP(SHAPE) for _ in range(3)]
-    how = {"config": replace(RUN, trees=20), "seed": 1}
-    fit_trees(models[0], DATASET, ROWS, ("cpu.a", "cpu.b"), **how)
-    fit_trees(models[1], DATASET, ROWS, ("cpu.b",), **how)
-    fit_trees(models[2], DATASET, ROWS, ("cpu.a", "cpu.b"), alone="cpu.b", **how)
-    trees = [model.trees for model in models if model.trees is not None]
-    assert [float(one.weight) for one in trees] == [1.0, 1.0, 2.0]
-    told = [one.log_speeds(FLAT[HELD], hardware("cpu.b")) - float(one.offset) for one in trees]
-    # The second set draws other rows and columns than the same set does by itself.
-    apart = np.abs(told[2] - (told[0] + told[1]) / 2).mean()
-    assert apart < 0.3 * np.abs(told[2] - told[0]).mean()
-    assert apart < 0.3 * np.abs(told[2] - told[1]).mean()
-    network = np.linspace(-3, -1, len(HELD))
-    assert joint_scores(network, network + 0.3, 2.0) == pytest.approx(np.exp(network + 0.2), rel=2e-2)
-
-
-def test_trees_go_on_from_what_they_say_by_a_tree_for_sixteen_candidates(model: FleetTLP) -> None:
-    """A device that turns the order round moves them its way, a few candidates of it less."""
-    column = DATASET.column("cpu.a")
-    latency = DATASET.latency_secs.copy()
-    latency[:, column] = 1e-6 / latency[:, column]
-    turned = replace(DATASET, latency_secs=latency)
-    assert model.trees is not None
-    before = model.trees.log_speeds(FLAT, hardware("cpu.a"))
-    able = ROWS[np.isfinite(latency[ROWS, column])]
-
-    def added_and_moved(rows: np.ndarray) -> tuple[int, np.ndarray]:
-        grown = model.copy()
-        added = continue_trees(grown, turned, rows, ("cpu.a",), threads=1, seed=0)
-        assert grown.trees is not None
-        return added, grown.trees.log_speeds(FLAT, hardware("cpu.a")) - before
-
-    assert added_and_moved(able[:127])[0] == 0
-    (few, moved_by_few), (many, moved) = added_and_moved(able[:128]), added_and_moved(able)
-    assert (few, many) == (8, len(able) // 16)
-    assert 0 < np.abs(moved_by_few).mean() < np.abs(moved).mean()
-    for group in np.unique(DATASET.group[able]):
-        mine = able[DATASET.group[able] == group]
-        assert np.corrcoef(moved[mine], -np.log(latency[mine, column]))[0, 1] > 0.5
-    assert np.array_equal(model.trees.log_speeds(FLAT, hardware("cpu.a")), before), "those of the source stay"
-
-
-def test_a_model_without_trees_has_none_to_go_on_with(model: FleetTLP) -> None:
-    alone = model.copy()
-    alone.trees = None
-    assert continue_trees(alone, DATASET, ROWS, ("cpu.a",), threads=1, seed=0) == 0
-    assert alone.trees is None
-
-
 def test_they_are_kept_with_the_model_and_without_them_the_network_stands_alone(
     model: FleetTLP, tmp_path: Path
 ) -> None:
@@ -165,26 +106,3 @@ def test_damaged_trees_and_other_inputs_are_refused(model: FleetTLP, monkeypatch
     for raw in (b"no trees", b"x", pack(b"{" * 99)[:-4], pack(b"{" * 2_000)):
         with pytest.raises(TransferError, match="trees cannot be read"):
             Trees(raw, 0.0).log_speeds(flat, device)
-
-
-@pytest.mark.parametrize(("then", "now"), [WIDTHS, WIDTHS[::-1]])
-def test_vectors_with_and_without_measured_speeds_meet(then: int, now: int, tmp_path: Path) -> None:
-    """A model of shorter vectors scores to the last bit as before, and takes longer ones; and the reverse."""
-    random = np.random.default_rng(0)
-    shared = random.normal(size=(len(DATASET.device_ids), min(WIDTHS))).astype(np.float32)
-    more = random.normal(size=(len(shared), WIDTHS[1] - WIDTHS[0])).astype(np.float32)
-    vectors = {WIDTHS[0]: shared, WIDTHS[1]: np.concatenate([shared, more], axis=1)}
-    made = train(replace(DATASET, hardware=vectors[then]), ROWS, config=replace(RUN, epochs=1), seed=0).model
-    checkpoint.save(tmp_path / "v1", made, {})
-    again, _ = checkpoint.load_fleet_tlp(tmp_path / "v1")
-    block = make_block(30, seed=5)
-    told = made.score(block, "cpu.a")
-    assert np.array_equal(again.score(block, "cpu.a"), told)
-    again.set_hardware("cpu.a", torch.from_numpy(vectors[now][DATASET.column("cpu.a")]))
-    found = again.score(block, "cpu.a")
-    assert np.isfinite(found).all()
-    if now > then:
-        assert np.array_equal(found, told)
-    # Heads of both kinds have a mean.
-    again.add_head("twin", like=("cpu.a", "cpu-new"))
-    assert np.isfinite(again.score(block, "twin")).all()

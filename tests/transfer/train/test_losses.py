@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from transfer.train import losses
-from transfer.train.losses import LossWeights, head_loss
+from transfer.train.losses import LossWeights
 
 ALL_TERMS = (losses.pairwise_hinge, losses.regression, losses.log_ratio)
 
@@ -74,21 +74,6 @@ def test_missing_labels_and_candidates_do_not_matter_at_all(term):
     assert scores.grad.isfinite().all()
     assert (scores.grad[~mask] == 0).all()
     assert (scores.grad[mask] != 0).any()
-
-
-def test_head_loss_is_the_weighted_sum_of_its_terms_over_groups_with_two_labels():
-    whole = random_groups()
-    scores, labels, mask = (x[:3] for x in whole)
-    terms = LossWeights(regression=2, log_ratio=0.25, hinge=3)
-    expected = (
-        2 * losses.regression(scores, labels, mask)
-        + 0.25 * losses.log_ratio(scores, labels, mask)
-        + 3 * losses.pairwise_hinge(scores, labels, mask)
-    ).mean()
-    alone = head_loss(scores, labels, mask, terms=terms)
-    assert alone.item() == pytest.approx(expected.item())
-    assert torch.equal(head_loss(*whole, terms=terms), alone)
-    assert head_loss(*(x[3:] for x in whole), terms=LossWeights()) is None
 
 
 @pytest.mark.parametrize("bad", [{"hinge": -1.0}, {"regression": 0.0, "log_ratio": 0.0, "hinge": 0.0}])

@@ -16,7 +16,6 @@ from transfer.model.kinds import MTL_TLP
 from transfer.model.mtl_tlp import MtlTLP, TlpNetwork, mixed_lambda_rank
 from transfer.train.config import TrainConfig
 from transfer.train.published_procedure import TlpConfig, published_config, train_mtl_tlp
-from transfer.train.rows import training_labels
 from transfer.train.trainers import TrainingTask, train_model
 
 
@@ -98,22 +97,3 @@ def test_a_task_trains_an_mtl_tlp_too_if_its_features_are_there() -> None:
     # The published epochs stand beside the default ones of ours.
     assert published_config(TrainConfig(device="cpu")) == TlpConfig()
     assert published_config(TrainConfig(epochs=12, device="cpu")).epochs == 25
-
-
-def test_failures_are_left_out_or_kept_near_zero_as_published() -> None:
-    dataset = make_dataset(workloads=6, candidates=10)
-    rows = np.arange(len(dataset))
-    # A workload that failed throughout on one device has no best latency to compare with.
-    failed = dataset.failed.copy()
-    failed[dataset.group == 0, 0] = True
-    dataset = replace(with_latency(dataset, dataset.group == 0, "cpu.a", np.nan), failed=failed)
-    plain = training_labels(dataset, rows, DEVICES)
-    kept = training_labels(dataset, rows, DEVICES, keep_failures=True)
-    assert np.isnan(plain[failed]).all()
-    told = failed.copy()
-    told[dataset.group == 0, 0] = False
-    assert told.any()
-    assert ((kept[told] > 0) & (kept[told] < 1e-10)).all()
-    assert np.isnan(kept[dataset.group == 0, 0]).all()
-    same = np.isfinite(plain)
-    np.testing.assert_array_equal(kept[same], plain[same])

@@ -11,7 +11,7 @@ from transfer.data.dataset import Dataset
 from transfer.errors import TransferError
 from transfer.model.fleet_tlp import FleetTLP
 from transfer.train.config import TrainConfig
-from transfer.train.rows import trainable_devices, with_lent_latencies
+from transfer.train.rows import trainable_devices
 from transfer.train.training import TrainRun, train
 
 QUICK = replace(CONFIG, epochs=2)
@@ -59,26 +59,6 @@ def test_rows_outside_of_the_training_rows_have_no_influence():
     model, again = (train(d, rows, config=QUICK, seed=0).model for d in (DATASET, other))
     assert same_weights(model, again)
     np.testing.assert_allclose(model.summary.mean, DATASET.features.summary[rows].mean(axis=0), rtol=1e-4)
-
-
-def test_a_head_without_labels_gets_exactly_zero_gradient():
-    start = train(DATASET, ROWS, config=QUICK, seed=0).model
-    blind = with_latency(DATASET, slice(None), "cpu-new", np.nan)
-    after = train(blind, ROWS, config=QUICK, seed=1, run=TrainRun(init=start)).model
-    for a, b in zip(start.head("cpu-new").parameters(), after.head("cpu-new").parameters(), strict=True):
-        assert torch.equal(a, b)
-    assert not torch.equal(start.join.weight, after.join.weight)
-
-
-def test_init_is_not_changed_and_keeps_its_scaler():
-    start = train(DATASET, np.arange(40), config=QUICK, seed=0, devices=DEVICES[:2]).model
-    before = start.copy()
-    after = train(
-        DATASET, np.arange(40, 80), config=QUICK, seed=0, devices=DEVICES, run=TrainRun(init=start)
-    ).model
-    assert same_weights(start, before)
-    assert torch.equal(after.encoder.numbers.mean, start.encoder.numbers.mean)
-    assert after.device_ids == DEVICES
 
 
 def test_early_stopping_returns_the_best_epoch():
@@ -134,23 +114,6 @@ def lacking_of(dataset: Dataset, device: str, workloads: list[int], kept: int = 
         gone = np.flatnonzero(dataset.group == workload)[kept:]
         dataset = with_latency(dataset, gone, device, np.nan)
     return dataset
-
-
-@pytest.mark.parametrize("kept", [0, 1])
-def test_the_most_alike_device_that_measured_a_workload_lends_it(kept: int) -> None:
-    near, own, far = DEVICES[:3]
-    # Devices on a line, so that it is known who is alike.
-    hardware = np.zeros_like(DATASET.hardware)
-    hardware[[DATASET.column(one) for one in (near, own, far)], 0] = (1.0, 0.0, 5.0)
-    lacking = lacking_of(replace(DATASET, hardware=hardware), own, [0, 1], kept)
-    lacking = lacking_of(lacking, near, [1])
-    found = with_lent_latencies(lacking, ROWS, DEVICES).latency_secs
-    for workload, lender in ((0, near), (1, far)):
-        rows = DATASET.group == workload
-        of_lender = lacking.latency_secs[rows, lacking.column(lender)]
-        assert np.array_equal(found[rows, lacking.column(own)], of_lender, equal_nan=True), workload
-    others = ~np.isin(DATASET.group, [0, 1])
-    assert np.array_equal(found[others], lacking.latency_secs[others], equal_nan=True)
 
 
 def test_a_device_that_measured_nothing_is_trained_only_where_others_lend() -> None:

@@ -3,10 +3,6 @@
 from __future__ import annotations
 
 import json
-import signal
-import subprocess
-import sys
-import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,14 +10,13 @@ import numpy as np
 import pytest
 import torch
 
-from tests.model_fixtures import CONFIG, DEVICES, make_dataset, same_weights, with_latency
+from tests.model_fixtures import CONFIG, DEVICES, make_dataset, same_weights
 from transfer.checked_folder import CheckpointError
 from transfer.errors import TransferError
 from transfer.train import CURVES_NAME
 from transfer.train.config import TrainConfig, torch_device
 from transfer.train.training import TrainRun, train
 
-ROOT = Path(__file__).parents[3]
 DATASET = make_dataset()
 ROWS, HELD = np.flatnonzero(DATASET.group < 6), np.flatnonzero(DATASET.group >= 6)
 RUN = replace(CONFIG, epochs=6)
@@ -73,41 +68,6 @@ def test_a_run_that_goes_on_ends_with_the_same_weights_and_losses(tmp_path, with
     assert all(point["samples"] == len(ROWS) and point["samples_per_s"] > 0 for point in points)
 
 
-def test_a_killed_process_goes_on_to_the_same_bits(tmp_path):
-    code = (
-        "import sys\nfrom pathlib import Path\nfrom tests.transfer.train.test_training import *\n"
-        "from safetensors.torch import save_file\n"
-        "folder = Path(sys.argv[1])\n"
-        "config = replace(CONFIG, epochs=40)\n"
-        "def wait(_):\n"
-        "    if sys.argv[2] == 'never':\n"
-        "        time.sleep(600)\n"
-        "run = TrainRun(folder=folder / 'run', on_epoch=wait)\n"
-        "result = train(DATASET, ROWS, config=config, seed=1, run=run)\n"
-        "save_file(result.model.state_dict(), str(folder / sys.argv[2]))\n"
-        "print(result.resumed_epochs)\n"
-    )
-
-    def start(name: str) -> subprocess.Popen[str]:
-        return subprocess.Popen(
-            [sys.executable, "-c", code, str(tmp_path), name], cwd=ROOT, stdout=subprocess.PIPE, text=True
-        )
-
-    victim = start("never")
-    deadline = time.monotonic() + 60
-    while not states(tmp_path / "run") and time.monotonic() < deadline:
-        time.sleep(0.005)
-    victim.send_signal(signal.SIGKILL)
-    victim.communicate()
-    assert victim.returncode == -signal.SIGKILL
-    assert states(tmp_path / "run")
-    told, _ = start("resumed").communicate(timeout=60)
-    assert int(told) == 1
-    told, _ = start("straight").communicate(timeout=60)
-    assert int(told) == 0
-    assert (tmp_path / "resumed").read_bytes() == (tmp_path / "straight").read_bytes()
-
-
 def test_what_is_kept_of_another_run_or_damaged_is_refused(tmp_path):
     interrupted(tmp_path, 1)
     for changes, named in (
@@ -136,13 +96,6 @@ def test_tensorboard_reads_the_curves(tmp_path):
     (path,) = tmp_path.glob("*tfevents*")
     tags = {value.tag for event in loader.EventFileLoader(str(path)).Load() for value in event.summary.value}
     assert tags == {"loss/train", "loss/validation", "learning_rate", "samples_per_s"}
-
-
-def test_workloads_without_a_pair_are_left_out_and_counted():
-    lonely = np.flatnonzero(DATASET.group == 2)
-    result = train(with_latency(DATASET, lonely[1:], None, np.nan), ROWS, config=RUN, seed=0)
-    assert result.lonely_workloads == 1
-    assert result.history[0].samples < len(ROWS) - len(lonely) + 1
 
 
 def test_a_gpu_that_is_not_there_is_named():

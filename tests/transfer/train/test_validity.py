@@ -77,15 +77,3 @@ def test_checkpoints_hold_it_where_it_is_told(tmp_path, model: FleetTLP) -> None
         # A probability does not depend on company.
         few = np.array([5, 3, 17])
         assert np.array_equal(loaded.validity(block.take(few), "cpu.a"), together[few])
-
-
-def test_a_new_head_starts_with_what_its_like_tells(model: FleetTLP) -> None:
-    twin = model.copy()
-    twin.add_head("alike", like=("cpu.a", "cpu-new"))
-    block = make_block(20)
-    assert np.array_equal(twin.validity(block, "alike"), model.validity(block, "cpu.a"))
-    twin.add_head("unlike", like="cpu-new")
-    assert not twin.tells_validity("unlike")
-    twin.drop_head("alike")
-    twin.add_head("alike")
-    assert not twin.tells_validity("alike")
