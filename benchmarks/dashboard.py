@@ -165,10 +165,10 @@ def _working(folder: Path, devices: int) -> Iterator[_Fleet]:
 
 
 def _turn(coordinator: Coordinator, over: threading.Event, fleet: _Fleet) -> None:
-    counts = coordinator._parts.record_sink.counts
+    store = coordinator._parts.store
     while not over.is_set():
         coordinator.turn(0.25)
-        fleet.totals.append((time.time(), sum(one.records for one in counts.values())))
+        fleet.totals.append((time.time(), store.rows))
 
 
 def _up(view: dict[str, Any]) -> int:

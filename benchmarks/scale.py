@@ -182,9 +182,7 @@ def measure_taking(folder: Path, *, devices: int, records: int) -> dict[str, Any
                 batch += maker.batch(name, RECORDS_PER_BATCH)
             began = time.perf_counter()
             store.take(batch)
-            with store.state.turn() as opened:
-                store.write(opened)
-            store.confirm()
+            store.settle()
             durable.append(time.perf_counter() - began)
             store.move_on()
             ours.append(time.perf_counter() - began)

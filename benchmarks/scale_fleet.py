@@ -257,8 +257,7 @@ def measure_fleet(folder: Path, *, devices: int, secs: float) -> dict[str, Any]:
         while not _all_up(coordinator, devices) and time.perf_counter() - began < secs:
             coordinator.turn(0.05)
         up_secs, up_cpu = time.perf_counter() - began, time.process_time() - cpu
-        counts = coordinator._parts.record_sink.counts
-        before = sum(one.records for one in counts.values())
+        before = store.rows
         transport.waited_secs, agents_cpu = 0.0, sum(transport.agents_cpu_secs)
         _time_plans(coordinator, plans)
         began, cpu = time.perf_counter(), time.process_time()
@@ -268,13 +267,13 @@ def measure_fleet(folder: Path, *, devices: int, secs: float) -> dict[str, Any]:
             coordinator.turn(0.05)
             turns.append(time.perf_counter() - started - (transport.waited_secs - waited))
             if time.perf_counter() - window.began >= secs / WINDOWS:
-                window, told = window.end(sum(one.records for one in counts.values()))
+                window, told = window.end(store.rows)
                 memory.append(own_mb())
                 windows.append(told | {"own": memory[-1]})
         took, cpu = time.perf_counter() - began, time.process_time() - cpu
         agents_cpu = sum(transport.agents_cpu_secs) - agents_cpu
         waited = transport.waited_secs
-        records = sum(one.records for one in counts.values()) - before
+        records = store.rows - before
         view = coordinator.view()
         shutdown = time.perf_counter()
         coordinator.close()

@@ -279,8 +279,7 @@ class DriverQuestions:
         for candidate in fresh:
             by_workload.setdefault(candidate.workload_id, []).append(candidate)
         for workload_id, some in by_workload.items():
-            parts.pools.add(family, workload_id, some)
-            parts.coverage.propose(family, workload_id, [candidate.candidate_id for candidate in some])
+            parts.coverage.candidates.add((family, workload_id), some)
         for part in _parts(fresh):
             pairs = [(candidate.workload_id, candidate.candidate_id) for candidate in part]
             job = replace(

@@ -22,6 +22,7 @@ class LeaseDispatcher:
 
     def __init__(self, parts: Composition) -> None:
         self._parts, self._families = parts, parts.roster.sharing
+        self._candidates = parts.coverage.candidates
 
     def grant(self, grant: GrantLease, job: Job, now: float) -> list[Event]:
         """Send what is left of a job to its agent.
@@ -29,18 +30,18 @@ class LeaseDispatcher:
         Returns:
             The end of the job, if nothing of it can be sent.
         """
-        family, pools = self._families[job.device_id], self._parts.pools
-        candidates = pools.at_hand(family, job.candidate_ids)
+        family = self._families[job.device_id]
+        candidates = self._candidates.at_hand(family, job.candidate_ids)
         unfinished = self._parts.record_sink.unfinished(job, candidates)
         missing = [name for name in unfinished if name not in candidates]
         for workload_id in job.workload_ids if missing else ():
-            candidates |= pools.get(family, workload_id, missing)
+            candidates |= self._candidates.get((family, workload_id), missing)
             missing = [name for name in missing if name not in candidates]
         if missing:
             self._drop(job, family, missing)
         workloads = self._workloads(job)
         batch = [
-            # Otherwise its origin is that of the first measurement, which the pools know.
+            # Otherwise its origin is that of the first measurement.
             msgspec.structs.replace(candidates[name], origin=job.origin)
             if job.origin in REPEATS
             else candidates[name]
@@ -98,5 +99,5 @@ class LeaseDispatcher:
             f"{job.device_id}: {len(missing)} candidates of job {job.job_id} are not in the state file; "
             "they are left out"
         )
-        for of, some in self._parts.coverage.by_workload(family, job.workload_ids, missing).items():
-            self._parts.coverage.block(family, of, some)
+        for workload_id, some in self._candidates.by_workload(family, job.workload_ids, missing).items():
+            self._candidates.block((family, workload_id), some)

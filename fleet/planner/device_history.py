@@ -13,7 +13,7 @@ from msgspec.structs import replace
 
 from agents.records import Candidate, CandidateId, DeviceId, DeviceSpec, Family, Outcome, WorkloadId
 from agents.trust import IMPORTED, is_imported, is_live
-from fleet.coverage.family_candidates import REPLAY_SUFFIX
+from fleet.coverage.candidates import REPLAY_SUFFIX
 from fleet.drivers.session import EngineSession
 from fleet.planner.batch_plan import DeviceProgress
 from fleet.planner.imported_candidates import LIVE_DIALECT, devices_of_family

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from agents.networks.network_name import NetworkRefusedError, read_network_name
 from agents.records import DeviceId, DeviceSpec, Workload, WorkloadId, canonical_json, content_hash
-from agents.trust import is_live
+from agents.trust import IMPORTED, is_live
 from fleet.durable import disk_errors, write_durably
 from fleet.planner.context import PlannerContext
 from fleet.planner.job_planner import JobPlanner
@@ -122,12 +122,10 @@ class WorkloadDiscovery:
         planner: JobPlanner,
         transport: AgentTransport,
         specs: Mapping[DeviceId, DeviceSpec],
-        imported_devices: Callable[[], Collection[DeviceId]],
     ) -> None:
         self._choice, self._kept_choices, self._store = choice, KeptChoices(path), store
-        self._coverage, self._pools, self._imports = context.coverage, context.pools, context.imports
+        self._coverage, self._imports = context.coverage, context.imports
         self._planner, self._transport, self._specs = planner, transport, specs
-        self._imported_devices = imported_devices
         #: Devices that were asked, by group.
         self._asked_devices: dict[str, DeviceId] = {}
         self._chosen: dict[str, Sequence[Workload]] = {}
@@ -193,14 +191,8 @@ class WorkloadDiscovery:
             return
         self._store.settle()
         self._coverage.load()
-        self._imports.load(self._store, self._coverage.workload_ids, self._imported_devices())
-        for (family, workload_id), count in self._pools.used_up().items():
-            # Where fewer are known now, some were lost with a file, and can be drawn again.
-            if (
-                workload_id in self._coverage.workload_ids
-                and self._coverage.candidate_count(family, workload_id) >= count
-            ):
-                self._coverage.exhaust(family, workload_id)
+        devices = self._store.state.devices_with(IMPORTED)
+        self._imports.load(self._store, self._coverage.workload_ids, devices)
 
     def _members(self, group: str) -> list[DeviceSpec]:
         return [spec for spec in self._specs.values() if group_of(spec) == group]

@@ -11,12 +11,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agents.device.messages import ProposeRequest
-from agents.records import Candidate, CandidateId, DeviceId
+from agents.records import Candidate, DeviceId
 from fleet.coverage.coverage import Coverage
 from fleet.planner.candidate_requests import CandidateRequest, CandidateRequests, space_of
 from fleet.state.state_file import StateFile
 from tests.record_fixtures import make_record, make_spec, make_workload
-from tests.state_fixtures import state_of
+from tests.state_fixtures import state_of, take_in
 from tests.transport_fixtures import replay_spec
 
 WORKLOAD, OTHER = make_workload(1), make_workload(2)
@@ -76,7 +76,8 @@ def test_what_differs_is_asked_apart(state: StateFile) -> None:
     assert len(fleet.asked()) == len(others)
     fleet.add("b", is_ranked=True)
     assert fleet.asked() == [("b", 4)], "each head has draws of its own"
-    fleet.coverage.propose("cpu", WORKLOAD.workload_id, [CandidateId("ab" * 16)])
+    drawn = Candidate(workload_id=WORKLOAD.workload_id, trace="drawn")
+    fleet.coverage.candidates.add(("cpu", WORKLOAD.workload_id), [drawn])
     fleet.add("c")
     assert fleet.asked() == [("c", 4)], "more is known than when the first was asked"
 
@@ -139,13 +140,13 @@ def test_an_agent_is_told_the_latest_and_is_not_believed_when_it_draws_an_older_
 
     old = make_record(7, workload=workload_id, device="a")
     fleet.coverage.set_environment(old.device_id, old.environment_id)
-    fleet.coverage.add([old])
+    take_in(state, fleet.coverage, [old])
     assert drawn(old.trace) == ([], True), "it was told all that is known"
     assert fleet.sent[-1][1].seed == 7 + 1
-    latest = [one.candidate_id for one in candidates("a", "b")]
-    fleet.coverage.propose("cpu", workload_id, latest)
+    latest = candidates("a", "b")
+    fleet.coverage.candidates.add(("cpu", workload_id), latest)
     assert drawn(old.trace, "c") == (["c"], False)
-    assert fleet.sent[-1][1].exclude == set(latest)
+    assert fleet.sent[-1][1].exclude == {one.candidate_id for one in latest}
     assert drawn(old.trace) == ([], False), "others may be left: it was not told all"
     assert drawn() == ([], True)
 

@@ -11,11 +11,10 @@ from unittest import mock
 import pytest
 
 from agents.device.messages import Proposed, ProposeRequest
-from agents.records import Candidate, CandidateId, DeviceId, Outcome, Record, Workload, WorkloadId
+from agents.records import Candidate, DeviceId, Outcome, Record, WorkloadId
 from fleet.core.events import Job
 from fleet.coverage.coverage import Coverage
 from fleet.planner.batch_plan import BATCH_SIZE
-from fleet.planner.candidate_pools import CandidatePools
 from fleet.planner.context import PlannerContext
 from fleet.planner.job_planner import JobPlanner
 from fleet.planner.job_queues import Queues
@@ -23,7 +22,7 @@ from fleet.planner.workload_discovery import WorkloadChoice, WorkloadDiscovery
 from fleet.state.state_file import StateFile
 from fleet.store.store import Store
 from tests.record_fixtures import make_record, make_spec, make_workload
-from tests.state_fixtures import forget_candidates, keep
+from tests.state_fixtures import forget_candidates, take_in
 
 DEVICE = DeviceId("dev-a")
 WORKLOAD = make_workload(0xA1B2)
@@ -39,43 +38,37 @@ class Outlet:
     def propose(self, device_id: DeviceId, request: ProposeRequest) -> None:
         self.asked.append(request)
 
-    def rank(
-        self, device_id: DeviceId, request_id: str, workload: Workload, candidates: Sequence[Candidate]
-    ) -> None:
-        raise AssertionError("there is no head")
-
-    def submit(self, job: Job) -> None:
-        self.jobs.append(job)
-
 
 def planner_of(
-    file: StateFile, records: Sequence[Record] = (), known: Sequence[CandidateId] = ()
+    file: StateFile, records: Sequence[Record] = (), known: Sequence[Candidate] = ()
 ) -> tuple[JobPlanner, Outlet]:
     """A planner of a device that has measured some candidates, and whose siblings know others."""
-    context, job_sink = context_of(file, CandidatePools(file), [WORKLOAD.workload_id])
-    context.coverage.add(records)
-    context.coverage.propose("cpu", WORKLOAD.workload_id, known)
-    context.pools.remember("cpu", [Candidate(workload_id=r.workload_id, trace=r.trace) for r in records])
+    context, outlet = context_of(file, [WORKLOAD.workload_id])
+    take_in(file, context.coverage, records)
+    context.coverage.candidates.add(("cpu", WORKLOAD.workload_id), known)
     planner = JobPlanner(context)
     planner.set_workloads([DEVICE], [WORKLOAD])
-    return planner, job_sink
+    return planner, outlet
 
 
 def context_of(
-    file: StateFile, pools: CandidatePools, workload_ids: Sequence[WorkloadId]
+    file: StateFile, workload_ids: Sequence[WorkloadId], **options: Any
 ) -> tuple[PlannerContext, Outlet]:
-    coverage, job_sink = Coverage(file, {DEVICE: "cpu"}, workload_ids), Outlet()
+    coverage, outlet = Coverage(file, {DEVICE: "cpu"}, workload_ids, **options), Outlet()
     coverage.set_environment(DEVICE, "e" * 32)
     context = PlannerContext(
         coverage=coverage,
-        pools=pools,
+        specs={DEVICE: make_spec(DEVICE)},
         families={DEVICE: "cpu"},
         spaces={DEVICE: "x"},
-        job_sink=job_sink,
+        propose=outlet.propose,
+        submit=outlet.jobs.append,
+        log=mock.Mock(),
+        thread=mock.Mock(),
         seed=1,
         token="t",
     )
-    return context, job_sink
+    return context, outlet
 
 
 def drawn(count: int) -> tuple[Candidate, ...]:
@@ -90,18 +83,18 @@ def answered(planner: JobPlanner, request: ProposeRequest, count: int) -> None:
 
 def test_two_answers_of_one_turn_do_not_make_two_jobs_of_one_candidate(state: StateFile) -> None:
     records = [make_record(number, workload=WORKLOAD.workload_id) for number in range(1, 40)]
-    planner, job_sink = planner_of(state, records)
+    planner, outlet = planner_of(state, records)
     planner.want({DEVICE: 4 * BATCH_SIZE})
-    random, evolved = sorted(job_sink.asked, key=lambda one: bool(one.parents))
+    random, evolved = sorted(outlet.asked, key=lambda one: bool(one.parents))
     assert evolved.parents
     assert not random.parents, "both of one workload"
 
     for request, count in ((random, BATCH_SIZE + 8), (evolved, BATCH_SIZE)):
         answered(planner, request, count)
-    taken = [one for job in job_sink.jobs for one in job.candidate_ids]
+    taken = [one for job in outlet.jobs for one in job.candidate_ids]
     assert len(taken) == BATCH_SIZE + 8
     assert len(taken) == len(set(taken))
-    for job in job_sink.jobs:
+    for job in outlet.jobs:
         planner.queues.opened(job)  # it is durable now
         planner.queues.closed(job.job_id)
     assert not planner.queues.candidate_ids(DEVICE)
@@ -125,27 +118,26 @@ def test_what_a_candidate_takes_is_learnt_from_parts_as_from_the_whole() -> None
 
 @pytest.mark.parametrize("leaves", [False, True])
 def test_what_was_chosen_for_a_device_that_left_becomes_no_job(state: StateFile, leaves: bool) -> None:
-    known = [one.candidate_id for one in drawn(BATCH_SIZE // 2)]
-    planner, job_sink = planner_of(state, known=known)
+    planner, outlet = planner_of(state, known=drawn(BATCH_SIZE // 2))
     planner.want({DEVICE: 4 * BATCH_SIZE})
-    assert job_sink.asked, "gaps are chosen, and the agent is asked for more"
-    assert not job_sink.jobs
+    assert outlet.asked, "gaps are chosen, and the agent is asked for more"
+    assert not outlet.jobs
     if leaves:
         planner.forget(DEVICE)
     planner.agent_gone(DEVICE)
     assert planner.is_idle
-    assert bool(job_sink.jobs) is not leaves
+    assert bool(outlet.jobs) is not leaves
     planner.want({DEVICE: 4 * BATCH_SIZE})
     assert planner.is_idle is leaves, "nobody knows what it would measure"
 
 
 def test_a_job_has_the_origin_of_its_own_candidates(state: StateFile) -> None:
     lost = [make_record(n, workload=WORKLOAD.workload_id, outcome=Outcome.LOST, run_secs=()) for n in (1, 2)]
-    planner, job_sink = planner_of(state, lost)
+    planner, outlet = planner_of(state, lost)
     planner.want({DEVICE: BATCH_SIZE})
-    [asked] = job_sink.asked
+    [asked] = outlet.asked
     answered(planner, asked, 8)
-    origins = {job.attempt: (job.origin, len(job.candidate_ids)) for job in job_sink.jobs}
+    origins = {job.attempt: (job.origin, len(job.candidate_ids)) for job in outlet.jobs}
     assert origins == {0: ("random", 8), 1: ("paired", 2)}
 
 
@@ -154,47 +146,45 @@ def life(folder: Path, **options: Any) -> Iterator[tuple[JobPlanner, Outlet]]:
     """One life of a planner over files that stay; its device has asked for jobs."""
     store_folder = folder / "store"
     with Store.open(store_folder) as store:
-        pools = CandidatePools(store.state, **options)
-        context, job_sink = context_of(store.state, pools, ())
+        context, outlet = context_of(store.state, (), **options)
         planner = JobPlanner(context)
         choice, specs = WorkloadChoice(networks=("bert-tiny",), count=1), {DEVICE: make_spec(DEVICE)}
         discovery = WorkloadDiscovery(
-            *(choice, folder / "workloads.json", store, context, planner, mock.Mock(), specs),
-            lambda: [],
+            *(choice, folder / "workloads.json", store, context, planner, mock.Mock(), specs)
         )
         discovery.listed(specs[DEVICE], [WORKLOAD])
         planner.want({DEVICE: BATCH_SIZE})
-        yield planner, job_sink
-        keep(store.state, pools)
+        yield planner, outlet
+        store.settle()
 
 
 def use_up(folder: Path, **options: object) -> None:
     """A life in which an agent draws a few candidates, and then finds no other."""
-    with life(folder, **options) as (planner, job_sink):
+    with life(folder, **options) as (planner, outlet):
         for _ in range(2):
-            answered(planner, job_sink.asked[-1], 8)
+            answered(planner, outlet.asked[-1], 8)
             planner.want({DEVICE: BATCH_SIZE})
-        assert len(job_sink.asked) == 2
+        assert len(outlet.asked) == 2
 
 
 def test_a_space_that_was_used_up_is_not_drawn_from_after_a_restart(tmp_path: Path) -> None:
     use_up(tmp_path)
     for _ in range(2):
-        with life(tmp_path) as (_, job_sink):
-            assert job_sink.asked == []
-            assert [len(job.candidate_ids) for job in job_sink.jobs] == [8], "nothing holds up what is ready"
+        with life(tmp_path) as (_, outlet):
+            assert outlet.asked == []
+            assert [len(job.candidate_ids) for job in outlet.jobs] == [8], "nothing holds up what is ready"
     forget_candidates(tmp_path / "store")
-    with life(tmp_path) as (_, job_sink):
-        assert len(job_sink.asked) == 1, "candidates are lost"
+    with life(tmp_path) as (_, outlet):
+        assert len(outlet.asked) == 1, "candidates are lost"
 
 
 def test_a_space_that_other_versions_or_replay_devices_used_up_is_drawn_from_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     use_up(tmp_path / "replayed", live=set())
-    with life(tmp_path / "replayed", live=set()) as (_, job_sink):
-        assert len(job_sink.asked) == 1
+    with life(tmp_path / "replayed", live=set()) as (_, outlet):
+        assert len(outlet.asked) == 1
     use_up(tmp_path)
-    monkeypatch.setattr("fleet.planner.candidate_pools.own_versions", lambda: {"apache-tvm": "99"})
-    with life(tmp_path) as (_, job_sink):
-        assert len(job_sink.asked) == 1
+    monkeypatch.setattr("fleet.coverage.candidates.own_versions", lambda: {"apache-tvm": "99"})
+    with life(tmp_path) as (_, outlet):
+        assert len(outlet.asked) == 1
