@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import sqlite3
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
-from agents.records import Record
+from agents.records import Record, WorkloadId
 from fleet.coverage.candidates import FamilyCandidates
 from fleet.coverage.coverage import Coverage
+from fleet.planner.workload_discovery import CHOSEN
 from fleet.state.rows import result_of
 from fleet.state.schema import STATE
 from fleet.state.state_file import StateFile
@@ -41,3 +43,15 @@ def forget_candidates(store: Path) -> None:
     with closing(sqlite3.connect(store / STATE)) as connection:
         connection.execute("DELETE FROM candidate")
         connection.commit()
+
+
+def change_choice(
+    store: Path, change: Callable[[list[WorkloadId]], list[WorkloadId] | None]
+) -> list[WorkloadId]:
+    """Change which workloads the one group of a fleet has chosen; None forgets them."""
+    with state_of(store) as file, file.turn() as turn:
+        [[group, entry]] = json.loads(file.note(CHOSEN) or b"{}").items()
+        ids = change(entry["ids"])
+        kept = {} if ids is None else {group: {**entry, "ids": ids}}
+        turn.put_note(CHOSEN, json.dumps(kept).encode())
+    return ids or []

@@ -95,7 +95,7 @@ def assemble(context: EngineContext) -> Composition:
         planner=planner,
         modules=WorkloadModules(store, roster.all_specs),
         discovery=WorkloadDiscovery(
-            *(settings.choice, root / "workloads.json", store, planning, planner, context.transport),
+            *(settings.choice, store, planning, planner, context.transport),
             {} if settings.limits.requests_only else roster.specs,
         ),
         record_sink=record_sink,

@@ -23,7 +23,7 @@ from fleet.planner.candidate_ranker import CandidateRanker
 from fleet.planner.candidate_requests import CandidateRequest, CandidateRequests
 from fleet.planner.context import PlannerContext
 from fleet.planner.imported_candidates import imported_traces, underived
-from fleet.planner.job_queues import JobFactory, PendingJob, Queues
+from fleet.planner.job_queues import Chosen, JobFactory, PendingJob, Queues
 from fleet.planner.plan_view import PlanViews
 from fleet.planner.selection import choose_parents
 
@@ -155,9 +155,8 @@ class JobPlanner:
                 key: msgspec.structs.replace(candidate, origin=Origin.MODEL.value)
                 for key, candidate in chosen.items()
             }
-            pending.versions.update(dict.fromkeys(chosen, version))
         self._know(*space, chosen)
-        self._take(pending, device_id, ask.workload_id, chosen)
+        self._take(pending, device_id, ask.workload_id, chosen, version)
 
     def failed(self, device_id: DeviceId, request_id: str) -> None:
         """Note that a request has no result."""
@@ -196,8 +195,7 @@ class JobPlanner:
         if ask.origin is Origin.PAIRED:
             unavailable = self.queues.candidate_ids(ask.device_id) | pending.chosen.keys()
             gaps = self._coverage.gaps(ask.device_id, ask.workload_id, ask.count, unavailable)
-            pending.chosen |= dict.fromkeys(gaps, ask.workload_id)
-            pending.origins |= dict.fromkeys(gaps, Origin.PAIRED.value)
+            pending.chosen |= dict.fromkeys(gaps, Chosen(ask.workload_id, Origin.PAIRED.value))
             family, short = self._families[ask.device_id], ask.count - len(gaps)
             if imported := self._imports.take(family, ask.workload_id, short):
                 request_id = self._wait(pending, replace(ask, count=len(imported)))
@@ -283,14 +281,14 @@ class JobPlanner:
         device_id: DeviceId,
         workload_id: WorkloadId,
         fresh: Mapping[CandidateId, Candidate],
+        version: str = "",
     ) -> None:
-        """Choose new candidates for a device."""
+        """Choose new candidates for a device; with a version, as its head did."""
         queued = self.queues.candidate_ids(device_id)
         for candidate_id, candidate in fresh.items():
             # A job of an earlier life may wait for one whose file is gone, and that is drawn again now.
             if candidate_id not in queued:
-                pending.chosen.setdefault(candidate_id, workload_id)
-                pending.origins.setdefault(candidate_id, candidate.origin)
+                pending.chosen.setdefault(candidate_id, Chosen(workload_id, candidate.origin, version))
         self._settle(device_id)
 
     def _settle(self, device_id: DeviceId) -> None:
@@ -300,7 +298,8 @@ class JobPlanner:
             return
         if not pending.waiting:
             del self._pending[device_id]
-        for job in self.factory.jobs_of(device_id, pending):
+        chosen, pending.chosen = pending.chosen, {}
+        for job in self.factory.jobs_of(device_id, chosen):
             self.submit(job)
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import math
 import re
 import sys
@@ -45,7 +44,7 @@ from tests.coordinator_fixtures import (
     make_fleet,
     without_room,
 )
-from tests.state_fixtures import forget_candidates
+from tests.state_fixtures import change_choice, forget_candidates
 
 
 @pytest.fixture
@@ -211,7 +210,7 @@ def test_jobs_of_before_go_on_while_the_workloads_are_listed_again(fleet: Fleet)
     with fleet.coordinator() as (coordinator, transport), mock.patch.object(transport, "measure"):
         Fleet.turn_until(coordinator, lambda one: one.view()["jobs"]["leased"] == 2)
     # As after a change of the settings that choose them.
-    (fleet.folder / "root" / "workloads.json").unlink()
+    change_choice(fleet.folder / "store", lambda ids: None)
     view = fleet.run(everything_measured(fleet))
     assert not [line for line in fleet.lines if "is cancelled" in line]
     assert view["jobs"]["cancelled"] == 0
@@ -222,13 +221,9 @@ def test_jobs_of_before_go_on_while_the_workloads_are_listed_again(fleet: Fleet)
 def test_jobs_of_before_measure_nothing_that_is_not_measured_now(fleet: Fleet) -> None:
     with fleet.coordinator() as (coordinator, transport), mock.patch.object(transport, "measure"):
         Fleet.turn_until(coordinator, lambda one: one.view()["jobs"]["leased"] == 2)
-    kept = fleet.folder / "root" / "workloads.json"
-    groups = json.loads(kept.read_text())
-    [group] = groups["groups"].values()
-    group["ids"] = group["ids"][:1]
-    kept.write_text(json.dumps(groups))
+    [first] = change_choice(fleet.folder / "store", lambda ids: ids[:1])
     fleet.run(lambda one: fleet.clock.skip(1.0) > 0 and one.view()["store"]["records"] >= 2 * OFFERED)
-    assert {one.workload_id for one in Store.read(fleet.folder / "store").records()} == {*group["ids"]}
+    assert {one.workload_id for one in Store.read(fleet.folder / "store").records()} == {first}
 
 
 @given(number=st.integers(1, 150))

@@ -149,9 +149,7 @@ def life(folder: Path, **options: Any) -> Iterator[tuple[JobPlanner, Outlet]]:
         context, outlet = context_of(store.state, (), **options)
         planner = JobPlanner(context)
         choice, specs = WorkloadChoice(networks=("bert-tiny",), count=1), {DEVICE: make_spec(DEVICE)}
-        discovery = WorkloadDiscovery(
-            *(choice, folder / "workloads.json", store, context, planner, mock.Mock(), specs)
-        )
+        discovery = WorkloadDiscovery(*(choice, store, context, planner, mock.Mock(), specs))
         discovery.listed(specs[DEVICE], [WORKLOAD])
         planner.want({DEVICE: BATCH_SIZE})
         yield planner, outlet
