@@ -75,7 +75,7 @@ class FamilyCandidates:
     def add(self, space: Space, candidates: Iterable[Candidate]) -> None:
         """Make candidates known, as far as they are not: each is a gap of every device of the family now."""
         by_id = {candidate.candidate_id: candidate for candidate in candidates}
-        recorded = self._among(space, by_id)
+        recorded = self.among(space, by_id)
         self._insert(space, [candidate for name, candidate in by_id.items() if name not in recorded])
         for candidate in by_id.values():
             self._remember(space[0], candidate)
@@ -84,7 +84,7 @@ class FamilyCandidates:
         """Make the candidates of records known: each is a gap of the family's other devices."""
         family, workload_id = space
         ids = list(dict.fromkeys(record.candidate_id for record in records))
-        recorded, fresh = self._among(space, ids), dict[CandidateId, Candidate]()
+        recorded, fresh = self.among(space, ids), dict[CandidateId, Candidate]()
         for record in records:
             if record.candidate_id not in recorded:
                 candidate = Candidate(
@@ -147,9 +147,14 @@ class FamilyCandidates:
         names = self.names_of(space[0])
         return [name for family in names for name in self._state.latest(family, space[1], most)][-most:]
 
-    def settled(self, space: Space, candidate_ids: Collection[CandidateId]) -> set[CandidateId]:
-        """Those of some candidates that the store has records of: of any device in any environment."""
-        return self._among(space, candidate_ids, is_settled=True)
+    def among(
+        self, space: Space, candidate_ids: Collection[CandidateId], *, is_settled: bool = False
+    ) -> set[CandidateId]:
+        """Those of some candidates that a family knows; `is_settled` for those that somebody has measured."""
+        among: set[CandidateId] = set()
+        for name in self.names_of(space[0]) if candidate_ids else ():
+            among |= self._state.known_among(name, space[1], candidate_ids, is_settled=is_settled)
+        return among
 
     def by_workload(
         self, family: str, workload_ids: Iterable[WorkloadId], candidate_ids: Sequence[CandidateId]
@@ -157,7 +162,7 @@ class FamilyCandidates:
         """Sort candidates by the workload, of some, that each is of; unknown ones are left out."""
         sorted_ids: dict[WorkloadId, list[CandidateId]] = {}
         for workload_id in workload_ids if candidate_ids else ():
-            if own_ids := self._among((family, workload_id), candidate_ids):
+            if own_ids := self.among((family, workload_id), candidate_ids):
                 sorted_ids[workload_id] = [name for name in candidate_ids if name in own_ids]
         return sorted_ids
 
@@ -179,7 +184,7 @@ class FamilyCandidates:
         family, workload_id = space
         candidates = self.at_hand(family, candidate_ids)
         if missing := [name for name in candidate_ids if name not in candidates]:
-            settled = self.settled(space, missing)
+            settled = self.among(space, missing, is_settled=True)
             read = self._state.candidates(self.names_of(family), workload_id, missing)
             for name, candidate in read.items():
                 candidates[name] = paired(candidate) if name in settled else candidate
@@ -193,15 +198,6 @@ class FamilyCandidates:
             self._counts[space] = self.count(space) + len(fresh)
             name = self.names_of(family)[-1]
             self._state.change(lambda turn: turn.add_candidates(name, workload_id, fresh))
-
-    def _among(
-        self, space: Space, candidate_ids: Collection[CandidateId], *, is_settled: bool = False
-    ) -> set[CandidateId]:
-        """Those of some candidates that a family knows."""
-        among: set[CandidateId] = set()
-        for name in self.names_of(space[0]) if candidate_ids else ():
-            among |= self._state.known_among(name, space[1], candidate_ids, is_settled=is_settled)
-        return among
 
     def _remember(self, family: str, candidate: Candidate) -> None:
         key = family, candidate.candidate_id

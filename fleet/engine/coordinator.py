@@ -25,7 +25,6 @@ from fleet.engine.effects import EffectRunner
 from fleet.engine.fleet_clock import LEAST_SET_SECS
 from fleet.engine.fleet_view import Rates, health_of, make_view
 from fleet.engine.ingest import Ingest
-from fleet.engine.lease_dispatcher import LeaseDispatcher
 from fleet.engine.request_drivers import RequestDrivers
 from fleet.errors import StoreError, StoreFull
 from fleet.histogram import Histogram
@@ -53,9 +52,8 @@ class Coordinator:
         self._parts = assemble(context)
         self.desk = self._parts.desk
         self._drivers = RequestDrivers(self._parts)
-        dispatcher = LeaseDispatcher(self._parts)
         self._ingest = Ingest(self._parts, self._drivers)
-        self._effects = EffectRunner(self._parts, self._drivers, dispatcher)
+        self._effects = EffectRunner(self._parts, self._drivers)
         self._updates = DeviceUpdates(self._parts, context.source or FixedDevices(context.specs))
         self._chores = Chores(self._parts, self._updates, self._ingest)
         self._rates, self._turns = Rates(), Histogram()

@@ -24,8 +24,8 @@ class EffectRunner:
         fed: Devices that were planned for since the start.
     """
 
-    def __init__(self, parts: Composition, drivers: RequestDrivers, dispatcher: LeaseDispatcher) -> None:
-        self._parts, self._drivers, self._dispatcher = parts, drivers, dispatcher
+    def __init__(self, parts: Composition, drivers: RequestDrivers) -> None:
+        self._parts, self._drivers, self._dispatcher = parts, drivers, LeaseDispatcher(parts)
         #: Devices that asked for jobs, perhaps before it was known what they measure.
         self._wants: dict[DeviceId, int] = {}
         self.fed: set[DeviceId] = set()
@@ -42,7 +42,7 @@ class EffectRunner:
                 parts.agent_gone(device_id, incarnation)
                 parts.transport.stop(device_id, incarnation, kill=kill)
             case ev.GrantLease():
-                self._grant(instruction)
+                self._dispatcher.grant(instruction)
             case ev.WantJobs(device_id=device_id, room=room):
                 self._wants[device_id] = room
             case ev.StartTraining(family=family, reasons=reasons):
@@ -122,10 +122,3 @@ class EffectRunner:
         if room:
             self.fed.update(room)
             parts.planner.want(room)
-
-    def _grant(self, grant: ev.GrantLease) -> None:
-        parts = self._parts
-        job = parts.state.job(grant.job_id)
-        if job is not None:
-            for event in self._dispatcher.grant(grant, job, parts.clock()):
-                parts.event_log.append(event)

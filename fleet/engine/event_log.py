@@ -101,7 +101,7 @@ class EventLog:
         """
         is_long = self.size_bytes - self._begun_bytes > max(self._compact_bytes, self._begun_bytes)
         if (now or is_long) and not self.has_news:
-            body = json.dumps(self.state.to_json(), separators=(",", ":")).encode()
+            body = json.dumps({"state": self.state.to_json()}, separators=(",", ":")).encode()
             with self._file.turn() as turn:
                 turn.put_snapshot(body)
             self.size_bytes = self._begun_bytes = len(body)
@@ -117,7 +117,7 @@ class EventLog:
 
 def _replayed(snapshot: bytes | None, groups: Iterable[bytes], limits: Limits) -> FleetState:
     """Apply what a file holds; nothing is carried out."""
-    state = FleetState(limits) if snapshot is None else FleetState.from_json(json.loads(snapshot))
+    state = FleetState(limits) if snapshot is None else FleetState.from_json(json.loads(snapshot)["state"])
     for group in groups:
         for event in decode_events(group):
             state.apply(event)

@@ -13,7 +13,7 @@ import msgspec
 from agents.device.batch import Batch
 from agents.lease import Lease
 from agents.records import REPEATS, Candidate, CandidateId, Workload, WorkloadId
-from fleet.core.events import Event, GrantLease, Job, JobCancelled
+from fleet.core.events import GrantLease, Job, JobCancelled
 from fleet.engine.composition import Composition
 
 
@@ -24,15 +24,14 @@ class LeaseDispatcher:
         self._parts, self._families = parts, parts.roster.sharing
         self._candidates = parts.coverage.candidates
 
-    def grant(self, grant: GrantLease, job: Job, now: float) -> list[Event]:
-        """Send what is left of a job to its agent.
-
-        Returns:
-            The end of the job, if nothing of it can be sent.
-        """
+    def grant(self, grant: GrantLease) -> None:
+        """Send what is left of a job to its agent; a job of which nothing can be sent ends."""
+        parts, now = self._parts, self._parts.clock()
+        if (job := parts.state.job(grant.job_id)) is None:
+            return
         family = self._families[job.device_id]
         candidates = self._candidates.at_hand(family, job.candidate_ids)
-        unfinished = self._parts.record_sink.unfinished(job, candidates)
+        unfinished = parts.record_sink.unfinished(job, candidates)
         missing = [name for name in unfinished if name not in candidates]
         for workload_id in job.workload_ids if missing else ():
             candidates |= self._candidates.get((family, workload_id), missing)
@@ -50,14 +49,16 @@ class LeaseDispatcher:
         ]
         if batch:
             self._send(grant, job, batch, workloads)
-            return []
-        if unfinished:
+        elif unfinished:
             count = len(unfinished)
             reason = f"the traces of its {count} candidates are gone, or their workloads are not measured now"
-            return [JobCancelled(at_secs=now, device_id=job.device_id, job_id=job.job_id, reason=reason)]
-        return [
-            self._parts.tallies.finish(job.device_id, job.job_id, grant.fencing_token, grant.incarnation, now)
-        ]
+            name = job.device_id
+            parts.event_log.append(
+                JobCancelled(at_secs=now, device_id=name, job_id=job.job_id, reason=reason)
+            )
+        else:
+            lease = job.device_id, job.job_id, grant.fencing_token, grant.incarnation
+            parts.event_log.append(parts.tallies.finish(*lease, now))
 
     def _workloads(self, job: Job) -> Mapping[WorkloadId, Workload]:
         """What the candidates of a job may be of: what its device measures, or what its request asks for.

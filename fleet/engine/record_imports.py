@@ -24,11 +24,11 @@ if TYPE_CHECKING:
     from fleet.engine.composition import Composition
 
 #: What a driver may ask for.
-OPS: Final = frozenset({"import_workloads", "import_device", "import_rows", "import_end"})
+OPS: Final = frozenset({"flush", "import_workloads", "import_device", "import_rows", "import_end"})
 
 
-def take_import(parts: Composition, question: Mapping[str, Any]) -> Any:
-    """Do what the driver of an import asks for.
+def change_store(parts: Composition, question: Mapping[str, Any]) -> Any:
+    """Do what a driver asks for that needs no agent.
 
     Returns:
         The answer, JSON-ready.
@@ -38,6 +38,9 @@ def take_import(parts: Composition, question: Mapping[str, Any]) -> Any:
         StoreError: What came is nothing that the store can keep, or the disk failed.
     """
     match question["op"]:
+        case "flush":  # for whoever reads the table
+            parts.store.flush()
+            return True
         case "import_workloads":
             lines = Path(question["file"]).read_text().splitlines()
             return parts.store.put_workloads(workload_from_json(json.loads(line)) for line in lines)

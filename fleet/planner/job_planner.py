@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from itertools import islice
 
 import msgspec
 
@@ -147,9 +148,10 @@ class JobPlanner:
         pending, ask = answered
         # A request for random ones may have drawn the same meanwhile.
         space = self._families[device_id], ask.workload_id
-        pooled = self._candidates.get(space, [candidate.candidate_id for candidate in candidates])
-        fresh = [candidate for candidate in candidates if candidate.candidate_id not in pooled]
-        chosen = {candidate.candidate_id: candidate for candidate in fresh[: ask.count]}
+        drawn = {candidate.candidate_id: candidate for candidate in candidates}
+        for candidate_id in self._candidates.among(space, drawn):
+            del drawn[candidate_id]
+        chosen = dict(islice(drawn.items(), ask.count))
         if version:
             chosen = {
                 key: msgspec.structs.replace(candidate, origin=Origin.MODEL.value)
@@ -269,7 +271,7 @@ class JobPlanner:
         """Keep new candidates for all devices of a family."""
         space = family, workload_id
         # Candidates that another device has drawn and measured meanwhile are in the store.
-        settled = self._candidates.settled(space, fresh)
+        settled = self._candidates.among(space, fresh, is_settled=True)
         self._candidates.add(
             space,
             [paired(candidate) if name in settled else candidate for name, candidate in fresh.items()],

@@ -70,7 +70,7 @@ class KeptChoices:
         self._groups: dict[str, dict[str, Any]] = {} if body is None else json.loads(body)
 
     def get(self, group: str, key: str) -> list[WorkloadId] | None:
-        """What was chosen for a group; None where nothing was, or by other settings (`WorkloadChoice.key`)."""
+        """What was chosen for a group; None where nothing was, or by other settings."""
         entry = self._groups.get(group)
         return entry["ids"] if entry is not None and entry["key"] == key else None
 

@@ -136,7 +136,7 @@ class StoreWriter(StoreReader):
         return self._snapshot
 
     def waiting(self) -> Sequence[WaitingRows]:
-        """Rows that are durable and wait for the table, oldest first."""
+        """Rows that wait for the table, oldest first."""
         return list(self.state.waiting())
 
     @property
@@ -146,12 +146,12 @@ class StoreWriter(StoreReader):
 
     @property
     def rows(self) -> int:
-        """How many durable records there are."""
+        """How many records there are, those of the open turn among them."""
         return self.snapshot.rows + self._lanes.rows
 
     @property
     def waiting_count(self) -> int:
-        """Durable records that wait for the table."""
+        """Records that wait for the table."""
         return self._lanes.rows
 
     @property

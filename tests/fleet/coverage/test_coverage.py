@@ -70,7 +70,7 @@ def test_gaps_are_what_siblings_know(make: Make) -> None:
     assert coverage.gaps(B, W, 10) == [one for one in wanted if one != wanted[1]]
     assert coverage.gaps(B, W, 2, {wanted[0]}) == wanted[2:4]
     assert coverage.measured_among(B, W, wanted[:2]) == {wanted[1]}
-    assert coverage.candidates.settled(("cpu", W), wanted[:1]) == {wanted[0]}
+    assert coverage.candidates.among(("cpu", W), wanted[:1], is_settled=True) == {wanted[0]}
     assert set(coverage.candidates.latest(("cpu", W), 1000)) == {*wanted, killer.candidate_id}
     # In another environment nothing has been measured.
     coverage.set_environment(A, "f" * 32)
@@ -190,7 +190,8 @@ def test_any_order_of_news_gives_the_gaps_of_the_model(
                 assert counts(coverage, each)[0] == len(model.measured[each])
             assert coverage.candidates.count(("cpu", W)) == len(model.known)
             measured = model.measured[A] | model.measured[B]
-            assert coverage.candidates.settled(("cpu", W), list(model.known)) == measured
+            settled = coverage.candidates.among(("cpu", W), list(model.known), is_settled=True)
+            assert settled == measured
 
 
 def opened(state: StateFile) -> Coverage:
