@@ -1,8 +1,8 @@
-"""Logs that a driver reads come into the store of a running coordinator: workloads, a device, rows.
+"""What drivers ask of the store of a running coordinator: the table as it is now, and a place for logs.
 
-`fleet.engine.request_drivers` calls it for what `fleet.drivers.store_proxy` asks. The driver has read and
-checked the logs (`fleet.interchange.import_logs`); rows and workloads come as files in its own folder, each
-durable in the store before its answer.
+`fleet.engine.driver_questions` calls it for what `fleet.drivers.session` and `store_proxy` ask. A driver has
+read and checked the logs (`fleet.interchange.import_logs`); rows and workloads come as files in its own
+folder, each durable in the store before its answer.
 """
 
 from __future__ import annotations

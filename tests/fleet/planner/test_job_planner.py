@@ -51,6 +51,7 @@ class Lab:
     ) -> None:
         self._state = state
         families, live = dict.fromkeys(devices, "cpu"), options.pop("live", None)
+        spaces = options.pop("spaces", SPACES)
         self.coverage = Coverage(state, families, [one.workload_id for one in workloads], live=live)
         self.asked: list[tuple[DeviceId, ProposeRequest]] = []
         self.jobs: list[Job] = []
@@ -58,7 +59,7 @@ class Lab:
             coverage=self.coverage,
             specs={name: make_spec(name) for name in devices},
             families=families,
-            spaces=SPACES,
+            spaces=spaces,
             propose=lambda *question: self.asked.append(question),
             submit=self.jobs.append,
             log=mock.Mock(),
@@ -219,7 +220,8 @@ def test_devices_draw_alike_if_their_programs_are_made_alike(tmp_path: Path) -> 
 
 def neighbours(state: StateFile, **options: Any) -> Lab:
     """Two devices of one host, of which one is new, and one elsewhere."""
-    lab = Lab(state, (A, B, C), WORKLOAD, OTHER, turns=dict.fromkeys((A, B, C), "cores"), **options)
+    turns = dict.fromkeys((A, B, C), "cores")
+    lab = Lab(state, (A, B, C), WORKLOAD, OTHER, turns=turns, spaces={}, **options)
     lab.planner.hosts[C] = "there"
     for device in (A, C):
         lab.take_in(make_batch(0, NEW_RECORDS + 1, workload=WORKLOAD.workload_id, device=device))
