@@ -139,13 +139,14 @@ class Watched:
 
     def __init__(self, log: HistoryLog) -> None:
         self._log = log
+        #: Records that the store has, as soon as its turn is on the disk.
+        self._taken: list[str] = []
 
     def install(self) -> None:
         """Wrap them, for good."""
         _wrap(Spool, "put", self._put)
         _wrap(Spool, "acknowledge", self._acknowledge)
         _wrap(Store, "take", self._take)
-        _wrap(Store, "confirm", self._confirm)
         _wrap(EventLog, "_keep", self._keep)
         _wrap(EventLog, "commit", self._commit)
 
@@ -165,17 +166,8 @@ class Watched:
         if names:  # they came from agents, whose own word may not be known
             self._log.add(Event(kind="measured", records=names))
         fresh = real(store, records)
-        self._acknowledged(name for name in names if name not in store._pending_ids)
+        self._taken += names
         return fresh
-
-    def _confirm(self, real: Real, store: Store) -> None:
-        names = tuple(store._pending_ids)
-        real(store)
-        self._acknowledged(names)
-
-    def _acknowledged(self, names: Iterable[str]) -> None:
-        if records := tuple(names):
-            self._log.add(Event(kind="acknowledged", by="store", records=records))
 
     def _keep(self, real: Real, event_log: EventLog, events: Sequence[FleetEvent]) -> None:
         # Before the disk, because a kill may come before anybody can say that it ended.
@@ -188,6 +180,9 @@ class Watched:
         if names:
             self._log.add(Event(kind="ending", jobs=tuple(names)))
         real(event_log, events)
+        if events and self._taken:
+            self._log.add(Event(kind="acknowledged", by="store", records=tuple(self._taken)))
+            self._taken.clear()
 
     def _commit(self, real: Real, event_log: EventLog) -> Any:
         done = real(event_log)

@@ -186,9 +186,7 @@ def measure_taking(folder: Path, *, devices: int, records: int) -> Figures:
             batch = _delivery(turn, devices)
             began = time.perf_counter()
             store.take(batch)
-            with store.state.turn() as opened:
-                store.write(opened)
-            store.confirm()
+            store.settle()
             durable.append(time.perf_counter() - began)
             store.move_on()
             secs.append(time.perf_counter() - began)

@@ -108,4 +108,5 @@ def _prepare(folder: Path, root: Path, devices: int) -> None:
         store.put_workloads(workloads)
         for spec in specs:
             store.put_device(spec)
-    KeptChoices(root / "workloads.json").put(group_of(specs[0]), _CHOICE.key(specs), workloads)
+        KeptChoices(store.state).put(group_of(specs[0]), _CHOICE.key(specs), workloads)
+        store.settle()

@@ -64,7 +64,9 @@ class WrittenStore:
             by_workload.setdefault(one.workload_id, []).append(candidate)
         with self.state.turn() as turn:
             for candidates in by_workload.values():
-                turn.settle_candidates(turn.add_candidates("cpu", candidates[0].workload_id, candidates))
+                workload_id = candidates[0].workload_id
+                turn.add_candidates("cpu", workload_id, candidates)
+                turn.settle_candidates("cpu", workload_id, [one.candidate_id for one in candidates])
             turn.add_results(map(result_of, records))
             turn.add_waiting(LANE, [device], len(records), pack(rows_of(records)), 100.0)
             turn.add_events(b"taken in")

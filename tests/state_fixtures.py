@@ -1,15 +1,19 @@
-"""State files for tests: opened where a coordinator has them, and turns of one part."""
+"""State files for tests: opened where a coordinator has them."""
 
 from __future__ import annotations
 
+import json
 import sqlite3
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
-from fleet.engine.event_log import TurnPart
-from fleet.planner.candidate_pools import CandidatePools
+from agents.records import Record, WorkloadId
+from fleet.coverage.candidates import FamilyCandidates
+from fleet.coverage.coverage import Coverage
+from fleet.planner.workload_discovery import CHOSEN
+from fleet.state.rows import result_of
 from fleet.state.schema import STATE
 from fleet.state.state_file import StateFile
 
@@ -21,18 +25,17 @@ def state_of(store: Path) -> Iterator[StateFile]:
         yield file
 
 
-def keep(file: StateFile, part: TurnPart) -> None:
-    """Give a part a turn of its own."""
-    with file.turn() as turn:
-        part.write(turn)
-    part.confirm()
+def take_in(state: StateFile, coverage: Coverage, records: Sequence[Record]) -> None:
+    """Have coverage and state file know of records."""
+    state.change(lambda turn: turn.add_results(map(result_of, records)))
+    coverage.add(records)
 
 
 @contextmanager
-def opened_pools(folder: Path, **options: Any) -> Iterator[tuple[CandidatePools, StateFile]]:
-    """Pools over a state file of a folder."""
+def opened_candidates(folder: Path, **options: Any) -> Iterator[tuple[FamilyCandidates, StateFile]]:
+    """Candidates over a state file of a folder."""
     with state_of(folder) as file:
-        yield CandidatePools(file, **options), file
+        yield FamilyCandidates(file, **options), file
 
 
 def forget_candidates(store: Path) -> None:
@@ -40,3 +43,15 @@ def forget_candidates(store: Path) -> None:
     with closing(sqlite3.connect(store / STATE)) as connection:
         connection.execute("DELETE FROM candidate")
         connection.commit()
+
+
+def change_choice(
+    store: Path, change: Callable[[list[WorkloadId]], list[WorkloadId] | None]
+) -> list[WorkloadId]:
+    """Change which workloads the one group of a fleet has chosen; None forgets them."""
+    with state_of(store) as file, file.turn() as turn:
+        [[group, entry]] = json.loads(file.note(CHOSEN) or b"{}").items()
+        ids = change(entry["ids"])
+        kept = {} if ids is None else {group: {**entry, "ids": ids}}
+        turn.put_note(CHOSEN, json.dumps(kept).encode())
+    return ids or []

@@ -320,6 +320,8 @@ Event = (
     | DiskFull | DiskFreed | Tick
     | RequestSubmitted | RequestProgressed | RequestEnded | RequestCancelled
 )
+# fmt: on
+
 
 class _Group(Value, frozen=True):
     """What is planned once: a conversion to a bare list of events would be planned anew at each call."""
@@ -341,20 +343,3 @@ def decode_events(body: bytes) -> tuple[Event, ...]:
         msgspec.ValidationError: An event is unknown, or a field is missing, unknown or of the wrong kind.
     """
     return convert({"events": json.loads(body)}, _Group).events
-
-
-__all__ = [
-    "RULES", "AgentDied", "AgentFact", "AgentHeartbeat", "AgentStarted", "Busy", "ClockSet",
-    "CoordinatorStarted", "CoordinatorStopping",
-    "DeviceAdded", "DeviceChanged", "DeviceFact", "DeviceLeftOut", "DevicePolicy", "DeviceRetired",
-    "DeviceState", "DiskFreed", "DiskFull", "DriftAlarm", "DriftEnded",
-    "Event", "Fact", "GrantLease", "Instruction", "Job", "JobCancelled", "JobCrashed",
-    "JobFinished", "JobId", "JobState", "JobSubmitted", "LeaseFact", "LeaseReturned", "ModelPublished",
-    "ModelRolledBack", "Origin", "ProbePassed", "ProbeRefused", "Quarantine",
-    "ReasonKind", "RecordsStored", "RequestCancelled", "RequestEnded", "RequestProgressed",
-    "RequestSubmitted", "ResultArrivedLate", "RetireDevice", "ShowRequest", "StartAgent", "StartDriver",
-    "StartTraining", "StopAgent", "StopDriver", "StopTraining", "Tick", "TimeWindow",
-    "TrainingFailed", "TrainingFinished", "TrainingReason", "TrainingStarted", "Verdict", "WantJobs",
-    "decode_events", "encode_events",
-]
-# fmt: on

@@ -89,11 +89,9 @@ class Leasing(Struct, dict=True, forbid_unknown_fields=True):
 
     def fail(self, device: Device, reason: str) -> list[Instruction]:
         """The agent is gone or no use: start another after a while, or quarantine the device."""
-        self.release(device)
+        self._lose_agent(device, reason)
         device.failures += 1
         device.crashes += 1
-        device.probe_by = device.wanted_at = device.at_work = None
-        device.reason = reason
         if device.failures >= self.limits.device_failures:
             device.state = DeviceState.QUARANTINED
             device.start_at = self.now + self.limits.quarantine_secs
@@ -104,11 +102,14 @@ class Leasing(Struct, dict=True, forbid_unknown_fields=True):
 
     def lose(self, device: Device, reason: str) -> list[Instruction]:
         """Nothing is heard of the agent, or its host is out of reach: look for it again after a while."""
-        self.release(device)
+        self._lose_agent(device, reason)
         device.outages += 1
+        return self._start_later(device)
+
+    def _lose_agent(self, device: Device, reason: str) -> None:
+        self.release(device)
         device.probe_by = device.wanted_at = device.at_work = None
         device.reason = reason
-        return self._start_later(device)
 
     def _start_later(self, device: Device) -> list[Instruction]:
         device.state = DeviceState.LOST

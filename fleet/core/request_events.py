@@ -176,11 +176,16 @@ def _ask_for_head(
     core: Core, device: Device, name: str, samples: int, more: Mapping[str, Any] | None = None
 ) -> list[Instruction]:
     """Submit an onboarding that nobody asked for, unless it is there already."""
+    arguments = {"device": device.device_id, "samples": samples, **(more or {})}
+    return _submit_own(core, name, RequestKind.ONBOARDING, arguments)
+
+
+def _submit_own(core: Core, name: str, kind: RequestKind, arguments: Mapping[str, Any]) -> list[Instruction]:
+    """Submit a request that nobody asked for; nothing follows where it is there already."""
     request_id = RequestId(name)
     if core.requests.get(request_id) is not None:
         return []
-    arguments = {"device": device.device_id, "samples": samples, **(more or {})}
-    request = Request(request_id=request_id, kind=RequestKind.ONBOARDING, arguments=arguments)
+    request = Request(request_id=request_id, kind=kind, arguments=arguments)
     core.requests.submit(request, core.leasing.now)
     return [ShowRequest(request_id=request_id)]
 
@@ -202,15 +207,14 @@ def fingerprint_devices(core: Core) -> list[Instruction]:
         and device.environment_id not in ("", device.fingerprinted_in)
         and not _is_asked(core, device)
     ][:_FINGERPRINTS]
-    request_id = RequestId(f"fingerprints-{core.leasing.now:.0f}")
-    if not due or core.requests.get(request_id) is not None:
+    if not due:
         return []
-    for device in due:
-        device.fingerprinted_in = device.environment_id
     arguments = {"devices": sorted(device.device_id for device in due)}
-    request = Request(request_id=request_id, kind=RequestKind.FINGERPRINT, arguments=arguments)
-    core.requests.submit(request, core.leasing.now)
-    return [ShowRequest(request_id=request_id), *start_drivers(core)]
+    name = f"fingerprints-{core.leasing.now:.0f}"
+    submitted = _submit_own(core, name, RequestKind.FINGERPRINT, arguments)
+    for device in due if submitted else ():
+        device.fingerprinted_in = device.environment_id
+    return [*submitted, *start_drivers(core)] if submitted else []
 
 
 def _is_asked(core: Core, device: Device) -> bool:
@@ -267,13 +271,9 @@ def ask_for_training(core: Core) -> list[Instruction]:
     instructions: list[Instruction] = [*triggers.ask(now, core.leasing.limits)]
     if not instructions or _in_training(core):
         return instructions
-    request_id = RequestId(f"training-{triggers.family}-{now:.0f}")
-    if core.requests.get(request_id) is not None:
-        return instructions
     arguments = {"family": triggers.family, "reasons": [reason.text for reason in triggers.reasons]}
-    request = Request(request_id=request_id, kind=RequestKind.TRAINING, arguments=arguments)
-    core.requests.submit(request, now)
-    return [ShowRequest(request_id=request_id), *instructions]
+    name = f"training-{triggers.family}-{now:.0f}"
+    return [*_submit_own(core, name, RequestKind.TRAINING, arguments), *instructions]
 
 
 def training_runs(core: Core) -> list[Instruction]:

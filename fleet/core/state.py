@@ -105,6 +105,10 @@ class FleetState:
         entry = self._core.leasing.jobs.get(job_id)
         return entry.job if entry else None
 
+    def jobs(self) -> list[Job]:
+        """All jobs that are queued, leased or quarantined, in the order in which they were submitted."""
+        return [entry.job for entry in self._core.leasing.jobs.entries.values()]
+
     def job_state(self, job_id: JobId) -> JobState | None:
         """State of a job; None for one that ended or never was."""
         entry = self._core.leasing.jobs.get(job_id)

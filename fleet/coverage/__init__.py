@@ -1,1 +1,1 @@
-"""Which candidates each device has measured, and which it has not."""
+"""Which candidates families know, and which of them each device has measured."""

@@ -68,7 +68,7 @@ class Chores:
 
     def _do_round(self, now: float, *, is_over: bool) -> None:
         parts = self._parts
-        parts.event_log.compact(parts.planner.queues.jobs())
+        parts.event_log.compact()
         self._ingest.end_silent()
         if parts.trainer is not None:
             self._tell_epochs(parts.trainer.view, now)

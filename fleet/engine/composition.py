@@ -19,11 +19,10 @@ from fleet.engine.context import EngineContext
 from fleet.engine.disk_watch import DiskWatch
 from fleet.engine.event_log import EventLog
 from fleet.engine.notices import Steadiness
-from fleet.engine.record_sink import RecordSink, record_counts
+from fleet.engine.record_sink import RecordSink
 from fleet.engine.roster import Roster
 from fleet.engine.set_aside import DeadLetters
-from fleet.planner.candidate_pools import CandidatePools
-from fleet.planner.context import JobSink, PlannerContext
+from fleet.planner.context import PlannerContext
 from fleet.planner.imported_candidates import ImportedCandidates
 from fleet.planner.job_planner import JobPlanner
 from fleet.planner.noise_runs import NoiseRuns
@@ -42,7 +41,6 @@ class Composition(EngineContext):
     #: Descriptors of devices that are not in the store yet.
     descriptors: dict[DeviceId, Descriptor] = field(default_factory=dict)
     event_log: EventLog
-    pools: CandidatePools
     coverage: Coverage
     thread: StoreThread
     #: Counts by job.
@@ -78,36 +76,31 @@ def assemble(context: EngineContext) -> Composition:
     event_log = EventLog(store.state, settings.limits)
     stored = {device_id: entry.spec for device_id, entry in store.devices().items()}
     roster = Roster(stored, context.specs, settings.protocol)
-    pools = CandidatePools(store.state, live=roster.live_names)
     coverage = Coverage(store.state, roster.sharing, (), live=roster.live_names)
-    event_log.parts += [pools, store, coverage]
     for note in store.repairs:
         context.notices.alarm("", note, "storage")
     tallies, up, thread = Tallies(), dict[DeviceId, int](), StoreThread(store.path)
-    planning = _planner_context(context, roster, event_log, coverage, pools, up, thread)
+    planning = _planner_context(context, roster, event_log, coverage, up, thread)
     planner = JobPlanner(planning)
-    sharing, counts = roster.sharing, record_counts(store.state)
-    record_sink = RecordSink(*(store, counts, coverage, pools, tallies, sharing), DeadLetters(store.state))
+    record_sink = RecordSink(store, coverage, tallies, roster.sharing, DeadLetters(store.state))
     return Composition(
         **{field.name: getattr(context, field.name) for field in fields(context)},
         roster=roster,
         imports=planning.imports,
         up=up,
         event_log=event_log,
-        pools=pools,
         coverage=coverage,
         thread=thread,
         tallies=tallies,
         planner=planner,
         modules=WorkloadModules(store, roster.all_specs),
         discovery=WorkloadDiscovery(
-            *(settings.choice, root / "workloads.json", store, planning, planner, context.transport),
+            *(settings.choice, store, planning, planner, context.transport),
             {} if settings.limits.requests_only else roster.specs,
-            lambda: record_sink.imported_devices,
         ),
         record_sink=record_sink,
         noise=NoiseRuns(
-            *(coverage, thread, pools, planner, store, roster.all_specs),
+            *(coverage, thread, planner, store, roster.all_specs),
             count=settings.noise,
             seed=settings.seed,
         ),
@@ -121,7 +114,6 @@ def _planner_context(
     roster: Roster,
     event_log: EventLog,
     coverage: Coverage,
-    pools: CandidatePools,
     up: dict[DeviceId, int],
     thread: StoreThread,
 ) -> PlannerContext:
@@ -129,18 +121,14 @@ def _planner_context(
     settings = context.settings
     return PlannerContext(
         coverage=coverage,
-        pools=pools,
+        specs=roster.all_specs,
         families=roster.sharing,
         spaces=roster.spaces,
-        job_sink=JobSink(
-            transport=context.transport,
-            up=up,
-            thread=thread,
-            specs=roster.all_specs,
-            ranker=context.ranker,
-            log=context.notices.log,
-            submit=lambda job: event_log.append(ev.JobSubmitted(at_secs=context.clock(), job=job)),
-        ),
+        propose=lambda device_id, request: context.transport.propose(device_id, up[device_id], request),
+        submit=lambda job: event_log.append(ev.JobSubmitted(at_secs=context.clock(), job=job)),
+        log=context.notices.log,
+        thread=thread,
+        ranker=context.ranker,
         seed=settings.seed,
         token=os.urandom(4).hex(),
         exploration=settings.exploration,

@@ -11,9 +11,7 @@ disk: agents propose, a thread searches in the store, a process trains.
 
 from __future__ import annotations
 
-import os
 import time
-from importlib.metadata import version
 from typing import Any
 
 from fleet.core import events as ev
@@ -25,9 +23,8 @@ from fleet.engine.device_updates import DeviceUpdates
 from fleet.engine.disk_watch import RETRY_SECS
 from fleet.engine.effects import EffectRunner
 from fleet.engine.fleet_clock import LEAST_SET_SECS
-from fleet.engine.fleet_view import Around, Rates, health_of, make_view
+from fleet.engine.fleet_view import Rates, health_of, make_view
 from fleet.engine.ingest import Ingest
-from fleet.engine.lease_dispatcher import LeaseDispatcher
 from fleet.engine.request_drivers import RequestDrivers
 from fleet.errors import StoreError, StoreFull
 from fleet.histogram import Histogram
@@ -55,9 +52,8 @@ class Coordinator:
         self._parts = assemble(context)
         self.desk = self._parts.desk
         self._drivers = RequestDrivers(self._parts)
-        dispatcher = LeaseDispatcher(self._parts)
         self._ingest = Ingest(self._parts, self._drivers)
-        self._effects = EffectRunner(self._parts, self._drivers, dispatcher)
+        self._effects = EffectRunner(self._parts, self._drivers)
         self._updates = DeviceUpdates(self._parts, context.source or FixedDevices(context.specs))
         self._chores = Chores(self._parts, self._updates, self._ingest)
         self._rates, self._turns = Rates(), Histogram()
@@ -98,7 +94,9 @@ class Coordinator:
         parts = self._parts
         self._ingest.hear()
         for answer in parts.thread.poll():
-            self._effects.go_on(answer)
+            if answer.error:
+                parts.notices.log(f"reading the store failed: {answer.error}", kind="reading", style="red")
+            answer.then(answer.value)
         for event in parts.trainer.poll() if parts.trainer is not None else ():
             parts.event_log.append(event)
         # After what the trainer tells: a training that has just ended cannot be stopped any more.
@@ -163,7 +161,7 @@ class Coordinator:
         except StoreError as error:
             parts.notices.log(f"rows wait for the table until the next start: {error}")
         try:
-            parts.event_log.compact(parts.planner.queues.jobs(), now=True)
+            parts.event_log.compact(now=True)
         except StoreFull as error:
             parts.notices.log(f"the state file stays as long as it is: {error}")
 
@@ -180,15 +178,12 @@ class Coordinator:
         parts = self._parts
         now, append, state, specs = parts.clock(), parts.event_log.append, parts.state, parts.roster.specs
         self._updates.begin()
-        records = {
-            device_id: counts.records
-            for device_id, counts in parts.record_sink.counts.items()
-            if device_id in specs
-        }
+        sums = parts.store.state.device_sums()
+        records = {device_id: count for device_id, (count, _, _) in sums.items() if device_id in specs}
         append(ev.CoordinatorStarted(at_secs=now, records=records, limits=parts.settings.limits))
         for device_id in specs:
             append(self._updates.added(device_id))
-        for job in parts.event_log.jobs:
+        for job in state.jobs():
             parts.planner.queues.opened(job)
         self._flush()
         for job in list(parts.planner.queues.jobs()):
@@ -241,25 +236,9 @@ class Coordinator:
     def _look(self) -> None:
         """Draw the picture that others are shown."""
         parts, now, began = self._parts, self._parts.clock(), time.perf_counter()
-        full, stopping = parts.disk.is_full, self._is_stopping
-        around = Around(
-            started_at=self._started_at,
-            now=parts.clock.wall(),
-            pid=os.getpid(),
-            version=version("tensor-fleet"),
-            state="disk_full" if full else "stopping" if stopping else "running",
-            store=str(parts.store.path),
-            table_version=parts.store.version,
-            waiting=parts.store.waiting_count,
-            refused=parts.record_sink.letters.refused,
-            imports_refused=parts.imports.refused.total(),
-            alarms=tuple(parts.notices.alarms),
-            trainer=parts.trainer.view if parts.trainer is not None else {},
-            clock=parts.clock.counters,
-            health=health_of(parts, self._ingest, self._turns),
-        )
-        rates = self._rates.add(now, parts.record_sink.counts)
-        self._view = make_view(parts.state, parts.roster.all_specs, parts.record_sink.counts, rates, around)
+        health = health_of(parts, self._ingest, self._turns)
+        started_at, is_stopping = self._started_at, self._is_stopping
+        self._view = make_view(parts, self._rates, health, started_at=started_at, is_stopping=is_stopping)
         parts.notices.summarize(self._view)
         # A picture of thousands of devices takes its time: never more than a little of all.
         self._view_at = now + max(_VIEW_SECS, _VIEW_LEAST_WAIT * (time.perf_counter() - began))

@@ -75,11 +75,8 @@ class DeviceUpdates:
 
     def _add(self, spec: DeviceSpec) -> None:
         parts, device_id = self._parts, spec.device_id
-        is_stranger = device_id not in parts.roster.all_specs and device_id in parts.record_sink.counts
+        is_stranger = device_id not in parts.roster.all_specs and parts.store.state.tallies(device_id)
         is_first = parts.roster.put(spec)
-        if is_first:
-            # Replay devices that left may have drawn what waits: it may be of anybody.
-            parts.pools.part(str(spec.family))
         if is_first or is_stranger:
             # The facts about the store were read for other devices, or under other names.
             parts.discovery.load()

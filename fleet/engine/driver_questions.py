@@ -33,7 +33,7 @@ from fleet.core.request_words import RequestId
 from fleet.drivers.session import pack_candidate, unpack_candidate
 from fleet.durable import is_full
 from fleet.engine.composition import Composition
-from fleet.engine.record_imports import OPS, take_import
+from fleet.engine.record_imports import OPS, change_store
 from fleet.errors import FleetError, StoreFull
 from fleet.planner.batch_plan import cut
 
@@ -103,7 +103,7 @@ class DriverQuestions:
                 if question.op == "measure":
                     if reason := self._out_of_order(question):
                         self._answer(key, unusable=reason)
-                elif self._parts.disk.may_try or question.op not in OPS | {"flush"}:
+                elif self._parts.disk.may_try or question.op not in OPS:
                     self._go_on(key, question)
             except MALFORMED as error:
                 self._answer(key, error=f"what was asked cannot be understood: {error!r:.200}")
@@ -156,26 +156,15 @@ class DriverQuestions:
                     self._answer(key, value=[record_to_json(record) for record in question.records])
 
     def _go_on(self, key: str, question: _Question) -> None:
-        if question.op == "flush":
-            self._flush(key)
-        elif question.op in OPS:
-            self._take_import(key, question)
+        if question.op in OPS:
+            self._change_store(key, question)
         else:
             self._pursue(key, question)
 
-    def _flush(self, key: str) -> None:
-        """Bring what was measured into the table, for whoever reads it; on a full disk that waits."""
+    def _change_store(self, key: str, question: _Question) -> None:
+        """Bring into the store what was measured or what an import hands on; on a full disk that waits."""
         try:
-            self._parts.store.flush()
-        except StoreFull as error:
-            self._parts.disk.full(error)
-        else:
-            self._answer(key, value=True)
-
-    def _take_import(self, key: str, question: _Question) -> None:
-        """Take in what the driver of an import hands on; on a full disk that waits."""
-        try:
-            value = take_import(self._parts, question.values)
+            value = change_store(self._parts, question.values)
         except (FleetError, AgentError, OSError, pa.ArrowInvalid) as error:
             if is_full(error):
                 self._parts.disk.full(error)
@@ -279,8 +268,7 @@ class DriverQuestions:
         for candidate in fresh:
             by_workload.setdefault(candidate.workload_id, []).append(candidate)
         for workload_id, some in by_workload.items():
-            parts.pools.add(family, workload_id, some)
-            parts.coverage.propose(family, workload_id, [candidate.candidate_id for candidate in some])
+            parts.coverage.candidates.add((family, workload_id), some)
         for part in _parts(fresh):
             pairs = [(candidate.workload_id, candidate.candidate_id) for candidate in part]
             job = replace(

@@ -1,4 +1,4 @@
-"""The second half of a turn: what the state wants is carried out, what was looked up is gone on with.
+"""The second half of a turn: what the state wants is carried out.
 
 `fleet.engine.coordinator` calls it with what is durable already. Nothing here waits.
 """
@@ -13,12 +13,8 @@ from fleet.engine.composition import Composition
 from fleet.engine.context import FixedDevices
 from fleet.engine.lease_dispatcher import LeaseDispatcher
 from fleet.engine.notices import announce_event, announce_instruction
-from fleet.engine.record_imports import ClaimsAsked
 from fleet.engine.request_drivers import RequestDrivers
 from fleet.errors import FleetError, StoreFull
-from fleet.planner.context import Drawn
-from fleet.planner.noise_runs import NoisePlan
-from fleet.store.trace_lookup import Answer, ImportedAsked
 
 
 class EffectRunner:
@@ -28,8 +24,8 @@ class EffectRunner:
         fed: Devices that were planned for since the start.
     """
 
-    def __init__(self, parts: Composition, drivers: RequestDrivers, dispatcher: LeaseDispatcher) -> None:
-        self._parts, self._drivers, self._dispatcher = parts, drivers, dispatcher
+    def __init__(self, parts: Composition, drivers: RequestDrivers) -> None:
+        self._parts, self._drivers, self._dispatcher = parts, drivers, LeaseDispatcher(parts)
         #: Devices that asked for jobs, perhaps before it was known what they measure.
         self._wants: dict[DeviceId, int] = {}
         self.fed: set[DeviceId] = set()
@@ -46,7 +42,7 @@ class EffectRunner:
                 parts.agent_gone(device_id, incarnation)
                 parts.transport.stop(device_id, incarnation, kill=kill)
             case ev.GrantLease():
-                self._grant(instruction)
+                self._dispatcher.grant(instruction)
             case ev.WantJobs(device_id=device_id, room=room):
                 self._wants[device_id] = room
             case ev.StartTraining(family=family, reasons=reasons):
@@ -126,31 +122,3 @@ class EffectRunner:
         if room:
             self.fed.update(room)
             parts.planner.want(room)
-
-    def go_on(self, answer: Answer) -> None:
-        """Go on with what was looked up in the store."""
-        parts = self._parts
-        if answer.error:
-            parts.notices.log(f"reading the store failed: {answer.error}", kind="reading", style="red")
-        match answer.tag:
-            case NoisePlan() as plan:
-                family = parts.roster.sharing[plan.device_id]
-                for job in parts.noise.planned(plan, family, answer.value or []):
-                    if plan.device_id not in parts.roster.specs:
-                        break  # it left meanwhile
-                    parts.planner.submit(job)
-            case Drawn() as drawn:
-                candidates, version = answer.value or (drawn.candidates, "")
-                parts.planner.ranked(drawn.device_id, drawn.request_id, candidates, version)
-            case ClaimsAsked():
-                parts.imports.add(answer.value or {})
-            case ImportedAsked() as imported:
-                traces = list((answer.value or {}).values())
-                parts.planner.found_imported(imported.device_id, imported.request_id, traces)
-
-    def _grant(self, grant: ev.GrantLease) -> None:
-        parts = self._parts
-        job = parts.state.job(grant.job_id)
-        if job is not None:
-            for event in self._dispatcher.grant(grant, job, parts.clock()):
-                parts.event_log.append(event)

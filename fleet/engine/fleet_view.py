@@ -6,122 +6,97 @@ itself. It shows as well how the coordinator does: how long turns and the disk t
 
 from __future__ import annotations
 
+import os
 import shutil
 from collections import deque
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from agents.records import DeviceId, DeviceSpec
+from agents.records import DeviceId
 from fleet.core.events import JobState
-from fleet.core.state import FleetState
 from fleet.engine.composition import Composition
 from fleet.engine.ingest import Ingest
-from fleet.engine.record_sink import RecordCounts
 from fleet.histogram import Histogram
 
 #: Seconds over which the rate of records is told.
 RATE_SECS = 60.0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Around:
-    """What of the picture is not in the state."""
-
-    started_at: float
-    now: float
-    pid: int
-    version: str
-    #: `running`, `stopping` or `disk_full`.
-    state: str
-    store: str
-    table_version: int
-    #: Records that are durable but not in the table yet.
-    waiting: int
-    #: Records that the store would not have; they are set aside.
-    refused: int = 0
-    #: Imported candidates that nothing was derived from.
-    imports_refused: int = 0
-    alarms: tuple[Mapping[str, Any], ...]
-    #: State of the trainer in its own words; empty where there is none.
-    trainer: Mapping[str, Any]
-    #: How the coordinator itself does (`health_of`).
-    health: Mapping[str, Any]
-    #: Gaps between turns, and settings of the wall clock (`FleetClock.counters`).
-    clock: Mapping[str, float] = field(default_factory=dict)
-
-
 class Rates:
     """Records a second of each device over the last minute."""
 
     def __init__(self) -> None:
-        self._samples: deque[tuple[float, dict[DeviceId, int]]] = deque()
+        self._samples: deque[tuple[float, Mapping[DeviceId, int]]] = deque()
 
-    def add(self, now: float, counts: Mapping[DeviceId, RecordCounts]) -> dict[DeviceId, float]:
+    def add(self, now: float, records: Mapping[DeviceId, int]) -> dict[DeviceId, float]:
         """Note the counts of now; returns the rates."""
         # Every few seconds is enough for a rate over a minute.
         if not self._samples or now - self._samples[-1][0] >= RATE_SECS / 12:
-            self._samples.append(
-                (now, {device_id: device_counts.records for device_id, device_counts in counts.items()})
-            )
+            self._samples.append((now, records))
         while len(self._samples) > 1 and now - self._samples[0][0] > RATE_SECS:
             self._samples.popleft()
         since, before = self._samples[0]
-        secs = max(now - since, 1e-9)
         if now == since:
             return {}
-        return {
-            device_id: (device_counts.records - before.get(device_id, 0)) / secs
-            for device_id, device_counts in counts.items()
-        }
+        secs = max(now - since, 1e-9)
+        return {device_id: (count - before.get(device_id, 0)) / secs for device_id, count in records.items()}
 
 
 def make_view(
-    state: FleetState,
-    specs: Mapping[DeviceId, DeviceSpec],
-    counts: Mapping[DeviceId, RecordCounts],
-    rates: Mapping[DeviceId, float],
-    around: Around,
+    parts: Composition, rates: Rates, health: Mapping[str, Any], *, started_at: float, is_stopping: bool
 ) -> dict[str, Any]:
     """Draw the picture.
+
+    Args:
+        parts: Of the coordinator.
+        rates: Get the counts of now.
+        health: How the coordinator itself does (`health_of`).
+        started_at: When it began, in Unix seconds.
+        is_stopping: Whether it grants no lease any more.
 
     Returns:
         `started_at`, `now`, `clock`, `coordinator`, `devices`, `jobs`, `store`, `training`, `alarms`,
         `health`; times in Unix seconds. Retired and absent devices are among them.
     """
+    state, store = parts.state, parts.store
+    sums = store.state.device_sums()
+    per_second = rates.add(parts.clock(), {device_id: records for device_id, (records, _, _) in sums.items()})
     devices: dict[str, Any] = {}
     for device_id in state.device_ids():
-        status = state.describe(device_id)
-        has = counts.get(device_id, RecordCounts())
-        spec = specs.get(device_id)
-        devices[device_id] = status | {
+        records, ok, last_at = sums.get(device_id, (0, 0, 0.0))
+        spec = parts.roster.all_specs.get(device_id)
+        devices[device_id] = state.describe(device_id) | {
             "kind": str(spec.kind) if spec is not None else "",
-            "records": has.records,
-            "ok": has.ok,
-            "failed": has.records - has.ok,
-            "records_per_s": round(rates.get(device_id, 0.0), 3),
-            "last_record_at": has.last_at or None,
+            "records": records,
+            "ok": ok,
+            "failed": records - ok,
+            "records_per_s": round(per_second.get(device_id, 0.0), 3),
+            "last_record_at": last_at or None,
         }
     jobs = state.job_counts()
+    stage = "disk_full" if parts.disk.is_full else "stopping" if is_stopping else "running"
     return {
-        "started_at": around.started_at,
-        "now": around.now,
-        "clock": dict(around.clock),
-        "coordinator": {"pid": around.pid, "version": around.version, "state": around.state},
+        "started_at": started_at,
+        "now": parts.clock.wall(),
+        "clock": parts.clock.counters,
+        "coordinator": {"pid": os.getpid(), "version": version("tensor-fleet"), "state": stage},
         "devices": devices,
-        "jobs": {state.value: jobs[state] for state in JobState},
+        "jobs": {job_state.value: jobs[job_state] for job_state in JobState},
         "store": {
-            "path": around.store,
-            "table_version": around.table_version,
-            "records": sum(device_counts.records for device_counts in counts.values()),
-            "waiting": around.waiting,
-            "refused": around.refused,
-            "imports_refused": around.imports_refused,
+            "path": str(store.path),
+            "table_version": store.version,
+            "records": sum(records for records, _, _ in sums.values()),
+            # Durable, but not in the table yet.
+            "waiting": store.waiting_count,
+            # Records that are set aside, and imported candidates that nothing was derived from.
+            "refused": parts.record_sink.letters.refused,
+            "imports_refused": parts.imports.refused.total(),
         },
-        "training": {**around.trainer, **state.training()},
-        "alarms": [dict(alarm) for alarm in around.alarms],
-        "health": dict(around.health),
+        "training": {**(parts.trainer.view if parts.trainer is not None else {}), **state.training()},
+        "alarms": [dict(alarm) for alarm in parts.notices.alarms],
+        "health": dict(health),
     }
 
 

@@ -13,7 +13,7 @@ import msgspec
 from agents.device.batch import Batch
 from agents.lease import Lease
 from agents.records import REPEATS, Candidate, CandidateId, Workload, WorkloadId
-from fleet.core.events import Event, GrantLease, Job, JobCancelled
+from fleet.core.events import GrantLease, Job, JobCancelled
 from fleet.engine.composition import Composition
 
 
@@ -22,25 +22,25 @@ class LeaseDispatcher:
 
     def __init__(self, parts: Composition) -> None:
         self._parts, self._families = parts, parts.roster.sharing
+        self._candidates = parts.coverage.candidates
 
-    def grant(self, grant: GrantLease, job: Job, now: float) -> list[Event]:
-        """Send what is left of a job to its agent.
-
-        Returns:
-            The end of the job, if nothing of it can be sent.
-        """
-        family, pools = self._families[job.device_id], self._parts.pools
-        candidates = pools.at_hand(family, job.candidate_ids)
-        unfinished = self._parts.record_sink.unfinished(job, candidates)
+    def grant(self, grant: GrantLease) -> None:
+        """Send what is left of a job to its agent; a job of which nothing can be sent ends."""
+        parts, now = self._parts, self._parts.clock()
+        if (job := parts.state.job(grant.job_id)) is None:
+            return
+        family = self._families[job.device_id]
+        candidates = self._candidates.at_hand(family, job.candidate_ids)
+        unfinished = parts.record_sink.unfinished(job, candidates)
         missing = [name for name in unfinished if name not in candidates]
         for workload_id in job.workload_ids if missing else ():
-            candidates |= pools.get(family, workload_id, missing)
+            candidates |= self._candidates.get((family, workload_id), missing)
             missing = [name for name in missing if name not in candidates]
         if missing:
             self._drop(job, family, missing)
         workloads = self._workloads(job)
         batch = [
-            # Otherwise its origin is that of the first measurement, which the pools know.
+            # Otherwise its origin is that of the first measurement.
             msgspec.structs.replace(candidates[name], origin=job.origin)
             if job.origin in REPEATS
             else candidates[name]
@@ -49,14 +49,16 @@ class LeaseDispatcher:
         ]
         if batch:
             self._send(grant, job, batch, workloads)
-            return []
-        if unfinished:
+        elif unfinished:
             count = len(unfinished)
             reason = f"the traces of its {count} candidates are gone, or their workloads are not measured now"
-            return [JobCancelled(at_secs=now, device_id=job.device_id, job_id=job.job_id, reason=reason)]
-        return [
-            self._parts.tallies.finish(job.device_id, job.job_id, grant.fencing_token, grant.incarnation, now)
-        ]
+            name = job.device_id
+            parts.event_log.append(
+                JobCancelled(at_secs=now, device_id=name, job_id=job.job_id, reason=reason)
+            )
+        else:
+            lease = job.device_id, job.job_id, grant.fencing_token, grant.incarnation
+            parts.event_log.append(parts.tallies.finish(*lease, now))
 
     def _workloads(self, job: Job) -> Mapping[WorkloadId, Workload]:
         """What the candidates of a job may be of: what its device measures, or what its request asks for.
@@ -98,5 +100,5 @@ class LeaseDispatcher:
             f"{job.device_id}: {len(missing)} candidates of job {job.job_id} are not in the state file; "
             "they are left out"
         )
-        for of, some in self._parts.coverage.by_workload(family, job.workload_ids, missing).items():
-            self._parts.coverage.block(family, of, some)
+        for workload_id, some in self._candidates.by_workload(family, job.workload_ids, missing).items():
+            self._candidates.block((family, workload_id), some)

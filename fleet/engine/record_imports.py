@@ -1,39 +1,34 @@
-"""Logs that a driver reads come into the store of a running coordinator: workloads, a device, rows.
+"""What drivers ask of the store of a running coordinator: the table as it is now, and a place for logs.
 
-`fleet.engine.request_drivers` calls it for what `fleet.drivers.store_proxy` asks. The driver has read and
-checked the logs (`fleet.interchange.import_logs`); rows and workloads come as files in its own folder, each
-durable in the store before its answer.
+`fleet.engine.driver_questions` calls it for what `fleet.drivers.session` and `store_proxy` ask. A driver has
+read and checked the logs (`fleet.interchange.import_logs`); rows and workloads come as files in its own
+folder, each durable in the store before its answer.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from agents.codec import device_from_json, workload_from_json
 from agents.records import DeviceId
+from agents.trust import IMPORTED
 from fleet.core import events as ev
-from fleet.engine.record_sink import RecordCounts
 
 if TYPE_CHECKING:
     from fleet.engine.composition import Composition
 
 #: What a driver may ask for.
-OPS: Final = frozenset({"import_workloads", "import_device", "import_rows", "import_end"})
+OPS: Final = frozenset({"flush", "import_workloads", "import_device", "import_rows", "import_end"})
 
 
-@dataclass(frozen=True, slots=True)
-class ClaimsAsked:
-    """Stands for a search for imported candidates that live devices may derive from."""
-
-
-def take_import(parts: Composition, question: Mapping[str, Any]) -> Any:
-    """Do what the driver of an import asks for.
+def change_store(parts: Composition, question: Mapping[str, Any]) -> Any:
+    """Do what a driver asks for that needs no agent.
 
     Returns:
         The answer, JSON-ready.
@@ -43,6 +38,9 @@ def take_import(parts: Composition, question: Mapping[str, Any]) -> Any:
         StoreError: What came is nothing that the store can keep, or the disk failed.
     """
     match question["op"]:
+        case "flush":  # for whoever reads the table
+            parts.store.flush()
+            return True
         case "import_workloads":
             lines = Path(question["file"]).read_text().splitlines()
             return parts.store.put_workloads(workload_from_json(json.loads(line)) for line in lines)
@@ -51,8 +49,10 @@ def take_import(parts: Composition, question: Mapping[str, Any]) -> Any:
         case "import_rows":
             return _take_rows(parts, DeviceId(question["of"]), Path(question["file"]))
         case _:
-            search = parts.imports.search(parts.coverage.workload_ids, parts.record_sink.imported_devices)
-            parts.thread.ask(ClaimsAsked(), search)
+            search = parts.imports.search(
+                parts.coverage.workload_ids, parts.store.state.devices_with(IMPORTED)
+            )
+            parts.thread.ask(search, lambda claims: parts.imports.add(claims or {}))
             return True
 
 
@@ -60,13 +60,11 @@ def _take_rows(parts: Composition, device_id: DeviceId, path: Path) -> dict[str,
     with pa.memory_map(str(path)) as source:
         table = pa.ipc.open_file(source).read_all()
         done = parts.store.append_table(device_id, table)
-        counts = parts.record_sink.counts.setdefault(device_id, RecordCounts())
-        before = counts.records, counts.ok
-        for rows in done.rows.values():
-            parts.coverage.refresh(device_id)
-            counts.add_rows(rows)
+        ok = sum(pc.sum(pc.equal(rows.column("outcome"), "ok")).as_py() for rows in done.rows.values())
+    if done.appended:
+        parts.coverage.refresh(device_id)
     if device_id in parts.roster.specs and done.appended:
-        fresh, ok = counts.records - before[0], counts.ok - before[1]
-        stored = ev.RecordsStored(at_secs=parts.clock(), device_id=device_id, count=fresh, ok=ok)
+        now = parts.clock()
+        stored = ev.RecordsStored(at_secs=now, device_id=device_id, count=done.appended, ok=ok)
         parts.event_log.append(stored)
     return {"appended": done.appended, "duplicates": done.duplicates, "table_version": done.table_version}

@@ -9,55 +9,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-import pyarrow as pa
-import pyarrow.compute as pc
-
-from agents.records import REPEATS, Candidate, CandidateId, DeviceId, Outcome, Record, WorkloadId
-from agents.trust import IMPORTED, is_imported
+from agents.records import REPEATS, Candidate, CandidateId, DeviceId, Outcome, Record
 from fleet.core.arrivals import Arrival, Tallies, sort
 from fleet.core.events import Event, Job, JobId, RecordsStored, ResultArrivedLate, Verdict
 from fleet.core.state import FleetState
 from fleet.coverage.coverage import Coverage
 from fleet.engine.set_aside import FAULTS, DeadLetters, Refusal, check_flags, record_ids, sift
 from fleet.errors import StoreFull
-from fleet.planner.candidate_pools import CandidatePools
-from fleet.state.questions import Questions
 from fleet.store.store import Store
-
-
-@dataclass(slots=True)
-class RecordCounts:
-    """What the store has of one device."""
-
-    records: int = 0
-    ok: int = 0
-    #: Unix seconds of the last measurement; 0 for none.
-    last_at: float = 0.0
-    #: Records of workloads that came with a log.
-    imported: int = 0
-
-    def add(self, records: int, ok: int, last_at: float) -> None:
-        """Count more records, of our own agents."""
-        self.records += records
-        self.ok += ok
-        self.last_at = max(self.last_at, last_at)
-
-    def add_rows(self, table: pa.Table) -> None:
-        """Count rows with the columns outcome, measured_at and workload_id."""
-        ok = pc.sum(pc.equal(table.column("outcome"), Outcome.OK.value)).as_py() or 0
-        self.add(table.num_rows, ok, pc.max(table.column("measured_at")).as_py() or 0.0)
-        self.imported += pc.sum(pc.starts_with(table.column("workload_id"), f"{IMPORTED}-")).as_py() or 0
-
-
-def record_counts(state: Questions) -> dict[DeviceId, RecordCounts]:
-    """The counts of all devices."""
-    counts: dict[DeviceId, RecordCounts] = {}
-    for device_id, workload_id, records, ok, last_at in state.record_sums():
-        of_device = counts.setdefault(device_id, RecordCounts())
-        of_device.add(records, ok, last_at)
-        if is_imported(workload_id):
-            of_device.imported += records
-    return counts
 
 
 @dataclass(slots=True)
@@ -77,7 +36,6 @@ class RecordSink:
     """The way of records into the store.
 
     Attributes:
-        counts: What the store has, by device; kept up.
         letters: Keeps for people what came too late, and what the store would not have; not to be changed by
             others.
     """
@@ -85,9 +43,7 @@ class RecordSink:
     def __init__(
         self,
         store: Store,
-        counts: dict[DeviceId, RecordCounts],
         coverage: Coverage,
-        pools: CandidatePools,
         tallies: Tallies,
         families: Mapping[DeviceId, str],
         letters: DeadLetters,
@@ -95,14 +51,8 @@ class RecordSink:
         self._store, self.letters = store, letters
         #: Late results that are kept, and not told yet.
         self._untold: list[Event] = []
-        self._coverage, self._pools, self._tallies = coverage, pools, tallies
+        self._coverage, self._candidates, self._tallies = coverage, coverage.candidates, tallies
         self._families = families
-        self.counts = counts
-
-    @property
-    def imported_devices(self) -> list[DeviceId]:
-        """Devices with records of workloads that came with a log."""
-        return [device_id for device_id, counts in self.counts.items() if counts.imported]
 
     def kept_notes(self) -> list[str]:
         """Which late and refused results were deleted since the last call, for being too many."""
@@ -160,13 +110,13 @@ class RecordSink:
         family, unfinished = self._families[job.device_id], self._tallies.unfinished(job)
         may_skip = job.attempt == 0 and job.origin not in REPEATS
         elsewhere = [candidate_id for candidate_id in unfinished if candidate_id not in at_hand]
-        grouped = self._coverage.by_workload(family, job.workload_ids, elsewhere)
+        grouped = self._candidates.by_workload(family, job.workload_ids, elsewhere)
         for candidate_id in unfinished:
             if candidate_id in at_hand:
                 grouped.setdefault(at_hand[candidate_id].workload_id, []).append(candidate_id)
         skipped: set[CandidateId] = set()
         for of, some in grouped.items():
-            skipped |= self._coverage.blocked_among(family, of, some)
+            skipped |= self._candidates.blocked((family, of)).intersection(some)
             skipped |= self._coverage.measured_among(job.device_id, of, some) if may_skip else set()
         return [candidate_id for candidate_id in unfinished if candidate_id not in skipped]
 
@@ -175,17 +125,9 @@ class RecordSink:
         self._coverage.add(records)
         for record in records:
             intake.fresh.setdefault(record.device_id, []).append(record)
-        measured: dict[tuple[str, WorkloadId], dict[CandidateId, None]] = {}
         for device_id, some in intake.fresh.items():
-            counts = self.counts.setdefault(device_id, RecordCounts())
             ok = sum(record.outcome is Outcome.OK for record in some)
-            counts.add(len(some), ok, max(record.measured_at for record in some))
             intake.events.append(RecordsStored(at_secs=now, device_id=device_id, count=len(some), ok=ok))
-            family = self._families.get(device_id, "")
-            for record in some:
-                measured.setdefault((family, record.workload_id), {})[record.candidate_id] = None
-        for (family, workload_id), ids in measured.items():
-            self._pools.measured(family, workload_id, ids)
 
     def _finish(self, arrival: Arrival, state: FleetState, intake: Intake, now: float) -> None:
         """Tell of a job that has all its records now."""
@@ -211,7 +153,7 @@ class RecordSink:
         for record in refusal.records:
             if record.workload_id in self._coverage.workload_ids:
                 family = self._families[arrival.device_id]
-                self._coverage.block(family, record.workload_id, [record.candidate_id])
+                self._candidates.block((family, record.workload_id), [record.candidate_id])
 
     def _keep_late(self, arrival: Arrival, now: float) -> None:
         assert arrival.lease is not None

@@ -23,8 +23,8 @@ from agents.records import (
     canonical_json,
 )
 from agents.trust import is_live
+from fleet.coverage.candidates import REPLAY_SUFFIX, Space
 from fleet.coverage.coverage import Coverage
-from fleet.coverage.family_candidates import REPLAY_SUFFIX
 
 #: Candidates that an agent is told not to draw, some 150 KB on the way to another process. In a space that
 #: has many more few draws meet an older one.
@@ -114,7 +114,7 @@ class CandidateRequests:
         most_excluded: int = MOST_EXCLUDED,
     ) -> None:
         self._coverage, self._families, self._spaces, self.propose = coverage, families, spaces, propose
-        self._seed, self._most_excluded = seed, most_excluded
+        self._candidates, self._seed, self._most_excluded = coverage.candidates, seed, most_excluded
         #: Requests that no agent was asked for.
         self._open: dict[_Key, list[CandidateRequest]] = {}
         #: The last question of each key that has no answer, and all of them by the id of their first request.
@@ -133,13 +133,13 @@ class CandidateRequests:
     def send(self) -> None:
         """Ask agents for what was added."""
         # Many that ask at once, each for a head of its own, exclude the same.
-        exclusions: dict[tuple[str, WorkloadId], Excluded] = {}
+        exclusions: dict[Space, Excluded] = {}
         for key, requests in self._open.items():
             chosen = max(requests, key=lambda request: (request.is_idle, request.count))
             space = self._families[chosen.device_id], chosen.workload.workload_id
             if space not in exclusions:
-                latest = frozenset(self._coverage.latest(*space, self._most_excluded))
-                exclusions[space] = Excluded(latest, self._coverage.candidate_count(*space))
+                latest = frozenset(self._candidates.latest(space, self._most_excluded))
+                exclusions[space] = Excluded(latest, self._candidates.count(space))
             count, others = max(request.count for request in requests), [*requests]
             others.remove(chosen)
             question = SharedQuestion(key, count, exclusions[space], [chosen, *others])
@@ -195,7 +195,7 @@ class CandidateRequests:
     def _key(self, request: CandidateRequest) -> _Key:
         device_id, workload_id = request.device_id, request.workload.workload_id
         space = self._spaces.get(device_id, f"/{device_id}")
-        known_count = self._coverage.candidate_count(self._families[device_id], workload_id)
+        known_count = self._candidates.count((self._families[device_id], workload_id))
         # Each head chooses among draws of its own: it leaves out what others have chosen meanwhile. Imported
         # candidates are taken once.
         own = request.request_id if request.is_ranked or request.foreign else ""

@@ -28,7 +28,7 @@ from agents.records import (
     WorkloadId,
 )
 from agents.trust import is_live
-from fleet.coverage.device_rows import MAX_LOSSES
+from fleet.coverage.coverage import MAX_LOSSES
 from fleet.drivers.session import DeviceUnusableError, EngineSession
 from fleet.errors import FleetError
 from fleet.planner.batch_plan import (

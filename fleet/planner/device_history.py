@@ -13,13 +13,13 @@ from msgspec.structs import replace
 
 from agents.records import Candidate, CandidateId, DeviceId, DeviceSpec, Family, Outcome, WorkloadId
 from agents.trust import IMPORTED, is_imported, is_live
-from fleet.coverage.family_candidates import REPLAY_SUFFIX
+from fleet.coverage.candidates import REPLAY_SUFFIX
 from fleet.drivers.session import EngineSession
 from fleet.planner.batch_plan import DeviceProgress
 from fleet.planner.imported_candidates import LIVE_DIALECT, devices_of_family
 from fleet.planner.selection import KnownCandidates
 from fleet.state.questions import StateReader
-from fleet.state.rows import CandidateTraits, Tally
+from fleet.state.rows import CandidateTraits
 from fleet.state.schema import STATE
 from fleet.store.noise import Reading
 from fleet.store.noise_columns import READING_COLUMNS, flag_column, readings
@@ -231,7 +231,15 @@ class DeviceHistory:
 
     def noise_at(self, device_id: DeviceId) -> float:
         """Unix seconds of the last whole A/A run of a device; 0 for never."""
-        return max((tally.noise_at for tally in self._tallies(device_id)), default=0.0)
+        environment_id, live = self.environment_id(device_id), is_live(self._specs[device_id])
+        with self._engine.state() as state:
+            runs = [
+                tally.noise_at
+                for tally in state.tallies(device_id)
+                # Of a live device, only those of our own workloads.
+                if tally.environment_id == environment_id and not (live and is_imported(tally.workload_id))
+            ]
+        return max(runs, default=0.0)
 
     def readings(self, device_id: DeviceId, workload_ids: Collection[WorkloadId]) -> Iterator[Reading]:
         """Yield what was read of candidates of some workloads: only the table says how well."""
@@ -256,16 +264,6 @@ class DeviceHistory:
             for workload_id, candidates in pool.items():
                 names = [candidate.candidate_id for candidate in candidates]
                 yield from state.attempts(workload_id, device_id, environment_id, names)
-
-    def _tallies(self, device_id: DeviceId) -> list[Tally]:
-        """Sums over what a device has of each workload; a live device, of our own ones."""
-        environment_id, live = self.environment_id(device_id), is_live(self._specs[device_id])
-        with self._engine.state() as state:
-            return [
-                tally
-                for tally in state.tallies(device_id)
-                if tally.environment_id == environment_id and not (live and is_imported(tally.workload_id))
-            ]
 
     def _read_parted(
         self, device_id: DeviceId, pool: Mapping[WorkloadId, Sequence[Candidate]], progress: DeviceProgress

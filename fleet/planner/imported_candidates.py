@@ -17,7 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from agents.programs.trace_rules import MOST_TEXT
-from agents.records import CandidateId, DeviceId, Family, Record, WorkloadId
+from agents.records import CandidateId, DeviceId, Family, Record, Workload, WorkloadId
 from agents.trust import IMPORTED, claimed_id, is_imported, is_live
 from fleet.store.catalog import DeviceEntry
 from fleet.store.reader import StoreReader
@@ -99,6 +99,12 @@ def imported_traces(
         for candidate_id in candidate_ids
         if candidate_id in traces_by_id
     }
+
+
+def underived(workload: Workload, reasons: Mapping[str, int]) -> str:
+    """Tell people that imported candidates are not measured: how many, by reason."""
+    counts = "; ".join(f"{reason} ({count})" for reason, count in sorted(reasons.items()))
+    return f"{workload.name}: {sum(reasons.values())} imported candidates are not measured: {counts}"
 
 
 def _is_imported(batch: pa.RecordBatch) -> pa.Array:

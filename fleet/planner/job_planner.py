@@ -1,6 +1,6 @@
 """From "this device has room" to jobs: gaps are filled at once, new candidates come from the device's agent.
 
-`fleet.engine.coordinator` calls it with arrivals; its own questions go through `JobSink`. How much of
+`fleet.engine.coordinator` calls it with arrivals; its own questions go through `PlannerContext`. How much of
 each kind is worth measuring is for `fleet.core.scheduling`; here it becomes candidates. It waits for
 nothing: a request that needs an answer of an agent or of the store is *pending* until the answers are in.
 """
@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
+from itertools import islice
 
 import msgspec
 
@@ -16,10 +18,13 @@ from agents.device.messages import Proposed
 from agents.records import Candidate, CandidateId, DeviceId, Workload, WorkloadId
 from fleet.core.events import Job, Origin
 from fleet.core.scheduling import Ask, plan
+from fleet.coverage.candidates import paired
 from fleet.planner.batch_plan import BATCH_SIZE
+from fleet.planner.candidate_ranker import CandidateRanker
 from fleet.planner.candidate_requests import CandidateRequest, CandidateRequests
 from fleet.planner.context import PlannerContext
-from fleet.planner.job_queues import JobFactory, PendingJob, Queues
+from fleet.planner.imported_candidates import imported_traces, underived
+from fleet.planner.job_queues import Chosen, JobFactory, PendingJob, Queues
 from fleet.planner.plan_view import PlanViews
 from fleet.planner.selection import choose_parents
 
@@ -42,14 +47,14 @@ class JobPlanner:
     """
 
     def __init__(self, context: PlannerContext) -> None:
-        self._context, self._coverage, self._pools = context, context.coverage, context.pools
-        self._imports, self._job_sink = context.imports, context.job_sink
-        self._families = context.families
+        self._context, self._coverage = context, context.coverage
+        self._candidates = context.coverage.candidates
+        self._imports, self._families = context.imports, context.families
         self._workloads: dict[DeviceId, Mapping[WorkloadId, Workload]] = {}
         self._pending: dict[DeviceId, PendingJob] = {}
         self.queues = Queues()
         self.requests = CandidateRequests(
-            *(context.coverage, context.families, context.spaces, context.job_sink.propose), seed=context.seed
+            *(context.coverage, context.families, context.spaces, context.propose), seed=context.seed
         )
         self.factory = JobFactory(context.token, context.seed, self.queues, context.coverage)
         self._views = PlanViews(
@@ -81,7 +86,7 @@ class JobPlanner:
         """Hand in a job, whoever made it."""
         # Now, not when it is durable: another answer of this turn may hold the same candidates.
         self.queues.opened(job)
-        self._job_sink.submit(job)
+        self._context.submit(job)
 
     def want(self, room: Mapping[DeviceId, int]) -> None:
         """Plan for devices with room; those whose last request is still open are left to it."""
@@ -110,17 +115,15 @@ class JobPlanner:
         workload_id = first.workload.workload_id
         if message.refused:
             self._imports.refused.update(message.refused)
-            self._job_sink.underived(first.workload, message.refused)
+            self._context.log(underived(first.workload, message.refused), kind="imported")
         if not first.parents and not first.foreign and excluded.is_end(message.candidates):
-            self._coverage.exhaust(family, workload_id)
-            self._pools.use_up(family, workload_id, excluded.known_count)
+            self._candidates.exhaust((family, workload_id), excluded.known_count)
         drawn = excluded.without(message.candidates)
         # A request whose candidates a head is to choose is shared with nobody.
         if first.is_ranked and len(drawn) * _DRAWN_FOR_HEAD > first.count:
             drawn = self.requests.fresh(first, excluded, drawn)
             if (answered := self._answered(first.device_id, first.request_id)) is not None:
-                request_id = self._wait(*answered)
-                self._job_sink.rank(first.device_id, request_id, first.workload, list(drawn.values()))
+                self._rank(first, self._wait(*answered), list(drawn.values()))
             return
         self._know(family, workload_id, drawn)
         for request in question.requests:
@@ -136,7 +139,7 @@ class JobPlanner:
 
         Args:
             device_id: The device.
-            request_id: As given to `JobSink.rank`.
+            request_id: Of the device's pending job.
             candidates: All that were drawn; in the order of drawing where no head could be asked.
             version: The model that ranked them; empty where none did.
         """
@@ -144,19 +147,18 @@ class JobPlanner:
             return
         pending, ask = answered
         # A request for random ones may have drawn the same meanwhile.
-        pooled = self._pools.get(
-            self._families[device_id], ask.workload_id, [candidate.candidate_id for candidate in candidates]
-        )
-        fresh = [candidate for candidate in candidates if candidate.candidate_id not in pooled]
-        chosen = {candidate.candidate_id: candidate for candidate in fresh[: ask.count]}
+        space = self._families[device_id], ask.workload_id
+        drawn = {candidate.candidate_id: candidate for candidate in candidates}
+        for candidate_id in self._candidates.among(space, drawn):
+            del drawn[candidate_id]
+        chosen = dict(islice(drawn.items(), ask.count))
         if version:
             chosen = {
                 key: msgspec.structs.replace(candidate, origin=Origin.MODEL.value)
                 for key, candidate in chosen.items()
             }
-            pending.versions.update(dict.fromkeys(chosen, version))
-        self._know(self._families[device_id], ask.workload_id, chosen)
-        self._take(pending, device_id, ask.workload_id, chosen)
+        self._know(*space, chosen)
+        self._take(pending, device_id, ask.workload_id, chosen, version)
 
     def failed(self, device_id: DeviceId, request_id: str) -> None:
         """Note that a request has no result."""
@@ -195,23 +197,40 @@ class JobPlanner:
         if ask.origin is Origin.PAIRED:
             unavailable = self.queues.candidate_ids(ask.device_id) | pending.chosen.keys()
             gaps = self._coverage.gaps(ask.device_id, ask.workload_id, ask.count, unavailable)
-            pending.chosen |= dict.fromkeys(gaps, ask.workload_id)
-            pending.origins |= dict.fromkeys(gaps, Origin.PAIRED.value)
+            pending.chosen |= dict.fromkeys(gaps, Chosen(ask.workload_id, Origin.PAIRED.value))
             family, short = self._families[ask.device_id], ask.count - len(gaps)
             if imported := self._imports.take(family, ask.workload_id, short):
                 request_id = self._wait(pending, replace(ask, count=len(imported)))
-                self._job_sink.search_imported(ask.device_id, request_id, imported)
+                self._search_imported(ask.device_id, request_id, imported)
         elif ask.origin is Origin.RANDOM:
             self._ask_agent(ask, [])
         else:
             self._ask_agent(ask, self._parents(ask))
+
+    def _search_imported(
+        self, device_id: DeviceId, request_id: str, candidate_ids: Sequence[CandidateId]
+    ) -> None:
+        """Look for traces of imported candidates in the store; `found_imported` follows."""
+        family = self._context.specs[device_id].family
+        self._context.thread.ask(
+            partial(imported_traces, family=family, candidate_ids=candidate_ids),
+            lambda traces: self.found_imported(device_id, request_id, list((traces or {}).values())),
+        )
+
+    def _rank(self, request: CandidateRequest, request_id: str, drawn: list[Candidate]) -> None:
+        """Put candidates in the order of the device's head; `ranked` follows."""
+        device_id = request.device_id
+        self._context.thread.do(
+            partial(_ranked, self._context.ranker, request, drawn),
+            lambda answer: self.ranked(device_id, request_id, *(answer or (drawn, ""))),
+        )
 
     def _parents(self, ask: Ask) -> list[str]:
         """Traces of the best candidates of some devices in turn."""
         family = self._families[ask.device_id]
         best = self._coverage.best(ask.device_id, ask.workload_id, _PARENT_DEVICES)
         parents = [CandidateId(name) for name in choose_parents(best)]
-        candidates = self._pools.get(family, ask.workload_id, parents)
+        candidates = self._candidates.get((family, ask.workload_id), parents)
         return [candidates[name].trace for name in parents if name in candidates]
 
     def _underived(self, device_id: DeviceId, workload_id: WorkloadId) -> int:
@@ -250,14 +269,13 @@ class JobPlanner:
 
     def _know(self, family: str, workload_id: WorkloadId, fresh: Mapping[CandidateId, Candidate]) -> None:
         """Keep new candidates for all devices of a family."""
+        space = family, workload_id
         # Candidates that another device has drawn and measured meanwhile are in the store.
-        stored = self._coverage.stored_among(family, workload_id, fresh)
-        self._pools.remember(family, (fresh[candidate_id] for candidate_id in stored))
-        unstored = [candidate for key, candidate in fresh.items() if key not in stored]
-        if unstored:
-            self._pools.add(family, workload_id, unstored)
-        if fresh:
-            self._coverage.propose(family, workload_id, list(fresh))
+        settled = self._candidates.among(space, fresh, is_settled=True)
+        self._candidates.add(
+            space,
+            [paired(candidate) if name in settled else candidate for name, candidate in fresh.items()],
+        )
 
     def _take(
         self,
@@ -265,14 +283,14 @@ class JobPlanner:
         device_id: DeviceId,
         workload_id: WorkloadId,
         fresh: Mapping[CandidateId, Candidate],
+        version: str = "",
     ) -> None:
-        """Choose new candidates for a device."""
+        """Choose new candidates for a device; with a version, as its head did."""
         queued = self.queues.candidate_ids(device_id)
         for candidate_id, candidate in fresh.items():
             # A job of an earlier life may wait for one whose file is gone, and that is drawn again now.
             if candidate_id not in queued:
-                pending.chosen.setdefault(candidate_id, workload_id)
-                pending.origins.setdefault(candidate_id, candidate.origin)
+                pending.chosen.setdefault(candidate_id, Chosen(workload_id, candidate.origin, version))
         self._settle(device_id)
 
     def _settle(self, device_id: DeviceId) -> None:
@@ -282,5 +300,16 @@ class JobPlanner:
             return
         if not pending.waiting:
             del self._pending[device_id]
-        for job in self.factory.jobs_of(device_id, pending):
+        chosen, pending.chosen = pending.chosen, {}
+        for job in self.factory.jobs_of(device_id, chosen):
             self.submit(job)
+
+
+def _ranked(
+    ranker: CandidateRanker | None, request: CandidateRequest, drawn: list[Candidate]
+) -> tuple[list[Candidate], str]:
+    """The candidates in the order of the device's head, and its version; as drawn where there is no head."""
+    ranking = ranker.rank(request.workload, request.device_id, drawn) if ranker is not None else None
+    if ranking is None:
+        return drawn, ""
+    return ranking.first(drawn, len(drawn)), ranking.model.version

@@ -9,8 +9,9 @@ from __future__ import annotations
 import itertools
 import random
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence, Set
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from agents.records import CandidateId, DeviceId, WorkloadId
 from fleet.core.events import Job, JobId, Origin
@@ -109,18 +110,23 @@ def _share(job: Job) -> int:
     return round(len(job.candidate_ids) / len(job.workload_ids))
 
 
+class Chosen(NamedTuple):
+    """Why a candidate is measured."""
+
+    workload_id: WorkloadId
+    origin: str
+    #: Whose head chose it; empty where none did.
+    model_version: str = ""
+
+
 @dataclass(slots=True)
 class PendingJob:
     """Jobs of one device in the making."""
 
-    #: Candidates that were chosen so far, with their workloads.
-    chosen: dict[CandidateId, WorkloadId] = field(default_factory=dict)
-    #: Why each of them was chosen.
-    origins: dict[CandidateId, str] = field(default_factory=dict)
+    #: Candidates that were chosen so far.
+    chosen: dict[CandidateId, Chosen] = field(default_factory=dict)
     #: Requests that have no answer yet, and the part of the plan that each is for.
     waiting: dict[str, Ask] = field(default_factory=dict)
-    #: Candidates that a head chose, and the version that did.
-    versions: dict[CandidateId, str] = field(default_factory=dict)
 
 
 class JobFactory:
@@ -158,21 +164,17 @@ class JobFactory:
             model_version=model_version,
         )
 
-    def jobs_of(self, device_id: DeviceId, pending: PendingJob) -> Iterator[Job]:
-        """Make jobs of all that was chosen so far: candidates of one attempt and one version together."""
-        chosen, pending.chosen = pending.chosen, {}
-        origin_of, pending.origins = pending.origins, {}
+    def jobs_of(self, device_id: DeviceId, chosen: Mapping[CandidateId, Chosen]) -> Iterator[Job]:
+        """Make jobs of chosen candidates: those of one attempt and one version together."""
         attempts = self._coverage.next_attempts(device_id)
-        alike: dict[tuple[int, str], list[tuple[WorkloadId, CandidateId]]] = {}
-        for candidate_id, workload_id in chosen.items():
-            key = attempts.get(candidate_id, 0), pending.versions.get(candidate_id, "")
-            alike.setdefault(key, []).append((workload_id, candidate_id))
-        for (attempt, version), pairs in sorted(alike.items()):
-            by_workload: dict[WorkloadId, list[tuple[WorkloadId, CandidateId]]] = {}
-            for pair in pairs:
-                by_workload.setdefault(pair[0], []).append(pair)
-            mixes = mixed(by_workload, random.Random(f"{self._seed}/{self.number()}"))
+        alike: dict[tuple[int, str], dict[WorkloadId, list[CandidateId]]] = {}
+        for candidate_id, choice in chosen.items():
+            key = attempts.get(candidate_id, 0), choice.model_version
+            alike.setdefault(key, {}).setdefault(choice.workload_id, []).append(candidate_id)
+        for attempt, version in sorted(alike):
+            mixes = mixed(alike[attempt, version], random.Random(f"{self._seed}/{self.number()}"))
             for part in (part for mix in mixes for part in cut(mix)):
-                origins = Counter(origin_of[candidate_id] for _, candidate_id in part)
+                origins = Counter(chosen[candidate_id].origin for candidate_id in part)
                 origin = Origin.MODEL.value if version else origins.most_common(1)[0][0]
-                yield self.job(device_id, part, origin, attempt, version)
+                pairs = [(chosen[candidate_id].workload_id, candidate_id) for candidate_id in part]
+                yield self.job(device_id, pairs, origin, attempt, version)

@@ -7,12 +7,10 @@ so nothing waits.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
 from functools import partial
 
 from agents.records import NOISE, DeviceId, DeviceSpec, WorkloadId
 from agents.trust import is_live
-from fleet.core.events import Job
 from fleet.coverage.coverage import Coverage
 from fleet.planner.batch_plan import (
     BATCH_SIZE,
@@ -22,7 +20,6 @@ from fleet.planner.batch_plan import (
     noise_sample,
     plan_noise,
 )
-from fleet.planner.candidate_pools import CandidatePools
 from fleet.planner.imported_candidates import ours
 from fleet.planner.job_planner import JobPlanner
 from fleet.state.questions import StateReader
@@ -37,13 +34,6 @@ _MOST_OPEN = 4
 _RETRY_SECS = 1800.0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NoisePlan:
-    """The question for an A/A run, as it comes back from the thread."""
-
-    device_id: DeviceId
-
-
 class NoiseRuns:
     """A/A runs of all devices.
 
@@ -56,7 +46,6 @@ class NoiseRuns:
         self,
         coverage: Coverage,
         thread: StoreThread,
-        pools: CandidatePools,
         planner: JobPlanner,
         store: Store,
         specs: Mapping[DeviceId, DeviceSpec],
@@ -64,7 +53,7 @@ class NoiseRuns:
         count: int,
         seed: int,
     ) -> None:
-        self._coverage, self._thread, self._pools, self._planner = coverage, thread, pools, planner
+        self._coverage, self._thread, self._planner = coverage, thread, planner
         self._store, self._specs = store, specs
         self._count, self._seed = count, seed
         self._next_at: dict[DeviceId, float] = {}
@@ -113,21 +102,22 @@ class NoiseRuns:
             seed=seed,
         )
         self._open.add(device_id)
-        self._thread.ask(NoisePlan(device_id=device_id), question)
+        self._thread.ask(question, partial(self._planned, device_id))
 
     def postpone(self, device_id: DeviceId, now: float) -> None:
         """Look at a device again later: the jobs of its last run still wait."""
         self._next_at[device_id] = now + _RETRY_SECS
 
-    def planned(self, plan: NoisePlan, family: str, jobs: list[DeviceBatch]) -> list[Job]:
-        """Turn what the thread has planned into jobs, in the order in which they must be measured."""
-        self._open.discard(plan.device_id)
-        noise_jobs: list[Job] = []
-        for batch in jobs:
-            self._pools.remember(family, batch.candidates)
+    def _planned(self, device_id: DeviceId, batches: list[DeviceBatch] | None) -> None:
+        """Hand in what the thread has planned, in the order in which it must be measured."""
+        self._open.discard(device_id)
+        # One that left meanwhile measures nothing.
+        for batch in (batches or ()) if self._planner.workloads_of(device_id) else ():
+            family = self._coverage.families[device_id]
+            for candidate in batch.candidates:
+                self._coverage.candidates.add((family, candidate.workload_id), [candidate])
             part = [(candidate.workload_id, candidate.candidate_id) for candidate in batch.candidates]
-            noise_jobs.append(self._planner.factory.job(plan.device_id, part, NOISE, batch.attempt))
-        return noise_jobs
+            self._planner.submit(self._planner.factory.job(device_id, part, NOISE, batch.attempt))
 
 
 def plan_run(

@@ -22,6 +22,7 @@ from rich.progress import (
 )
 
 from agents.records import REPEATS, DeviceId, Outcome, Record, Workload
+from fleet.planner.imported_candidates import underived
 from fleet.planner.settings import Display
 
 #: Pause between plain lines: often enough to see life in a log, seldom enough not to flood it.
@@ -95,10 +96,7 @@ class TerminalDisplay:
 
     def refused(self, workload: Workload, reasons: Mapping[str, int]) -> None:
         """Imported candidates of a workload are not measured."""
-        self.say(
-            f"{workload.name}: {sum(reasons.values())} imported candidates are not measured: "
-            f"{'; '.join(f'{reason} ({count})' for reason, count in sorted(reasons.items()))}"
-        )
+        self.say(underived(workload, reasons))
 
     def stored(self, device_id: DeviceId, records: Sequence[Record]) -> None:
         """Records of one device are durable."""

@@ -220,13 +220,12 @@ class Proposer:
         def ask(device_id: DeviceId, draw: _Draw) -> Future[list[Candidate]]:
             candidates = pool[draw.workload.workload_id]
             excluded = self._known(family, draw.workload).ids | {one.candidate_id for one in candidates}
+            # Draws of a seed are the same each time, less what is excluded: right for random candidates, but
+            # parents may be the same again, and their next children should not be.
+            seed = self._settings.seed + (len(excluded) if draw.traces else 0)
+            how = draw.count, seed, sorted(excluded)
             if draw.traces:
-                # Draws of a seed are the same each time, less what is excluded: right for random candidates,
-                # but parents may be the same again, and their next children should not be.
-                seed = self._settings.seed + len(excluded)
-                how = draw.count, seed, sorted(excluded)
                 return self._engine.evolve(device_id, draw.workload, draw.traces, *how)
-            how = draw.count, self._settings.seed, sorted(excluded)
             return self._engine.propose(device_id, draw.workload, *how)
 
         for draw, candidates in self._answers(family, [draw for draw in draws if draw.count > 0], ask):

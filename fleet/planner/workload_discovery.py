@@ -1,28 +1,28 @@
 """Finds out what the devices measure: from what was kept, else from the first agent that is up.
 
 `fleet.engine.coordinator` reports agents and their lists. To list the operators of networks takes an agent
-some seconds, so the choice is kept beside the event log and a restart begins at once. The file may be
-deleted; the same settings choose the same again.
+some seconds, so the choice is kept in the state file and a restart begins at once.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from pathlib import Path
+from typing import Any
 
 from agents.networks.network_name import NetworkRefusedError, read_network_name
 from agents.records import DeviceId, DeviceSpec, Workload, WorkloadId, canonical_json, content_hash
-from agents.trust import is_live
-from fleet.durable import disk_errors, write_durably
+from agents.trust import IMPORTED, is_live
 from fleet.planner.context import PlannerContext
 from fleet.planner.job_planner import JobPlanner
 from fleet.planner.selection import choose_workloads, none_fits
+from fleet.state.state_file import StateFile
 from fleet.store.store import Store
 from fleet.transport.transport import AgentTransport
 
-_SCHEMA = 1
+#: Name of the note about chosen workloads.
+CHOSEN = "chosen_workloads"
 #: The group of devices that answer from records.
 REPLAYED = "replay"
 
@@ -62,72 +62,44 @@ def group_of(spec: DeviceSpec) -> str:
 
 
 class KeptChoices:
-    """The file of chosen workloads, by group."""
+    """Chosen workloads by group, in a note of the state file."""
 
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self._groups: dict[str, dict[str, object]] = {}
-        try:
-            value = json.loads(path.read_text())
-            if value["schema"] == _SCHEMA:
-                self._groups = dict(value["groups"])
-        except (OSError, ValueError, KeyError, TypeError):
-            # The file is a cache: if it is damaged, the workloads are listed again.
-            self._groups = {}
+    def __init__(self, state: StateFile) -> None:
+        self._state = state
+        body = state.note(CHOSEN)
+        self._groups: dict[str, dict[str, Any]] = {} if body is None else json.loads(body)
 
-    def get(
-        self,
-        group: str,
-        key: str,
-        read: Callable[[Collection[WorkloadId]], Mapping[WorkloadId, Workload]],
-    ) -> list[Workload] | None:
-        """What was chosen for a group; None where nothing was, or other settings (`WorkloadChoice.key`) did.
-
-        `read` gives those of some workloads that are known.
-        """
+    def get(self, group: str, key: str) -> list[WorkloadId] | None:
+        """What was chosen for a group; None where nothing was, or by other settings."""
         entry = self._groups.get(group)
-        ids = entry.get("ids") if isinstance(entry, dict) and entry.get("key") == key else None
-        if not isinstance(ids, list) or not all(isinstance(workload_id, str) for workload_id in ids):
-            return None
-        workloads = read(ids)
-        if not all(workload_id in workloads for workload_id in ids):
-            return None
-        return [workloads[workload_id] for workload_id in ids]
+        return entry["ids"] if entry is not None and entry["key"] == key else None
 
     def put(self, group: str, key: str, chosen: Sequence[Workload]) -> None:
-        """Keep a choice.
-
-        Raises:
-            StoreError: The disk is full or failed.
-        """
+        """Keep a choice; it is durable with the next turn."""
         self._groups[group] = {"key": key, "ids": [workload.workload_id for workload in chosen]}
-        with disk_errors("keeping the choice of workloads", self._path.parent):
-            write_durably(self._path, canonical_json({"schema": _SCHEMA, "groups": self._groups}).encode())
+        body = canonical_json(self._groups).encode()
+        self._state.change(lambda turn: turn.put_note(CHOSEN, body))
 
 
 class WorkloadDiscovery:
     """Workloads of the devices, by group.
 
     Args:
-        path: File of what was chosen before.
         specs: The devices of now; none where nothing is measured but for requests.
     """
 
     def __init__(
         self,
         choice: WorkloadChoice,
-        path: Path,
         store: Store,
         context: PlannerContext,
         planner: JobPlanner,
         transport: AgentTransport,
         specs: Mapping[DeviceId, DeviceSpec],
-        imported_devices: Callable[[], Collection[DeviceId]],
     ) -> None:
-        self._choice, self._kept_choices, self._store = choice, KeptChoices(path), store
-        self._coverage, self._pools, self._imports = context.coverage, context.pools, context.imports
+        self._choice, self._kept_choices, self._store = choice, KeptChoices(store.state), store
+        self._coverage, self._imports = context.coverage, context.imports
         self._planner, self._transport, self._specs = planner, transport, specs
-        self._imported_devices = imported_devices
         #: Devices that were asked, by group.
         self._asked_devices: dict[str, DeviceId] = {}
         self._chosen: dict[str, Sequence[Workload]] = {}
@@ -193,14 +165,8 @@ class WorkloadDiscovery:
             return
         self._store.settle()
         self._coverage.load()
-        self._imports.load(self._store, self._coverage.workload_ids, self._imported_devices())
-        for (family, workload_id), count in self._pools.used_up().items():
-            # Where fewer are known now, some were lost with a file, and can be drawn again.
-            if (
-                workload_id in self._coverage.workload_ids
-                and self._coverage.candidate_count(family, workload_id) >= count
-            ):
-                self._coverage.exhaust(family, workload_id)
+        devices = self._store.state.devices_with(IMPORTED)
+        self._imports.load(self._store, self._coverage.workload_ids, devices)
 
     def _members(self, group: str) -> list[DeviceSpec]:
         return [spec for spec in self._specs.values() if group_of(spec) == group]
@@ -209,10 +175,12 @@ class WorkloadDiscovery:
         """Take what was chosen before; false where nothing was, or for others."""
         # Live devices get modules of our own only: what is kept of others is listed again.
         read = self._store.workloads if group == REPLAYED else self._store.own_workloads
-        chosen = self._kept_choices.get(group, self._choice.key(self._members(group)), read)
-        if chosen is not None:
-            self._use(group, chosen)
-        return chosen is not None
+        ids = self._kept_choices.get(group, self._choice.key(self._members(group)))
+        workloads = read(ids) if ids is not None else {}
+        if ids is None or not all(workload_id in workloads for workload_id in ids):
+            return False
+        self._use(group, [workloads[workload_id] for workload_id in ids])
+        return True
 
     def _use(self, group: str, chosen: Sequence[Workload]) -> None:
         self._coverage.want(workload.workload_id for workload in chosen)

@@ -272,9 +272,9 @@ class RebuiltTable:
                 by_workload.setdefault(candidate.workload_id, {})[candidate.candidate_id] = candidate
         with self._state.turn() as turn:
             for workload_id, candidates in by_workload.items():
-                numbers = turn.add_candidates(family, workload_id, list(candidates.values()))
-                measured = [lost.pop((workload_id, candidate_id)) for candidate_id in candidates]
-                turn.settle_candidates(number for number, done in zip(numbers, measured, strict=True) if done)
+                turn.add_candidates(family, workload_id, list(candidates.values()))
+                measured = [name for name in candidates if lost.pop((workload_id, name))]
+                turn.settle_candidates(family, workload_id, measured)
             for workload_id, candidate_ids in killers.items():
                 turn.block(family, workload_id, candidate_ids)
         return sum(map(len, by_workload.values()))

@@ -163,6 +163,21 @@ class ResultQuestions(Contents):
             )
         ]
 
+    def device_sums(self) -> dict[DeviceId, tuple[int, int, float]]:
+        """Of each device: results, those with outcome `ok`, Unix seconds of the last one."""
+        text = self._labels.text
+        return {
+            DeviceId(text(device)): (records, ok, measured_at)
+            for device, records, ok, measured_at in self._rows(
+                "SELECT device, sum(records), sum(ok), max(measured_at) FROM tally GROUP BY device"
+            )
+        }
+
+    def devices_with(self, prefix: str) -> list[DeviceId]:
+        """Devices with results of workloads whose ids begin so."""
+        query = "SELECT DISTINCT device FROM tally JOIN label ON label.number = workload WHERE text GLOB ?"
+        return [DeviceId(self._labels.text(device)) for (device,) in self._rows(query, f"{prefix}*")]
+
     def times(self) -> dict[tuple[str, str, str], tuple[float, float]]:
         """When the last result and the last A/A pair were, by workload, device and environment."""
         text = self._labels.text

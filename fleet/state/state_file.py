@@ -7,7 +7,7 @@ and the table's writer what a waiting row holds. See decision 65 and `docs/store
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 
@@ -24,8 +24,8 @@ from fleet.state.turn import Turn
 class StateFile(Questions):
     """The file, opened for writing.
 
-    Promises: when the block of `turn` has ended, all of it survives a kill and a power cut; after a kill in
-    the middle, all of it or nothing is there.
+    Promises: when the block of `turn` has ended, all of it survives a kill and a power cut, and so does what
+    `change` was given before it; after a kill in the middle, all of it or nothing is there.
 
     Args:
         path: The file; made if it is missing, with its folder. The caller holds the lock of its store.
@@ -44,6 +44,8 @@ class StateFile(Questions):
         self.path = path
         self.notes: list[str] = []
         self.waits = Histogram()
+        #: What the open transaction has changed; a disk without room takes it back, and it is made again.
+        self._changes: list[Callable[[Turn], object]] = []
         with state_errors("opening the state file", path):
             make_folder(path.parent)
             finish_rebuild(path)
@@ -63,29 +65,83 @@ class StateFile(Questions):
             connection.close()
             raise
 
+    def change(self, make: Callable[[Turn], object]) -> None:
+        """Change something in the open transaction, or in a new one, which the next `turn` or `keep` ends.
+
+        Questions that are asked here know of it at once, other processes when it is on the disk. On a disk
+        without room it is made again with the next `turn`, which raises as long as that fails.
+        """
+        self._changes.append(make)
+        try:
+            if self._connection.in_transaction:
+                make(Turn(self._connection, self._labels))
+            else:
+                self._begin()
+        except sqlite3.Error:
+            self._roll_back()
+        except BaseException:
+            self._changes.pop()
+            self._roll_back()
+            raise
+
     @contextmanager
     def turn(self) -> Iterator[Turn]:
-        """Change what the block says, in one transaction; it is on the disk when the block has ended.
+        """Change what the block says; with all `change`s before, it is on the disk when the block has ended.
 
-        An error within the block takes all of it back.
+        An error within the block takes it back. The changes before it are made again.
 
         Raises:
             StoreFull: No room; nothing of it was kept.
             StoreError: The disk failed; nothing of it counts.
         """
-        connection = self._connection
         with state_errors("writing the state file", self.path):
             try:
-                connection.execute("BEGIN IMMEDIATE")
-                yield Turn(connection, self._labels)
+                yield self._begin()
                 with self.waits.timed():
-                    connection.execute("COMMIT")
-                self._labels.commit()
-            finally:
-                if connection.in_transaction:
+                    self._connection.execute("COMMIT")
+            except BaseException:
+                self._roll_back()
+                if self._changes:
                     with suppress(sqlite3.Error):
-                        connection.execute("ROLLBACK")
-                self._labels.rollback()
+                        self._begin()
+                raise
+            self._labels.commit()
+            self._changes.clear()
+
+    def keep(self) -> None:
+        """Wait until all that was changed is on the disk.
+
+        Raises:
+            StoreFull: No room; it comes with a later turn.
+            StoreError: The disk failed.
+        """
+        if self._changes:
+            with self.turn():
+                pass
+
+    def take_back(self) -> None:
+        """Forget all changes that are not on the disk."""
+        self._changes.clear()
+        self._roll_back()
+
+    def _begin(self) -> Turn:
+        """The open transaction; a new one has all changes that are not on the disk."""
+        turn = Turn(self._connection, self._labels)
+        if not self._connection.in_transaction:
+            self._connection.execute("BEGIN IMMEDIATE")
+            try:
+                for make in self._changes:
+                    make(turn)
+            except BaseException:
+                self._roll_back()
+                raise
+        return turn
+
+    def _roll_back(self) -> None:
+        if self._connection.in_transaction:
+            with suppress(sqlite3.Error):
+                self._connection.execute("ROLLBACK")
+        self._labels.rollback()
 
     def close(self) -> None:
         """Let another process write. Closing twice does no harm."""

@@ -96,7 +96,7 @@ class Turn:
         candidates: Sequence[Candidate],
         *,
         are_measured: bool = False,
-    ) -> list[int]:
+    ) -> None:
         """Make candidates known to a family; what is known of them stays as it is.
 
         Args:
@@ -105,34 +105,38 @@ class Turn:
             candidates: Each with its trace.
             are_measured: Whether somebody has measured them; the others wait for that, also those that are
                 known.
-
-        Returns:
-            The number of each; of one that was known, the number that it has.
         """
         space = self._labels.number(family), self._labels.number(workload_id)
-        numbers: list[int] = []
         for row in self._packed(space, candidates):
-            [number] = self._connection.execute(
+            self._connection.execute(
                 "INSERT INTO candidate (family, workload, id, dialect, origin, trace, base, is_waiting)"
                 " VALUES (?, ?, ?, ?, ?, ?, ?, ?)"
-                " ON CONFLICT DO UPDATE SET is_waiting = max(is_waiting, excluded.is_waiting)"
-                " RETURNING number",
+                " ON CONFLICT DO UPDATE SET is_waiting = max(is_waiting, excluded.is_waiting)",
                 (*row, not are_measured),
-            ).fetchone()
-            numbers.append(number)
-        return numbers
+            )
 
-    def settle_candidates(self, numbers: Iterable[int]) -> None:
+    def settle_candidates(
+        self, family: str, workload_id: WorkloadId, candidate_ids: Iterable[CandidateId]
+    ) -> None:
         """Note that somebody has measured candidates: they wait no more, and keep their traces."""
-        self._connection.executemany(
-            "UPDATE candidate SET is_waiting = 0 WHERE number = ?", ((number,) for number in numbers)
-        )
+        self._set("is_waiting", 0, family, workload_id, candidate_ids)
 
     def block(self, family: str, workload_id: WorkloadId, candidate_ids: Iterable[CandidateId]) -> None:
         """Plan candidates no more: they kill what measures them, or nobody can make them again."""
+        self._set("is_blocked", 1, family, workload_id, candidate_ids)
+
+    def _set(
+        self,
+        column: str,
+        value: int,
+        family: str,
+        workload_id: WorkloadId,
+        candidate_ids: Iterable[CandidateId],
+    ) -> None:
         space = self._labels.number(family), self._labels.number(workload_id)
         self._connection.executemany(
-            "UPDATE candidate SET is_blocked = 1 WHERE family = ? AND workload = ? AND id = ?",
+            f"UPDATE candidate SET {column} = {value}"
+            f" WHERE family = ? AND workload = ? AND id = ? AND {column} != {value}",
             ((*space, bytes.fromhex(candidate_id)) for candidate_id in candidate_ids),
         )
 

@@ -160,8 +160,8 @@ class Store(StoreWriter):
         try:
             self.settle()
         except BaseException:
-            self._pending.clear()
-            self._pending_ids.clear()
+            self.state.take_back()
+            self._lanes.recount(self.state.waiting_sizes(), self._clock())
             raise
         self.move_on()
         return AppendResult(

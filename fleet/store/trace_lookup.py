@@ -25,26 +25,20 @@ from fleet.store.store import Store
 
 _ID = "candidate_id"
 _TRACE_COLUMNS = ("workload_id", _ID, "dialect", "trace")
+#: Goes on with an answer.
+_Then = Callable[[Any], object]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
     """What became of one question to the store."""
 
-    #: As it was given to `StoreThread.ask`.
-    tag: Any
+    #: Goes on with the value, as it was given to `StoreThread.ask`.
+    then: _Then
     #: The question's result; None where it failed.
     value: Any = None
     #: Why it failed; empty where it did not.
     error: str = ""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ImportedAsked:
-    """The question for traces of imported candidates: they never mix with those that are measured."""
-
-    device_id: DeviceId
-    request_id: str
 
 
 class StoreThread:
@@ -52,7 +46,9 @@ class StoreThread:
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._questions: queue.SimpleQueue[tuple[Any, Callable[[], Any]] | None] = queue.SimpleQueue()
+        self._questions: queue.SimpleQueue[tuple[Callable[[], Any], Callable[[Any], object]] | None] = (
+            queue.SimpleQueue()
+        )
         self._answers: queue.SimpleQueue[Answer] = queue.SimpleQueue()
         self._waiting = 0
         self._thread = threading.Thread(target=self._run, name="store-reader", daemon=True)
@@ -63,14 +59,14 @@ class StoreThread:
         """Whether nothing is being looked for."""
         return self._waiting == 0
 
-    def ask(self, tag: Any, question: Callable[[StoreReader], Any]) -> None:
-        """Put a question; its answer comes by `poll`."""
-        self.do(tag, lambda: question(Store.read(self._path)))
+    def ask(self, question: Callable[[StoreReader], Any], then: _Then) -> None:
+        """Put a question; its answer comes by `poll`, with who goes on."""
+        self.do(lambda: question(Store.read(self._path)), then)
 
-    def do(self, tag: Any, work: Callable[[], Any]) -> None:
-        """Have something else done that takes a moment; its result comes by `poll`."""
+    def do(self, work: Callable[[], Any], then: _Then) -> None:
+        """Have something else done that takes a moment; its result comes likewise."""
         self._waiting += 1
-        self._questions.put((tag, work))
+        self._questions.put((work, then))
 
     def poll(self) -> list[Answer]:
         """The answers since the last call; never waits."""
@@ -87,11 +83,11 @@ class StoreThread:
 
     def _run(self) -> None:
         while (question := self._questions.get()) is not None:
-            tag, work = question
+            work, then = question
             try:
-                self._answers.put(Answer(tag=tag, value=work()))
+                self._answers.put(Answer(then=then, value=work()))
             except Exception as error:  # a thread that ended would leave all later questions open
-                self._answers.put(Answer(tag=tag, error=str(error) or type(error).__name__))
+                self._answers.put(Answer(then=then, error=str(error) or type(error).__name__))
 
 
 def find_candidates(

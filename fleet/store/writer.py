@@ -98,8 +98,8 @@ def pieces_of_rows(device_id: DeviceId, table: pa.Table, lane: int) -> Iterator[
 class StoreWriter(StoreReader):
     """A reader that also writes; it shows every record that is durable.
 
-    It is a part of turns (`fleet.engine.event_log.TurnPart`): `take` only notes new records, which come to
-    the disk with the next turn, or with `settle`.
+    What `take` was given is seen at once, and comes to the disk with the next turn of the state file, or with
+    `settle`.
 
     Attributes:
         state: The state file.
@@ -123,9 +123,6 @@ class StoreWriter(StoreReader):
         self._time = StoreTime(path)
         self._lanes = Lanes(settings or LaneSettings())
         self._lanes.recount(state.waiting_sizes(), clock())
-        #: Not on the disk yet, and their ids.
-        self._pending: list[RowPiece] = []
-        self._pending_ids: set[str] = set()
         self._checkpointed = table.checkpointed
         self._closed = False
         self.repairs = (*state.notes, *table.notes)
@@ -139,7 +136,7 @@ class StoreWriter(StoreReader):
         return self._snapshot
 
     def waiting(self) -> Sequence[WaitingRows]:
-        """Rows that are durable and wait for the table, oldest first."""
+        """Rows that wait for the table, oldest first."""
         return list(self.state.waiting())
 
     @property
@@ -149,12 +146,12 @@ class StoreWriter(StoreReader):
 
     @property
     def rows(self) -> int:
-        """How many durable records there are."""
+        """How many records there are, those of the open turn among them."""
         return self.snapshot.rows + self._lanes.rows
 
     @property
     def waiting_count(self) -> int:
-        """Durable records that wait for the table."""
+        """Records that wait for the table."""
         return self._lanes.rows
 
     @property
@@ -198,14 +195,14 @@ class StoreWriter(StoreReader):
             return put_device(self.path / DEVICES, spec, descriptor)
 
     def take(self, records: Sequence[Record]) -> list[Record]:
-        """Note new records for the next turn, all of them or none.
+        """Take in new records, all of them or none; the next turn brings them to the disk.
 
         Returns:
             Those that are new, each once; known ones, by `record_id`, are left as they are.
 
         Raises:
-            StoreFull: Too many rows wait, and the table has no room. Nothing was noted.
-            StoreError: A record cannot be stored, or the disk failed. Nothing was noted.
+            StoreFull: Too many rows wait, and the table has no room. Nothing was taken in.
+            StoreError: A record cannot be stored, or the disk failed. Nothing was taken in.
         """
         self._check_open()
         self._make_way()
@@ -215,8 +212,9 @@ class StoreWriter(StoreReader):
         results = {record_id: result_of(record) for record_id, record in by_id.items()}
         stored = dict(zip(by_id, self._stored(results), strict=True))
         fresh = {record_id: record for record_id, record in by_id.items() if not stored[record_id]}
-        self._pending += pieces_of_records(fresh, results, self._lanes.number)
-        self._pending_ids.update(fresh)
+        for piece in list(pieces_of_records(fresh, results, self._lanes.number)):
+            self.state.change(piece.write)
+            self._note(piece)
         return list(fresh.values())
 
     def _make_way(self) -> None:
@@ -225,7 +223,7 @@ class StoreWriter(StoreReader):
             self._move(self._lanes.due(self._clock()))
 
     def are_stored(self, records: Sequence[Record]) -> list[bool]:
-        """Say of each record whether the store has it, or will have it with the next turn.
+        """Say of each record whether the store has it.
 
         Raises:
             StoreError: The store was closed, or the disk failed.
@@ -236,27 +234,11 @@ class StoreWriter(StoreReader):
         return [stored[record.record_id] for record in records]
 
     def _stored(self, results: Mapping[str, Result]) -> list[bool]:
-        """Say of each result, by its record id, whether its record is stored, or will be."""
+        """Say of each result, by its record id, whether its record is stored."""
         try:
-            stored = self.state.are_stored(list(results.values()))
+            return self.state.are_stored(list(results.values()))
         except OverflowError as error:
             raise StoreError(f"a record cannot be stored: {error}") from error
-        return [
-            is_stored or record_id in self._pending_ids
-            for is_stored, record_id in zip(stored, results, strict=True)
-        ]
-
-    def write(self, turn: Turn) -> None:
-        """Write what was taken into a turn."""
-        for piece in self._pending:
-            piece.write(turn)
-
-    def confirm(self) -> None:
-        """Take what was written for durable: the turn is on the disk."""
-        for piece in self._pending:
-            self._note(piece)
-        self._pending.clear()
-        self._pending_ids.clear()
 
     def _note(self, piece: RowPiece) -> None:
         self._lanes.add(piece.lane, piece.device_ids, piece.rows, len(piece.body), self._clock())
@@ -269,10 +251,7 @@ class StoreWriter(StoreReader):
             StoreError: The disk failed.
         """
         self._check_open()
-        if self._pending:
-            with self.state.turn() as turn:
-                self.write(turn)
-            self.confirm()
+        self.state.keep()
 
     def move_on(self) -> None:
         """Hand rows of one lane on to the table, if any is due; on a full disk they wait on.
@@ -296,10 +275,10 @@ class StoreWriter(StoreReader):
             StoreFull: No room; what is not in the table yet waits.
             StoreError: The disk failed; likewise.
         """
-        self.settle()
         self._move(self._lanes.waiting())
 
     def _move(self, lanes: Sequence[int]) -> None:
+        self.settle()  # the table takes what is durable
         try:
             self._table.flush(lanes)
         except StoreError as error:

@@ -22,8 +22,8 @@ FOLDERS = {
         "agents": "host spool programs sandbox networks device",
         "transfer": "language features data model search train adapt evaluate tvm_cost_model",
         "fleet": """
-            core config store.delta state store coverage archive interchange.logs interchange.dialects
-            interchange transport drivers models planner onboarding tuning requests engine refresh comparison
+            core config store.delta state store archive interchange.logs interchange.dialects
+            interchange transport coverage drivers models planner onboarding tuning requests engine refresh comparison
             dashboard api daemon report datasets doctor public public_model cli
         """,
     }.items()

@@ -6,10 +6,12 @@ import os
 import socket
 import stat
 import subprocess
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from dataclasses import asdict, replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import httpx
@@ -24,8 +26,8 @@ from fleet.api.client import ADDRESS, READ_TOKEN, TOKEN, DaemonRefused, ask, fin
 from fleet.api.server import ApiServer, read_or_make_token
 from fleet.core.events import CoordinatorStarted, DeviceAdded
 from fleet.core.state import FleetState
-from fleet.engine.fleet_view import Around, make_view
-from fleet.engine.record_sink import RecordCounts
+from fleet.engine.fleet_clock import FleetClock
+from fleet.engine.fleet_view import make_view
 from fleet.errors import FleetError
 from fleet.histogram import Histogram
 from fleet.models.registry import Registry
@@ -65,22 +67,25 @@ def a_view(table_version: int = 3) -> dict[str, Any]:
     spec = make_spec(BOARD)
     state.apply(CoordinatorStarted(at_secs=10.0))
     state.apply(DeviceAdded(at_secs=10.0, device_id=spec.device_id, family="cpu"))
-    around = Around(
-        started_at=10.0,
-        now=20.0,
-        pid=1,
-        version="0.1",
-        state="running",
-        store="runs/store",
-        table_version=table_version,
-        waiting=5,
-        alarms=({"at": 15.0, "device_id": BOARD, "text": "it drifts"},),
-        trainer={},
-        health=HEALTH,
-        clock={"gaps": 2, "gap_secs": 61.5, "steps": 1, "step_secs": -3600.0},
+    sums = {spec.device_id: (7, 6, 19.0)}
+    parts: Any = SimpleNamespace(
+        state=state,
+        store=SimpleNamespace(
+            path="runs/store",
+            version=table_version,
+            waiting_count=5,
+            state=SimpleNamespace(device_sums=lambda: sums),
+        ),
+        clock=FleetClock(lambda: 20.0, lambda: 0.0),
+        disk=SimpleNamespace(is_full=False),
+        roster=SimpleNamespace(all_specs={spec.device_id: spec}),
+        record_sink=SimpleNamespace(letters=SimpleNamespace(refused=0)),
+        imports=SimpleNamespace(refused=Counter()),
+        trainer=None,
+        notices=SimpleNamespace(alarms=[{"at": 15.0, "device_id": BOARD, "text": "it drifts"}]),
     )
-    counts = {spec.device_id: RecordCounts(records=7, ok=6, last_at=19.0)}
-    return make_view(state, {spec.device_id: spec}, counts, {spec.device_id: 1.5}, around)
+    rates: Any = SimpleNamespace(add=lambda now, records: {spec.device_id: 1.5})
+    return make_view(parts, rates, HEALTH, started_at=10.0, is_stopping=False)
 
 
 def sources_of(models: Path, **sources: Any) -> ApiSources:

@@ -11,8 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agents.records import Candidate, CandidateId, DeviceId, Outcome, Record, WorkloadId
-from fleet.coverage.coverage import Coverage
-from fleet.coverage.device_rows import MAX_LOSSES
+from fleet.coverage.coverage import MAX_LOSSES, Coverage
 from fleet.state.state_file import StateFile
 from fleet.store.store import Store
 from tests.record_fixtures import make_record
@@ -34,15 +33,6 @@ def tell(store: Store, coverage: Coverage, records: list[Record]) -> None:
     coverage.add(store.take(records))
 
 
-def keep(store: Store, coverage: Coverage) -> None:
-    """End a turn."""
-    with store.state.turn() as turn:
-        store.write(turn)
-        coverage.write(turn)
-    store.confirm()
-    coverage.confirm()
-
-
 @pytest.fixture
 def store(tmp_path: Path) -> Iterator[Store]:
     with Store.open(tmp_path / "store") as opened:
@@ -56,7 +46,7 @@ def make(request: pytest.FixtureRequest, store: Store) -> Make:
         for record in records:
             tell(store, coverage, [record])
         if request.param != "told":
-            keep(store, coverage)
+            store.settle()
         if request.param == "read":
             coverage = Coverage(store.state, FAMILIES, [W])
             coverage.load()
@@ -80,8 +70,8 @@ def test_gaps_are_what_siblings_know(make: Make) -> None:
     assert coverage.gaps(B, W, 10) == [one for one in wanted if one != wanted[1]]
     assert coverage.gaps(B, W, 2, {wanted[0]}) == wanted[2:4]
     assert coverage.measured_among(B, W, wanted[:2]) == {wanted[1]}
-    assert coverage.stored_among("cpu", W, wanted[:1]) == {wanted[0]}
-    assert set(coverage.latest("cpu", W, 1000)) == {*wanted, killer.candidate_id}
+    assert coverage.candidates.among(("cpu", W), wanted[:1], is_settled=True) == {wanted[0]}
+    assert set(coverage.candidates.latest(("cpu", W), 1000)) == {*wanted, killer.candidate_id}
     # In another environment nothing has been measured.
     coverage.set_environment(A, "f" * 32)
     assert (counts(coverage, A), coverage.records(A)) == ((0, 6), 0)
@@ -92,7 +82,7 @@ def make_lost(number: int, attempt: int, **changes: Any) -> Record:
     return make_record(number, outcome=Outcome.LOST, run_secs=(), attempt=attempt, quality="{}", **changes)
 
 
-def test_a_lost_candidate_is_tried_again_with_the_next_attempt(make: Make) -> None:
+def test_a_lost_candidate_is_tried_again_with_the_next_attempt(make: Make, store: Store) -> None:
     elsewhere = [make_lost(1, attempt, environment_id="f" * 32) for attempt in range(MAX_LOSSES)]
     coverage = make([*elsewhere, make_lost(1, 0)])
     one = make_record(1).candidate_id
@@ -100,12 +90,12 @@ def test_a_lost_candidate_is_tried_again_with_the_next_attempt(make: Make) -> No
     assert coverage.gaps(A, W, 9) == [one]
     # The first loss was under another agent.
     for attempt in range(1, MAX_LOSSES + 1):
-        coverage.add([make_lost(1, attempt)])
+        tell(store, coverage, [make_lost(1, attempt)])
     assert coverage.gaps(A, W, 9) == []
     assert counts(coverage, A)[1] == 0
     coverage.set_environment(A, ENVIRONMENT)
     assert coverage.gaps(A, W, 9) == [one]
-    coverage.add([make_record(1, attempt=MAX_LOSSES + 1)])
+    tell(store, coverage, [make_record(1, attempt=MAX_LOSSES + 1)])
     assert coverage.gaps(A, W, 9) == []
     assert coverage.next_attempts(A).get(one, 0) == 0
 
@@ -146,21 +136,6 @@ def test_any_order_of_news_gives_the_gaps_of_the_model(
     model = Model()
     with Store.open(tmp_path_factory.mktemp("coverage")) as store:
         coverage = opened(store.state)
-        proposed: dict[CandidateId, Candidate] = {}
-        numbers: dict[CandidateId, int] = {}
-
-        def end_turn() -> None:
-            with store.state.turn() as turn:
-                added = turn.add_candidates("cpu", W, list(proposed.values()))
-                numbers.update(zip(proposed, added, strict=True))
-                measured = model.measured[A] | model.measured[B]
-                turn.settle_candidates(numbers[name] for name in measured & numbers.keys())
-                store.write(turn)
-                coverage.write(turn)
-            store.confirm()
-            coverage.confirm()
-            proposed.clear()
-
         for what, device, number in steps:
             quality = '{"quarantined":true}' if what == "quarantine" else "{}"
             name = make_record(number).candidate_id
@@ -173,28 +148,25 @@ def test_any_order_of_news_gives_the_gaps_of_the_model(
                 model.measured[device].add(name)
                 model.quarantined |= {name} if what == "quarantine" else set()
             elif what == "propose":
-                coverage.propose("cpu", W, [name])
-                if name not in model.known:
-                    proposed[name] = Candidate(
-                        workload_id=W, dialect=record.dialect, origin="random", trace=record.trace
-                    )
+                drawn = Candidate(workload_id=W, dialect=record.dialect, trace=record.trace)
+                coverage.candidates.add(("cpu", W), [drawn])
                 model.known.setdefault(name)
             elif what == "block" and name in model.known:
-                coverage.block("cpu", W, [name])
+                coverage.candidates.block(("cpu", W), [name])
                 model.blocked.add(name)
             elif what in ("keep", "read"):
-                end_turn()
+                store.settle()
                 if what == "read":
                     coverage = opened(store.state)
                     model.blocked.clear()
             for each in (A, B):
-                # Those of one turn may change places.
-                assert set(coverage.gaps(each, W, 99)) == set(model.gaps(each))
+                assert coverage.gaps(each, W, 99) == model.gaps(each)
                 assert coverage.measured_among(each, W, list(model.known)) == model.measured[each]
                 assert counts(coverage, each)[0] == len(model.measured[each])
-            assert coverage.candidate_count("cpu", W) == len(model.known)
+            assert coverage.candidates.count(("cpu", W)) == len(model.known)
             measured = model.measured[A] | model.measured[B]
-            assert coverage.stored_among("cpu", W, list(model.known)) == measured
+            settled = coverage.candidates.among(("cpu", W), list(model.known), is_settled=True)
+            assert settled == measured
 
 
 def opened(state: StateFile) -> Coverage:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import math
 import re
 import sys
@@ -45,7 +44,7 @@ from tests.coordinator_fixtures import (
     make_fleet,
     without_room,
 )
-from tests.state_fixtures import forget_candidates
+from tests.state_fixtures import change_choice, forget_candidates
 
 
 @pytest.fixture
@@ -189,19 +188,12 @@ def test_jobs_of_before_go_on_as_far_as_their_workloads_are_measured_now(
     with fleet.coordinator() as (coordinator, transport), mock.patch.object(transport, "measure"):
         Fleet.turn_until(coordinator, lambda one: one.view()["jobs"]["leased"] == 2)
     # As after a change of the settings that choose the workloads.
-    listed = fleet.folder / "root" / "workloads.json"
-    kept = [one.workload_id for one in WORKLOADS]
-    if are_fewer:
-        groups = json.loads(listed.read_text())
-        [group] = groups["groups"].values()
-        group["ids"] = kept = group["ids"][:1]
-        listed.write_text(json.dumps(groups))
-    else:
-        listed.unlink()
-    count = 2 * OFFERED * len(kept)
+    kept = change_choice(fleet.folder / "store", lambda ids: ids[:1] if are_fewer else None)
+    count = 2 * OFFERED * len(kept or WORKLOADS)
     view = fleet.run(lambda one: fleet.clock.skip(1.0) > 0 and one.view()["store"]["records"] >= count)
     check_books(fleet, view)
-    assert {one.workload_id for one in Store.read(fleet.folder / "store").records()} == set(kept)
+    measured = {one.workload_id for one in Store.read(fleet.folder / "store").records()}
+    assert measured == set(kept or [one.workload_id for one in WORKLOADS])
     if not are_fewer:
         assert view["jobs"]["cancelled"] == 0
 

@@ -216,11 +216,7 @@ def test_a_matrix_never_names_what_came_with_a_log(store: Store) -> None:
     coverage = Coverage(store.state, {**names, other: "cpu"}, [OURS.workload_id], live={"cpu"})
     theirs = record(LAB, "theirs", workload=THEIRS, origin=IMPORTED)
     coverage.add(store.take([record(BOARD, "mine"), record(AGAIN, "replayed"), theirs]))
-    with store.state.turn() as turn:
-        store.write(turn)
-        coverage.write(turn)
-    store.confirm()
-    coverage.confirm()
+    store.settle()
     imports = ImportedCandidates({"cpu": Family.CPU})
     imports.load(store, coverage.workload_ids, [LAB])
     for one in (BOARD, other):

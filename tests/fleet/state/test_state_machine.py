@@ -183,7 +183,8 @@ class StateMachine(RuleBasedStateMachine):
     @rule()
     def settle(self) -> None:
         with self.state.turn() as turn:
-            turn.settle_candidates(row[3] for row in self.state.waiting_candidates())
+            for family, workload, candidate_id, _ in self.state.waiting_candidates():
+                turn.settle_candidates(family, workload, [candidate_id])
         self.model.waiting_candidates.clear()
 
     @rule(workload=st.sampled_from(WORKLOADS), place=st.integers(0, 3))

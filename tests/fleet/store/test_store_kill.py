@@ -55,9 +55,7 @@ def write_turns(path: Path, first: int, size: int, say: Callable[[str], None]) -
     say("ready")
     for batch in range(first, first + 10_000):
         store.take(of_devices("abcde", batch, size))
-        with store.state.turn() as turn:
-            store.write(turn)
-        store.confirm()
+        store.settle()
         say(str(batch))
         store.move_on()
 
