@@ -14,8 +14,10 @@ from functools import cache
 # compute units, boost clock (MHz), memory bandwidth (GB/s), memory (GiB), L2 (MiB), shared memory of a unit
 # (KiB), vector registers of a unit (KiB), threads of a warp or wavefront, peak of 32-bit floats without
 # matrix units (TFLOP/s); title of the document that publishes the numbers. Rows of A100 (40 GB), A4000, A10,
-# A40, T4 and MI250X were compared with independent lists of specifications, the others not yet. An Instinct
-# MI250X is two devices to a program: its row describes one of them, half of the sheet's numbers.
+# A40, T4, MI250X, RX 480, MI50 and MI60 were compared with independent lists of specifications, the others not
+# yet. An Instinct MI250X is two devices to a program: its row describes one of them, half of the sheet's
+# numbers. Rows of AMD also fit what MIOpen names its databases after: architecture, and what the driver counts,
+# which for RDNA are pairs of compute units.
 _TABLE = r"""
 p100 ; sm_60 56 1303 732 16 4 64 256 32 9.3 ; NVIDIA Tesla P100 GPU Accelerator data sheet
 v100.*pcie ; sm_70 80 1380 900 16 6 96 256 32 14 ; NVIDIA V100 Tensor Core GPU data sheet
@@ -41,10 +43,15 @@ rtx 4090 ; sm_89 128 2520 1008 24 72 100 256 32 82.6 ; NVIDIA Ada GPU Architectu
 h200 ; sm_90 132 1980 4800 141 50 228 256 32 67 ; NVIDIA H200 Tensor Core GPU data sheet
 h100.*pcie ; sm_90 114 1755 2000 80 50 228 256 32 51 ; NVIDIA H100 Tensor Core GPU data sheet
 h100 ; sm_90 132 1980 3350 80 50 228 256 32 67 ; NVIDIA H100 Tensor Core GPU data sheet
-mi100\b ; gfx908 120 1502 1229 32 8 64 512 64 23.1 ; AMD Instinct MI100 Accelerator brochure
-mi210\b ; gfx90a 104 1700 1638 64 8 64 512 64 22.6 ; AMD Instinct MI210 Accelerator data sheet
-mi250x\b ; gfx90a 110 1700 1638 64 8 64 512 64 23.9 ; AMD Instinct MI250X Accelerator data sheet
+mi100\b|gfx908 120\b ; gfx908 120 1502 1229 32 8 64 512 64 23.1 ; AMD Instinct MI100 Accelerator brochure
+mi210\b|gfx90a 104\b ; gfx90a 104 1700 1638 64 8 64 512 64 22.6 ; AMD Instinct MI210 Accelerator data sheet
+mi250x\b|gfx90a 110\b ; gfx90a 110 1700 1638 64 8 64 512 64 23.9 ; AMD Instinct MI250X Accelerator data sheet
 mi300x\b ; gfx942 304 2100 5300 192 32 64 512 64 163.4 ; AMD Instinct MI300X Accelerator data sheet
+rx 480\b|gfx803 36\b ; gfx803 36 1266 256 8 2 64 256 64 5.8 ; AMD Radeon RX 480 specifications
+vega 56\b|gfx900 56\b ; gfx900 56 1471 410 8 4 64 256 64 10.5 ; AMD Radeon RX Vega 56 specifications
+mi50\b|gfx906 60\b ; gfx906 60 1725 1024 16 4 64 256 64 13.4 ; AMD Radeon Instinct MI50 data sheet
+mi60\b|gfx906 64\b ; gfx906 64 1800 1024 32 4 64 256 64 14.8 ; AMD Radeon Instinct MI60 data sheet
+rx 6800 xt|gfx1030 36\b ; gfx1030 72 2250 512 16 4 64 256 32 20.7 ; AMD Radeon RX 6800 XT specifications
 w6600\b ; gfx1032 28 2903 224 8 2 64 256 32 10.4 ; AMD Radeon PRO W6600 data sheet
 7900 xtx ; gfx1100 96 2500 960 24 6 64 384 32 61.4 ; AMD Radeon RX 7900 XTX specifications
 """

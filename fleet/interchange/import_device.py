@@ -12,9 +12,10 @@ import pyarrow as pa
 from agents.records import Descriptor, DeviceId, DeviceSpec, Family, Workload
 from fleet.config.device_files import DEVICE_ID, load_device
 from fleet.errors import FleetError
-from fleet.interchange.logs.targets import Machine, device_from_log
+from fleet.interchange.logs.targets import Machine, device_from_log, has_sheet
 from fleet.store.catalog import DeviceEntry
 from fleet.store.store import AppendResult
+from fleet.terminal_text import visible
 
 
 class ImportTarget(Protocol):
@@ -86,5 +87,9 @@ def keep_device(store: ImportTarget, folder: Path, device_id: DeviceId, machine:
     if path := _device_file(folder, device_id):
         store.put_device(load_device(folder, device_id))
         return str(path)
-    store.put_device(*device_from_log(device_id, machine))
+    spec, descriptor = device_from_log(device_id, machine)
+    store.put_device(spec, descriptor)
+    if spec.family is Family.GPU and not has_sheet(descriptor):
+        name = visible(machine.device_name) or device_id
+        return f"the logs; no data sheet of {name!r} is known, so likeness to others shows in samples only"
     return "the logs"

@@ -20,7 +20,7 @@ TUNERS = frozenset(
 )
 #: Files that an export writes beside its logs: what was best.
 _NO_LOGS = (".results.json", ".best.json")
-_SUFFIXES = (".gz", ".jsonl", ".json", ".log", ".txt")
+_SUFFIXES = (".gz", ".bz2", ".jsonl", ".json", ".log", ".txt")
 
 #: Lines of a file that are looked at to tell a log from something else.
 _LOOK_LINES = 20

@@ -121,7 +121,9 @@ class _Import:
         #: Workloads to store before the batch, with the networks that they were met in.
         self._fresh: dict[LoggedWorkload, set[str]] = {}
         self._fresh_bytes = 0
-        self._met: dict[LoggedWorkload, set[str]] = {}
+        self._met: dict[LoggedWorkload, frozenset[str]] = {}
+        #: The same set for all workloads of a network: an import may have 200,000.
+        self._alone: dict[str, frozenset[str]] = {}
         self._family: Family | None = family_of(store, request.devices_folder, self._device_id)
         self._family_from = f"device {self._device_id}"
         self._environment: Environment | None = None
@@ -205,7 +207,8 @@ class _Import:
             self._meet(measurement.environment)
         networks = self._met.get(measurement.workload)
         if networks is None or (log.network and log.network not in networks):
-            self._met.setdefault(measurement.workload, set()).add(log.network)
+            alone = self._alone.setdefault(log.network, frozenset((log.network,)))
+            self._met[measurement.workload] = networks | alone if networks else alone
             if measurement.workload not in self._fresh:
                 self._fresh[measurement.workload] = set()
                 self._fresh_bytes += measurement.workload.bytes

@@ -108,15 +108,14 @@ print(json.dumps({
 }))
 """
 
-#: Lines of the find database that MIOpen ships for a GPU: a problem of a convolution, and the milliseconds of
-#: each solver that was tried. The last line is none.
+#: Lines of a log in a form of its own: a problem, and the milliseconds of each solver. The last is none.
 FIND_DB = """\
-64-28-28-3x3-128-28-28-32-1x1-1x1-1x1-0-NCHW-FP32-F=ConvBinWinograd3x3U:0.0814,0,x;ConvOclDirectFwd:0.3192,0,x
-64-56-56-1x1-64-56-56-32-0x0-1x1-1x1-0-NCHW-FP32-F=ConvAsm1x1U:0.05128,0,x;ConvBroken:soon,0,x
-64-56-56 without a solver
+conv 64-28-28-3x3-128-28-28-32-1x1-NCHW-FP32-F=ConvBinWinograd3x3U:0.0814,0,x;ConvOclDirectFwd:0.3192,0,x
+conv 64-56-56-1x1-64-56-56-32-0x0-NCHW-FP32-F=ConvAsm1x1U:0.05128,0,x;ConvBroken:soon,0,x
+conv 64-56-56 without a solver
 """
 
-SOLVERS = '''"""Solvers of MIOpen: a trace is the name of one."""
+SOLVERS = '''"""Solvers of a library: a trace is the name of one."""
 
 from __future__ import annotations
 
@@ -134,7 +133,7 @@ class SolverReader:
         return (Primitive(Kind.AN, (-1, 1), (trace.strip('"'), "", "none")),)
 '''
 
-MIOPEN = '''"""Find databases of MIOpen: `PROBLEM=SOLVER:ms,workspace,algorithm;...` a line."""
+TOY_LOGS = '''"""Logs of a library of solvers: `conv PROBLEM=SOLVER:ms,workspace,algorithm;...` a line."""
 
 from __future__ import annotations
 
@@ -151,7 +150,7 @@ from fleet.interchange.logs.lines import LogLines
 from fleet.interchange.logs.operators import Operator
 from fleet.interchange.logs.targets import Machine, parse_target
 
-DIALECT = "miopen"
+DIALECT = "solvers"
 
 
 def _read(lines: LogLines, catalog: Catalog) -> Iterator[Measurement | Rejected]:
@@ -186,10 +185,10 @@ def _measurement(catalog: Catalog, problem: str, solver: str) -> Measurement:
 
 
 def _is_head(line: bytes) -> bool:
-    return re.match(rb"[0-9x-]+-NCHW-[^=]*=[A-Za-z0-9]+:", line) is not None
+    return re.match(rb"conv [0-9x-]+-NCHW-[^=]*=[A-Za-z0-9]+:", line) is not None
 
 
-FORMATS = (FileFormat(tool="MIOpen", dialect=DIALECT, read=_read, is_head=_is_head),)
+FORMATS = (FileFormat(tool="Solvers", dialect=DIALECT, read=_read, is_head=_is_head),)
 '''
 
 #: A card beside the host's CPU, which only one program may use at a time.
@@ -249,17 +248,17 @@ def looked(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     (folder / "transfer/language/solvers.py").write_text(SOLVERS)
     dialects = folder / "transfer/language/dialects.py"
     insert(dialects, "\n#: What makes a reader", "from transfer.language.solvers import SolverReader\n")
-    insert(dialects, '    "knobs"', '    "miopen": SolverReader,\n')
-    (folder / "fleet/interchange/dialects/miopen.py").write_text(MIOPEN)
+    insert(dialects, '    "knobs"', '    "solvers": SolverReader,\n')
+    (folder / "fleet/interchange/dialects/solvers.py").write_text(TOY_LOGS)
     insert(folder / "agents/devices.py", '    REPLAY = "replay"', '    CARD = "card"\n')
     kinds = folder / "agents/host/device_kinds.py"
     insert(kinds, "#: What each kind of device does", CARD)
     insert(kinds, "    DeviceKind.RPC:", "    DeviceKind.CARD: CardDevice(),\n")
-    (folder / "gfx908.fdb.txt").write_text(FIND_DB)
+    (folder / "gfx908.solvers.txt").write_text(FIND_DB)
     (folder / "hardware").mkdir()
     (folder / "hardware/loud.yaml").write_text(LOUD)
     options = ["--device", "gfx908", "--store", "store", "--json"]
-    imported = json.loads(_run(folder, "-m", "fleet.cli", "import", "gfx908.fdb.txt", *options))
+    imported = json.loads(_run(folder, "-m", "fleet.cli", "import", "gfx908.solvers.txt", *options))
     found: dict[str, Any] = json.loads(_run(folder, "-c", LOOK))
     return found | {"import": imported}
 
@@ -285,12 +284,12 @@ def test_a_strategy_is_added_in_three_files(looked: dict[str, Any]) -> None:
 
 def test_a_dialect_is_added_in_three_files(looked: dict[str, Any]) -> None:
     report = looked["import"]
-    assert (report["imported"], report["dialects"], report["unaccounted_lines"]) == (3, {"miopen": 3}, 0)
+    assert (report["imported"], report["dialects"], report["unaccounted_lines"]) == (3, {"solvers": 3}, 0)
     assert report["rejected_by_reason"] == {"a solver has no time": 2}
     assert looked["records"] == [
-        ["miopen", '"ConvAsm1x1U"', [5.128e-05]],
-        ["miopen", '"ConvBinWinograd3x3U"', [8.14e-05]],
-        ["miopen", '"ConvOclDirectFwd"', [0.0003192]],
+        ["solvers", '"ConvAsm1x1U"', [5.128e-05]],
+        ["solvers", '"ConvBinWinograd3x3U"', [8.14e-05]],
+        ["solvers", '"ConvOclDirectFwd"', [0.0003192]],
     ]
     assert (looked["workloads"], looked["family"]) == (["C2D", "C2D"], "gpu")
     assert looked["steps"] == ["ConvAsm1x1U"]

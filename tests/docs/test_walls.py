@@ -23,8 +23,8 @@ FOLDERS = {
         "transfer": "language features data model search train adapt evaluate tvm_cost_model",
         "fleet": """
             core config store.delta state store archive interchange.logs interchange.dialects
-            interchange transport coverage drivers models planner onboarding tuning requests engine refresh comparison
-            dashboard api daemon report datasets doctor public public_model cli
+            interchange transport coverage drivers models planner onboarding tuning requests engine refresh
+            comparison dashboard api daemon report datasets doctor public public_model cli
         """,
     }.items()
 }

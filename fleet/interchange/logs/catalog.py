@@ -20,8 +20,9 @@ from fleet.interchange.logs.targets import Machine
 from transfer.language.budget import MAX_TEXT
 from transfer.language.meta_schedule import MetaScheduleReader
 
-#: Workloads and environments in one import at most: real logs have some thousands; each workload is a file.
-MAX_WORKLOADS = 50_000
+#: Workloads and environments in one import at most: real logs have some thousands, MIOpen's
+#: databases up to 194,000; each workload is a file.
+MAX_WORKLOADS = 250_000
 MAX_ENVIRONMENTS = 10_000
 
 #: Characters of the key of a workload without a module; real ones have some hundred, or some thousand where
@@ -47,10 +48,11 @@ class LoggedWorkload:
     dialect: str
     #: How often its FLOPs were estimated.
     estimates: int = 0
-    _prefix: Any = field(init=False)
+    #: What its candidates have in common in the text that is hashed.
+    _prefix: bytes = field(init=False)
 
     def __post_init__(self) -> None:
-        self._prefix = hashlib.sha256(framed(self.workload.workload_id) + framed(self.dialect))
+        self._prefix = framed(self.workload.workload_id) + framed(self.dialect)
 
     @classmethod
     def of(
@@ -78,10 +80,8 @@ class LoggedWorkload:
         )
 
     def candidate_id(self, trace: str) -> str:
-        """`agents.records.content_hash(workload_id, dialect, trace)`, the constant part hashed already."""
-        digest = self._prefix.copy()
-        digest.update(framed(trace))
-        return str(digest.hexdigest()[:32])
+        """`agents.records.content_hash(workload_id, dialect, trace)`."""
+        return hashlib.sha256(self._prefix + framed(trace)).hexdigest()[:32]
 
     def estimate_flops(self, flops: float) -> None:
         """Keep an estimate that was not there before."""

@@ -1,10 +1,11 @@
-"""Lines of a log that nobody vouches for: plain or gz, in bounded memory, damage told instead of raised.
+"""Lines of a log that nobody vouches for: plain, gz or bz2, in bounded memory, damage told instead of raised.
 
 Called by `fleet.interchange.import_logs`. It knows bytes and lines only, no JSON and no dialect.
 """
 
 from __future__ import annotations
 
+import bz2
 import os
 import stat
 import zlib
@@ -24,6 +25,9 @@ _CHUNK_BYTES = 1 << 20
 #: Bytes looked at to tell what a file is.
 _LOOK_BYTES = 1 << 20
 _GZ_MAGIC = b"\x1f\x8b"
+_BZ2_MAGIC = b"BZh"
+#: Bytes of a bz2 file that are unpacked at once: of a call that fails nothing comes back.
+_BZ2_BYTES = 256
 #: A compressed file that unpacks to more than so many times its size is none of a log: those reach fifty. So
 #: many bytes are unpacked in any case.
 _MOST_RATIO = 128
@@ -68,7 +72,8 @@ class LogLines:
         r"""Yield all lines in order, some MB at a time, without their `\n`.
 
         A last line without an end counts, an empty rest does not. A line over the limit comes as `LONG_LINE`;
-        where a gz file is damaged, all whole lines before come, and `CUT_LINE` for the piece at the damage.
+        where a packed file is damaged, all whole lines before come (of bz2 those of whole blocks), and
+        `CUT_LINE` for the piece at the damage.
 
         Raises:
             OSError: The file cannot be opened or read.
@@ -116,6 +121,9 @@ class LogLines:
             if head.startswith(_GZ_MAGIC):
                 yield from self._inflated(stream, head)
                 return
+            if head.startswith(_BZ2_MAGIC):
+                yield from self._unpacked_bz2(stream, head)
+                return
             yield head
             while chunk := self._read(stream, self._chunk):
                 yield chunk
@@ -135,22 +143,13 @@ class LogLines:
                 yield _up_to_damage(before, data)
                 return
             unpacked += len(output)
-            if unpacked > max(_FREE_BYTES, _MOST_RATIO * self.position):
-                self.damage = (
-                    f"gz: it unpacks to over {_MOST_RATIO} times its size; unpack it first if it should"
-                )
+            if self._is_bomb(unpacked, "gz"):
                 return
             if output:
                 yield output
             if inflater.eof:
-                # Members follow each other; zeros may fill up the end.
-                data = inflater.unused_data.lstrip(b"\0") or self._read(stream, _READ_BYTES).lstrip(b"\0")
+                data = self._next_member(stream, inflater.unused_data, _GZ_MAGIC, "gz")
                 if not data:
-                    return
-                if len(data) < len(_GZ_MAGIC):
-                    data += self._read(stream, _READ_BYTES)
-                if not data.startswith(_GZ_MAGIC):
-                    self.damage = "gz: something else follows the compressed data"
                     return
                 inflater = zlib.decompressobj(wbits=31)
             elif inflater.unconsumed_tail:
@@ -160,6 +159,54 @@ class LogLines:
                 if not data and not output:
                     self.damage = "gz: the file ends too early"
                     return
+
+    def _unpacked_bz2(self, stream: BinaryIO, data: bytes) -> Iterator[bytes]:
+        """Decompress streams one after the other, in small steps."""
+        unpacker = bz2.BZ2Decompressor()
+        unpacked = 0
+        while True:
+            step = b""
+            if unpacker.needs_input:
+                data = data or self._read(stream, _READ_BYTES)
+                if not data:
+                    self.damage = "bz2: the file ends too early"
+                    return
+                step, data = data[:_BZ2_BYTES], data[_BZ2_BYTES:]
+            try:
+                output = unpacker.decompress(step, self._chunk)
+            except OSError as error:
+                self.damage = f"bz2: {str(error).lower()}"
+                return
+            unpacked += len(output)
+            if self._is_bomb(unpacked, "bz2"):
+                return
+            if output:
+                yield output
+            if unpacker.eof:
+                data = self._next_member(stream, unpacker.unused_data + data, _BZ2_MAGIC, "bz2")
+                if not data:
+                    return
+                unpacker = bz2.BZ2Decompressor()
+
+    def _is_bomb(self, unpacked: int, form: str) -> bool:
+        """Whether a file has unpacked to more bytes than any log; it is then damaged."""
+        if unpacked <= max(_FREE_BYTES, _MOST_RATIO * self.position):
+            return False
+        self.damage = f"{form}: it unpacks to over {_MOST_RATIO} times its size; unpack it first if it should"
+        return True
+
+    def _next_member(self, stream: BinaryIO, data: bytes, magic: bytes, form: str) -> bytes:
+        """What the next compressed member begins with; empty at the end, or where something else follows.
+
+        Members follow each other; zeros may fill up the end.
+        """
+        data = data.lstrip(b"\0") or self._read(stream, _READ_BYTES).lstrip(b"\0")
+        if data and len(data) < len(magic):
+            data += self._read(stream, _READ_BYTES)
+        if data and not data.startswith(magic):
+            self.damage = f"{form}: something else follows the compressed data"
+            return b""
+        return data
 
     def _read(self, stream: BinaryIO, count: int) -> bytes:
         data = stream.read(min(count, self._unread_bytes))

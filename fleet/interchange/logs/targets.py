@@ -150,6 +150,11 @@ def device_from_log(device_id: DeviceId, machine: Machine) -> tuple[DeviceSpec, 
     return spec, descriptor
 
 
+def has_sheet(descriptor: Descriptor) -> bool:
+    """Whether the data sheet of a described GPU is known."""
+    return any("sheet" in dict(facts) for facts in descriptor.cuda_devices)
+
+
 def _gpu(device_id: DeviceId, machine: Machine) -> tuple[tuple[tuple[str, str], ...], ...]:
     """What a log says of its GPU, and the data sheet of its name; where it has none, of the device's id."""
     said = dict(machine.device_facts)

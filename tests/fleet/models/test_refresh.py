@@ -57,7 +57,7 @@ JUDGED = r"""
 # What noise cannot tell apart on few workloads is not clearly as good.
 0.68 0.6  0.6  | 8 10             | UNJUDGED | not clearly as good: .*it needs [0-9]+ more measured workloads
 0.9  0.5  0.5  | 7 20             | UNJUDGED | needs 7 more .*: 7 held-out ones .*, 8 must, .*; v000001 stays$
--    -    ?    |                  | UNJUDGED | needs 54 more .*: 0 held-out ones .*, .* held out \(of 27 or more at least 9\)$
+-    -    ?    |                  | UNJUDGED | needs 54 more .*: 0 held-out ones .*of 27 or more at least 9\)$
 # Where no model is shipped and nothing serves, a first head does.
 0.8  -    -    |                  | FIRST    | first head:
 0.0  -    -    |                  | REFUSED  | no better than chance

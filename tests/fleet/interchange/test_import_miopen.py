@@ -1,0 +1,250 @@
+"""MIOpen's find databases: both forms of line, and what no honest tool would write."""
+
+from __future__ import annotations
+
+import bz2
+import json
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agents.records import Family, canonical_json
+from fleet.interchange.dialects.miopen import gpu_of, problem_of
+from fleet.interchange.line_reader import LineReader
+from fleet.interchange.logs.catalog import Measurement, key_id
+from fleet.interchange.logs.json_values import Rejected
+from fleet.interchange.logs.lines import LogLines
+from fleet.models.versions import load_snapshot
+from fleet.store.store import Store
+from tests.log_fixtures import DATA, records, run
+
+#: The first lines of gfx90878 and gfx1030_36 of ROCm/MIOpen @ 2d1fd99 (MIT), in the two forms.
+VOLUME = "1-1-1-1-1x4x4-512-1-4-4-128-0x0x0-1x1x1-1x1x1-0-NCDHW-FP32"
+NEW_FORM = (
+    f"{VOLUME}-B=ConvDirectNaiveConvBwd:0.86304,0,miopenConvolutionBwdDataAlgoDirect;"
+    "GemmBwdRest:3.11328,32768,miopenConvolutionBwdDataAlgoGEMM\n"
+    f"{VOLUME}-W=GemmWrwUniversal:2.84401,32768,miopenConvolutionBwdWeightsAlgoGEMM;"
+    "ConvDirectNaiveConvWrw:3.46576,0,miopenConvolutionBwdWeightsAlgoDirect\n"
+)
+WEIGHTS = "miopenConvolutionBwdWeightsAlgo"
+OLD_FORM = (
+    "1-1-1-3x3-2-3-3-128-0x0-1x1-1x1-0-NCHW-FP32-W="
+    f"{WEIGHTS}Winograd:ConvBinWinogradRxSf2x3,0.12116,0,{WEIGHTS}Winograd,<unused>;"
+    f"{WEIGHTS}Direct:ConvDirectNaiveConvWrw,2.18017,0,{WEIGHTS}Direct,<unused>;"
+    f"{WEIGHTS}GEMM:GemmWrwUniversal,3.02316,72,{WEIGHTS}GEMM,not used\n"
+)
+KEY = "64-28-30-3x3-128-28-30-32-1x1-1x1-1x1-0-NCHW-FP16-F"
+TIMED = "ConvAsm1x1U:0.05,0,x"
+
+
+def find_db(folder: Path, *lines: str, name: str = "gfx90878.HIP.fdb.txt") -> Path:
+    path = folder / name
+    data = "".join(line if line.endswith("\n") else line + "\n" for line in lines).encode()
+    path.write_bytes(bz2.compress(data) if name.endswith(".bz2") else data)
+    return path
+
+
+def entries(path: Path) -> tuple[list[Measurement], list[Rejected]]:
+    _, lines = LineReader().open(path)
+    listed = list(lines)
+    return (
+        [entry for entry in listed if isinstance(entry, Measurement)],
+        [entry for entry in listed if isinstance(entry, Rejected)],
+    )
+
+
+@pytest.mark.parametrize("name", ["gfx90878.HIP.fdb.txt", "gfx90878.HIP.fdb.txt.bz2"])
+def test_both_forms_become_records_once(tmp_path: Path, name: str) -> None:
+    path = find_db(tmp_path, NEW_FORM, OLD_FORM, name=name)
+    report = run(tmp_path, path, device="mi100")
+    assert (report.imported, report.workloads, report.counts.rejected) == (7, 3, {})
+    assert report.described_by == "the logs"
+    again = run(tmp_path, path, device="mi100", again=True)
+    assert (again.imported, again.duplicates, again.workloads) == (0, 7, 0)
+    traces = {record.trace: record.run_secs for record in records(tmp_path, "mi100")}
+    assert traces['{"solver":"ConvBinWinogradRxSf2x3"}'] == (0.12116e-3,)
+    assert {record.outcome for record in records(tmp_path, "mi100")} == {"ok"}
+    entry = Store.read(tmp_path / "store").devices()["mi100"]
+    assert entry.spec.family is Family.GPU
+    assert entry.descriptor is not None
+    (card,) = map(dict, entry.descriptor.cuda_devices)
+    assert (card["arch"], card["compute_units"], card["sheet"][:20]) == (
+        "gfx908",
+        "120",
+        "AMD Instinct MI100 A",
+    )
+    assert len(load_snapshot(Store.read(tmp_path / "store")).dataset) == 7
+
+
+def test_a_problem_is_a_workload_and_a_solver_its_candidate(tmp_path: Path) -> None:
+    one = find_db(tmp_path, f"{KEY}={TIMED}")
+    other = find_db(tmp_path, f"{KEY}=Algo:ConvAsm1x1U,0.5,0,Algo,<unused>", name="gfx803_36.HIP.fdb.txt")
+    (first,), (second,) = entries(one)[0], entries(other)[0]
+    assert first.workload.candidate_id(first.trace) == second.workload.candidate_id(second.trace)
+    assert first.environment.environment_id != second.environment.environment_id
+    workload = first.workload.workload
+    assert (workload.operator, workload.arg_dtypes) == ("C2D", ("float16",) * 3)
+    assert workload.arg_shapes == ((32, 64, 28, 30), (128, 64, 3, 3), (32, 128, 28, 30))
+    assert workload.flops == 2 * 32 * 128 * 28 * 30 * 64 * 9
+    value = json.loads(workload.module_json)
+    assert workload.module_json == canonical_json(value)
+    assert value == {"dialect": "knobs", "kernel": "convolution", "problem": KEY, "tool": "miopen"}
+    del value["dialect"]
+    assert workload.workload_id == key_id("knobs", canonical_json(value))
+
+
+def test_what_is_computed_stands_last() -> None:
+    # The gradient of the output is 14 x 14 with 128 channels, the data 28 x 28 with 64, in two groups.
+    tail = "14-14-3x3-64-28-28-8-1x1-2x2-1x1-0-NHWC-NHWC-NHWC-BF16"
+    data = problem_of(f"128-{tail}-B_g2").workload
+    assert data.arg_shapes == ((8, 14, 14, 128), (128, 3, 3, 32), (8, 28, 28, 64))
+    weights = problem_of(f"128-{tail}-W_g2").workload
+    assert weights.arg_shapes == ((8, 28, 28, 64), (8, 14, 14, 128), (128, 3, 3, 32))
+    assert data.flops == weights.flops == 2 * 8 * 128 * 14 * 14 * 32 * 9
+    assert (data.operator, weights.operator) == ("conv2d_backward_data", "conv2d_backward_weights")
+    assert data.arg_dtypes == ("bfloat16",) * 3
+
+
+@pytest.mark.parametrize(
+    ("name", "gpu"),
+    [
+        ("gfx906_60.HIP.fdb.txt.bz2", ("gfx906 60", "gfx906")),
+        ("gfx90a68.HIP.fdb.txt", ("gfx90a 104", "gfx90a")),
+        ("gfx942130.HIP.fdb.txt", ("gfx942 304", "gfx942")),
+        ("gfx1030_36.HIP.fdb.txt", ("gfx1030 36", "gfx1030")),
+        ("find.txt", ("", "")),
+    ],
+)
+def test_the_gpu_is_in_the_name(name: str, gpu: tuple[str, str]) -> None:
+    assert gpu_of(name) == gpu
+
+
+@pytest.mark.parametrize("name", ["gfx999_40.HIP.fdb.txt", "board.txt"])
+def test_a_gpu_without_a_data_sheet_is_said_in_a_line(tmp_path: Path, name: str) -> None:
+    report = run(tmp_path, find_db(tmp_path, NEW_FORM, name=name), device="board-7")
+    assert report.imported == 4
+    assert "no data sheet of" in report.described_by
+    assert ("gfx999 40" if "gfx" in name else "board-7") in report.described_by
+
+
+#: A second line, and the reason for which it is not imported.
+HOSTILE = {
+    f"{KEY[:30]}": "truncated",
+    f"{KEY}=ConvAsm1x1U:0.0": "a solver has a wrong number of fields",
+    f"{KEY}=": "not measured",
+    f"{KEY}={'S' * 200}:1.0,0,x": "a solver's name is no word of up to 128 letters",
+    f"{KEY}={'S' * (1 << 20)}:1.0,0,x": "line too long",
+    f"{KEY}=:1.0,0,x": "a solver's name is no word of up to 128 letters",
+    f"{KEY}=A:1.0,0,x,y": "a solver has a wrong number of fields",
+    f"{KEY}=A:-1.0,0,x": "a cost is negative",
+    f"{KEY}=A:inf,0,x": "a number is not finite",
+    f"{KEY}=A:nan,0,x": "a number is not finite",
+    f"{KEY}=A:1e400,0,x": "a number is not finite",
+    f"{KEY}=A:0,0,x": "not measured",
+    f"{KEY}=A:1e-7,0,x": "a cost is below a nanosecond",
+    f"{KEY}=A:1e13,0,x": "the mark of a failure, but no error",
+    f"{KEY}=A:1_0,0,x": "a cost is not a number",
+    f"{KEY}=A:soon,0,x": "a cost is not a number",
+    f"{KEY[3:]}={TIMED}": "a key has a wrong number of fields",
+    f"{KEY.replace('3x3', '3x3x3')}={TIMED}": "sizes of a key contradict each other",
+    f"{KEY.replace('NCHW', 'NCHW-NCHW')}={TIMED}": "a key has a wrong number of fields",
+    f"{KEY}_g7={TIMED}": "sizes of a key contradict each other",
+    f"{KEY}_g0={TIMED}": "sizes of a key contradict each other",
+    f"{KEY.replace('64', '-64', 1)}={TIMED}": "a key has a wrong number of fields",
+    f"{KEY.replace('28', '0', 1)}={TIMED}": "a size of a key is out of range",
+    f"{'9' * 30}{KEY}={TIMED}": "a size of a key is out of range",
+    f"{KEY[:-1]}X={TIMED}": "a direction is none of F, B and W",
+    f"{KEY.replace('28', 'xx', 1)}={TIMED}": "a size of a key is not a number",
+    f"{KEY}\u00b5={TIMED}": "a key has other characters than numbers and words",
+    "": "blank line",
+    "# made by hand": "comment line",
+}
+
+
+@pytest.mark.parametrize("line", HOSTILE, ids=[f"{place} {line[-30:]}" for place, line in enumerate(HOSTILE)])
+def test_hostile_lines_cost_themselves_only(tmp_path: Path, line: str) -> None:
+    measured, rejected = entries(find_db(tmp_path, OLD_FORM, line, NEW_FORM))
+    assert len(measured) == 7
+    assert [reason.reason for reason in rejected] == [HOSTILE[line]]
+    assert all("\n" not in reason.detail and len(reason.detail) < 200 for reason in rejected)
+
+
+def test_a_faulty_solver_costs_no_other(tmp_path: Path) -> None:
+    measured, rejected = entries(find_db(tmp_path, f"{KEY}={TIMED};B:-1,0,x;C:0.5,0,x"))
+    assert [entry.trace for entry in measured] == ['{"solver":"ConvAsm1x1U"}', '{"solver":"C"}']
+    assert [reason.reason for reason in rejected] == ["a cost is negative"]
+
+
+def test_a_bomb_of_bz2_is_damaged_and_what_came_before_stays(tmp_path: Path) -> None:
+    path = tmp_path / "gfx90878.HIP.fdb.txt.bz2"
+    path.write_bytes(bz2.compress(NEW_FORM.encode()) + bz2.compress(b"a" * (64 << 20)))
+    report = run(tmp_path, path, device="mi100")
+    assert report.imported == 4
+    assert "unpacks to over 128 times" in report.damaged[str(path)]
+
+
+def test_damage_in_bz2_costs_the_block(tmp_path: Path) -> None:
+    packed = bz2.compress(NEW_FORM.encode())
+    path = tmp_path / "gfx90878.HIP.fdb.txt.bz2"
+    path.write_bytes(packed + packed[:-60] + b"\xff" * 20 + packed[-40:])
+    report = run(tmp_path, path, device="mi100")
+    assert (report.imported, report.damaged) == (4, {str(path): "bz2: invalid data stream"})
+    for end in (b"rubbish", packed[:50]):
+        path.write_bytes(packed + end)
+        lines = LogLines(path)
+        assert len(list(lines)) == 2
+        assert lines.damage in (
+            "bz2: something else follows the compressed data",
+            "bz2: the file ends too early",
+        )
+
+
+NUMBER = st.integers(-3, 300).map(str)
+SIZES = st.lists(NUMBER, min_size=1, max_size=3).map("x".join)
+WORDS = st.sampled_from(
+    ["NCHW", "NHWC", "NCDHW", "FP32", "FP16", "F", "B", "W", "F_g2", "0", "", "\x00", "_g"]
+)
+KEYS = st.one_of(
+    st.just(KEY),
+    st.lists(st.one_of(NUMBER, SIZES, WORDS), min_size=1, max_size=20).map("-".join),
+    st.text(max_size=40),
+)
+TIMES = st.one_of(
+    st.floats().map(str), st.integers().map(str), st.sampled_from(["", "soon", "0x1", "1_0", " 1", "1\r"])
+)
+SOLVER = st.tuples(st.one_of(st.just("ConvAsm1x1U"), st.text(max_size=9)), TIMES).map(
+    lambda two: f"{two[0]}:{two[1]},0,x"
+)
+LINES = st.tuples(KEYS, st.lists(st.one_of(SOLVER, st.text(max_size=20)), max_size=4).map(";".join)).map(
+    "=".join
+)
+
+
+@given(st.lists(LINES, max_size=5))
+def test_any_lines_are_measurements_or_reasons(
+    tmp_path_factory: pytest.TempPathFactory, lines: list[str]
+) -> None:
+    path = tmp_path_factory.mktemp("db") / "gfx906_60.HIP.fdb.txt"
+    path.write_text("\n".join([f"{KEY}={TIMED}", *lines]), encoding="utf-8", errors="replace")
+    measured, rejected = entries(path)
+    assert len(measured) + len(rejected) >= 1 + len([line for line in lines[:-1] if "\n" not in line])
+    assert not [reason for reason in rejected if "reader fault" in reason.reason]
+    for entry in measured:
+        assert entry.trace == canonical_json(json.loads(entry.trace))
+        (secs,) = entry.result.run_secs
+        assert 1e-9 <= secs < 1e9
+
+
+@pytest.mark.skipif(
+    not (DATA / "miopen_find_db").is_dir(), reason="the public databases lie beside the checkout"
+)
+def test_a_real_database_is_read_whole(tmp_path: Path) -> None:
+    real = DATA / "miopen_find_db" / "gfx803_36.HIP.fdb.txt.bz2"
+    head = bz2.decompress(real.read_bytes())[: 1 << 20].rpartition(b"\n")[0]
+    path = find_db(tmp_path, head.decode(), name="gfx803_36.HIP.fdb.txt")
+    measured, rejected = entries(path)
+    assert not rejected
+    assert len({entry.workload.workload.workload_id for entry in measured}) == head.count(b"\n") + 1
+    assert len(measured) > 2 * head.count(b"\n")
