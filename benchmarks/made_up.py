@@ -6,6 +6,7 @@ Nothing is learned from them; they only weigh as much as real ones.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -14,9 +15,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from agents.codec import protocol_to_json
 from agents.records import (
-    RECORD_SCHEMA,
     Candidate,
     DeviceId,
     DeviceKind,
@@ -30,7 +29,7 @@ from agents.records import (
     WorkloadId,
     canonical_json,
 )
-from fleet.store.delta.schema import FILE_SCHEMA
+from fleet.store.delta.schema import FILE_SCHEMA, records_to_table
 
 TARGET = '{"kind":"llvm","num-cores":1}'
 #: Workloads that the made-up records are of.
@@ -38,7 +37,6 @@ WORKLOADS = 50
 _ENVIRONMENT = canonical_json(
     {"made_up": True, "kernel": "6.1", "tvm": "0.27", "versions": {"llvm": "19.1"}, "affinity": [0]}
 )
-_PROTOCOL = canonical_json(protocol_to_json(Protocol()))
 
 
 def _hex(rng: np.random.Generator, rows: int) -> pa.Array:
@@ -48,57 +46,39 @@ def _hex(rng: np.random.Generator, rows: int) -> pa.Array:
     )
 
 
+#: What stands in a trace before each of its numbers, and at its end.
+_TRACE = (
+    '["conv2d_NCHWc.x86",[["tile_ic","sp",[-1,',
+    ']],["tile_oc","sp",[-1,',
+    ']],["tile_ow","sp",[-1,',
+    ']],["unroll_kw","ot",',
+    '],["parallel","ot",',
+    '],["vectorize","ot",',
+)
+_TRACE_END = "]]]"
+
+
 def made_up_rows(rng: np.random.Generator, rows: int) -> pa.Table:
-    """Rows of one device in the columns of a data file."""
-
-    def same(value: Any, kind: pa.DataType) -> pa.Array:
-        return pa.repeat(pa.scalar(value, kind), rows)
-
+    """Rows of one device in the columns of a data file: one record over and over, but for what differs."""
+    candidate = Candidate(workload_id=WorkloadId("0" * 16), trace="", dialect="autotvm")
+    like = records_to_table([record_of(candidate, environment=_ENVIRONMENT)])
     secs = rng.lognormal(-7, 1, size=(rows, 3))
-    knobs = [pa.array(rng.integers(1, 257, rows)).cast(pa.string()) for _ in range(6)]
-    trace = pc.binary_join_element_wise(
-        '["conv2d_NCHWc.x86",[["tile_ic","sp",[-1,',
-        knobs[0],
-        ']],["tile_oc","sp",[-1,',
-        knobs[1],
-        ']],["tile_ow","sp",[-1,',
-        knobs[2],
-        ']],["unroll_kw","ot",',
-        knobs[3],
-        '],["parallel","ot",',
-        knobs[4],
-        '],["vectorize","ot",',
-        knobs[5],
-        "]]]",
-        "",
-    )
-    text = pa.string()
+    numbers = [pa.array(rng.integers(1, 257, rows)).cast(pa.string()) for _ in _TRACE]
+    pieces = itertools.chain.from_iterable(zip(_TRACE, numbers, strict=True))
     workloads = pa.array([f"{number:016x}" for number in range(WORKLOADS)])
     columns: dict[str, pa.Array] = {
         "record_id": _hex(rng, rows),
         "workload_id": workloads.take(pa.array(np.sort(rng.integers(0, WORKLOADS, rows)))),
         "candidate_id": _hex(rng, rows),
-        "outcome": same(Outcome.OK.value, text),
         "latency_secs": pa.array(secs.min(axis=1)),
         "run_secs": _lists(secs),
         "warmup_secs": _lists(secs[:, :1]),
-        "number": same(10, pa.int64()),
-        "build_secs": same(0.1, pa.float64()),
-        "wait_secs": same(0.0, pa.float64()),
         "timing_secs": pa.array(secs.sum(axis=1) * 10),
         "measured_at": pa.array(1.7e9 + np.arange(rows, dtype=np.float64)),
-        "attempt": same(0, pa.int64()),
-        "origin": same("random", text),
-        "model_version": same("", text),
-        "error": same("", text),
-        "environment_id": same("e" * 32, text),
-        "environment": same(_ENVIRONMENT, text),
-        "protocol": same(_PROTOCOL, text),
-        "dialect": same("autotvm", text),
-        "trace": trace,
-        "schema": same(RECORD_SCHEMA, pa.int32()),
-        "quality": same("{}", text),
+        "trace": pc.binary_join_element_wise(*pieces, _TRACE_END, ""),
     }
+    for name in set(FILE_SCHEMA.names) - set(columns):
+        columns[name] = pa.repeat(like.column(name)[0], rows)
     return pa.Table.from_arrays([columns[name] for name in FILE_SCHEMA.names], schema=FILE_SCHEMA)
 
 

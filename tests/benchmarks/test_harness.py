@@ -9,7 +9,7 @@ from typing import Annotated
 
 import pytest
 
-from benchmarks.harness import Figures, Option, benchmark, by_turns, child_json, command_of, working_folder
+from benchmarks.harness import Figures, Option, benchmark, by_turns, command_of
 from benchmarks.tables import cell, interval, markdown_table, page
 from fleet.errors import FleetError
 from transfer.data.intervals import Estimate
@@ -93,15 +93,3 @@ def test_a_page_has_the_figures_of_a_result_and_a_table_of_each_part() -> None:
         *("|  | top1 | by cpu | runs |", "|---|---|---|---|"),
         *("| a | 0.500 [0.250, 1.000] | 0.100 |  |", "| b |  |  | 3 |"),
     ]
-
-
-def test_a_folder_that_is_given_stays(tmp_path: Path) -> None:
-    with working_folder(tmp_path / "a" / "b") as kept, working_folder(beside=tmp_path) as temporary:
-        assert temporary.parent == tmp_path
-    assert kept.is_dir()
-    assert not temporary.exists()
-
-
-def test_a_child_answers_a_question() -> None:
-    program = "import json, sys; print('said'); print(json.dumps([json.load(sys.stdin)]))"
-    assert child_json(["-c", program], question={"a": 1}) == [{"a": 1}]
