@@ -74,7 +74,7 @@ def test_each_poison_is_refused_by_the_store_or_would_stop_who_reads_it(tmp_path
         assert store.append([good]).appended == 1
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=10, deadline=None)
 @given(places=st.sets(st.integers(0, 40)), what=st.sampled_from(sorted(POISON)))
 def test_all_that_are_bad_are_found_and_no_other(places: set[int], what: str) -> None:
     records = make_batch(0, 41)
