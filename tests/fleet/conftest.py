@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -60,3 +61,13 @@ def _trained(snapshot: DatasetSnapshot) -> FleetTLP:
 
     rows = np.arange(len(snapshot.dataset))
     return train(snapshot.dataset, rows, config=TrainConfig(epochs=1, trees=5), seed=0).model
+
+
+@pytest.fixture(scope="module")
+def few_trees() -> Iterator[None]:
+    """Models that are trained in this process have few trees, on which most of a small training is spent."""
+    from transfer.train.config import TrainConfig
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(TrainConfig.__init__.__kwdefaults__, "trees", 50)
+        yield

@@ -120,14 +120,6 @@ def test_evolution_climbs_and_repeats_nothing() -> None:
     assert same.individuals == found.individuals
 
 
-def test_a_space_that_is_used_up_gives_what_it_has() -> None:
-    table, elites = table_of('[[["SampleCategorical",[],[[0,16,64],[0.4,0.3,0.3]],["v1"]]],[[0,1]]]')
-    found = evolve(table, elites, lambda those: np.zeros(len(those)), elites, SMALL, "0")
-    assert sorted(one.genes for one in found.individuals) == [(0,), (2,)]
-    nothing = evolve(table, [], inner_tiles, [*found.individuals, *elites], SMALL, "1")
-    assert len(nothing) == 0
-
-
 def sample(count: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
     """Features, of which two decide, and log speeds."""
     x = np.random.default_rng(seed).normal(size=(count, 12)).astype(np.float32)

@@ -185,6 +185,20 @@ def test_an_agent_that_is_to_conclude_tells_what_it_finished_and_what_it_leaves(
     assert heartbeats[-1].held == ()
 
 
+def test_a_lease_behind_a_long_question_is_at_work(served: Fetcher, gate: threading.Semaphore) -> None:
+    wish = ProposeRequest(request_id="r1", workload=WORKLOAD, count=2, seed=1)
+    served.host.ask([Propose(device_id=AGAIN, incarnation=1, wish=wish), measure_of(1, 0, 1)])
+    lease = lease_of("again", 1).tag
+    for _ in range(1000):  # nothing else would renew it
+        found = [one for one in served.until(Heartbeat) if isinstance(one, Heartbeat) and one.held]
+        if found and found[-1].busy is Activity.BUILDING:
+            break
+    assert (found[-1].held, found[-1].busy, found[-1].done) == ((lease,), Activity.BUILDING, 0)
+    gate.release(2)
+    answers = [one for one in served.until(Results) if isinstance(one, Proposed | Results)]
+    assert [type(one) for one in answers] == [Proposed, Results]
+
+
 def test_a_wish_that_fails_costs_no_other(recorded: Path) -> None:
     class Picky(ReplayWorker):
         def propose(

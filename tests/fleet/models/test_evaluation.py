@@ -24,6 +24,8 @@ from fleet.store.store import Store
 from tests.dataset_fixtures import cpu_device, gmm_candidates, gmm_workload, record_of
 from tests.refresh_fixtures import small_model
 
+pytestmark = pytest.mark.usefixtures("few_trees")
+
 WORKLOADS = [
     gmm_workload("mm0", networks=("bert-tiny",)),
     gmm_workload("mm1", networks=("bert-base",)),

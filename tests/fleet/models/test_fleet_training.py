@@ -19,6 +19,8 @@ from tests.dataset_fixtures import cpu_device, gmm_candidates, gmm_workload, rec
 from transfer.errors import TransferError
 from transfer.model import checkpoint
 
+pytestmark = pytest.mark.usefixtures("few_trees")
+
 
 @pytest.fixture
 def settings(tmp_path: Path) -> FleetConfig:

@@ -32,6 +32,8 @@ from tests.refresh_fixtures import (
 from transfer.model import checkpoint
 from transfer.model.fleet_tlp import FleetTLP
 
+pytestmark = pytest.mark.usefixtures("few_trees")
+
 LEARNT, HELD = (lambda made: (made[:10], made[10:]))(some_workloads(10, 9))
 A = DeviceId("box.a")
 

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
-import numpy as np
 import pytest
-from msgspec.structs import replace
 
 from agents.records import CandidateId, DeviceId, Family
 from fleet.models.registry import Registry
@@ -90,17 +87,6 @@ def test_the_fingerprint_says_whose_head_it_is(shipped: ShippedModel) -> None:
         assert (notes["sources"], notes["likeness"]) == ([like], "fingerprint")
     few = Fingerprint(device_id=TARGET, latency_secs=dict(list(secs_of(0).items())[:2]), tried=6)
     assert shipped.head(SPEC, DESCRIPTOR, few).notes["likeness"] == "hardware"
-
-
-def test_its_trees_are_told_the_hardware_of_the_device(shipped: ShippedModel) -> None:
-    wide = replace(SPEC, target_json=json.dumps({"kind": "llvm", "mcpu": "x86-64-v4"}))
-    narrow = replace(SPEC, target_json=json.dumps({"kind": "llvm", "mcpu": "x86-64-v2"}))
-    heads = [shipped.head(one, DESCRIPTOR).model.hardware for one in (wide, narrow)]
-    mine = [one[f"head:{TARGET}"].values for one in heads]
-    assert not np.array_equal(mine[0].numpy(), mine[1].numpy())
-    # An architecture that it has not seen is said to be so.
-    assert shipped.unlike(DESCRIPTOR) == ""
-    assert "never aarch64" in shipped.unlike(replace(DESCRIPTOR, arch="aarch64"))
 
 
 def test_a_damaged_one_is_refused_with_the_way_out(folder: Path, tmp_path: Path) -> None:

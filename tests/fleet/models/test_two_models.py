@@ -50,6 +50,8 @@ from transfer.model.mtl_tlp import MtlTLP
 from transfer.train import trainers
 from transfer.train.published_procedure import TlpConfig, train_mtl_tlp
 
+pytestmark = pytest.mark.usefixtures("few_trees")
+
 LEARNT, HELD = (lambda made: (made[:6], made[6:]))(some_workloads(6, 8))
 A, B = DEVICES
 

@@ -44,6 +44,8 @@ from tests.dataset_fixtures import cpu_device, gmm_workload, record_of
 from tests.onboarding_fixtures import BROKEN, NEW, SOURCES, TILES, WORKLOADS, candidate, fill, records_of
 from transfer.adapt.maml import Maml
 
+pytestmark = pytest.mark.usefixtures("few_trees")
+
 ROOT = Path(__file__).parents[3]
 
 

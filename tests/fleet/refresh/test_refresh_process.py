@@ -59,6 +59,8 @@ from transfer.adapt.maml import Maml
 from transfer.features.extractor import DEFAULT_SPEC
 from transfer.model import checkpoint
 
+pytestmark = pytest.mark.usefixtures("few_trees")
+
 #: Workloads that are learnt from, then those that judge.
 LEARNT, HELD = (lambda made: (made[:10], made[10:]))(some_workloads(10, 9))
 
@@ -381,7 +383,9 @@ VICTIM = """
 import sys, time
 from dataclasses import replace
 from fleet.refresh import process
+import transfer.train.config
 import transfer.train.training
+transfer.train.config.TrainConfig.__init__.__kwdefaults__["trees"] = 50
 train = transfer.train.training.train
 def wait(report):
     print("kept", report.epoch, flush=True)

@@ -21,18 +21,15 @@ from fleet.planner.time_spent import Clock
 from fleet.tuning.decision_scorer import DecisionScorer
 from fleet.tuning.evolution import Evolution
 from fleet.tuning.search import (
-    PARENTS,
     Search,
     choose,
     end_where_nothing_is_left,
-    expected_trials,
     next_search,
     round_count,
 )
 from fleet.tuning.tuning import choose_searched, network_seconds
 from tests.dataset_fixtures import gmm_trace, gmm_workload, record_of
 from tests.record_fixtures import make_record, make_workload
-from tests.transport_fixtures import candidate_of
 from transfer.search.decisions import DesignTable
 
 
@@ -73,13 +70,6 @@ def test_a_short_search_gives_every_workload_a_schedule_first() -> None:
     assert round_count(light, [light], 100, 100) == 8
 
 
-def test_a_search_of_some_minutes_expects_as_many_candidates_as_its_pace_allows() -> None:
-    assert expected_trials(256, 0, 0.0, 60.0) == 256, "nothing is known of its pace yet"
-    assert expected_trials(248, 8, 4.0, 60.0) == 120
-    assert expected_trials(248, 8, 4.0, math.inf) == 248
-    assert expected_trials(24, 8, 4.0, 60.0) == 24
-
-
 def test_rounds_go_where_time_is_spent_and_leave_where_nothing_falls() -> None:
     searches = [search(1), search(2, uses=9), search(3, uses=2, best=1e-3, rounds=1)]
     assert next_search(searches) is searches[1]
@@ -115,26 +105,6 @@ def test_a_round_holds_the_first_and_some_others(
     at_random = round(min(count, wanted) * exploration)
     assert chosen[: min(count, wanted - at_random)] == ranked[: min(count, wanted - at_random)]
     assert choose(ranked, wanted, exploration, seed) == chosen
-
-
-def test_a_search_keeps_its_best_and_what_it_knows() -> None:
-    one = search(1)
-    old = [ran(number, 1e-3 * (number + 1)) for number in range(PARENTS + 4)]
-    one.know([*old, make_record(90, outcome=Outcome.LOST, run_secs=())])
-    assert (one.before_secs, one.best_secs) == (1e-3, 1e-3)
-    assert one.parents == [record.trace for record in old[:PARENTS]]
-    assert len(one.excluded) == PARENTS + 4, "a lost candidate may be tried"
-
-    found = [ran(80, 5e-4), ran(81, 2e-3), make_record(82, outcome=Outcome.RUN_FAILED, run_secs=())]
-    again = ran(80, 4e-4, attempt=1, origin="confirm")
-    one.learn([candidate_of(record) for record in found], [*found, again])
-    assert (one.tried, one.failed, one.idle_rounds) == (3, 1, 0)
-    assert (one.before_secs, one.best_secs) == (1e-3, 4e-4)
-    assert one.parents[0] == found[0].trace
-    assert one.curve == [(3, 4e-4)]
-    assert {record.candidate_id for record in found} <= one.excluded
-    one.learn([candidate_of(old[3])], [old[3]])
-    assert one.idle_rounds == 1
 
 
 def test_a_workload_ends_when_it_can_gain_no_more_than_chance() -> None:

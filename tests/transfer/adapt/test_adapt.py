@@ -145,20 +145,6 @@ def test_nearest_with_no_sample_takes_the_nearest_hardware(source):
     )
 
 
-def test_multitask_keeps_the_source_heads_or_trains_all_at_once(source):
-    assert adapted_by(MultiTask(), source).model.device_ids == (*source.device_ids, TARGET)
-    assert set(adapted_by(MultiTask(), None).model.device_ids) == set(DATASET.device_ids)
-
-
-def test_scratch_has_the_target_head_only_and_ignores_the_source(source):
-    models = [
-        Scratch().adapt(s, DATASET, TARGET, FEW_SHOT, source_rows=rows, config=QUICK, seed=0).model
-        for s, rows in ((source, SOURCE_ROWS), (None, SOURCE_ROWS[:1]))
-    ]
-    assert models[0].device_ids == (TARGET,)
-    assert same_weights(*models)
-
-
 @pytest.mark.parametrize("strategy", TRAINED, ids=named)
 def test_nothing_measured_on_the_target_is_an_error(strategy, source):
     with pytest.raises(

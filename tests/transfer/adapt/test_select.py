@@ -12,7 +12,6 @@ from transfer.adapt.base import without_device
 from transfer.adapt.sample_choice import Choice
 from transfer.adapt.sample_selection import (
     SELECTORS,
-    Paired,
     selector_named,
 )
 from transfer.errors import TransferError
@@ -65,9 +64,3 @@ def test_latencies_of_the_target_change_nothing(name: str, source: FleetTLP) -> 
 def test_an_unknown_way_names_the_known_ones() -> None:
     with pytest.raises(TransferError, match="paired, search"):
         selector_named("best")
-
-
-def test_eight_of_a_workload_are_taken_before_the_next(source: FleetTLP) -> None:
-    """Expectations and the check need samples that can be compared with each other."""
-    rows = Paired().choose(choice_of(source), 24)
-    assert np.unique(DATASET.group[rows], return_counts=True)[1].tolist() == [8, 8, 8]

@@ -3,7 +3,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from transfer.data.metrics import MEASURES, evaluate_ranking, merge
+from transfer.data.metrics import MEASURES, evaluate_ranking
 
 
 def example() -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -50,14 +50,3 @@ def test_neither_the_order_of_rows_nor_the_level_of_a_workloads_scores_matters()
         # These two take scores for relative speeds.
         if name not in {"rmse", "fast_mse"}:
             assert shifted[name] == pytest.approx(value)
-
-
-def test_merged_parts_may_share_a_workload_which_then_counts_once() -> None:
-    scores, latency, group = example()
-    one = evaluate_ranking(scores, latency, group)
-    other = evaluate_ranking(-scores, latency, group).take(np.array([0]))
-    both = merge([one, other])
-    assert both.groups.tolist() == [0, 2, 3]
-    assert both.counts.tolist() == [3, 2, 1]
-    assert both.top1_by_workload.tolist() == [(1 + 0.25) / 2, 0.25, 1]
-    assert merge([one]).summary() == one.summary()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import numpy as np
 import pytest
@@ -102,16 +102,3 @@ def test_differences_are_paired_and_the_json_is_whole_and_plain() -> None:
     assert set(MEASURES) <= set(device["rankers"]["bad"])
     assert device["differences"]["good less bad"]["tau"][0] > 0
     assert told["seeds"] == [0, 1, 2]
-
-
-def test_a_device_that_one_split_cannot_teach_is_left_out_with_the_reason() -> None:
-    latency = DATASET.latency_secs.copy()
-    latency[GROUP % 3 != 0, DATASET.column("cpu.a")] = np.nan
-    latency[:, DATASET.column("cpu.b")] = np.where(GROUP % 10 == 0, latency[:, 1], np.nan)
-    latency[1::2, DATASET.column("cpu.b")] = np.nan
-    found = compare([Peeker()], replace(DATASET, latency_secs=latency), FOLDS, [0])
-    assert found.device_ids == ("cpu-new",)
-    assert set(found.left_out) == {"cpu.a", "cpu.b"}
-    assert "to learn from" in found.left_out["cpu.a"]
-    with pytest.raises(DatasetError, match="no device can be judged"):
-        compare([Peeker()], replace(DATASET, latency_secs=latency * np.nan), FOLDS, [0])

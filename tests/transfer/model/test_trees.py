@@ -11,7 +11,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.model_fixtures import CONFIG, make_block, make_dataset
-from transfer.adapt.heads import with_target_head
 from transfer.data.ranking import order_agreement
 from transfer.errors import TransferError
 from transfer.features.flat import flat_inputs
@@ -83,18 +82,6 @@ def test_they_are_kept_with_the_model_and_without_them_the_network_stands_alone(
     assert twin.trees is None
     with pytest.raises(ValueError, match="trees must be at least 0"):
         replace(RUN, trees=-1)
-
-
-def test_a_new_head_is_judged_by_its_own_hardware(model: FleetTLP) -> None:
-    source = model.copy()
-    source.drop_head("cpu-new")
-    assert "hardware.head:cpu-new.values" not in source.state_dict()
-    grown = with_target_head(source, DATASET, "cpu-new", seed=0)
-    assert np.array_equal(grown.state_dict()["hardware.head:cpu-new.values"], hardware("cpu-new"))
-    copied = source.copy()
-    copied.add_head("twin", like="cpu.a")
-    block = make_block(20, seed=6)
-    assert np.array_equal(copied.score(block, "twin"), source.score(block, "cpu.a"))
 
 
 def test_damaged_trees_and_other_inputs_are_refused(model: FleetTLP, monkeypatch: pytest.MonkeyPatch) -> None:
