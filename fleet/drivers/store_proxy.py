@@ -1,7 +1,7 @@
 """The store of a running coordinator, as an import inside of a driver writes to it.
 
 Has of `fleet.store.store.Store` what `fleet.interchange.import_logs` needs. The coordinator alone writes
-(`fleet.engine.record_imports`): rows and workloads go to it as files, which are deleted after its answer.
+(`fleet.engine.driver_questions`): rows and workloads go to it as files, which are deleted after its answer.
 """
 
 from __future__ import annotations

@@ -22,9 +22,8 @@ from fleet.engine.notices import Steadiness
 from fleet.engine.record_sink import RecordSink
 from fleet.engine.roster import Roster
 from fleet.engine.set_aside import DeadLetters
-from fleet.planner.context import PlannerContext
 from fleet.planner.imported_candidates import ImportedCandidates
-from fleet.planner.job_planner import JobPlanner
+from fleet.planner.job_planner import JobPlanner, PlannerContext
 from fleet.planner.noise_runs import NoiseRuns
 from fleet.planner.workload_discovery import WorkloadDiscovery, WorkloadModules
 from fleet.requests.desk import RequestDesk

@@ -6,14 +6,17 @@ jobs like others: with leases, logged, stored by the same hands.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 from msgspec.structs import replace
 
-from agents.codec import record_to_json
+from agents.codec import device_from_json, record_to_json, workload_from_json
 from agents.device.messages import (
     AgentGone,
     AgentRefused,
@@ -26,14 +29,14 @@ from agents.device.messages import (
 )
 from agents.errors import AgentError
 from agents.records import REPEATS, Candidate, CandidateId, DeviceId, Record, WorkloadId, as_json_dict
-from agents.trust import is_live
+from agents.trust import IMPORTED, is_live
+from fleet.core import events as ev
 from fleet.core.device_state import USABLE
 from fleet.core.events import DeviceState, JobId, JobState
 from fleet.core.request_words import RequestId
 from fleet.drivers.session import pack_candidate, unpack_candidate
 from fleet.durable import is_full
 from fleet.engine.composition import Composition
-from fleet.engine.record_imports import OPS, change_store
 from fleet.errors import FleetError, StoreFull
 from fleet.planner.batch_plan import cut
 
@@ -42,6 +45,8 @@ _MOST_FAILURES = 2
 #: What is raised by a message that is no question; nothing else of it may end the coordinator.
 MALFORMED = (LookupError, TypeError, ValueError, AttributeError)
 _OUT = frozenset({DeviceState.QUARANTINED, DeviceState.RETIRED, DeviceState.ABSENT})
+#: Questions that need no agent: for the table as it is now, and for a place for what a driver has read.
+_STORE_OPS = frozenset({"flush", "import_workloads", "import_device", "import_rows", "import_end"})
 
 
 @dataclass(slots=True)
@@ -103,7 +108,7 @@ class DriverQuestions:
                 if question.op == "measure":
                     if reason := self._out_of_order(question):
                         self._answer(key, unusable=reason)
-                elif self._parts.disk.may_try or question.op not in OPS:
+                elif self._parts.disk.may_try or question.op not in _STORE_OPS:
                     self._go_on(key, question)
             except MALFORMED as error:
                 self._answer(key, error=f"what was asked cannot be understood: {error!r:.200}")
@@ -156,7 +161,7 @@ class DriverQuestions:
                     self._answer(key, value=[record_to_json(record) for record in question.records])
 
     def _go_on(self, key: str, question: _Question) -> None:
-        if question.op in OPS:
+        if question.op in _STORE_OPS:
             self._change_store(key, question)
         else:
             self._pursue(key, question)
@@ -164,7 +169,7 @@ class DriverQuestions:
     def _change_store(self, key: str, question: _Question) -> None:
         """Bring into the store what was measured or what an import hands on; on a full disk that waits."""
         try:
-            value = change_store(self._parts, question.values)
+            value = _change_store(self._parts, question.values)
         except (FleetError, AgentError, OSError, pa.ArrowInvalid) as error:
             if is_full(error):
                 self._parts.disk.full(error)
@@ -316,3 +321,46 @@ def _parts(candidates: Iterable[Candidate]) -> Iterator[Sequence[Candidate]]:
         groups.setdefault(candidate.origin if candidate.origin in REPEATS else "", []).append(candidate)
     for some in groups.values():
         yield from cut(some)
+
+
+def _change_store(parts: Composition, question: Mapping[str, Any]) -> Any:
+    """Do what a driver asks for that needs no agent.
+
+    Returns:
+        The answer, JSON-ready.
+
+    Raises:
+        StoreFull: No room; what was taken in before stays.
+        StoreError: What came is nothing that the store can keep, or the disk failed.
+    """
+    match question["op"]:
+        case "flush":  # for whoever reads the table
+            parts.store.flush()
+            return True
+        case "import_workloads":
+            lines = Path(question["file"]).read_text().splitlines()
+            return parts.store.put_workloads(workload_from_json(json.loads(line)) for line in lines)
+        case "import_device":
+            return parts.store.put_device(*device_from_json(question["spec"], question["descriptor"]))
+        case "import_rows":
+            return _take_rows(parts, DeviceId(question["of"]), Path(question["file"]))
+        case _:
+            search = parts.imports.search(
+                parts.coverage.workload_ids, parts.store.state.devices_with(IMPORTED)
+            )
+            parts.thread.ask(search, lambda claims: parts.imports.add(claims or {}))
+            return True
+
+
+def _take_rows(parts: Composition, device_id: DeviceId, path: Path) -> dict[str, int]:
+    with pa.memory_map(str(path)) as source:
+        table = pa.ipc.open_file(source).read_all()
+        done = parts.store.append_table(device_id, table)
+        ok = sum(pc.sum(pc.equal(rows.column("outcome"), "ok")).as_py() for rows in done.rows.values())
+    if done.appended:
+        parts.coverage.refresh(device_id)
+    if device_id in parts.roster.specs and done.appended:
+        now = parts.clock()
+        stored = ev.RecordsStored(at_secs=now, device_id=device_id, count=done.appended, ok=ok)
+        parts.event_log.append(stored)
+    return {"appended": done.appended, "duplicates": done.duplicates, "table_version": done.table_version}

@@ -21,8 +21,7 @@ from fleet.core.scheduling import NEW_RECORDS
 from fleet.coverage.coverage import Coverage
 from fleet.planner.batch_plan import BATCH_SIZE
 from fleet.planner.candidate_requests import CandidateRequest, space_of
-from fleet.planner.context import PlannerContext
-from fleet.planner.job_planner import JobPlanner
+from fleet.planner.job_planner import JobPlanner, PlannerContext
 from fleet.planner.job_queues import Queues
 from fleet.planner.noise_runs import NoiseRuns
 from fleet.planner.plan_view import turn_of
