@@ -52,6 +52,7 @@ EXTRAS: dict[str, tuple[str, ...]] = {
     "store": ("store",),
     "training": ("measure", "train"),
     "tvm_sides": ("measure", "train"),
+    "unlike": ("measure", "train"),
 }
 
 

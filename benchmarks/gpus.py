@@ -12,6 +12,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -26,6 +27,8 @@ DATA = Path(__file__).resolve().parents[2] / "shared" / "data" / "kernel_tuner_h
 
 OURS = "search (ours)"
 COUNTS = (0, 8, 32, 64, 256)
+#: Figures of our choice by the measurements before it.
+_BEST = {f"best_at_{count}": place for place, count in enumerate(COUNTS) if count <= 64}
 _GOOD = 0.95
 _RESAMPLES = 2000
 
@@ -97,7 +100,7 @@ def measure(options: Options) -> Figures:
         return {
             "benchmark": "gpus",
             "skipped": f"{options.data} is absent: it lies beside the checkout; or name a folder with --data",
-            **dict.fromkeys(("best_at_32", "best_at_64", "worst_at_64", "evals_to_95_ratio")),
+            **dict.fromkeys((*_BEST, "worst_at_64", "evals_to_95_ratio")),
         }
     began = time.monotonic()
     spaces = find_spaces(options.data)
@@ -147,14 +150,13 @@ def _figures(outcomes: dict[str, Outcomes]) -> dict[str, Any]:
     ours = outcomes[OURS].array()
     if not ours.size:
         return {"skipped": "no space that three devices have measured"}
-    at_32, at_64 = COUNTS.index(32), COUNTS.index(64)
+    at_64 = COUNTS.index(64)
     rivals = [outcomes[name].evaluations() for name in outcomes if name.startswith("Kernel Tuner")]
     needed = outcomes[OURS].evaluations()
     count = ours.shape[1]
     draws = list(np.random.default_rng(0).integers(0, count, (_RESAMPLES, count)))
     values: dict[str, Callable[[NDArray[np.int64]], float]] = {
-        "best_at_32": lambda seeds: ours[:, seeds, at_32].mean(),
-        "best_at_64": lambda seeds: ours[:, seeds, at_64].mean(),
+        **{name: partial(_mean_at, ours, place) for name, place in _BEST.items()},
         "worst_at_64": lambda seeds: ours[:, seeds, at_64].mean(axis=1).min(),
     }
     if rivals:
@@ -171,6 +173,11 @@ def _figures(outcomes: dict[str, Outcomes]) -> dict[str, Any]:
         figures[name] = [float(one) for one in (value(np.arange(count)), low, high)]
     intervals = {name: found[1:] for name, found in figures.items()}
     return {**{name: found[0] for name, found in figures.items()}, "intervals": intervals}
+
+
+def _mean_at(best: NDArray[np.float64], place: int, seeds: NDArray[np.int64]) -> float:
+    """Mean over cases and some seeds of (cases, seeds, counts) at a count."""
+    return float(best[:, seeds, place].mean())
 
 
 def _ratio(rivals: list[NDArray[np.float64]], ours: NDArray[np.float64]) -> float:

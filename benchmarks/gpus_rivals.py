@@ -19,10 +19,21 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.stats import rankdata
 
+from agents.host.gpu_sheets import gpu_sheet
 from benchmarks.gpus_spaces import Floats, Space
 from transfer.adapt.space_search import SpaceSearch
 
-STRATEGIES = ("genetic_algorithm", "simulated_annealing", "pso", "basinhopping", "bayes_opt")
+#: The last three are those of version 1.5 that need the fewest evaluations; a version without one reports so.
+STRATEGIES = (
+    "genetic_algorithm",
+    "simulated_annealing",
+    "pso",
+    "basinhopping",
+    "bayes_opt",
+    "hybrid_vndx",
+    "adaptive_tabu_greywolf",
+    "diff_evo",
+)
 
 #: Arguments: file of a closed cache, strategies, seeds, evaluations. Prints {strategy: [keys in order, ...]}.
 _CHILD = """
@@ -154,6 +165,37 @@ def mean_rank(space: Space, target: int, seed: int) -> Chooser:
     yield from _in_order(np.argsort(np.mean(ranks, axis=0), kind="stable"))
 
 
+def portfolio(space: Space, target: int, seed: int) -> Chooser:
+    """The configurations that are together best over the other GPUs, in the order of their choice.
+
+    The next one is that with which the fastest chosen one of each GPU keeps most speed; behind all that add
+    something go the others by their mean speed.
+    """
+    speed = np.column_stack([space.speed(one) for one in _others(space, target)])
+    reached = np.zeros(speed.shape[1])
+    chosen: list[int] = []
+    while len(chosen) < len(speed):
+        gains = np.maximum(speed, reached).sum(axis=1) - reached.sum()
+        best = int(np.argmax(gains))
+        if gains[best] <= 0:
+            break
+        chosen.append(best)
+        reached = np.maximum(reached, speed[best])
+    rest = np.argsort(-speed.mean(axis=1), kind="stable")
+    yield from _in_order(np.array([*chosen, *rest[~np.isin(rest, chosen)]], dtype=np.int64))
+
+
+def fall_back(space: Space, target: int, seed: int) -> Chooser:
+    """In the mean order of the GPUs of the same architecture; without one of the same maker, else of all."""
+    arches = [gpu_sheet(name).get("arch", "") for name in space.devices]
+    others = _others(space, target)
+    alike = [one for one in others if arches[one] and arches[one] == arches[target]]
+    maker = arches[target].rstrip("0123456789abcdef")
+    alike = alike or [one for one in others if maker and arches[one].startswith(maker)] or others
+    means = np.mean([_relative(space.secs[:, one]) for one in alike], axis=0)
+    yield from _in_order(np.argsort(means, kind="stable"))
+
+
 def change_of_label(space: Space, target: int, seed: int) -> Chooser:
     """XGBoost on the change of the label from one GPU to another, averaged over the GPUs to start from."""
     others = _others(space, target)
@@ -193,6 +235,8 @@ CHOOSERS: dict[str, Callable[[Space, int, int], Chooser]] = {
     "random": random_order,
     "nearest GPU": nearest_gpu,
     "mean rank": mean_rank,
+    "portfolio": portfolio,
+    "fall back": fall_back,
     "XGBoost change of label": change_of_label,
 }
 

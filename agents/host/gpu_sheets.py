@@ -14,10 +14,10 @@ from functools import cache
 # compute units, boost clock (MHz), memory bandwidth (GB/s), memory (GiB), L2 (MiB), shared memory of a unit
 # (KiB), vector registers of a unit (KiB), threads of a warp or wavefront, peak of 32-bit floats without
 # matrix units (TFLOP/s); title of the document that publishes the numbers. Rows of A100 (40 GB), A4000, A10,
-# A40, T4, MI250X, RX 480, MI50 and MI60 were compared with independent lists of specifications, the others not
-# yet. An Instinct MI250X is two devices to a program: its row describes one of them, half of the sheet's
-# numbers. Rows of AMD also fit what MIOpen names its databases after: architecture, and what the driver counts,
-# which for RDNA are pairs of compute units.
+# A40, T4, MI250X, RX 480, MI50 and MI60 were compared with independent lists of specifications, the others
+# not yet. An Instinct MI250X is two devices to a program: its row describes one of them, half of the sheet's
+# numbers. Rows of AMD also fit what MIOpen names its databases after: architecture, and what the driver
+# counts, which for RDNA are pairs of compute units.
 _TABLE = r"""
 p100 ; sm_60 56 1303 732 16 4 64 256 32 9.3 ; NVIDIA Tesla P100 GPU Accelerator data sheet
 v100.*pcie ; sm_70 80 1380 900 16 6 96 256 32 14 ; NVIDIA V100 Tensor Core GPU data sheet

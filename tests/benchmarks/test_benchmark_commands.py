@@ -168,7 +168,9 @@ def test_a_little_gives_the_keys(
 
 
 def test_there_are_commands() -> None:
-    assert {"gpus", "imports", "onboarding", "learning", "chaos", "hostile", "scale"} <= set(COMMANDS)
+    assert {"gpus", "imports", "onboarding", "learning", "chaos", "hostile", "scale", "unlike"} <= set(
+        COMMANDS
+    )
     assert sorted(EXTRAS) == RUNNABLE
 
 

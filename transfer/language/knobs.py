@@ -9,7 +9,7 @@ becomes what its name says, in the words of the other dialects:
 | threads, elements along an axis (`block_size_x`, `tile_size_x`, `BLOCK_M`) | SP: threads, elements of each |
 | unrolling | PR `auto_unroll_max_step` |
 | width of vectors | AN `vectorize` |
-| a switch, or a word | AN named after knob and state |
+| a switch, or a word | AN named after knob and state; of a word in parts (`ConvAsm1x1U`) also one a part |
 | any other number | AN named after the knob, with the number |
 
 Derived numbers come first: threads of a block, elements of a thread, elements of a tile, bytes of shared
@@ -37,6 +37,8 @@ MAX_VALUES = 256
 #: Characters of a name, and of a word, at most.
 MAX_NAME = 128
 MAX_WORD = 512
+#: Parts of one word that are read.
+_MOST_PARTS = 16
 #: Levels of lists in one knob's value at most; Helion has two.
 _LEVELS = 4
 
@@ -62,6 +64,9 @@ _BLOCK_TILES = re.compile(r"block_sizes\[(\d)\]")
 _ALL_THREADS = re.compile(r"block_?(?:size|dim)|num_threads|threads(?:_per_block)?|workgroup_size")
 _UNROLL = re.compile(r".*unroll.*")
 _VECTOR = re.compile(r"vec(?:tor)?_?(?:width|size|length)?_?[a-z]?|vw[mn]")
+#: A word that is made of parts, and the parts: algorithms of one family share some.
+_COMPOUND = re.compile(r"[a-z0-9][A-Z]")
+_PART = re.compile(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])|[0-9]+(?:x[0-9]+)*")
 _SHARED_BYTES = re.compile(r"(?:dynamic_)?(?:sh(?:ared)?_?mem(?:ory)?|smem|lds)(?:_(?:size|bytes))?")
 
 
@@ -204,7 +209,7 @@ def _read(knobs: Mapping[str, Any], problem: tuple[int, ...], element_bytes: int
         role, axis = _meaning(name)
         number = value if type(value) is int and value >= 0 else None
         if number is None or not role:
-            steps.append(_plain(name, value))
+            steps += _plain(name, value)
         elif axis:
             {"threads": threads, "elements": elements, "tile": tiles}[role][axis] = max(1, number)
         elif role == "unroll":
@@ -213,7 +218,7 @@ def _read(knobs: Mapping[str, Any], problem: tuple[int, ...], element_bytes: int
             steps.append(Primitive(Kind.AN, (-1, number), (name, Role.TILED.value, "vectorize")))
         else:
             counts[role] = number
-            steps.append(_plain(name, value))
+            steps += _plain(name, value)
     splits = [
         _split(axis, problem, (threads.get(axis, 1), elements.get(axis, 1)))
         for axis in sorted(threads.keys() | elements.keys(), key=_AXES.__getitem__)
@@ -247,11 +252,14 @@ def _split(axis: str, problem: tuple[int, ...], factors: tuple[int, ...]) -> Pri
     return Primitive(Kind.SP, (position, extent, *factors), ("", Role.TILED.value, detail))
 
 
-def _plain(name: str, value: Any) -> Primitive:
-    """A knob as name and number; switches and words are told by their names."""
+def _plain(name: str, value: Any) -> list[Primitive]:
+    """A knob as name and number; switches and words are told by their names, parts of a word by theirs."""
     if type(value) is bool or value in (0, 1) or not isinstance(value, int | float):
-        return Primitive(Kind.AN, (-1, 1), (f"{name}={value}", "", "none"))
-    return Primitive(Kind.AN, (-1, round(value)), (name, "", "none"))
+        words = [f"{name}={value}"]
+        if isinstance(value, str) and _COMPOUND.search(value):
+            words += [f"{name}~{part}" for part in dict.fromkeys(_PART.findall(value)[:_MOST_PARTS])]
+        return [Primitive(Kind.AN, (-1, 1), (word, "", "none")) for word in words]
+    return [Primitive(Kind.AN, (-1, round(value)), (name, "", "none"))]
 
 
 def _shared_bytes(

@@ -73,6 +73,19 @@ AN -1 1 | use_padding=0 none | -1
 AN -1 2 | vector_width tiled vectorize | -1
 AN -1 3 | warps[0] none | -1
 AN -1 1 | warps[1]=None none | -1
+
+# A word of several parts says what it shares with others.
+null
+{"solver": "ConvBinWinogradRxSf2x3g1"}
+AN -1 1 | solver=ConvBinWinogradRxSf2x3g1 none | -1
+AN -1 1 | solver~Conv none | -1
+AN -1 1 | solver~Bin none | -1
+AN -1 1 | solver~Winograd none | -1
+AN -1 1 | solver~Rx none | -1
+AN -1 1 | solver~Sf none | -1
+AN -1 1 | solver~2x3 none | -1
+AN -1 1 | solver~g none | -1
+AN -1 1 | solver~1 none | -1
 """
 
 

@@ -1,0 +1,288 @@
+"""Solvers for unlike GPUs: what a few samples of a new one are worth: `python -m benchmarks.unlike --json`.
+
+MIOpen's find databases tell which solvers of a convolution were timed on seven AMD GPUs of seven years. Each
+GPU is left out in turn. *device new*: the judged problems are known on the others. *both new*: their
+convolutions are held out there, too. A way of choosing sees k samples of the new GPU, of other convolutions,
+whole problems at a time. `kept` is the speed of its choice over the fastest solver that was timed there, mean
+over problems, seeds and GPUs; `right` is the share of problems with the fastest one. Only solvers that were
+timed on the GPU can be chosen and judged. Intervals are of 90 %, paired, over problems within each GPU.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections import defaultdict
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from benchmarks.harness import Figures, Option, benchmark
+from benchmarks.unlike_data import FindData, read_databases
+from benchmarks.unlike_pictures import write_pictures
+from benchmarks.unlike_ways import OURS, SIMPLE, WAYS, WITHOUT_SAMPLES, Pool, View, first_of
+from transfer.adapt.base import Regime
+from transfer.features.flat import flat_inputs
+from transfer.model.trees import Trees, pack, tree_inputs
+from transfer.train.tree_fit import grow
+
+DATA = Path(__file__).resolve().parents[2] / "shared" / "data" / "miopen_find_db"
+
+Floats = NDArray[np.float64]
+Rows = NDArray[np.int64]
+
+#: Share of the convolutions that are judged.
+_HELD = 4
+_REGIMES = (Regime.DEVICE_NEW, Regime.BOTH_NEW)
+_RESAMPLES = 1000
+_LEAST_WEIGHT, _SLOWEST = 0.1, 12.0
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """How much is run."""
+
+    quick: Annotated[bool, Option("a sixteenth of the problems, two seeds")] = False
+    data: Annotated[Path, Option("folder of find databases")] = DATA
+    one_in: Annotated[int, Option("take one convolution in so many", least=1, quick=256)] = 16
+    samples: Annotated[tuple[int, ...], Option("numbers of samples (k)", quick=(0, 64))] = (
+        0,
+        16,
+        64,
+        256,
+        1024,
+    )
+    seeds: Annotated[int, Option("draws of the samples", least=1, quick=2)] = 5
+    trees: Annotated[int, Option("trees that the sources teach", least=1, quick=30)] = 200
+    learnt: Annotated[int, Option("measurements of the sources that teach trees", least=100, quick=5000)] = (
+        40000
+    )
+    judged: Annotated[int, Option("most problems of a GPU that are judged", least=10, quick=200)] = 1000
+    ways: Annotated[tuple[str, ...], Option("only these", choices=list(WAYS))] = tuple(WAYS)
+    pictures: Annotated[Path | None, Option("write the two pictures into this folder")] = None
+
+
+#: What a way reached: (problems,) by seed, for each regime, GPU, way and k.
+Reached = dict[tuple[Regime, str, str, int], list[tuple[Floats, Floats]]]
+
+
+def measure(options: Options) -> Figures:
+    """Run everything, where the databases are there."""
+    if not options.data.is_dir():
+        return {
+            "benchmark": "unlike",
+            "skipped": f"{options.data} is absent: it lies beside the checkout; or name a folder with --data",
+        }
+    began = time.monotonic()
+    data = read_databases(options.data, options.one_in)
+    flat = flat_inputs(data.dataset.features, data.dataset.spec.category_sizes)
+    flat = flat[:, flat.min(axis=0) < flat.max(axis=0)]
+    reached: Reached = defaultdict(list)
+    is_held = (data.convolution // 65536 % _HELD == 0)[data.dataset.group]
+    for target, device_id in enumerate(data.dataset.device_ids):
+        print(f"{device_id} left out, {time.monotonic() - began:.0f} s", file=sys.stderr)
+        trees, learnt = _source_trees(data, flat, target, ~is_held, options)
+        for regime in _REGIMES:
+            pool, free = _pool(data, flat, target, regime, is_held, (trees, learnt), options)
+            for k in options.samples:
+                # Without a sample there is nothing to draw.
+                for seed in range(options.seeds if k else 1):
+                    view = View(pool, _samples(data, free, k, seed), seed)
+                    for name in options.ways:
+                        earlier = reached.get((regime, device_id, name, options.samples[0]))
+                        if earlier and name in WITHOUT_SAMPLES:
+                            reached[regime, device_id, name, k] = earlier
+                        else:
+                            reached[regime, device_id, name, k].append(_judged(view, WAYS[name](view)))
+    figures = {
+        "benchmark": "unlike",
+        "quick": options.quick,
+        **_figures(reached, options),
+        "devices": {
+            device_id: int(np.isfinite(data.dataset.latency_secs[:, column]).sum())
+            for column, device_id in enumerate(data.dataset.device_ids)
+        },
+        "likeness": likeness(data),
+        "table": _table(reached, options),
+        "secs": time.monotonic() - began,
+    }
+    if options.pictures is not None:
+        write_pictures(options.pictures, figures, options.ways)
+    return figures
+
+
+def _pool(
+    data: FindData,
+    flat: NDArray[np.float32],
+    target: int,
+    regime: Regime,
+    is_held: NDArray[np.bool_],
+    taught: tuple[Trees, Rows],
+    options: Options,
+) -> tuple[Pool, Rows]:
+    """What all ways share, and the rows that the target may measure."""
+    dataset = data.dataset
+    known = np.isfinite(dataset.latency_secs)
+    visible = known.copy()
+    visible[:, target] = False
+    several = _has_several(known[:, target], dataset.group)
+    judged = np.flatnonzero(is_held & several)
+    if regime is Regime.DEVICE_NEW:
+        judged = judged[_has_several(visible.any(axis=1) & known[:, target], dataset.group)[judged]]
+    else:
+        visible[is_held] = False
+    problems = np.random.default_rng(target).permutation(np.unique(dataset.group[judged]))[: options.judged]
+    judged = judged[np.isin(dataset.group[judged], problems)]
+    pool = Pool(data, target, visible, flat, *taught, judged, options.trees)
+    return pool, np.flatnonzero(~is_held & several)
+
+
+def _has_several(measured: NDArray[np.bool_], group: NDArray[np.int32]) -> NDArray[np.bool_]:
+    """(N,) measured rows of problems with two of them at least."""
+    return np.asarray(measured & (np.bincount(group[measured], minlength=int(group.max()) + 1)[group] > 1))
+
+
+def _source_trees(
+    data: FindData, flat: NDArray[np.float32], target: int, may_learn: NDArray[np.bool_], options: Options
+) -> tuple[Trees, Rows]:
+    """Trees of what sources measured: logarithm of the relative speed less its mean over the problem.
+
+    Returns:
+        The trees, and the rows that they were taught.
+    """
+    dataset = data.dataset
+    visible = np.isfinite(dataset.latency_secs) & may_learn[:, None]
+    visible[:, target] = False
+    rows, columns = np.nonzero(visible)
+    if len(rows) > options.learnt:
+        chosen = np.sort(np.random.default_rng(target).permutation(len(rows))[: options.learnt])
+        rows, columns = rows[chosen], columns[chosen]
+    secs = np.log(dataset.latency_secs[rows, columns])
+    place = dataset.group[rows] * np.int64(len(dataset.device_ids)) + columns
+    _, place = np.unique(place, return_inverse=True)
+    least = np.full(int(place.max()) + 1, np.inf)
+    np.fmin.at(least, place, secs)
+    speed = -np.minimum(secs - least[place], np.log(_SLOWEST))
+    mean = np.bincount(place, speed) / np.bincount(place)
+    x = tree_inputs(flat[rows], dataset.hardware[columns])
+    weight = np.maximum(np.exp(speed), _LEAST_WEIGHT)
+    raw = grow(x, speed - mean[place], weight, count=options.trees, seed=0)
+    return Trees(pack(raw)), np.unique(rows)
+
+
+def _samples(data: FindData, free: Rows, k: int, seed: int) -> Rows:
+    """At most k rows, of whole problems in random order."""
+    group = data.dataset.group[free]
+    problems, sizes = np.unique(group, return_counts=True)
+    order = np.random.default_rng(seed).permutation(len(problems))
+    taken = problems[order[np.cumsum(sizes[order]) <= k]]
+    return np.asarray(free[np.isin(group, taken)])
+
+
+def _judged(view: View, cost: Floats) -> tuple[Floats, Floats]:
+    """(problems,) speed that is kept, and whether the fastest was chosen."""
+    rows, dataset = view.pool.judged, view.data.dataset
+    secs, group = dataset.latency_secs[rows, view.pool.target], dataset.group[rows]
+    chosen, fastest = secs[first_of(cost, group)], secs[first_of(secs, group)]
+    return fastest / chosen, (chosen <= fastest).astype(np.float64)
+
+
+def likeness(data: FindData) -> dict[str, dict[str, dict[str, float]]]:
+    """How alike two GPUs are: what the winner of the one keeps on the other, of solvers timed on both.
+
+    Only problems with three such solvers count.
+    """
+    dataset, found = data.dataset, defaultdict[str, dict[str, dict[str, float]]](dict)
+    known = np.isfinite(dataset.latency_secs)
+    for place, source in enumerate(dataset.device_ids):
+        for other, target in enumerate(dataset.device_ids):
+            both = np.flatnonzero(known[:, place] & known[:, other])
+            both = both[
+                np.bincount(dataset.group[both], minlength=len(dataset.workload_ids))[dataset.group[both]] > 2
+            ]
+            if place == other or not len(both):
+                continue
+            secs, group = dataset.latency_secs[both], dataset.group[both]
+            chosen = secs[first_of(secs[:, place], group), other]
+            fastest = secs[first_of(secs[:, other], group), other]
+            found[source][target] = {
+                "kept": float((fastest / chosen).mean()),
+                "same_winner": float((chosen <= fastest).mean()),
+                "problems": len(chosen),
+            }
+    return dict(found)
+
+
+def _figures(reached: Reached, options: Options) -> dict[str, Any]:
+    """Ours beside the best simple answer at each k, paired."""
+    found: dict[str, Any] = {}
+    simple = [name for name in options.ways if name in SIMPLE]
+    if OURS not in options.ways or not simple:
+        return found
+    for regime in _REGIMES:
+        for k in options.samples:
+            means = {name: _mean(reached, regime, name, k) for name in simple}
+            best = max(means, key=means.__getitem__)
+            name = f"{regime.value.replace('-', '_')}_k{k}"
+            found[f"{name}_kept"] = _mean(reached, regime, OURS, k)
+            found[f"{name}_best_simple"] = {best: means[best]}
+            found[f"{name}_gain"] = gain(reached, regime, k, OURS, best)
+    return found
+
+
+def _mean(reached: Reached, regime: Regime, name: str, k: int, part: int = 0) -> float:
+    """Mean over GPUs of the mean over problems and seeds."""
+    return float(
+        np.mean(
+            [
+                np.mean([seed[part] for seed in several])
+                for (one, _, way, count), several in reached.items()
+                if (one, way, count) == (regime, name, k)
+            ]
+        )
+    )
+
+
+def gain(reached: Reached, regime: Regime, k: int, name: str, other: str) -> list[float]:
+    """Difference of the kept speed of two ways, and its 90 % interval over problems within each GPU."""
+    random = np.random.default_rng(0)
+    draws, value = np.zeros(_RESAMPLES), []
+    devices = [device for one, device, way, count in reached if (one, way, count) == (regime, name, k)]
+    for device in devices:
+        apart = np.mean([seed[0] for seed in reached[regime, device, name, k]], axis=0)
+        apart -= np.mean([seed[0] for seed in reached[regime, device, other, k]], axis=0)
+        value.append(apart.mean())
+        counts = random.multinomial(len(apart), np.full(len(apart), 1 / len(apart)), size=_RESAMPLES)
+        draws += counts @ apart / len(apart) / len(devices)
+    low, high = np.quantile(draws, [0.05, 0.95])
+    return [float(np.mean(value)), float(low), float(high)]
+
+
+def _table(reached: Reached, options: Options) -> dict[str, Any]:
+    devices = list(dict.fromkeys(device for _, device, _, _ in reached))
+    return {
+        regime.value: {
+            name: {
+                "kept": {str(k): _mean(reached, regime, name, k) for k in options.samples},
+                "right": {str(k): _mean(reached, regime, name, k, 1) for k in options.samples},
+                "by_device": {
+                    device: {
+                        str(k): float(np.mean([seed[0] for seed in reached[regime, device, name, k]]))
+                        for k in options.samples
+                    }
+                    for device in devices
+                },
+            }
+            for name in options.ways
+        }
+        for regime in _REGIMES
+    }
+
+
+main = benchmark("unlike", __doc__, Options, measure)
+
+if __name__ == "__main__":
+    main()
