@@ -57,7 +57,7 @@ class ShippedHeads:
     """
 
     def __init__(self, registry: Registry, store: StoreReader, *, enabled: bool = True) -> None:
-        self.registry, self._store, self._enabled = registry, store, enabled
+        self.registry, self.store, self._enabled = registry, store, enabled
         self._models: dict[Family, ShippedModel | ShippedModelError] = {}
         self._heads: dict[DeviceId, ShippedHead] = {}
 
@@ -71,7 +71,7 @@ class ShippedHeads:
         Raises:
             ShippedModelError: The shipped model is damaged, or of another release.
         """
-        entry = self._store.devices().get(device_id)
+        entry = self.store.devices().get(device_id)
         if entry is None or entry.descriptor is None or not self._enabled or not is_servable(entry.spec):
             return None
         if device_id in self._heads and fingerprint is None:
@@ -191,7 +191,7 @@ class ShippedHeads:
         programs = {
             CandidateId(program) for device in shipped.devices.values() for program in device.fingerprint
         }
-        records = self._store.records(device_id=device_id)
+        records = self.store.records(device_id=device_id)
         fingerprint = from_records(device_id, records, programs)
         return fingerprint if fingerprint.latency_secs else None
 

@@ -16,11 +16,11 @@ import numpy as np
 from agents.records import canonical_json, content_hash
 from fleet.errors import FleetError
 from fleet.models.judge import Judge, publish_if_better, verdicts_as_json
-from fleet.models.judged_rows import JudgedRows
 from fleet.models.promotion import DeviceDecision
 from fleet.models.registry import Registry
 from fleet.models.shipped_heads import ShippedHeads, boosting_provenance, serve_unserved
 from fleet.models.shipped_model import ShippedModel
+from fleet.models.training_rows import JudgedRows
 from fleet.models.versions import (
     DatasetSnapshot,
     learnable,
@@ -107,13 +107,9 @@ def train_version(
         serve_unserved(shipped, heads)
     # As a refresh judges: on what no model chose, and beyond noise.
     judge = Judge(
-        registry=registry,
-        reader=reader,
-        snapshot=snapshot,
-        not_ranked=judged.not_ranked(dataset),
-        steady=judged.steady(dataset),
-        floors=judged.floors,
         shipped=shipped,
+        snapshot=snapshot,
+        judged=judged,
         trained=provenance["trained_workloads"],
         inherited=frozenset() if box is None else box.trained_workloads,
     )

@@ -16,8 +16,7 @@ from numpy.typing import NDArray
 from agents.records import Descriptor, DeviceId, DeviceSpec, Family, Workload, WorkloadId
 from fleet.errors import FleetError, StoreError
 from fleet.models.holdout import RULE, SHARE, held_out
-from fleet.models.judged_rows import JudgedRows
-from fleet.models.training_rows import counting_rows
+from fleet.models.training_rows import JudgedRows, counting_rows
 from fleet.store.reader import StoreReader
 
 if TYPE_CHECKING:

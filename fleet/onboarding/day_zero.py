@@ -34,7 +34,6 @@ from fleet.onboarding.head_version import (
     serving_of,
     with_columns,
 )
-from fleet.onboarding.judgement import SampleJudge
 from fleet.planner.collect import Collection
 from fleet.planner.selection import choose_workloads, none_fits
 from fleet.planner.settings import CollectSettings, Display
@@ -244,11 +243,10 @@ def _adapted(
     )
     strategy = strategy_for(settings.onboarding.strategy, Regime.BOTH_NEW, is_alone=True)
     with clock.part("adapt"):
-        judge = SampleJudge(registry=heads.registry, store=store, shipped=heads)
         adapted, version = adapt_version(
             onboarding,
             snapshot,
-            judge,
+            heads,
             strategy,
             earlier=earlier_environment(store, target, environment_id),
             since=environment_since(store, target, environment_id),

@@ -28,6 +28,7 @@ from agents.trust import is_live
 from fleet.drivers.session import EngineSession
 from fleet.errors import FleetError
 from fleet.models.onboarding_curves import CURVES, history, remember
+from fleet.models.opponents import origin_of
 from fleet.models.registry import Registry
 from fleet.models.shipped_heads import ShippedHeads, is_servable
 from fleet.models.shipped_model import ShippedModelError, first_figures
@@ -56,7 +57,6 @@ from fleet.onboarding.head_version import (
     with_target,
     without_head,
 )
-from fleet.onboarding.judgement import SampleJudge, origin_of
 from fleet.onboarding.text import WHY_FEWER
 from fleet.planner.collect import Collection
 from fleet.planner.settings import CollectSettings, Display
@@ -122,8 +122,9 @@ def onboard_device(
     with clock.part("adapt"):
         store = engine.store()
         since = environment_since(store, target, arrival.environment_id)
-        judge = SampleJudge(registry=registry, store=store, shipped=arrival.shipped)
-        adapted, version = adapt_version(onboarding, snapshot, judge, strategy, earlier=earlier, since=since)
+        adapted, version = adapt_version(
+            onboarding, snapshot, arrival.shipped, strategy, earlier=earlier, since=since
+        )
     serving = serving_of(registry, target, version)
     if serving["served_by"] == version:
         engine.published(version, [target])

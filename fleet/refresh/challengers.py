@@ -16,6 +16,7 @@ import numpy as np
 
 from agents.records import content_hash
 from fleet.models.training import divide
+from fleet.models.versions import manifest_of
 from fleet.refresh.data import RefreshData
 from fleet.refresh.request import EPOCHS, RefreshRequest, warm_epochs
 
@@ -65,14 +66,10 @@ def challenger(
             return Challenger(model=model, about=manifest["about"], run=run)
         shutil.rmtree(kept)
     trained = train_model(way, _task(request, run, base, rows, heads, data))
-    dataset = data.snapshot.dataset
     about = {
-        "candidates": len(dataset),
-        "workloads": len(dataset.workload_ids),
-        "devices": list(heads),
-        "seed": request.seed,
-        "train": dict(trained.config),
-        "train_secs": trained.seconds,
+        **manifest_of(
+            data.snapshot, seed=request.seed, config=trained.config, seconds=trained.seconds, sources=heads
+        ),
         "epochs_done": trained.epochs_done,
         "best_epoch": trained.best_epoch,
         "resumed_epochs": trained.resumed_epochs,

@@ -18,7 +18,7 @@ from agents.records import DeviceId, Family, ModelRef
 from fleet.errors import FleetError
 from fleet.models.freshness import Freshness, Look, look, window
 from fleet.models.head_scores import HeadCache
-from fleet.models.judge import head_standing
+from fleet.models.opponents import head_standing
 from fleet.models.registry import PinnedError, Registry, ReplacedError
 from fleet.models.registry_file import Champion, RegistryError
 from fleet.models.standings import LEAST_RANKED, Standing
@@ -81,6 +81,8 @@ class _Looks:
         self._heads = HeadCache(registry)
         self._fresh_from = {device_id: self._cutoff(champion) for device_id, champion in champions.items()}
         self._data = self._read(reader) if champions else None
+        #: (N, D) measurements that may judge.
+        self._may = None if self._data is None else self._data.judged.not_ranked(self._data.snapshot.dataset)
 
     def _cutoff(self, champion: Champion) -> float:
         """Unix seconds from which no record has taught this champion anything, nor the one before it.
@@ -136,12 +138,12 @@ class _Looks:
 
     def _window(self, device_id: DeviceId) -> np.ndarray:
         """Rows of the dataset that make the window of a device."""
-        if self._data is None or device_id not in self._data.snapshot.dataset.device_ids:
+        if self._data is None or self._may is None or device_id not in self._data.snapshot.dataset.device_ids:
             return np.zeros(0, dtype=np.int64)
         dataset = self._data.snapshot.dataset
         column = dataset.column(device_id)
         at = self._data.measured_at[:, column]
-        fresh = np.isfinite(dataset.latency_secs[:, column]) & self._data.not_ranked[:, column]
+        fresh = np.isfinite(dataset.latency_secs[:, column]) & self._may[:, column]
         rows = np.flatnonzero(fresh & (at > self._fresh_from[device_id]))
         chosen: np.ndarray = rows[window(at[rows], dataset.group[rows], LEAST_RANKED)]
         return chosen
@@ -150,7 +152,7 @@ class _Looks:
         head = self._head(version, device_id)
         if head is None or self._data is None:
             return None
-        floor = self._data.floors.get(device_id, 0.0)
+        floor = self._data.judged.floors.get(device_id, 0.0)
         return head_standing(head, self._data.snapshot.dataset, rows, floor)
 
     def _head(self, version: str, device_id: DeviceId) -> Adapted | None:

@@ -101,7 +101,13 @@ def run_refresh(request: RefreshRequest) -> dict[str, Any]:
     inherited = training_workloads(reader, manifest_of_base) if plan.base else frozenset[WorkloadId]()
     provenance = training_provenance(dataset, rows, heads, _last(data), holds_out=bool(held))
     seen = inherited if box is None else inherited | box.trained_workloads
-    judge = _judge(shipped, reader, data, provenance["trained_workloads"], seen)
+    judge = Judge(
+        shipped=shipped,
+        snapshot=data.snapshot,
+        judged=data.judged,
+        trained=provenance["trained_workloads"],
+        inherited=seen,
+    )
     verdicts = judge.verdicts([each.model for each in challengers_by_way.values()], heads)
     provenance |= {
         "table_version": plan.table_version,
@@ -176,27 +182,6 @@ def _challengers(
     return {
         way: challenger(way, request, plan.run, start, rows, heads, data) for way, start in starts.items()
     }
-
-
-def _judge(
-    shipped: ShippedHeads,
-    reader: StoreReader,
-    data: RefreshData,
-    trained: Sequence[WorkloadId],
-    inherited: frozenset[WorkloadId],
-) -> Judge:
-    """The judge of challengers that learnt from `trained`, and went on from what learnt from `inherited`."""
-    return Judge(
-        registry=shipped.registry,
-        reader=reader,
-        snapshot=data.snapshot,
-        not_ranked=data.not_ranked,
-        steady=data.steady,
-        floors=data.floors,
-        shipped=shipped,
-        trained=trained,
-        inherited=inherited,
-    )
 
 
 def run_start(request: RefreshRequest) -> dict[str, Any]:

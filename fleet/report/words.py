@@ -69,6 +69,11 @@ class Rival(NamedTuple):
     interval: Sequence[float] | None
     verdict: WarmStartVerdict
 
+    @property
+    def stands(self) -> str:
+        """How the warm start stands against it."""
+        return f"{self.verdict.words} {self.name}"
+
 
 def is_finite(number: float | None) -> TypeGuard[float]:
     """Whether there is a finite number."""
@@ -121,14 +126,10 @@ def verdict_title(onboarding: Document) -> str:
     scratch, *others = rivals(onboarding)
     if scratch.verdict is WarmStartVerdict.NOT_MEASURED:
         return "The warm start was not compared with training from scratch"
-    said = [_against(rival) for rival in (scratch, *others)]
+    said = [rival.stands for rival in (scratch, *others)]
     if others and others[0].verdict is scratch.verdict:
         said[1] = others[0].name
     return f"The warm start is {' and '.join(said)}"
-
-
-def _against(rival: Rival) -> str:
-    return f"{rival.verdict.words} {rival.name}"
 
 
 def verdict_text(onboarding: Document) -> str:
@@ -142,7 +143,7 @@ def verdict_text(onboarding: Document) -> str:
         sum(difference == 0 for difference in differences),
     )
     text = (
-        f"The warm start is {_against(scratch)}: top-1 {signed(scratch.difference)} "
+        f"The warm start is {scratch.stands}: top-1 {signed(scratch.difference)} "
         f"with {counted(onboarding['samples'], 'sample')}{interval_words(scratch.interval)}."
     )
     if differences:
@@ -193,19 +194,19 @@ def headline(report: Document) -> tuple[str, str, str]:
 
 def _measured(report: Document) -> str:
     devices = report["devices"]
-    if not devices:
-        return "Nothing was measured."
     records, failed = (sum(device[key] for device in devices.values()) for key in ("records", "failed"))
-    places = f" of {counted(len(report['workloads']), 'workload')}" if report["workloads"] else ""
     failures = f"{failed:,} failed" if failed else "none failed"
-    text = f"Took {counted(records, 'measurement')}{places} on {counted(len(devices), 'device')}; {failures}."
+    text = (
+        f"Took {counted(records, 'measurement')} of {counted(len(report['workloads']), 'workload')} on "
+        f"{counted(len(devices), 'device')}; {failures}."
+    )
     changes = {name: device["remeasure_median_change"] for name, device in devices.items()}
     if steady := {name: change for name, change in changes.items() if is_finite(change)}:
         worst = max(steady, key=lambda name: steady[name])
         change = percent(steady[worst])
         text += f" Measuring again changes a latency by {change} at most (median, {label(worst)})."
     pairs, disturbed = (
-        {name: device.get(f"remeasured_{key}", 0) for name, device in devices.items()}
+        {name: device[f"remeasured_{key}"] for name, device in devices.items()}
         for key in ("pairs", "disturbed")
     )
     if any(disturbed.values()) and disturbed == pairs:
@@ -218,11 +219,9 @@ def _measured(report: Document) -> str:
 
 def _learned(report: Document) -> str:
     model = report["model"]
-    if model is None:
-        return "No model was trained."
     values = [value for value in model["top1"].values() if is_finite(value)]
-    text = f"One model with {counted(len(model['heads']), 'head')} was trained"
-    text += f" in {duration(model['train_seconds'])}." if is_finite(model["train_seconds"]) else "."
+    heads, took = counted(len(model["heads"]), "head"), duration(model["train_seconds"])
+    text = f"One model with {heads} was trained in {took}."
     if not values:
         return f"{text} Its ranking was not measured."
     low, high = percent(min(values)), percent(max(values))
@@ -246,12 +245,9 @@ def _learned(report: Document) -> str:
 
 def _onboarded(report: Document) -> str:
     onboarding = report["onboarding"]
-    if onboarding is None:
-        return "No new device was onboarded."
-    took = f" in {duration(onboarding['seconds'])}" if is_finite(onboarding["seconds"]) else ""
     text = (
-        f"{label(onboarding['device'])} was onboarded from {counted(onboarding['samples'], 'sample')}{took}. "
-        f"{served_text(onboarding)}{verdict_text(onboarding)}"
+        f"{label(onboarding['device'])} was onboarded from {counted(onboarding['samples'], 'sample')} in "
+        f"{duration(onboarding['seconds'])}. {served_text(onboarding)}{verdict_text(onboarding)}"
     )
     if beats_random(onboarding["warm_top1_interval"], onboarding["random_top1"]) is False:
         text += " The warm start is not clearly better than random choice."

@@ -19,9 +19,9 @@ from fleet.core.request_words import RequestKind
 from fleet.errors import FleetError
 from fleet.models.evaluation import evaluate_model, evaluate_store
 from fleet.models.evaluation_table import print_evaluation
-from fleet.models.judged_rows import LEAST_PAIRS
 from fleet.models.registry import Registry
 from fleet.models.training import train_version
+from fleet.models.training_rows import LEAST_PAIRS
 from fleet.requests.kinds import perform
 from fleet.requests.work import Work
 from fleet.store.store import Store

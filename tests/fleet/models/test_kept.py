@@ -14,14 +14,13 @@ from safetensors.numpy import save as save_arrays
 from agents.records import Candidate, DeviceId
 from fleet.config.settings import FleetConfig
 from fleet.errors import FleetError
-from fleet.models import evaluation
+from fleet.models import evaluation, opponents
 from fleet.models import judge as judging
-from fleet.models.judged_rows import JudgedRows
 from fleet.models.registry import Registry
 from fleet.models.shipped_heads import ShippedHeads
+from fleet.models.training_rows import JudgedRows
 from fleet.models.versions import load_snapshot, train_config
 from fleet.onboarding.head_version import adapt_version, onboarding_of
-from fleet.onboarding.judgement import SampleJudge
 from fleet.planner.candidate_ranker import CandidateRanker
 from fleet.refresh import freshness_look as watch_run
 from fleet.store.store import Store
@@ -148,8 +147,7 @@ def version(tmp_path_factory: pytest.TempPathFactory) -> tuple[Registry, str, Ad
     one = onboarding_of(snapshot, DeviceId(NEW), few_shot, model, train_config(1), 0)
     registry, reader = Registry(folder / "models"), Store.read(folder / "store")
     shipped = ShippedHeads(registry, reader, enabled=False)
-    judge = SampleJudge(registry=registry, store=reader, shipped=shipped)
-    judged, name = adapt_version(one, snapshot, judge, SourceDevices(nets=1))
+    judged, name = adapt_version(one, snapshot, shipped, SourceDevices(nets=1))
     return registry, name, judged
 
 
@@ -195,15 +193,11 @@ def test_what_is_judged_is_what_serves(
 
         return head_standing
 
-    monkeypatch.setattr(judging, "head_standing", seen_by("judge"))
+    monkeypatch.setattr(opponents, "head_standing", seen_by("judge"))
     judge = judging.Judge(
-        registry=registry,
-        reader=reader,
-        snapshot=snapshot,
-        not_ranked=judged.not_ranked(dataset),
-        steady=judged.steady(dataset),
-        floors={},
         shipped=ShippedHeads(registry, reader, enabled=False),
+        snapshot=snapshot,
+        judged=judged,
         trained=[],
     )
     champion = served.model.copy()
@@ -214,7 +208,7 @@ def test_what_is_judged_is_what_serves(
     monkeypatch.setattr(watch_run, "head_standing", seen_by("watch"))
     monkeypatch.setattr(watch_run, "look", lambda *_, **__: None)
     looks = watch_run._Looks(registry, reader, {DeviceId(NEW): registry.champions()[DeviceId(NEW)]})
-    looks._data = SimpleNamespace(snapshot=snapshot, floors={})  # type: ignore[assignment]
+    looks._data = SimpleNamespace(snapshot=snapshot, judged=SimpleNamespace(floors={}))  # type: ignore[assignment]
     looks._standing(name, DeviceId(NEW), rows)
     np.testing.assert_array_equal(asked["watch"], scores)
 

@@ -297,9 +297,3 @@ def test_the_held_out_part_only_grows() -> None:
         assert bool(now) <= (len(known) >= holdout.LEAST_WORKLOADS)
         before = now
     assert 4 <= len(before) <= 22
-
-
-def test_what_any_version_has_learnt_from_judges_none_of_them() -> None:
-    held = [WorkloadId(name) for name in "abc"]
-    assert holdout.clean(held, [WorkloadId("x")], [WorkloadId("b")]) == {"a", "c"}
-    assert holdout.clean(held, None, []) is None

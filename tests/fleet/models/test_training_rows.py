@@ -11,8 +11,7 @@ import numpy as np
 import pytest
 
 from agents.records import NOISE, DeviceId, Outcome, Record, WorkloadId
-from fleet.models.judged_rows import JudgedRows
-from fleet.models.training_rows import counting_rows
+from fleet.models.training_rows import JudgedRows, counting_rows
 from fleet.models.versions import load_snapshot
 from fleet.store.noise import settled
 from fleet.store.reader import StoreReader

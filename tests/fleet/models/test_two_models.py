@@ -20,11 +20,11 @@ from fleet.errors import FleetError
 from fleet.models.evaluation import evaluate_model, evaluate_store
 from fleet.models.head_scores import HeadCache
 from fleet.models.judge import Judge, best_of, counting_verdicts
-from fleet.models.judged_rows import JudgedRows
 from fleet.models.promotion import DecisionKind, DeviceDecision, Incumbent, judge
 from fleet.models.registry import Registry
 from fleet.models.shipped_heads import ShippedHeads
 from fleet.models.standings import Standing
+from fleet.models.training_rows import JudgedRows
 from fleet.models.versions import DatasetSnapshot, load_snapshot
 from fleet.models.views import champion_notes, diff_versions, list_versions
 from fleet.onboarding.choice import source_version
@@ -233,13 +233,9 @@ def test_both_kinds_are_judged_on_the_same_candidates_of_a_champion_of_either_ki
     reader = Store.read(store)
     load_snapshot(reader, judged=(rows := JudgedRows()))
     asked = Judge(
-        registry=served,
-        reader=reader,
-        snapshot=snapshot,
-        not_ranked=rows.not_ranked(snapshot.dataset),
-        steady=rows.steady(snapshot.dataset),
-        floors=rows.floors,
         shipped=ShippedHeads(served, reader, enabled=False),
+        snapshot=snapshot,
+        judged=rows,
         trained=[one.workload_id for one in LEARNT],
     )
     judged = asked.verdicts([small_model(A, B), trained], DEVICES)

@@ -10,7 +10,7 @@ import pytest
 
 from agents.records import Outcome, Record
 from fleet.models.versions import load_snapshot
-from fleet.report.demo_report import remeasure_change, summarise_device
+from fleet.report.demo_report import median_change, remeasured, summarise_device
 from fleet.store.store import Store
 from tests.dataset_fixtures import again, cpu_device, gmm_candidates, gmm_workload, record_of
 
@@ -72,11 +72,11 @@ def test_the_report_counts_every_candidate_once_with_its_reason() -> None:
 
 
 def test_repeatability_compares_steady_measurements_where_there_are_some() -> None:
-    assert remeasure_change(made()) == (1.1e-3 / 1e-3) - 1
-    assert remeasure_change([record for record in made() if record.origin != "remeasure"]) is None
+    assert median_change(remeasured(made())) == (1.1e-3 / 1e-3) - 1
+    assert median_change(remeasured([record for record in made() if record.origin != "remeasure"])) is None
     stopped = record_of(CANDIDATES[0], "box", 1e-3)
     stopped = msgspec.structs.replace(stopped, quality='{"stopped_early":true}')
-    assert remeasure_change([stopped, again(stopped, run_secs=(9e-3,))]) is None
+    assert median_change(remeasured([stopped, again(stopped, run_secs=(9e-3,))])) is None
     # Of a device that is never steady it is told all the same.
     drifted = msgspec.structs.replace(record_of(CANDIDATES[0], "box", 1e-3), quality=SUSPECT)
-    assert remeasure_change([drifted, again(drifted, run_secs=(1.5e-3,))]) == 0.5
+    assert median_change(remeasured([drifted, again(drifted, run_secs=(1.5e-3,))])) == 0.5
