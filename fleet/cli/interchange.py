@@ -13,7 +13,7 @@ from typing import Annotated, Any
 
 import typer
 
-from fleet.cli.options import StoreOption, load_settings, say_places
+from fleet.cli.options import KnownDevicesOption, StoreOption, load_settings, say_places
 from fleet.cli.output import ConfigOption, JsonOption, SetOption, print_json
 from fleet.cli.request_command import request_command
 from fleet.daemon.engine_options import EngineOptions
@@ -101,9 +101,7 @@ def export(
     form: Annotated[
         FormatOption, typer.Option("--format", help="Format of the files.")
     ] = FormatOption.PARQUET,
-    device: Annotated[
-        list[str] | None, typer.Option("--device", help="Device id; may be given again (all with records).")
-    ] = None,
+    device: KnownDevicesOption = None,
     replace: Annotated[bool, typer.Option("--replace", help="Replace an earlier export there.")] = False,
     store: StoreOption = None,
     config: ConfigOption = None,

@@ -11,20 +11,23 @@ from enum import StrEnum
 from typing import Any
 
 from agents.records import content_hash
-from fleet.dashboard.pages import Key
+from fleet.dashboard.pages import Listing
 from fleet.terminal_text import in_utf8
 
 #: A fault of the device so long before an alert about its model explains that one.
 BEFORE_SECS = 6 * 3600.0
 #: Alerts that are kept in the list, the newest.
 MOST_ALERTS = 500
-TEXTS = ("kind", "fault", "device_id", "text")
-KEYS: Mapping[str, Key] = {
-    "at": lambda row: row["at"],
-    "kind": lambda row: (row["kind"], row["at"]),
-    "fault": lambda row: (row["fault"], row["at"]),
-    "device": lambda row: row["device_id"] or None,
-}
+ALERTS = Listing(
+    keys={
+        "at": lambda row: row["at"],
+        "kind": lambda row: (row["kind"], row["at"]),
+        "fault": lambda row: (row["fault"], row["at"]),
+        "device": lambda row: row["device_id"] or None,
+    },
+    texts=("kind", "fault", "device_id", "text"),
+    is_descending=True,
+)
 
 
 class Fault(StrEnum):

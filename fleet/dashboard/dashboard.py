@@ -19,7 +19,7 @@ from fleet.dashboard import alerts, fleet_rows, workload_view
 from fleet.dashboard.candidate_view import candidate_view
 from fleet.dashboard.device_history import champion_ladder, model_alerts, onboardings
 from fleet.dashboard.device_timeline import TIMELINE_COLUMNS, device_timeline
-from fleet.dashboard.pages import PageQuery, cut, page_of_comparison
+from fleet.dashboard.pages import PageQuery, page_of_comparison
 from fleet.dashboard.store_view import DashboardStore, StoreSummary
 from fleet.dashboard.workload_view import CandidateMatrix
 from fleet.errors import FleetError
@@ -65,7 +65,7 @@ class Dashboard:
             **{name: dict(view[name]) for name in ("coordinator", "store", "jobs", "training")},
             "digest": summary.progress(),
             "counts": fleet_rows.fleet_counts(rows),
-            **cut(rows, query, fleet_rows.KEYS, fleet_rows.TEXTS),
+            **fleet_rows.DEVICES.page(rows, query),
         }
 
     def device(self, device_id: str) -> dict[str, Any]:
@@ -138,12 +138,7 @@ class Dashboard:
         """The list of workloads with records."""
         summary = self.store.summary()
         rows = workload_view.workload_rows(summary.cells, summary.workloads)
-        if not query.sort:
-            query = replace(query, sort="records", is_descending=True)
-        return {
-            "digest": summary.progress(),
-            **cut(rows, query, workload_view.KEYS, workload_view.TEXTS),
-        }
+        return {"digest": summary.progress(), **workload_view.WORKLOADS.page(rows, query)}
 
     def workload(self, workload_id: str, query: PageQuery, candidates_from: int) -> dict[str, Any]:
         """One workload: its devices with their spread of latencies, and its candidates on them.
@@ -159,7 +154,7 @@ class Dashboard:
             )
         query = replace(query, size=min(query.size, workload_view.PAGE_DEVICES))
         rows = workload_view.workload_device_rows(by_device)
-        devices = cut(rows, query, workload_view.DEVICE_KEYS, ("device_id",))
+        devices = workload_view.DEVICES.page(rows, query)
         names = [row["device_id"] for row in devices["rows"]]
         matrix = self.matrix(self.store.reader(), workload_id, names)
         spreads = matrix.spreads()
@@ -194,12 +189,10 @@ class Dashboard:
     def alerts(self, query: PageQuery) -> dict[str, Any]:
         """What people should know, the newest first."""
         every_alert = self.all_alerts()
-        if not query.sort:
-            query = replace(query, sort="at", is_descending=True)
         return {
             "now": self.view()["now"],
             "is_cut_off": len(every_alert) >= alerts.MOST_ALERTS,
-            **cut(every_alert, query, alerts.KEYS, alerts.TEXTS),
+            **alerts.ALERTS.page(every_alert, query),
         }
 
     def all_alerts(self) -> list[dict[str, Any]]:
@@ -218,7 +211,4 @@ class Dashboard:
     def requests(self, query: PageQuery) -> dict[str, Any]:
         """The requests, the open ones first."""
         rows = fleet_rows.request_rows(self._requests())
-        return {
-            "now": self.view()["now"],
-            **cut(rows, query, fleet_rows.REQUEST_KEYS, fleet_rows.REQUEST_TEXTS),
-        }
+        return {"now": self.view()["now"], **fleet_rows.REQUESTS.page(rows, query)}

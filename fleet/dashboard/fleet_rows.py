@@ -11,7 +11,7 @@ from enum import IntEnum
 from typing import Any
 
 from agents.records import DeviceId
-from fleet.dashboard.pages import Key, Row
+from fleet.dashboard.pages import Listing, Row
 from fleet.dashboard.recent_records import spark
 from fleet.dashboard.store_view import StoreSummary
 from fleet.models.registry_file import Champion
@@ -79,22 +79,22 @@ def _share(device: Mapping[str, Any], key: str, least: float) -> float:
     return float(share) if share is not None and share >= least else 0.0
 
 
-#: Fields that a filter looks into.
-TEXTS = ("device_id", "kind", "family", "state", "reason", "closed", "champion", "model_kind")
-
 #: Orders of the table by name; the first is the usual one.
-KEYS: Mapping[str, Key] = {
-    "attention": by_attention,
-    "device": lambda row: row["device_id"],
-    "state": lambda row: (row["state"], row["device_id"]),
-    "records": lambda row: row["records"],
-    "rate": lambda row: row["records_per_s"],
-    "noise": lambda row: row["noise"]["median_change"] if row["noise"] else None,
-    "suspect": lambda row: row["suspect_share"],
-    "last": lambda row: row["last_record_at"],
-    "top1": lambda row: row["score"]["value"] if row["score"] else None,
-    "champion": lambda row: row["champion"] or None,
-}
+DEVICES = Listing(
+    keys={
+        "attention": by_attention,
+        "device": lambda row: row["device_id"],
+        "state": lambda row: (row["state"], row["device_id"]),
+        "records": lambda row: row["records"],
+        "rate": lambda row: row["records_per_s"],
+        "noise": lambda row: row["noise"]["median_change"] if row["noise"] else None,
+        "suspect": lambda row: row["suspect_share"],
+        "last": lambda row: row["last_record_at"],
+        "top1": lambda row: row["score"]["value"] if row["score"] else None,
+        "champion": lambda row: row["champion"] or None,
+    },
+    texts=("device_id", "kind", "family", "state", "reason", "closed", "champion", "model_kind"),
+)
 
 #: Of the view, what a row shows as it is.
 _VIEW_FIELDS = (
@@ -174,14 +174,16 @@ def _row(
     return row
 
 
-REQUEST_TEXTS = ("id", "kind", "state", "finding", "reason", "text")
 #: Orders of requests; first those that have not ended, the newest of these first.
-REQUEST_KEYS: Mapping[str, Key] = {
-    "open": lambda row: (row["ended_at"] is not None, -(row["submitted_at"] or 0.0)),
-    "id": lambda row: row["id"],
-    "state": lambda row: (row["state"], row["id"]),
-    "submitted": lambda row: row["submitted_at"],
-}
+REQUESTS = Listing(
+    keys={
+        "open": lambda row: (row["ended_at"] is not None, -(row["submitted_at"] or 0.0)),
+        "id": lambda row: row["id"],
+        "state": lambda row: (row["state"], row["id"]),
+        "submitted": lambda row: row["submitted_at"],
+    },
+    texts=("id", "kind", "state", "finding", "reason", "text"),
+)
 
 
 def request_rows(requests: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:

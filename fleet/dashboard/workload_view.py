@@ -12,28 +12,34 @@ import numpy as np
 import pyarrow as pa
 
 from agents.records import Outcome
-from fleet.dashboard.pages import Key
+from fleet.dashboard.pages import Listing
 from fleet.dashboard.store_view import WorkloadCell
 
 #: Devices of one page of a workload, and candidates of one page of its matrix.
 PAGE_DEVICES, PAGE_CANDIDATES = 8, 25
 MATRIX_COLUMNS = ("candidate_id", "outcome", "latency_secs")
-TEXTS = ("name", "operator", "workload_id", "networks")
-KEYS: Mapping[str, Key] = {
-    "records": lambda row: row["records"],
-    "name": lambda row: row["name"],
-    "operator": lambda row: row["operator"] or None,
-    "devices": lambda row: row["devices"],
-    "flops": lambda row: row["flops"] or None,
-    "best": lambda row: row["best_secs"],
-    "failed": lambda row: row["failed_share"],
-}
+WORKLOADS = Listing(
+    keys={
+        "records": lambda row: row["records"],
+        "name": lambda row: row["name"],
+        "operator": lambda row: row["operator"] or None,
+        "devices": lambda row: row["devices"],
+        "flops": lambda row: row["flops"] or None,
+        "best": lambda row: row["best_secs"],
+        "failed": lambda row: row["failed_share"],
+    },
+    texts=("name", "operator", "workload_id", "networks"),
+    is_descending=True,
+)
 #: Orders of a workload's devices.
-DEVICE_KEYS: Mapping[str, Key] = {
-    "device": lambda row: row["device_id"],
-    "best": lambda row: row["best_secs"],
-    "records": lambda row: row["records"],
-}
+DEVICES = Listing(
+    keys={
+        "device": lambda row: row["device_id"],
+        "best": lambda row: row["best_secs"],
+        "records": lambda row: row["records"],
+    },
+    texts=("device_id",),
+)
 _QUANTILES = (0.0, 0.25, 0.5, 0.75, 1.0)
 
 

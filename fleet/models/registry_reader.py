@@ -48,6 +48,10 @@ _Mark = tuple[int, int, int]
 _NO_FILE = (0, 0, 0)
 
 
+class HeadMissing(RegistryError):  # noqa: N818 - a state of what was asked for, named so
+    """There is no such version, or no such head in it."""
+
+
 class RegistryReader:
     """The versions of a folder, which need not be there yet. Calls may come from several threads."""
 
@@ -92,6 +96,28 @@ class RegistryReader:
         self._latest = mark if is_settled else None, state
         return state
 
+    def previous(self, champion: Champion) -> str:
+        """The version before a champion that can be gone back to; empty where there is none."""
+        existing = self.versions()
+        return next((version for version in reversed(champion.before) if version in existing), "")
+
+    def head_ref(self, device_id: str, version: str | None) -> ModelRef:
+        """The head of a device in a version; in the one that serves it if that is None.
+
+        Raises:
+            HeadMissing: Nothing serves the device, or the version is not there or has no head of it.
+        """
+        if version is None:
+            if (champion := self.champion(device_id)) is not None:
+                return champion
+            served = ", ".join(self.champions()) or "none"
+            raise HeadMissing(f"no model serves device {device_id!r:.80}; served: {served}")
+        manifest, sha256 = self._manifest(version)
+        if device_id not in manifest["heads"]:
+            heads = ", ".join(manifest["heads"])
+            raise HeadMissing(f"{version} has no head for {device_id:.80}; it has: {heads}")
+        return ModelRef(version=version, device_id=DeviceId(device_id), sha256=sha256)
+
     def manifest(self, version: str) -> dict[str, Any]:
         """What a version says of itself.
 
@@ -111,8 +137,8 @@ class RegistryReader:
             raw = read_regular(self.folder / version / MANIFEST_NAME, MOST_MANIFEST_BYTES)
         except (FileNotFoundError, NotADirectoryError, ValueError) as error:
             newest_names = ", ".join(self.versions()[-5:]) or "none"
-            raise RegistryError(
-                f"no model version {version!r} in {self.folder}; the last: {newest_names}"
+            raise HeadMissing(
+                f"no model version {version!r:.80} in {self.folder}; the last: {newest_names}"
             ) from error
         except OSError as error:
             path = self.folder / version / MANIFEST_NAME

@@ -21,7 +21,6 @@ from fleet.store.reader import StoreReader
 
 if TYPE_CHECKING:
     from transfer.data.dataset import Dataset
-    from transfer.evaluate.cross_validation import CrossValidation, CrossValidationPlan, PartCallback
     from transfer.features.published_features import PublishedLayout
     from transfer.train.config import TrainConfig
 
@@ -157,34 +156,6 @@ def train_config(epochs: int) -> TrainConfig:
     from transfer.train.config import TrainConfig
 
     return TrainConfig(epochs=epochs)
-
-
-def hold_out_target(
-    snapshot: DatasetSnapshot,
-    plan: CrossValidationPlan,
-    *,
-    folds: int,
-    seed: int,
-    workers: int,
-    repeats: int,
-    on_progress: PartCallback,
-) -> CrossValidation:
-    """Onboard a device once a fold, each time judged on workloads that neither it nor its sources saw.
-
-    With `repeats` above 1 all of it is done again with other samples and initial weights, and averaged.
-    """
-    from transfer.data.splits import workload_folds
-    from transfer.evaluate.cross_validation import average_repeats, cross_validate
-
-    dataset = snapshot.dataset
-    splits = workload_folds(dataset, snapshot.workloads, folds, seed)
-    # Fold i of a repeat uses its seed + i.
-    seeds = [seed + repeat * folds for repeat in range(repeats)]
-    results = [
-        cross_validate(dataset, splits, plan, seed=repeat_seed, workers=workers, on_progress=on_progress)
-        for repeat_seed in seeds
-    ]
-    return average_repeats(results)
 
 
 def manifest_of(

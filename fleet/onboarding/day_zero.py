@@ -23,9 +23,9 @@ from fleet.models.registry import Registry
 from fleet.models.registry_file import latest
 from fleet.models.shipped_heads import ShippedHeads, is_servable
 from fleet.models.versions import load_snapshot, train_config
-from fleet.onboarding.adaptation import expectation_report, strategy_for
+from fleet.onboarding.adaptation import adaptation_report, strategy_for
 from fleet.onboarding.choice import source_devices_of, source_version
-from fleet.onboarding.drift import earlier_environment, environment_since
+from fleet.onboarding.drift import earlier_environment
 from fleet.onboarding.fingerprint import measure_fingerprint
 from fleet.onboarding.head_version import (
     adapt_version,
@@ -241,7 +241,7 @@ def _adapted(
         inherited=learnt,
         origin=shipped.name,
     )
-    strategy = strategy_for(settings.onboarding.strategy, Regime.BOTH_NEW, is_alone=True)
+    strategy = strategy_for(settings.onboarding.strategy, onboarding.regime, is_alone=True)
     with clock.part("adapt"):
         adapted, version = adapt_version(
             onboarding,
@@ -249,22 +249,16 @@ def _adapted(
             heads,
             strategy,
             earlier=earlier_environment(store, target, environment_id),
-            since=environment_since(store, target, environment_id),
             strangers=list(hardware_by_device),
         )
-    strategy_name = str(adapted.notes.get("strategy", strategy.name))
     with clock.part("report"):
-        its_own = strategy_for(strategy_name, Regime.BOTH_NEW)
-        said = expectation_report(onboarding, adapted, its_own, onboarding.few_shot)
-    if said["expected"] is None:
-        said["expected"] = expected.get("0")
+        report = adaptation_report(onboarding, adapted, strategy, onboarding.few_shot)
+    if report["expected"] is None:
+        report["expected"] = expected.get("0")
     return {
-        "samples": len(onboarding.few_shot),
+        **report,
         "outcomes": outcomes,
-        "taken": strategy_name,
-        "notes": dict(adapted.notes),
         "version": version,
-        **said,
         "more": _more(expected, len(onboarding.few_shot)),
     }
 

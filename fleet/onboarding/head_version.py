@@ -82,7 +82,6 @@ def adapt_version(
     strategy: Strategy,
     *,
     earlier: Earlier | None = None,
-    since: float = 0.0,
     strangers: Collection[str] = (),
 ) -> tuple[Adapted, str]:
     """Give a new device its head, and keep the model as a version, which serves the device if it may.
@@ -96,7 +95,6 @@ def adapt_version(
         shipped: Heads of the shipped model; the version is kept in their registry.
         strategy: Makes the head.
         earlier: Environment of the target before the present one; its head is only a source, and is not kept.
-        since: Unix seconds at which the present environment began.
         strangers: Devices of other people, whose heads are sources and are not kept.
 
     Returns:
@@ -124,7 +122,7 @@ def adapt_version(
         "samples": len(onboarding.few_shot),
         "strategy": strategy.name,
     }
-    onboarded |= {"environment_since": since} if earlier is not None else {}
+    onboarded |= {"environment_since": earlier.present_since} if earlier is not None else {}
     verdict = decide_by_samples(onboarding, shipped, strategy.name, adapted)
     onboarded |= {ORIGIN: onboarding.origin, "verdicts": verdicts_as_json([verdict])}
     # A model may have heads of devices that this store never saw.

@@ -33,7 +33,7 @@ from fleet.models.registry import Registry
 from fleet.models.shipped_heads import ShippedHeads, is_servable
 from fleet.models.shipped_model import ShippedModelError, first_figures
 from fleet.models.versions import DatasetSnapshot, load_snapshot, train_config, training_workloads
-from fleet.onboarding.adaptation import expectation_report, strategy_for
+from fleet.onboarding.adaptation import adaptation_report, strategy_for
 from fleet.onboarding.choice import (
     choose,
     pools_of,
@@ -42,12 +42,7 @@ from fleet.onboarding.choice import (
     source_version,
 )
 from fleet.onboarding.day_zero import onboard_alone, starts_alone
-from fleet.onboarding.drift import (
-    Earlier,
-    earlier_environment,
-    environment_since,
-    why_as_before,
-)
+from fleet.onboarding.drift import Earlier, earlier_environment, why_as_before
 from fleet.onboarding.fingerprint import known_fingerprints, measure_fingerprint
 from fleet.onboarding.head_version import (
     adapt_version,
@@ -100,8 +95,6 @@ def onboard_device(
         FleetError: The device has no source devices, these have measured nothing, or no sample ran.
         TransferError: No head can be made.
     """
-    from transfer.adapt.base import Regime
-
     target = spec.device_id
     if starts_alone(settings, Registry(models), engine.store(), spec):
         return onboard_alone(engine, settings, spec, models, display)
@@ -113,30 +106,22 @@ def onboard_device(
         return {"device": target, "samples": 0, "drift": samples, **serving_of(registry, target, "")}
     snapshot, earlier = samples.snapshot, arrival.earlier
     display.computes(f"{target}: {sum(samples.outcomes.values())} samples are measured; its head is made")
-    strategy = strategy_for(settings.onboarding.strategy, Regime.DEVICE_NEW, arrival.version)
     onboarding = onboarding_of(
         *(snapshot, target, samples.few_shot, arrival.source, config, settings.training.seed),
         holds_out=samples.holds_out,
     )
     onboarding = replace(onboarding, inherited=arrival.inherited, origin=arrival.origin)
+    strategy = strategy_for(settings.onboarding.strategy, onboarding.regime, arrival.version)
     with clock.part("adapt"):
-        store = engine.store()
-        since = environment_since(store, target, arrival.environment_id)
-        adapted, version = adapt_version(
-            onboarding, snapshot, arrival.shipped, strategy, earlier=earlier, since=since
-        )
+        adapted, version = adapt_version(onboarding, snapshot, arrival.shipped, strategy, earlier=earlier)
     serving = serving_of(registry, target, version)
     if serving["served_by"] == version:
         engine.published(version, [target])
-    strategy_name = str(adapted.notes.get("strategy", strategy.name))
     result: dict[str, Any] = {
         "device": target,
-        "samples": len(samples.few_shot),
         "samples_asked": settings.onboarding.samples,
         "outcomes": samples.outcomes,
         "strategy": strategy.name,
-        "taken": strategy_name,
-        "notes": dict(adapted.notes),
         "version": version,
         "path": str(models / version),
         **serving,
@@ -145,13 +130,15 @@ def onboard_device(
         "fingerprint": samples.fingerprint_report(),
     }
     with clock.part("report"):
-        its_own = strategy_for(strategy_name, Regime.DEVICE_NEW, arrival.version)
-        result |= expectation_report(onboarding, adapted, its_own, rows_of(onboarding, samples.pools))
+        ranked = rows_of(onboarding, samples.pools)
+        result |= adaptation_report(onboarding, adapted, strategy, ranked, arrival.version)
+        # Those that were lost are in no dataset.
+        result["samples"] = len(samples.few_shot)
         if result["expected"] is None and settings.onboarding.shipped and is_servable(spec):
             result["expected"] = first_figures(spec, arrival.descriptor)
         result["curve"] = history(models.parent / CURVES, target)
         if result["expected"] is not None:
-            point = {"samples": len(samples.few_shot), "taken": strategy_name, **result["expected"]}
+            point = {"samples": len(samples.few_shot), "taken": result["taken"], **result["expected"]}
             remember(models.parent / CURVES, target, point)
     result["seconds"] = clock.parts
     return result

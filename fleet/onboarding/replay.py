@@ -16,7 +16,7 @@ import numpy as np
 from agents.records import DeviceId
 from fleet.errors import FleetError
 from fleet.models.versions import load_snapshot, train_config
-from fleet.onboarding.adaptation import Onboarding, expectation_report, strategy_for
+from fleet.onboarding.adaptation import Onboarding, adaptation_report, strategy_for
 from fleet.onboarding.choice import family_devices
 from fleet.planner.time_spent import Clock
 from fleet.store.store import Store
@@ -43,24 +43,19 @@ def onboard_recorded(settings: FleetConfig, device: str) -> dict[str, Any]:
     strategy = strategy_for(settings.onboarding.strategy, onboarding.regime)
     with clock.part("adapt"):
         adapted = onboarding.adapt(strategy, onboarding.few_shot)
-    strategy_name = str(adapted.notes.get("strategy", strategy.name))
     case = recorded.case
     result: dict[str, Any] = {
         "device": device,
         "replay": True,
-        "samples": len(onboarding.few_shot),
         "samples_asked": settings.onboarding.samples,
         "failed_samples": recorded.failed,
         "strategy": strategy.name,
-        "taken": strategy_name,
         "selector": settings.onboarding.selector,
         "source_devices": list(recorded.sources),
         "likeness": recorded.likeness,
-        "notes": dict(adapted.notes),
     }
     with clock.part("report"):
-        its_own = strategy_for(strategy_name, onboarding.regime)
-        result |= expectation_report(onboarding, adapted, its_own, case.test)
+        result |= adaptation_report(onboarding, adapted, strategy, case.test)
     scores = adapted.score(recorded.view, case.test)
     result["truth"] = _truth(recorded.dataset, device, scores, case.test)
     result["seconds"] = clock.parts

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -27,9 +27,6 @@ from fleet.refresh.data import RefreshData, read_refresh_data
 from fleet.refresh.request import RefreshRequest
 from fleet.store.reader import StoreReader
 from fleet.store.store import Store
-
-if TYPE_CHECKING:
-    from transfer.adapt.base import Adapted
 
 
 def run_watch(request: RefreshRequest) -> dict[str, Any]:
@@ -90,7 +87,7 @@ class _Looks:
         The one before is the newer of the two where somebody chose the champion by hand.
         """
         until = self._learnt_until(champion.version, champion.device_id)
-        before = self._before(champion)
+        before = self._registry.previous(champion)
         earlier = self._learnt_until(before, champion.device_id) if before else None
         return max(champion.since if until is None else until, -np.inf if earlier is None else earlier)
 
@@ -101,11 +98,6 @@ class _Looks:
         except RegistryError:  # it cannot be asked either, and keeps no other device from being looked at
             return None
         return None if until is None else float(until)
-
-    def _before(self, champion: Champion) -> str:
-        """The version to go back to; empty where there is none."""
-        versions = set(self._registry.versions())
-        return next((version for version in reversed(champion.before) if version in versions), "")
 
     def _read(self, reader: StoreReader) -> RefreshData | None:
         from transfer.errors import DatasetError
@@ -125,7 +117,7 @@ class _Looks:
     def look(self, champion: Champion) -> Look:
         """Judge one device's champion."""
         device_id = champion.device_id
-        before = self._before(champion)
+        before = self._registry.previous(champion)
         rows = self._window(device_id)
         return look(
             device_id,
@@ -149,18 +141,15 @@ class _Looks:
         return chosen
 
     def _standing(self, version: str, device_id: DeviceId, rows: np.ndarray) -> Standing | None:
-        head = self._head(version, device_id)
-        if head is None or self._data is None:
+        """How a head orders some rows; None where it cannot be asked, which the next refresh will report."""
+        from transfer.errors import TransferError
+
+        if self._data is None:
+            return None
+        try:
+            sha256 = self._registry.sha256(version)
+            head = self._heads.head(ModelRef(version=version, device_id=device_id, sha256=sha256))
+        except (FleetError, TransferError, OSError):
             return None
         floor = self._data.judged.floors.get(device_id, 0.0)
         return head_standing(head, self._data.snapshot.dataset, rows, floor)
-
-    def _head(self, version: str, device_id: DeviceId) -> Adapted | None:
-        """A head as it serves; None where it cannot be asked, which the next refresh will report."""
-        from transfer.errors import TransferError
-
-        try:
-            sha256 = self._registry.sha256(version)
-            return self._heads.head(ModelRef(version=version, device_id=device_id, sha256=sha256))
-        except (FleetError, TransferError, OSError):
-            return None

@@ -31,32 +31,21 @@ from fleet.core.events import (
     TrainingStarted,
 )
 from fleet.models.freshness import Freshness
-from fleet.models.registry import KEEP, Registry
+from fleet.models.registry import Registry
 from fleet.refresh.refresh_child import RefreshChild, unfinished
-from fleet.refresh.request import RefreshRequest
-from transfer.model.kinds import FLEET_TLP, is_extensible
+from fleet.refresh.request import RefreshRequest, TrainingChoices
+from transfer.model.kinds import is_extensible
 
 #: Times that the process of one training may be killed before the next training begins anew.
 _MOST_KILLS = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RefreshSettings:
+class RefreshSettings(TrainingChoices):
     """How refreshes run."""
 
-    #: What is trained: a key of `transfer.model.kinds.KINDS`.
-    model: str = FLEET_TLP
-    epochs: int = 24
-    seed: int = 0
     #: Tells the logical CPUs that a refresh which begins now stays on (`refresh_cores`); all where empty.
     cores: Callable[[], tuple[int, ...]] = tuple
-    nice: int = 10
-    #: Where to train: `cpu`, `cuda` or `auto`. A GPU that is measured should have no other work.
-    compute: str = "cpu"
-    #: Whether the shipped model is a candidate for champion.
-    shipped: bool = True
-    #: Newest model versions to keep, besides those that serve or may be gone back to.
-    keep: int = KEEP
     #: Whether idle time is for starts of meta-learning, which devices that arrive later are checked with.
     makes_starts: bool = False
     #: New records of a device before its champion is looked at again, and least seconds between two looks.
@@ -208,14 +197,8 @@ class Refresher:
             models=str(self._registry.folder),
             folder=str(folder),
             request_id=uuid.uuid4().hex,
-            model=settings.model,
-            epochs=settings.epochs,
-            seed=settings.seed,
             cores=settings.cores(),
-            nice=settings.nice,
-            compute=settings.compute,
-            shipped=settings.shipped,
-            keep=settings.keep,
+            **settings.as_dict(),
         )
 
     def _launch(self, request: RefreshRequest) -> None:

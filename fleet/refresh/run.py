@@ -140,7 +140,10 @@ def run_refresh(request: RefreshRequest) -> dict[str, Any]:
         "candidates": len(dataset),
         "held_out_workloads": len(held),
         "workloads": len(dataset.workload_ids),
-        **_effort(challengers_by_way.values()),
+        **{
+            name: sum(trained.about[name] for trained in challengers_by_way.values())
+            for name in ("train_secs", "resumed_epochs")
+        },
         "secs": time.monotonic() - started,
     }
 
@@ -206,12 +209,6 @@ def run_start(request: RefreshRequest) -> dict[str, Any]:
     part = data.snapshot.dataset.take(rows)
     Maml(starts=folder).start(source, part, train_config(request.epochs), request.seed)
     return {"kind": "start", "version": request.version, "secs": time.monotonic() - began}
-
-
-def _effort(challengers: Iterable[Challenger]) -> dict[str, float]:
-    """Seconds and resumed epochs of all trainings together."""
-    notes = [trained.about for trained in challengers]
-    return {name: sum(note[name] for note in notes) for name in ("train_secs", "resumed_epochs")}
 
 
 def _warm(

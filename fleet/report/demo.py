@@ -32,7 +32,7 @@ from fleet.models.registry import Registry
 from fleet.models.shipped_heads import ShippedHead, ShippedHeads
 from fleet.models.standings import Standing, standing
 from fleet.models.training import train_version
-from fleet.models.versions import DatasetSnapshot, hold_out_target, load_snapshot, train_config
+from fleet.models.versions import DatasetSnapshot, load_snapshot, train_config
 from fleet.onboarding.adaptation import AUTO
 from fleet.onboarding.fingerprint import measure_fingerprint
 from fleet.onboarding.onboarding import onboard_device
@@ -327,12 +327,16 @@ def _judge(
     settings: DemoSettings,
     display: TerminalDisplay,
 ) -> CrossValidation:
-    """Repeat the onboarding with workloads held out: what heads are worth on programs they never saw."""
+    """Onboard a device once a fold, each time judged on workloads that neither it nor its sources saw.
+
+    All of it is done again with other samples and initial weights, and averaged.
+    """
     from transfer.adapt.registry import strategies
-    from transfer.evaluate.cross_validation import CrossValidationPlan
+    from transfer.data.splits import workload_folds
+    from transfer.evaluate.cross_validation import CrossValidationPlan, average_repeats, cross_validate
     from transfer.processes import workers_for
 
-    parts = 4 * settings.folds * settings.repeats
+    dataset, parts = snapshot.dataset, 4 * settings.folds * settings.repeats
     display.phase("learn", parts)
 
     plan = CrossValidationPlan(
@@ -341,12 +345,17 @@ def _judge(
         config=train_config(settings.epochs),
         strategy=strategies()[strategy],
     )
-    return hold_out_target(
-        snapshot,
-        plan,
-        folds=settings.folds,
-        seed=settings.seed,
-        workers=workers_for(len(snapshot.dataset), parts * settings.epochs),
-        repeats=settings.repeats,
-        on_progress=lambda fold, part: display.step(1, f"{fold}: {part}"),
-    )
+    splits = workload_folds(dataset, snapshot.workloads, settings.folds, settings.seed)
+    results = [
+        cross_validate(
+            dataset,
+            splits,
+            plan,
+            # Fold i of a repeat uses its seed + i.
+            seed=settings.seed + repeat * settings.folds,
+            workers=workers_for(len(dataset), parts * settings.epochs),
+            on_progress=lambda fold, part: display.step(1, f"{fold}: {part}"),
+        )
+        for repeat in range(settings.repeats)
+    ]
+    return average_repeats(results)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import platform
 import time
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from statistics import median
@@ -267,7 +267,7 @@ def _predicted(approach: Approach, dataset: Dataset) -> list[list[float]]:
 
 def _seconds(run: DemoRun, records: Mapping[DeviceId, Sequence[Record]]) -> dict[str, float]:
     """Wall seconds of the run's steps; then what agents spent inside of measuring, side by side."""
-    merged: Counter[str] = Counter()
+    merged = defaultdict[str, float](float)
     for name, secs in run.parts.items():
         merged[name.removeprefix(_ONBOARD)] += secs
     everything = [record for group in records.values() for record in group]

@@ -15,7 +15,7 @@ import pytest
 from msgspec.structs import replace
 
 from agents.records import CONFIRM, NOISE, Candidate, Outcome, Protocol, Record, canonical_json
-from fleet.api.predictions import MOST_SCORED, predicted, sample
+from fleet.api.dashboard import MOST_SCORED, predicted, sample
 from fleet.comparison.device_rows import device_rows
 from fleet.comparison.series import canary_ratios
 from fleet.coverage.reproducer import script
