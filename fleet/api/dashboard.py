@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from importlib import resources
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
 import msgspec
 import numpy as np
@@ -43,6 +43,7 @@ _STATUSES: dict[type[FleetError], int] = {
     StoreError: 503,
 }
 
+_Endpoint = TypeVar("_Endpoint", bound=Callable[..., Any])
 Name = Annotated[str, Query(max_length=_MOST_TEXT)]
 
 
@@ -60,6 +61,15 @@ def page_query(
 PageOf = Annotated[PageQuery, Depends(page_query)]
 
 
+def _view(app: FastAPI, path: str) -> Callable[[_Endpoint], _Endpoint]:
+    """Declare a view of the dashboard; all of them are the owner's."""
+
+    def declare(endpoint: _Endpoint) -> _Endpoint:
+        return app.get(PREFIX + path)(needs(Access.OWNER)(endpoint))
+
+    return declare
+
+
 def add_dashboard(
     app: FastAPI, dashboard: Dashboard, scores: ScoreService | None, webhook: Webhook | None
 ) -> None:
@@ -71,44 +81,37 @@ def add_dashboard(
 
         app.add_exception_handler(error, refused)
 
-    @app.get(PREFIX + "/fleet")
-    @needs(Access.OWNER)
+    @_view(app, "/fleet")
     def fleet(query: PageOf) -> dict[str, Any]:
         """The devices, those that need somebody first."""
         return dashboard.fleet(query)
 
-    @app.get(PREFIX + "/devices/{device_id}")
-    @needs(Access.OWNER)
+    @_view(app, "/devices/{device_id}")
     def device(device_id: str) -> dict[str, Any]:
         """One device: environments with canaries and A/A runs, champions and challengers, onboarding."""
         return dashboard.device(device_id)
 
-    @app.get(PREFIX + "/comparable")
-    @needs(Access.OWNER)
+    @_view(app, "/comparable")
     def comparable() -> dict[str, Any]:
         """Names of devices and versions that may be compared."""
         return dashboard.comparable()
 
-    @app.get(PREFIX + "/compare")
-    @needs(Access.OWNER)
+    @_view(app, "/compare")
     def compared(query: PageOf, before: Name, after: Name, all: bool = False) -> dict[str, Any]:
         """Two devices, days (`DEVICE@YYYY-MM-DD`) or versions; insignificant rows with `all` only."""
         return dashboard.compare((before, after), query, shows_all=all)
 
-    @app.get(PREFIX + "/workloads")
-    @needs(Access.OWNER)
+    @_view(app, "/workloads")
     def workloads(query: PageOf) -> dict[str, Any]:
         """The workloads with records."""
         return dashboard.workloads(query)
 
-    @app.get(PREFIX + "/workloads/{workload_id}")
-    @needs(Access.OWNER)
+    @_view(app, "/workloads/{workload_id}")
     def workload(workload_id: str, query: PageOf, candidates_from: int = 0) -> dict[str, Any]:
         """One workload: spread of latencies by device, and the matrix of candidates and devices."""
         return dashboard.workload(workload_id, query, max(0, candidates_from))
 
-    @app.get(PREFIX + "/workloads/{workload_id}/candidates/{candidate_id}")
-    @needs(Access.OWNER)
+    @_view(app, "/workloads/{workload_id}/candidates/{candidate_id}")
     def candidate(workload_id: str, candidate_id: str, best_on: Name = "") -> dict[str, Any]:
         """One candidate: raw repeats, its schedule beside the best one's, a script to build it again."""
         return dashboard.candidate(workload_id, candidate_id, best_on)
@@ -119,20 +122,17 @@ def add_dashboard(
 
 
 def _add_daemon_views(app: FastAPI, dashboard: Dashboard, webhook: Webhook | None) -> None:
-    @app.get(PREFIX + "/alerts")
-    @needs(Access.OWNER)
+    @_view(app, "/alerts")
     def alerts(query: PageOf) -> dict[str, Any]:
         """Alarms and changes of models, with whose fault each is."""
         return {**dashboard.alerts(query), "webhook": None if webhook is None else webhook.view}
 
-    @app.get(PREFIX + "/requests")
-    @needs(Access.OWNER)
+    @_view(app, "/requests")
     def requests(query: PageOf) -> dict[str, Any]:
         """The requests without their results, those that have not ended first."""
         return dashboard.requests(query)
 
-    @app.get(PREFIX + "/storage")
-    @needs(Access.OWNER)
+    @_view(app, "/storage")
     def storage() -> dict[str, Any]:
         """Records on their way, room, logs, budgets."""
         return dashboard.storage()
@@ -141,8 +141,7 @@ def _add_daemon_views(app: FastAPI, dashboard: Dashboard, webhook: Webhook | Non
 def _add_predictions(app: FastAPI, dashboard: Dashboard, scores: ScoreService) -> None:
     """Add the path of predictions to an application."""
 
-    @app.get(PREFIX + "/workloads/{workload_id}/predictions")
-    @needs(Access.OWNER)
+    @_view(app, "/workloads/{workload_id}/predictions")
     async def predictions(request: Request, workload_id: str, device: Name) -> dict[str, Any]:
         """Scores of a device's champion for candidates that it has measured, beside their speeds."""
         latencies, chosen, body = await run_in_threadpool(_score_question, dashboard, workload_id, device)

@@ -7,6 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
+from fleet.api.client import find_daemon
 from fleet.cli.options import DEFAULT_MODELS, ModelsOption, RootOption, StoreOption, load_settings
 from fleet.cli.output import ConfigOption, JsonOption, SetOption, print_json
 from fleet.errors import FleetError
@@ -27,8 +28,6 @@ def dashboard(
 
     Example: fleet dashboard --open
     """
-    from fleet.api.client import find_daemon
-
     settings = load_settings(config, {"daemon.root": root}, changes)
     daemon = find_daemon(Path(settings.daemon.root))
     if daemon is None:

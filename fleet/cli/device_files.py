@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from fleet.api.client import ask
 from fleet.cli.options import load_settings
 from fleet.cli.output import ConfigOption, JsonOption, SetOption, print_json
 from fleet.errors import FleetError
@@ -25,7 +26,6 @@ def list_devices(config: ConfigOption = None, changes: SetOption = None, as_json
 
     Example: fleet devices list --json
     """
-    from fleet.api.client import ask
     from fleet.config.device_folder import DeviceFolder
 
     settings = load_settings(config, {}, changes)
@@ -132,8 +132,6 @@ def _check(spec: DeviceSpec, settings: FleetConfig) -> None:
 
 
 def _who_follows(settings: FleetConfig) -> str:
-    from fleet.api.client import ask
-
     is_up = ask(Path(settings.daemon.root), "/v1/status") is not None
     return "the daemon follows within five seconds" if is_up else "no daemon runs; the next start follows"
 

@@ -222,7 +222,9 @@ def _folder(folder: Path | None, config: Path | None, changes: list[str] | None)
 
 def _descriptor_rows(descriptor: Descriptor) -> list[tuple[str, ...]]:
     from agents.host.cpu_features import runnable_levels
+    from agents.records import ANSOR_HARDWARE_PARAMS
 
+    ansor_parameters = zip(ANSOR_HARDWARE_PARAMS, descriptor.ansor_params, strict=True)
     cores = ",".join(map(str, descriptor.usable_cores))
     levels = [level.name for level in runnable_levels(descriptor.arch, descriptor.isa_flags)]
     caches = (descriptor.l1d_bytes, descriptor.l2_bytes, descriptor.l3_bytes)
@@ -240,7 +242,7 @@ def _descriptor_rows(descriptor: Descriptor) -> list[tuple[str, ...]]:
         ("memory", _size(descriptor.memory_bytes)),
         ("clock MHz", " / ".join(f"{mhz:.0f}" if mhz else "?" for mhz in clocks) + " (least / now / most)"),
         ("governor", descriptor.governor or "hidden"),
-        ("Ansor parameters", _ansor_parameters(descriptor)),
+        ("Ansor parameters", ", ".join(f"{name} {value}" for name, value in ansor_parameters)),
         ("instruction sets", " ".join(descriptor.isa_flags)),
         ("versions", ", ".join(f"{name} {version}" for name, version in descriptor.versions)),
     ]
@@ -250,13 +252,6 @@ def _descriptor_rows(descriptor: Descriptor) -> list[tuple[str, ...]]:
                 (f"{kind} {gpu['index']}", f"{gpu.get('name', 'unknown')}, {gpu.get('arch', 'unknown arch')}")
             )
     return rows
-
-
-def _ansor_parameters(descriptor: Descriptor) -> str:
-    from agents.records import ANSOR_HARDWARE_PARAMS
-
-    pairs = zip(ANSOR_HARDWARE_PARAMS, descriptor.ansor_params, strict=True)
-    return ", ".join(f"{name} {value}" for name, value in pairs)
 
 
 def _size(count: int) -> str:

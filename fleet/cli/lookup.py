@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from fleet.api.client import ask
 from fleet.cli.models import show as show_version
 from fleet.cli.options import DEFAULT_MODELS, ModelsOption, StoreOption, load_settings
 from fleet.cli.output import ConfigOption, JsonOption, SetOption, print_json, short_moment
@@ -55,9 +56,10 @@ def show(
         show_version(name, models, as_json=as_json)
         return
     settings = load_settings(config, {"store.path": store}, changes)
-    if request := _request(Path(settings.daemon.root), name):
-        print_json(request)
-        return
+    for request in ask(Path(settings.daemon.root), "/v1/requests") or []:
+        if request["id"] == name:
+            print_json(request)
+            return
     path = Path(settings.store.path)
     reader = Store.read(path)
     match = find(reader, name)
@@ -72,13 +74,6 @@ def show(
         print_json(_as_json(match))
     else:
         _print(match)
-
-
-def _request(root: Path, name: str) -> dict[str, Any] | None:
-    """The request of this id, if a daemon runs and has it."""
-    from fleet.api.client import ask
-
-    return next((request for request in ask(root, "/v1/requests") or [] if request["id"] == name), None)
 
 
 def _script(reader: StoreReader, match: FoundId) -> str:
@@ -245,7 +240,7 @@ def workloads(
                 name,
                 f"{group['workloads']:,}",
                 f"{group['networks']:,}",
-                _span(group["min_flops"], group["max_flops"]),
+                f"{group['min_flops'] / 1e6:,.3g} to {group['max_flops'] / 1e6:,.3g}",
             )
             for name, group in by_operator.items()
         ],
@@ -289,10 +284,6 @@ def _counts_by_operator(workloads: list[Workload]) -> dict[str, dict[str, float]
         }
         for operator, group in sorted(groups.items(), key=lambda item: (-len(item[1]), item[0]))
     }
-
-
-def _span(least: float, most: float) -> str:
-    return f"{least / 1e6:,.3g} to {most / 1e6:,.3g}"
 
 
 def _listed(

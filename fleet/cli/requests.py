@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from fleet.api.client import DaemonClient, find_daemon
 from fleet.cli.options import load_settings
 from fleet.cli.output import (
     ConfigOption,
@@ -26,7 +27,6 @@ from fleet.errors import FleetError
 from fleet.terminal_text import print_rows, print_text
 
 if TYPE_CHECKING:
-    from fleet.api.client import DaemonClient
     from fleet.daemon.engine_options import EngineOptions
 
 _RequestId = Annotated[str, typer.Argument(metavar="ID", help="Id of a request (fleet requests list).")]
@@ -223,8 +223,6 @@ def _interrupted(daemon: DaemonClient, request_id: str) -> None:
 
 
 def _daemon(config: Path | None, changes: list[str] | None) -> DaemonClient:
-    from fleet.api.client import find_daemon
-
     root = Path(load_settings(config, {}, changes).daemon.root)
     daemon = find_daemon(root)
     if daemon is None:

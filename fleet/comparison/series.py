@@ -253,15 +253,15 @@ def canary_ratios(batch: pa.RecordBatch) -> Iterable[tuple[float, dict[str, floa
         canaries = object_of(text).get("canary") if '"canary"' in text else None
         if not isinstance(canaries, Mapping):
             continue
-        ratios = {name: float(ratio) for name, ratio in canaries.items() if _is_ratio(ratio)}
+        ratios = {
+            name: float(ratio)
+            for name, ratio in canaries.items()
+            if isinstance(ratio, int | float) and 0 < ratio < _MOST_RATIO
+        }
         # The texts differ all the same: each has the interval of its own record.
         if ratios and ratios != last:
             last = ratios
             yield at, ratios
-
-
-def _is_ratio(value: Any) -> bool:
-    return isinstance(value, int | float) and 0 < value < _MOST_RATIO
 
 
 def object_of(text: str) -> Mapping[str, Any]:

@@ -142,9 +142,14 @@ def resolve(
     try:
         config = FleetConfig.model_validate(values)
     except ValidationError as error:
-        for key, fault in model_faults(error, _known_keys(values)):
+        policies = values.get("daemon", {}).get("policies")
+        named = policies if isinstance(policies, dict) else {}
+        of_policies = {f"daemon.policies.{device_id}": _KNOWN["daemon.policy"] for device_id in named}
+        for key, fault in model_faults(error, {**_KNOWN, **of_policies}):
             setting = ".".join(key.split(".")[:2])
-            faults.append(f"{origins.get(setting, _origin_of_section(setting, origins))}: {key}: {fault}")
+            # A flag may name a section that does not exist; its key is then not among the origins.
+            inside = (origin for name, origin in origins.items() if name.startswith(f"{setting}."))
+            faults.append(f"{origins.get(setting) or next(inside, 'configuration')}: {key}: {fault}")
     if faults:
         is_flag = any(fault.startswith("flag: ") for fault in faults)
         raise (FlagError if is_flag else ConfigError)(*(fault.removeprefix("file ") for fault in faults))
@@ -213,19 +218,6 @@ def _from_environment(environ: Mapping[str, str], faults: list[str]) -> dict[str
         except ConfigError as error:
             faults.extend(f"env {variable}: {key}: {fault}" for fault in error.args)
     return settings
-
-
-def _known_keys(values: Mapping[str, Mapping[str, Any]]) -> dict[str, list[str]]:
-    """Keys by mapping, those of the policies that are there included."""
-    policies = values.get("daemon", {}).get("policies")
-    named = policies if isinstance(policies, dict) else {}
-    return {**_KNOWN, **{f"daemon.policies.{device_id}": _KNOWN["daemon.policy"] for device_id in named}}
-
-
-def _origin_of_section(key: str, origins: Mapping[str, str]) -> str:
-    """A flag may name a section that does not exist; its key is then not among the origins."""
-    inside = [origin for name, origin in origins.items() if name.startswith(f"{key}.")]
-    return inside[0] if inside else "configuration"
 
 
 __all__ = [

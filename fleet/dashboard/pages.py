@@ -67,7 +67,10 @@ class Listing:
             for row in rows
             if not needle or any(needle in str(row.get(name) or "").casefold() for name in self.texts)
         ]
-        ordered = _ordered(matched, self.keys[sort], is_descending)
+        keyed = [(self.keys[sort](row), row) for row in matched]
+        with_key = [pair for pair in keyed if pair[0] is not None]
+        with_key.sort(key=lambda pair: pair[0], reverse=is_descending)
+        ordered = [row for _, row in with_key] + [row for key, row in keyed if key is None]
         return {
             "rows": ordered[query.offset : query.offset + query.size],
             "total": len(rows),
@@ -78,13 +81,6 @@ class Listing:
             "is_descending": is_descending,
             "is_last": query.offset + query.size >= len(ordered),
         }
-
-
-def _ordered(rows: list[Row], key: Key, is_descending: bool) -> list[Row]:
-    keyed = [(key(row), row) for row in rows]
-    with_key = [pair for pair in keyed if pair[0] is not None]
-    with_key.sort(key=lambda pair: pair[0], reverse=is_descending)
-    return [row for _, row in with_key] + [row for sort_value, row in keyed if sort_value is None]
 
 
 _COMPARED = Listing(

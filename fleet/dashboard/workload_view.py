@@ -6,6 +6,7 @@ The page of one workload reads the rows of the devices on that page, and no othe
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from statistics import fmean
 from typing import Any
 
 import numpy as np
@@ -124,8 +125,8 @@ class CandidateMatrix:
         """
         best = {name: min(self.latencies(name).values(), default=0.0) for name in self._device_ids}
         speeds = {
-            candidate_id: _mean(
-                [best[name] / secs for name, secs in cells.items() if isinstance(secs, float)]
+            candidate_id: fmean(
+                [best[name] / secs for name, secs in cells.items() if isinstance(secs, float)] or [0.0]
             )
             for candidate_id, cells in self._cells.items()
         }
@@ -147,7 +148,3 @@ class CandidateMatrix:
             "filled": sum(map(len, self._cells.values())),
             "of": len(ordered) * len(self._device_ids),
         }
-
-
-def _mean(values: Sequence[float]) -> float:
-    return sum(values) / len(values) if values else 0.0

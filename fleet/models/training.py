@@ -114,10 +114,11 @@ def train_version(
         inherited=frozenset() if box is None else box.trained_workloads,
     )
     verdicts = judge.verdicts([trained.model for trained in all_trained], heads)
-    results = [
-        _keep(registry, snapshot, trained, decided, _provenance_of(way, box, provenance), publish=publish)
-        for way, trained, decided in zip(tasks, all_trained, verdicts, strict=True)
-    ]
+    results = []
+    for way, trained, decided in zip(tasks, all_trained, verdicts, strict=True):
+        origin = boosting_provenance(box, provenance) if way == BOOSTED and box is not None else {}
+        its_provenance = {**provenance, "way": way, **origin}
+        results.append(_keep(registry, snapshot, trained, decided, its_provenance, publish=publish))
     # The one that serves more devices; the others stand beside it.
     result = max(results, key=lambda listed: len(listed["serves"]))
     if publish:
@@ -142,12 +143,6 @@ def _by_way(task: TrainingTask, kinds: Sequence[str], box: ShippedModel | None) 
     init = with_heads(box.model, task.dataset, rows, task.devices, seed=task.seed)
     # What went on from a thousand workloads, by a little, goes before what learnt from these alone.
     return {BOOSTED: replace(task, run=TrainRun(init=init)), **tasks}
-
-
-def _provenance_of(way: str, box: ShippedModel | None, provenance: Mapping[str, Any]) -> dict[str, Any]:
-    """What the manifest of a model that was trained in some way says of it."""
-    boosted = boosting_provenance(box, provenance) if way == BOOSTED and box is not None else {}
-    return {**provenance, "way": way, **boosted}
 
 
 def _keep(

@@ -8,12 +8,12 @@ device's own move it; the moved head serves where it is judged better or as good
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from agents.records import CandidateId, DeviceId, DeviceSpec, Workload, WorkloadId
+from agents.records import CandidateId, DeviceId, DeviceSpec, WorkloadId
 from agents.trust import is_live
 from fleet.config.settings import select_devices
 from fleet.drivers.session import EngineSession
@@ -199,15 +199,11 @@ def _measure(
     )
     if not workloads:
         raise none_fits(len(listed), selection.networks, selection.min_flops, selection.max_flops)
-    pools = collection.propose(workloads, _shares(workloads, samples))
+    each, rest = divmod(samples, len(workloads))
+    shares = {workload.workload_id: each + (place < rest) for place, workload in enumerate(workloads)}
+    pools = collection.propose(workloads, shares)
     collection.measure(pools)
     return frozenset(candidate.candidate_id for pool in pools[spec.family].values() for candidate in pool)
-
-
-def _shares(workloads: Sequence[Workload], samples: int) -> dict[WorkloadId, int]:
-    """Samples of each workload, which differ by one at most."""
-    each, rest = divmod(samples, len(workloads))
-    return {workload.workload_id: each + (place < rest) for place, workload in enumerate(workloads)}
 
 
 def _adapted(

@@ -80,15 +80,13 @@ def why_as_before(now: Fingerprint, before: Fingerprint | None, store: StoreRead
     shared = len(now.latency_secs.keys() & before.latency_secs.keys()) if before is not None else 0
     if before is None or shared < LEAST_SHARED:
         return ""
-    within = max(_LEAST_CHANGE, _TIMES_NOISE * _noise(store, now.device_id))
+    device_id = now.device_id
+    batches = store.columns(READING_COLUMNS, device_ids=[device_id])
+    floor = noise_floor(reading for _, batch in batches for reading in readings(device_id, batch))
+    # How far nine of ten repeats of a program differ.
+    noise = floor.p90_change if floor is not None else 0.0
+    within = max(_LEAST_CHANGE, _TIMES_NOISE * noise)
     moved = drifted(before, now, within)
     if len(moved) > _MOVED_SHARE * shared:
         return ""
     return f"{len(moved)} of {shared} reference programs changed by more than {within:.0%}: its head stays"
-
-
-def _noise(store: StoreReader, device_id: DeviceId) -> float:
-    """How far nine of ten repeats of a program differ; 0 where nothing was measured twice."""
-    batches = store.columns(READING_COLUMNS, device_ids=[device_id])
-    floor = noise_floor(reading for _, batch in batches for reading in readings(device_id, batch))
-    return floor.p90_change if floor is not None else 0.0

@@ -37,6 +37,8 @@ def onboard_recorded(settings: FleetConfig, device: str) -> dict[str, Any]:
         FleetError: The device has no records, or no source devices.
         TransferError: There is nothing to learn from.
     """
+    from transfer.evaluate.evaluator import judge_folds
+
     clock = Clock()
     recorded = _look_up(settings, device, clock)
     onboarding = recorded.onboarding
@@ -57,7 +59,10 @@ def onboard_recorded(settings: FleetConfig, device: str) -> dict[str, Any]:
     with clock.part("report"):
         result |= adaptation_report(onboarding, adapted, strategy, case.test)
     scores = adapted.score(recorded.view, case.test)
-    result["truth"] = _truth(recorded.dataset, device, scores, case.test)
+    # What the head's first choices really reach on the rows held back, beside a random choice.
+    judgement = judge_folds(recorded.dataset, device, [(case.test, scores)])
+    names = ("top1", "top5", "tau", "random_top1", "random_top5")
+    result["truth"] = {name: round(float(getattr(judgement, name)), 4) for name in names}
     result["seconds"] = clock.parts
     return result
 
@@ -159,12 +164,3 @@ def _family(settings: FleetConfig, device: str) -> Dataset:
             "from; collect on a source device first"
         )
     return load_snapshot(reader, device_ids=[DeviceId(device), *sources]).dataset
-
-
-def _truth(dataset: Dataset, device: str, scores: np.ndarray, test: np.ndarray) -> dict[str, float]:
-    """What the head's first choices really reach on the rows held back, beside a random choice."""
-    from transfer.evaluate.evaluator import judge_folds
-
-    judgement = judge_folds(dataset, device, [(test, scores)])
-    names = ("top1", "top5", "tau", "random_top1", "random_top5")
-    return {name: round(float(getattr(judgement, name)), 4) for name in names}

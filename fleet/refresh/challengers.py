@@ -23,7 +23,6 @@ from fleet.refresh.request import EPOCHS, RefreshRequest, warm_epochs
 if TYPE_CHECKING:
     from transfer.model.fleet_tlp import FleetTLP
     from transfer.model.tlp_model import TlpModel
-    from transfer.train.trainers import TrainingTask
 
 #: Name of the trained challengers in the folder of a request.
 CHALLENGER = "challenger"
@@ -55,8 +54,11 @@ def challenger(
     Raises:
         TransferError: Training failed, or the data lack the features that the kind reads.
     """
+    from transfer.adapt.heads import with_heads
     from transfer.model import checkpoint
-    from transfer.train.trainers import train_model
+    from transfer.train.config import TrainConfig
+    from transfer.train.trainers import TrainingTask, train_model
+    from transfer.train.training import TrainRun
 
     run = content_hash(run, way)
     kept = Path(request.folder) / CHALLENGER / way
@@ -65,10 +67,25 @@ def challenger(
         if manifest.get("run") == run:
             return Challenger(model=model, about=manifest["about"], run=run)
         shutil.rmtree(kept)
-    trained = train_model(way, _task(request, run, base, rows, heads, data))
+    dataset, seed = data.snapshot.dataset, request.seed
+    config, init = TrainConfig(epochs=request.epochs, device=request.compute, lends=True), None
+    if base is not None:
+        config = replace(config, epochs=warm_epochs(config.epochs))
+        init = with_heads(base, dataset, rows, heads, seed=seed)
+    learn, stop = divide(data.snapshot, seed, rows)
+    task = TrainingTask(
+        dataset=dataset,
+        rows=learn,
+        devices=heads,
+        config=config,
+        seed=seed,
+        stop_rows=stop,
+        run=TrainRun(init=init, folder=Path(request.folder) / EPOCHS / run[:12]),
+    )
+    trained = train_model(way, task)
     about = {
         **manifest_of(
-            data.snapshot, seed=request.seed, config=trained.config, seconds=trained.seconds, sources=heads
+            data.snapshot, seed=seed, config=trained.config, seconds=trained.seconds, sources=heads
         ),
         "epochs_done": trained.epochs_done,
         "best_epoch": trained.best_epoch,
@@ -76,35 +93,3 @@ def challenger(
     }
     checkpoint.save(kept, trained.model, {"run": run, "about": about})
     return Challenger(model=trained.model, about=about, run=run)
-
-
-def _task(
-    request: RefreshRequest,
-    run: str,
-    base: FleetTLP | None,
-    rows: np.ndarray,
-    heads: Sequence[str],
-    data: RefreshData,
-) -> TrainingTask:
-    """What to train: a model that starts from `base`, or from nothing where that is None."""
-    from transfer.adapt.heads import with_heads
-    from transfer.train.config import TrainConfig
-    from transfer.train.trainers import TrainingTask
-    from transfer.train.training import TrainRun
-
-    dataset = data.snapshot.dataset
-    config = TrainConfig(epochs=request.epochs, device=request.compute, lends=True)
-    init = None
-    if base is not None:
-        config = replace(config, epochs=warm_epochs(config.epochs))
-        init = with_heads(base, dataset, rows, heads, seed=request.seed)
-    learn, stop = divide(data.snapshot, request.seed, rows)
-    return TrainingTask(
-        dataset=dataset,
-        rows=learn,
-        devices=heads,
-        config=config,
-        seed=request.seed,
-        stop_rows=stop,
-        run=TrainRun(init=init, folder=Path(request.folder) / EPOCHS / run[:12]),
-    )

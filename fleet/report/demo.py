@@ -41,7 +41,6 @@ from fleet.planner.progress import TerminalDisplay
 from fleet.planner.selection import choose_workloads
 from fleet.planner.settings import CollectSettings
 from fleet.planner.time_spent import Clock
-from fleet.store.reader import StoreReader
 from fleet.store.store import Store
 
 if TYPE_CHECKING:
@@ -239,7 +238,12 @@ def _measure(
     for part, secs in onboarded["seconds"].items():
         clock.parts[f"onboard: {part}"] = secs
     if resumed:
-        clock.parts["onboard: measure"] = _work_secs(engine.store(), target.device_id)
+        # The seconds of building and timing candidates, one after the other.
+        clock.parts["onboard: measure"] = sum(
+            record.build_secs + record.timing_secs
+            for record in engine.store().records(device_id=target.device_id)
+            if record.attempt == 0
+        )
     version = onboarded["served_by"]
     strategy = str(onboarded["taken"])
     display.say(f"Model {version} serves {target.device_id} ({strategy}). Measuring the rest to check it.")
@@ -312,12 +316,6 @@ def start_over(folder: Path) -> None:
                 path.unlink(missing_ok=True)
         except OSError as error:
             raise FleetError(f"cannot delete {path}: {error.strerror}; delete it by hand") from error
-
-
-def _work_secs(store: StoreReader, device_id: DeviceId) -> float:
-    """Seconds that a device has spent on building and timing candidates, one after the other."""
-    first = (record for record in store.records(device_id=device_id) if record.attempt == 0)
-    return sum(record.build_secs + record.timing_secs for record in first)
 
 
 def _judge(

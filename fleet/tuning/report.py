@@ -200,7 +200,8 @@ def print_tuning(result: Mapping[str, Any]) -> None:
     for name, delivery in result["whole_networks"].items():
         print_line(network_sentence(name, delivery))
         for side, why in delivery.get("absent", {}).items():
-            print_line(f"{name}: {SIDE_NAMES[side]} was not timed: {why}{_advice(why)}")
+            advice = "; pip install 'tensor-fleet[networks]'" if "No module named 'onnx" in why else ""
+            print_line(f"{name}: {SIDE_NAMES[side]} was not timed: {why}{advice}")
         if delivery.get("library"):
             print_line(f"library for TVM's Relax: {delivery['library']}")
     who = f"ranked by {result['model']}" if result["model"] else f"not ranked: {result['why_no_model']}"
@@ -211,10 +212,6 @@ def print_tuning(result: Mapping[str, Any]) -> None:
     print_line(f"ended by: {result['ended']}")
     print_line(f"database for TVM: {result['database']}")
     print_line(f"report: {result['report']}")
-
-
-def _advice(why: str) -> str:
-    return "; pip install 'tensor-fleet[networks]'" if "No module named 'onnx" in why else ""
 
 
 def _cells(workload: Mapping[str, Any]) -> tuple[str, ...]:

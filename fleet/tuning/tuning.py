@@ -167,7 +167,10 @@ def _search(
                 _settle(engine, target, rounds.searches, _SETTLING * (time.monotonic() - began_at))
     searches = rounds.searches
     if not any(math.isfinite(search.best_secs) for search in searches):
-        why = _why_nothing_ran(searches, ended, settings.store.path)
+        why = f"the search ended before a candidate was measured ({ended}); give it more time"
+        if failed := sum(search.failed for search in searches):
+            store = settings.store.path
+            why = f"none of {failed} candidates ran; `fleet status --store {store}` shows their outcomes"
         raise FleetError(f"device {target}, {len(searches)} workloads: {why}")
     return {
         "device": target,
@@ -229,12 +232,6 @@ def _why_end(remaining: int, rounds: Rounds, ends_at: float) -> str:
         return ""
     worth = {search.ended for search in rounds.searches}
     return "nothing left to gain" if worth - {USED_UP} else USED_UP
-
-
-def _why_nothing_ran(searches: Sequence[Search], ended: str, store: str) -> str:
-    if failed := sum(search.failed for search in searches):
-        return f"none of {failed} candidates ran; `fleet status --store {store}` shows their outcomes"
-    return f"the search ended before a candidate was measured ({ended}); give it more time"
 
 
 def _confirm(engine: EngineSession, device_id: DeviceId, search: Search) -> None:
