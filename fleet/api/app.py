@@ -27,7 +27,7 @@ from fleet.api.webhook import Webhook
 from fleet.dashboard.dashboard import Dashboard, View
 from fleet.models.registry_file import RegistryError
 from fleet.models.registry_reader import HeadMissing, RegistryReader, as_json
-from fleet.models.views import champion_notes
+from fleet.models.views import NO_CHAMPION, champion_notes
 from fleet.requests.desk import RequestDesk
 from fleet.requests.request_kind import listed
 from fleet.terminal_text import in_utf8
@@ -222,8 +222,7 @@ def _add_score(app: FastAPI, scores: ScoreService) -> None:
 def _with_notes(devices: Mapping[str, Any], registry: RegistryReader) -> dict[str, Any]:
     """Devices of a view; each with what is known of its champion, and what its challenger lacks."""
     notes = champion_notes(registry)
-    none = {"pinned": False, "retained": "", "model_kind": "", "shipped": ""}
     return {
-        device_id: {**device, **{key: notes.get(device_id, none)[key] for key in none}}
+        device_id: {**device, **{key: notes.get(device_id, NO_CHAMPION)[key] for key in NO_CHAMPION}}
         for device_id, device in devices.items()
     }

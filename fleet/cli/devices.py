@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fleet.cli.options import FolderOption, load_settings
+from fleet.cli.options import FolderSettings
 from fleet.cli.output import ConfigOption, JsonOption, SetOption, parse_changes, print_json
 from fleet.errors import FleetError
 from fleet.terminal_text import print_rows, print_text
@@ -25,11 +25,9 @@ if TYPE_CHECKING:
 
 
 def init(
-    folder: FolderOption = None,
+    settings: FolderSettings,
     threads: Annotated[int, typer.Option(min=1, help="Threads of a measured program.")] = 1,
     force: Annotated[bool, typer.Option("--force", help="Replace files that differ.")] = False,
-    config: ConfigOption = None,
-    changes: SetOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Write a device file for each CPU profile and GPU of this host.
@@ -41,7 +39,7 @@ def init(
     """
     from fleet.config.init import Action, host_profiles, write_profiles
 
-    done = write_profiles(_folder(folder, config, changes), host_profiles(threads), force)
+    done = write_profiles(Path(settings.devices.folder), host_profiles(threads), force)
     if as_json:
         print_json(
             [{"device": path.stem, "path": str(path), "action": str(action)} for path, action in done.items()]
@@ -53,10 +51,8 @@ def init(
 
 
 def probe(
+    settings: FolderSettings,
     device: Annotated[str | None, typer.Option("--device", help="Compare the host with this device.")] = None,
-    folder: FolderOption = None,
-    config: ConfigOption = None,
-    changes: SetOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Show the hardware of this host, and whether it matches a device file.
@@ -71,7 +67,7 @@ def probe(
     from agents.records import DeviceKind, as_json_dict
     from fleet.config.device_files import load_device
 
-    spec = load_device(_folder(folder, config, changes), device) if device else None
+    spec = load_device(Path(settings.devices.folder), device) if device else None
     descriptor = look()
     faults = differences(spec, descriptor) if spec else []
     board = _ask_board(spec, faults) if spec and spec.kind is DeviceKind.RPC and not faults else None
@@ -111,9 +107,7 @@ def _board_line(spec: DeviceSpec, board: dict[str, Any]) -> str:
 
 
 def doctor(
-    folder: FolderOption = None,
-    config: ConfigOption = None,
-    changes: SetOption = None,
+    settings: FolderSettings,
     as_json: JsonOption = False,
 ) -> None:
     """Check this host: what would disturb measurements, and how well worker processes are confined.
@@ -134,7 +128,6 @@ def doctor(
     from fleet.transport.ray_folder import ray_default_folder
     from fleet.transport.ray_token import token_path
 
-    settings = load_settings(config, {"devices.folder": folder}, changes)
     devices = list(select_devices(settings, without_retired=True).values())
     tokens = (token_path(), Path(settings.daemon.root) / TOKEN)
     state = look(Path(settings.store.path), specs=devices, tokens=tokens, ray_folder=ray_default_folder())
@@ -213,11 +206,6 @@ def config_schema(
     if kind is SchemaOption.FLEET:
         schema["properties"]["schema"] = {"const": 1}
     print_json(schema)
-
-
-def _folder(folder: Path | None, config: Path | None, changes: list[str] | None) -> Path:
-    """Folder of the device files: of the flag, else of the settings."""
-    return folder or Path(load_settings(config, {}, changes).devices.folder)
 
 
 def _descriptor_rows(descriptor: Descriptor) -> list[tuple[str, ...]]:

@@ -13,8 +13,8 @@ import typer
 
 from fleet.api.client import ask
 from fleet.cli.models import show as show_version
-from fleet.cli.options import DEFAULT_MODELS, ModelsOption, StoreOption, load_settings
-from fleet.cli.output import ConfigOption, JsonOption, SetOption, print_json, short_moment
+from fleet.cli.options import DEFAULT_MODELS, ModelsOption, StoreSettings
+from fleet.cli.output import JsonOption, print_json, short_moment
 from fleet.errors import FleetError
 from fleet.terminal_text import print_rows, print_text, say_text
 
@@ -34,13 +34,11 @@ def show(
         str,
         typer.Argument(metavar="ID", help="Id of a record, candidate, workload, model version or request."),
     ],
+    settings: StoreSettings,
     script: Annotated[
         bool, typer.Option("--script", help="Print a Python script that builds and times the candidate.")
     ] = False,
-    store: StoreOption = None,
     models: ModelsOption = DEFAULT_MODELS,
-    config: ConfigOption = None,
-    changes: SetOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Show a record, candidate, workload, model version or request by its id.
@@ -55,7 +53,6 @@ def show(
     if (models / name).is_dir():
         show_version(name, models, as_json=as_json)
         return
-    settings = load_settings(config, {"store.path": store}, changes)
     for request in ask(Path(settings.daemon.root), "/v1/requests") or []:
         if request["id"] == name:
             print_json(request)
@@ -162,6 +159,7 @@ def _trace(trace: str) -> str:
 
 
 def workloads(
+    settings: StoreSettings,
     contains: Annotated[
         str,
         typer.Argument(
@@ -187,9 +185,6 @@ def workloads(
         int | None, typer.Option(min=1, help="Choose this many of them, as a collection chooses.")
     ] = None,
     limit: Annotated[int, typer.Option(min=1, help="List at most this many.")] = _LISTED,
-    store: StoreOption = None,
-    config: ConfigOption = None,
-    changes: SetOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """List tensor programs, with the number of records of each, and count them by operator.
@@ -204,7 +199,7 @@ def workloads(
     from fleet.planner.selection import choose_workloads
     from fleet.report.words import counted
 
-    where, listed, counts = _listed(network, store, config, changes)
+    where, listed, counts = _listed(network, settings)
     fit = [
         workload
         for workload in listed
@@ -287,7 +282,7 @@ def _counts_by_operator(workloads: list[Workload]) -> dict[str, dict[str, float]
 
 
 def _listed(
-    networks: list[str] | None, store: Path | None, config: Path | None, changes: list[str] | None
+    networks: list[str] | None, settings: StoreSettings
 ) -> tuple[str, list[Workload], dict[WorkloadId, int]]:
     """Where the workloads are from, they themselves, and how many records of each there are."""
     if networks:
@@ -301,7 +296,7 @@ def _listed(
 
     from fleet.store.store import Store
 
-    path = Path(load_settings(config, {"store.path": store}, changes).store.path)
+    path = Path(settings.store.path)
     reader = Store.read(path)
     counts: dict[WorkloadId, int] = {}
     for _, batch in reader.columns(["workload_id"]):

@@ -14,15 +14,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from fleet.api.client import DaemonClient, find_daemon
-from fleet.cli.options import load_settings
-from fleet.cli.output import (
-    ConfigOption,
-    Interrupted,
-    JsonOption,
-    SetOption,
-    print_json,
-    short_moment,
-)
+from fleet.cli.options import Settings
+from fleet.cli.output import Interrupted, JsonOption, print_json, short_moment
 from fleet.errors import FleetError
 from fleet.terminal_text import print_rows, print_text
 
@@ -32,14 +25,12 @@ if TYPE_CHECKING:
 _RequestId = Annotated[str, typer.Argument(metavar="ID", help="Id of a request (fleet requests list).")]
 
 
-def list_requests(
-    config: ConfigOption = None, changes: SetOption = None, as_json: JsonOption = False
-) -> None:
+def list_requests(settings: Settings, as_json: JsonOption = False) -> None:
     """List the open requests and the latest ended ones.
 
     Example: fleet requests list
     """
-    requests: list[dict[str, Any]] = _daemon(config, changes).get("/v1/requests") or []
+    requests: list[dict[str, Any]] = _daemon(settings).get("/v1/requests") or []
     if as_json:
         print_json(requests)
     elif not requests:
@@ -62,15 +53,14 @@ def list_requests(
 
 def show(
     request_id: _RequestId,
-    config: ConfigOption = None,
-    changes: SetOption = None,
+    settings: Settings,
     as_json: JsonOption = False,
 ) -> None:
     """Show the arguments, state and result of a request.
 
     Example: fleet requests show train-3f9c
     """
-    listed: list[dict[str, Any]] = _daemon(config, changes).get("/v1/requests") or []
+    listed: list[dict[str, Any]] = _daemon(settings).get("/v1/requests") or []
     request = next((entry for entry in listed if entry["id"] == request_id), None)
     if request is None:
         raise FleetError(f"no request {request_id!r}; `fleet requests list` shows the known ones")
@@ -88,8 +78,7 @@ def show(
 
 def follow(
     request_id: _RequestId,
-    config: ConfigOption = None,
-    changes: SetOption = None,
+    settings: Settings,
     as_json: JsonOption = False,
 ) -> None:
     """Follow a request until it has ended; exit code 0 if it succeeded.
@@ -98,7 +87,7 @@ def follow(
 
     Example: fleet requests follow train-3f9c
     """
-    request = follow_request(_daemon(config, changes), request_id)
+    request = follow_request(_daemon(settings), request_id)
     if as_json:
         print_json(request)
     finish(request, is_printed=not as_json)
@@ -106,15 +95,14 @@ def follow(
 
 def cancel(
     request_id: _RequestId,
-    config: ConfigOption = None,
-    changes: SetOption = None,
+    settings: Settings,
     as_json: JsonOption = False,
 ) -> None:
     """Cancel a request, and stop the work that is done for it alone. An ended request stays as it is.
 
     Example: fleet requests cancel train-3f9c
     """
-    request = _daemon(config, changes).cancel(request_id)
+    request = _daemon(settings).cancel(request_id)
     if as_json:
         print_json(request)
     else:
@@ -222,8 +210,8 @@ def _interrupted(daemon: DaemonClient, request_id: str) -> None:
         )
 
 
-def _daemon(config: Path | None, changes: list[str] | None) -> DaemonClient:
-    root = Path(load_settings(config, {}, changes).daemon.root)
+def _daemon(settings: Settings) -> DaemonClient:
+    root = Path(settings.daemon.root)
     daemon = find_daemon(root)
     if daemon is None:
         raise FleetError(f"no daemon runs on {root}; `fleet up` starts one")

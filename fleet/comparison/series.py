@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
@@ -114,12 +115,11 @@ def compared_side(
     is_timed = pc.and_(is_ok, pc.is_valid(batch.column("latency_secs")))
     is_steady = pc.and_(is_timed, pa.array(~flag_column(batch.column("quality"), "suspect")))
     environments = batch.column("environment_id")
-    timed = dict(zip(*pc.value_counts(environments.filter(is_steady)).flatten(), strict=True))
-    steady = {str(name): int(count.as_py()) for name, count in timed.items()}
+    steady = Counter(environments.filter(is_steady).to_pylist())
 
     def rank(name: str) -> tuple[int, int, str]:
         mine = batch.column("candidate_id").filter(pc.equal(environments, name))
-        return steady.get(name, 0), len(pc.unique(mine)), name
+        return steady[name], len(pc.unique(mine)), name
 
     environment = max(pc.unique(environments).to_pylist(), key=rank)
     here = pc.equal(environments, environment)
@@ -137,10 +137,10 @@ def compared_side(
         candidate_secs = latencies.setdefault(workload, {})
         candidate_secs[candidate] = min(secs, candidate_secs.get(candidate, secs))
     floor = noise_floor(readings(device_id, rows.filter(pc.equal(rows.column("origin"), NOISE))))
-    canaries: dict[str, list[float]] = {}
+    canaries = defaultdict[str, list[float]](list)
     for _, ratios in canary_ratios(rows):
         for canary, ratio in ratios.items():
-            canaries.setdefault(canary, []).append(ratio)
+            canaries[canary].append(ratio)
     return ComparedSide(
         records=batch.num_rows,
         environments=len(steady),

@@ -95,12 +95,7 @@ class Dashboard:
 
     def _rows(self) -> tuple[Mapping[str, Any], StoreSummary, list[dict[str, Any]]]:
         view, summary = self.view(), self.store.summary()
-        try:
-            champions = fleet_rows.champion_rows(self._registry.champions(), champion_notes(self._registry))
-        except RegistryError:
-            # `fleet models` prints how to repair it; that must not hide the devices.
-            champions = {}
-        return view, summary, fleet_rows.fleet_rows(view, summary, champions)
+        return view, summary, fleet_rows.fleet_rows(view, summary, champion_notes(self._registry))
 
     def _ladder(self, device_id: str) -> dict[str, Any]:
         """The steps of a device's champions; `damaged` has the reason if the registry cannot be read."""

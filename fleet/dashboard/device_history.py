@@ -7,10 +7,10 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from fleet.dashboard.fleet_rows import score_of
 from fleet.models.onboarding_curves import CURVES, history
 from fleet.models.registry_file import RegistryError
 from fleet.models.registry_reader import RegistryReader, as_json
+from fleet.models.views import score_of
 
 #: Versions whose verdicts are looked at, and steps that are shown; the newest.
 MOST_VERSIONS, MOST_STEPS = 40, 60

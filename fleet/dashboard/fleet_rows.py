@@ -10,11 +10,10 @@ from collections.abc import Iterable, Mapping
 from enum import IntEnum
 from typing import Any
 
-from agents.records import DeviceId
-from fleet.dashboard.pages import Listing, Row
+from fleet.dashboard.pages import Listing
 from fleet.dashboard.recent_records import spark
 from fleet.dashboard.store_view import StoreSummary
-from fleet.models.registry_file import Champion
+from fleet.models.views import NO_CHAMPION
 
 #: Share of a device's last records that failed, and that drifted, from which that is worth a look.
 FAILING_SHARE, DRIFTING_SHARE = 0.5, 0.5
@@ -131,23 +130,6 @@ def fleet_counts(rows: list[dict[str, Any]]) -> dict[str, Any]:
     }
 
 
-def champion_rows(champions: Mapping[DeviceId, Champion], notes: Row) -> dict[str, dict[str, Any]]:
-    """The part of a row about a device's champion."""
-    return {
-        str(device_id): {**notes.get(device_id, {}), "score": score_of(champion.judged)}
-        for device_id, champion in champions.items()
-    }
-
-
-def score_of(judged: Mapping[str, Any] | None) -> dict[str, Any] | None:
-    """The figure of a verdict that is shown first, with its interval; None if nothing was judged."""
-    for name in ("top1", "top5"):
-        if judged and name in judged:
-            value, low, high = judged[name]
-            return {"name": name, "value": value, "low": low, "high": high}
-    return None
-
-
 def _row(
     device_id: str, device: Mapping[str, Any], now: float, summary: StoreSummary, champion: Mapping[str, Any]
 ) -> dict[str, Any]:
@@ -163,11 +145,7 @@ def _row(
         "spark": spark(known.get("periods", {}), now) if digest == "ready" else None,
         # The registry knows of a rollback by hand before the coordinator does.
         "champion": champion.get("version") or device.get("champion", ""),
-        "model_kind": champion.get("model_kind", ""),
-        "shipped": champion.get("shipped", ""),
-        "pinned": champion.get("pinned", False),
-        "retained": champion.get("retained", ""),
-        "score": champion.get("score"),
+        **{name: champion.get(name, default) for name, default in NO_CHAMPION.items()},
     }
     level, reason = attention(row, now)
     row["attention"] = {"level": int(level), "name": level.name.lower(), "reason": reason}
@@ -204,10 +182,7 @@ def storage_view(view: Mapping[str, Any]) -> dict[str, Any]:
     ]
     return {
         "now": view["now"],
-        "store": dict(view["store"]),
-        "health": dict(view["health"]),
-        "clock": dict(view["clock"]),
-        "training": dict(view["training"]),
+        **{name: dict(view[name]) for name in ("store", "health", "clock", "training")},
         "budgets": budgets[:MOST_BUDGETS],
         "budgets_of": len(budgets),
         "devices": len(view["devices"]),

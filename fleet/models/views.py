@@ -34,6 +34,9 @@ _COMPARED = (
     "holdout",
 )
 
+#: What a device without a champion has in the place of `champion_notes`, as far as lists of devices show it.
+NO_CHAMPION = {"model_kind": "", "shipped": "", "pinned": False, "retained": "", "score": None}
+
 
 def list_versions(registry: RegistryReader) -> list[dict[str, Any]]:
     """Every version, oldest first: when and from what it was made, and the devices that it serves.
@@ -42,30 +45,36 @@ def list_versions(registry: RegistryReader) -> list[dict[str, Any]]:
     last challenger did not take its place (`retained`). `damaged` says why nothing is known of a version;
     None where its manifest can be read.
     """
-    champions = registry.champions()
+    champions = registry.champions().values()
     entries = []
     for version in registry.versions():
         manifest, damaged = _manifest_of(registry, version)
+        served = [champion for champion in champions if champion.version == version]
         entries.append(
             {
                 "version": version,
                 "model_kind": registry.kind(version) or None,
                 "damaged": damaged,
-                "created_at": manifest.get("created_at"),
                 "heads": manifest.get("heads", []),
-                "serves": [
-                    str(device_id) for device_id, champion in champions.items() if champion.version == version
-                ],
-                "champions": [
-                    as_json(champion) for champion in champions.values() if champion.version == version
-                ],
-                "table_version": manifest.get("table_version"),
-                "candidates": manifest.get("candidates"),
-                "warm_start": manifest.get("warm_start"),
+                "serves": [str(champion.device_id) for champion in served],
+                "champions": list(map(as_json, served)),
                 "reasons": manifest.get("reasons", []),
+                **{
+                    key: manifest.get(key)
+                    for key in ("created_at", "table_version", "candidates", "warm_start")
+                },
             }
         )
     return entries
+
+
+def score_of(judged: Mapping[str, Any] | None) -> dict[str, Any] | None:
+    """The figure of a verdict that is shown first, with its interval; None if nothing was judged."""
+    for name in ("top1", "top5"):
+        if judged and name in judged:
+            value, low, high = judged[name]
+            return {"name": name, "value": value, "low": low, "high": high}
+    return None
 
 
 def champion_notes(registry: RegistryReader) -> dict[str, dict[str, Any]]:
@@ -75,7 +84,8 @@ def champion_notes(registry: RegistryReader) -> dict[str, dict[str, Any]]:
     mend it.
 
     `shipped` names the shipped model that it is a head of, `reason` says why it serves. `retained` names the
-    last challenger, and says what it lacks to take the place; they are empty where there was none.
+    last challenger, and says what it lacks to take the place; they are empty where there was none. `score` is
+    as of `score_of`.
     """
     try:
         champions = registry.champions()
@@ -93,6 +103,7 @@ def champion_notes(registry: RegistryReader) -> dict[str, dict[str, Any]]:
             "pinned": champion.pinned_at is not None,
             "reason": champion.reason,
             "retained": champion.retained,
+            "score": score_of(champion.judged),
         }
         for device_id, champion in champions.items()
     }
