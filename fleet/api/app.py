@@ -7,7 +7,6 @@ champions make of candidates. Only `fleet.api.requests` changes anything. Each p
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any
 
@@ -25,6 +24,7 @@ from fleet.api.score_service import ScoreBusyError, ScoreService, ScoreSettings
 from fleet.api.scores import ScoreQuestion
 from fleet.api.webhook import Webhook
 from fleet.dashboard.dashboard import Dashboard, View
+from fleet.json_types import Json, JsonDict
 from fleet.models.registry_file import RegistryError
 from fleet.models.registry_reader import HeadMissing, RegistryReader, as_json
 from fleet.models.views import NO_CHAMPION, champion_notes
@@ -39,7 +39,7 @@ _GONE = 499
 SCORE_PATH = "/v1/score"
 _RETRY_SECS = "5"
 #: The body is read as bytes, for it is parsed elsewhere; this says what belongs into it.
-_SCORE_BODY: dict[str, Any] = {
+_SCORE_BODY: JsonDict = {
     "requestBody": {
         "required": True,
         "content": {
@@ -109,7 +109,7 @@ def make_app(sources: ApiSources, connections: Connections, scores: ScoreService
 
     @app.get("/openapi.json", include_in_schema=False)
     @needs(Access.READER)
-    def schema() -> dict[str, Any]:
+    def schema() -> JsonDict:
         return app.openapi()
 
     @app.get("/metrics")
@@ -135,7 +135,7 @@ def _add_fleet(app: FastAPI, view: View, registry: RegistryReader) -> None:
 
     @app.get("/v1/status")
     @needs(Access.READER)
-    def status() -> Mapping[str, Any]:
+    def status() -> Json:
         """The whole view."""
         whole = view()
         return {**whole, "devices": _with_notes(whole["devices"], registry)}
@@ -161,7 +161,7 @@ def _add_fleet(app: FastAPI, view: View, registry: RegistryReader) -> None:
 def _add_models(app: FastAPI, registry: RegistryReader) -> None:
     @app.get("/v1/models")
     @needs(Access.READER)
-    def models() -> dict[str, Any]:
+    def models() -> JsonDict:
         """Who serves which device, and all versions."""
         return {
             "champions": {
@@ -172,7 +172,7 @@ def _add_models(app: FastAPI, registry: RegistryReader) -> None:
 
     @app.get("/v1/models/{device_id}")
     @needs(Access.READER)
-    def manifest(device_id: str, version: str = "") -> dict[str, Any]:
+    def manifest(device_id: str, version: str = "") -> JsonDict:
         """The manifest of a device's champion, or of another version that has its head."""
         name = registry.head_ref(device_id, version or None).version
         return {"device_id": device_id, "version": name, "manifest": registry.manifest(name)}
@@ -219,7 +219,7 @@ def _add_score(app: FastAPI, scores: ScoreService) -> None:
         return Response(answer, status, media_type="application/json", headers=retry)
 
 
-def _with_notes(devices: Mapping[str, Any], registry: RegistryReader) -> dict[str, Any]:
+def _with_notes(devices: Json, registry: RegistryReader) -> JsonDict:
     """Devices of a view; each with what is known of its champion, and what its challenger lacks."""
     notes = champion_notes(registry)
     return {

@@ -27,6 +27,7 @@ from fleet.dashboard.candidate_view import CandidateError
 from fleet.dashboard.dashboard import Dashboard, DashboardMissing
 from fleet.dashboard.pages import PAGE_ROWS, PageError, PageQuery
 from fleet.errors import FleetError, StoreError
+from fleet.json_types import JsonDict
 from fleet.store.trace_lookup import find_candidates
 
 PREFIX = "/v1/dashboard"
@@ -82,37 +83,37 @@ def add_dashboard(
         app.add_exception_handler(error, refused)
 
     @_view(app, "/fleet")
-    def fleet(query: PageOf) -> dict[str, Any]:
+    def fleet(query: PageOf) -> JsonDict:
         """The devices, those that need somebody first."""
         return dashboard.fleet(query)
 
     @_view(app, "/devices/{device_id}")
-    def device(device_id: str) -> dict[str, Any]:
+    def device(device_id: str) -> JsonDict:
         """One device: environments with canaries and A/A runs, champions and challengers, onboarding."""
         return dashboard.device(device_id)
 
     @_view(app, "/comparable")
-    def comparable() -> dict[str, Any]:
+    def comparable() -> JsonDict:
         """Names of devices and versions that may be compared."""
         return dashboard.comparable()
 
     @_view(app, "/compare")
-    def compared(query: PageOf, before: Name, after: Name, all: bool = False) -> dict[str, Any]:
+    def compared(query: PageOf, before: Name, after: Name, all: bool = False) -> JsonDict:
         """Two devices, days (`DEVICE@YYYY-MM-DD`) or versions; insignificant rows with `all` only."""
         return dashboard.compare((before, after), query, shows_all=all)
 
     @_view(app, "/workloads")
-    def workloads(query: PageOf) -> dict[str, Any]:
+    def workloads(query: PageOf) -> JsonDict:
         """The workloads with records."""
         return dashboard.workloads(query)
 
     @_view(app, "/workloads/{workload_id}")
-    def workload(workload_id: str, query: PageOf, candidates_from: int = 0) -> dict[str, Any]:
+    def workload(workload_id: str, query: PageOf, candidates_from: int = 0) -> JsonDict:
         """One workload: spread of latencies by device, and the matrix of candidates and devices."""
         return dashboard.workload(workload_id, query, max(0, candidates_from))
 
     @_view(app, "/workloads/{workload_id}/candidates/{candidate_id}")
-    def candidate(workload_id: str, candidate_id: str, best_on: Name = "") -> dict[str, Any]:
+    def candidate(workload_id: str, candidate_id: str, best_on: Name = "") -> JsonDict:
         """One candidate: raw repeats, its schedule beside the best one's, a script to build it again."""
         return dashboard.candidate(workload_id, candidate_id, best_on)
 
@@ -123,17 +124,17 @@ def add_dashboard(
 
 def _add_daemon_views(app: FastAPI, dashboard: Dashboard, webhook: Webhook | None) -> None:
     @_view(app, "/alerts")
-    def alerts(query: PageOf) -> dict[str, Any]:
+    def alerts(query: PageOf) -> JsonDict:
         """Alarms and changes of models, with whose fault each is."""
         return {**dashboard.alerts(query), "webhook": None if webhook is None else webhook.view}
 
     @_view(app, "/requests")
-    def requests(query: PageOf) -> dict[str, Any]:
+    def requests(query: PageOf) -> JsonDict:
         """The requests without their results, those that have not ended first."""
         return dashboard.requests(query)
 
     @_view(app, "/storage")
-    def storage() -> dict[str, Any]:
+    def storage() -> JsonDict:
         """Records on their way, room, logs, budgets."""
         return dashboard.storage()
 
@@ -142,7 +143,7 @@ def _add_predictions(app: FastAPI, dashboard: Dashboard, scores: ScoreService) -
     """Add the path of predictions to an application."""
 
     @_view(app, "/workloads/{workload_id}/predictions")
-    async def predictions(request: Request, workload_id: str, device: Name) -> dict[str, Any]:
+    async def predictions(request: Request, workload_id: str, device: Name) -> JsonDict:
         """Scores of a device's champion for candidates that it has measured, beside their speeds."""
         latencies, chosen, body = await run_in_threadpool(_score_question, dashboard, workload_id, device)
 
@@ -189,7 +190,7 @@ def sample(latencies: Mapping[str, float]) -> list[str]:
 
 def predicted(
     candidates: Sequence[str], latencies: Mapping[str, float], scores: Sequence[float | None]
-) -> dict[str, Any]:
+) -> JsonDict:
     """Scores and speeds side by side.
 
     Args:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from itertools import accumulate
-from typing import Any
 
 from prometheus_client import CollectorRegistry, ProcessCollector
 from prometheus_client.core import (
@@ -19,6 +18,7 @@ from prometheus_client.exposition import generate_latest
 from fleet.api.connections import Connections
 from fleet.core.event_words import DeviceState
 from fleet.histogram import BOUNDS_SECS
+from fleet.json_types import Json
 
 #: Name, keys in a device's view, what it is.
 _DEVICE_COUNTERS = (
@@ -68,9 +68,7 @@ _CLOCK_COUNTERS = (
 class _Collector:
     """Gives the metrics of one view and of the API."""
 
-    def __init__(
-        self, view: Mapping[str, Any], connections: Connections, scores: Mapping[str, Any] | None
-    ) -> None:
+    def __init__(self, view: Json, connections: Connections, scores: Json | None) -> None:
         self._view, self._connections, self._scores = view, connections, scores
 
     def collect(self) -> Iterator[Metric]:
@@ -133,7 +131,7 @@ class _Collector:
             yield from _scores(self._scores)
 
 
-def _health(health: Mapping[str, Any]) -> Iterator[Metric]:
+def _health(health: Json) -> Iterator[Metric]:
     """How the coordinator itself does; see `fleet.engine.fleet_view.health_of`."""
     turns = HistogramMetricFamily("fleet_turn_seconds", "Time of a turn, without its wait for messages.")
     _add(turns, [], health["turns"])
@@ -158,7 +156,7 @@ def _each(
     return family
 
 
-def _add(family: HistogramMetricFamily, labels: list[str], histogram: Mapping[str, Any]) -> None:
+def _add(family: HistogramMetricFamily, labels: list[str], histogram: Json) -> None:
     """Add a `fleet.histogram.Histogram`; Prometheus wants each class with all below it."""
     bounds = [*map(str, BOUNDS_SECS), "+Inf"]
     family.add_metric(
@@ -166,7 +164,7 @@ def _add(family: HistogramMetricFamily, labels: list[str], histogram: Mapping[st
     )
 
 
-def _scores(scores: Mapping[str, Any]) -> Iterator[Metric]:
+def _scores(scores: Json) -> Iterator[Metric]:
     """Who asks for scores, and how long that takes."""
     secs = HistogramMetricFamily("fleet_score_seconds", "Time of a request for scores that had its turn.")
     _add(secs, [], scores["secs"])
@@ -181,9 +179,7 @@ def _scores(scores: Mapping[str, Any]) -> Iterator[Metric]:
     yield _each(refused, scores["refused"])
 
 
-def metrics_text(
-    view: Mapping[str, Any], connections: Connections, scores: Mapping[str, Any] | None = None
-) -> str:
+def metrics_text(view: Json, connections: Connections, scores: Json | None = None) -> str:
     """All metrics of a view, of the API and of this process, a line each.
 
     Args:

@@ -17,6 +17,7 @@ import typer
 from fleet.cli.options import FolderSettings
 from fleet.cli.output import ConfigOption, JsonOption, SetOption, parse_changes, print_json
 from fleet.errors import FleetError
+from fleet.json_types import JsonDict
 from fleet.terminal_text import print_rows, print_text
 
 if TYPE_CHECKING:
@@ -72,7 +73,7 @@ def probe(
     faults = differences(spec, descriptor) if spec else []
     board = _ask_board(spec, faults) if spec and spec.kind is DeviceKind.RPC and not faults else None
     if as_json:
-        value: dict[str, Any] = {"descriptor": as_json_dict(descriptor)}
+        value: JsonDict = {"descriptor": as_json_dict(descriptor)}
         if spec:
             value |= {"device": as_json_dict(spec), "differences": faults}
             if spec.kind is DeviceKind.RPC:
@@ -86,7 +87,7 @@ def probe(
         raise FleetError(f"device {device} cannot be measured on this host: {'; '.join(faults)}")
 
 
-def _ask_board(spec: DeviceSpec, faults: list[str]) -> dict[str, Any] | None:
+def _ask_board(spec: DeviceSpec, faults: list[str]) -> JsonDict | None:
     """What answers for an RPC device; None, and one more fault, if nothing does."""
     from dataclasses import asdict
 
@@ -99,7 +100,7 @@ def _ask_board(spec: DeviceSpec, faults: list[str]) -> dict[str, Any] | None:
         return None
 
 
-def _board_line(spec: DeviceSpec, board: dict[str, Any]) -> str:
+def _board_line(spec: DeviceSpec, board: JsonDict) -> str:
     servers = f"{len(board['servers'])} server{'s' * (len(board['servers']) != 1)}, {board['free']} free"
     at_work = "all in use, and a server in use answers its user only"
     answer = f"{', '.join(board['answering'])} takes connections" if board["answering"] else at_work

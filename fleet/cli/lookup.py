@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -16,6 +16,7 @@ from fleet.cli.models import show as show_version
 from fleet.cli.options import DEFAULT_MODELS, ModelsOption, StoreSettings
 from fleet.cli.output import JsonOption, print_json, short_moment
 from fleet.errors import FleetError
+from fleet.json_types import JsonDict
 from fleet.terminal_text import print_rows, print_text, say_text
 
 if TYPE_CHECKING:
@@ -92,13 +93,13 @@ def _script(reader: StoreReader, match: FoundId) -> str:
         raise FleetError(f"{name} gets no script: {error}") from error
 
 
-def _as_json(match: FoundId) -> dict[str, Any]:
+def _as_json(match: FoundId) -> JsonDict:
     from agents.records import as_json_dict
 
     workload = as_json_dict(match.workload) if match.workload else None
     if workload:
         del workload["module_json"]
-    value: dict[str, Any] = {"kind": match.kind, "id": match.id, "workload": workload}
+    value: JsonDict = {"kind": match.kind, "id": match.id, "workload": workload}
     if match.counts is not None:
         return value | {"records_by_device": match.counts}
     return value | {
@@ -252,7 +253,7 @@ def _has(workload: Workload, text: str) -> bool:
     return text.lower() in " ".join(words).lower()
 
 
-def _described(workload: Workload, records: dict[WorkloadId, int]) -> dict[str, Any]:
+def _described(workload: Workload, records: dict[WorkloadId, int]) -> JsonDict:
     """A workload as `fleet workloads --json` prints it."""
     return {
         "workload": workload.name,

@@ -18,13 +18,13 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from agents.records import NOISE, DeviceId, Outcome
+from fleet.json_types import Json, JsonDict
 from fleet.store.noise import noise_floor
 from fleet.store.noise_columns import READING_COLUMNS, flag_column, readings
 
@@ -42,7 +42,7 @@ COMPARED_COLUMNS = (*READING_COLUMNS, "workload_id", "latency_secs")
 _FIGURES = {"top1": "top-1", "pairs": "pairs in the right order"}
 
 
-def judge(change: float, noise: float | None) -> dict[str, Any]:
+def judge(change: float, noise: float | None) -> JsonDict:
     """How a change stands against the noise of its series.
 
     Args:
@@ -154,7 +154,7 @@ def compared_side(
 
 def compare_measurements(
     before: ComparedSide, after: ComparedSide, names: Mapping[str, str]
-) -> list[dict[str, Any]]:
+) -> list[JsonDict]:
     """Rows of what two sides measured.
 
     Returns:
@@ -197,7 +197,7 @@ def shared_candidates(before: ComparedSide, after: ComparedSide) -> dict[str, in
     return {"shared": len(states), "steady": steady, "suspect": suspect, "failed": failed}
 
 
-def compare_versions(first: Mapping[str, Any], second: Mapping[str, Any]) -> list[dict[str, Any]]:
+def compare_versions(first: Json, second: Json) -> list[JsonDict]:
     """Rows of what was judged of the heads of two versions, by their manifests.
 
     Each figure is that of the version's own day, and other candidates judge on another day. So the noise of a
@@ -223,7 +223,7 @@ def compare_versions(first: Mapping[str, Any], second: Mapping[str, Any]) -> lis
     return rows
 
 
-def summary(rows: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
+def summary(rows: Iterable[Json]) -> JsonDict:
     """How many rows are significant, not, or cannot be judged, and from which severity."""
     verdicts = [row["is_significant"] for row in rows]
     return {
@@ -236,7 +236,7 @@ def summary(rows: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
 
 def _row(
     about: Mapping[str, str], values: tuple[float, float], change: float, noise: float | None, pairs: int
-) -> dict[str, Any]:
+) -> JsonDict:
     sides = {"before": values[0], "after": values[1], "change": change}
     return {**about, **sides, **judge(change, noise), "pairs": pairs}
 
@@ -264,7 +264,7 @@ def canary_ratios(batch: pa.RecordBatch) -> Iterable[tuple[float, dict[str, floa
             yield at, ratios
 
 
-def object_of(text: str) -> Mapping[str, Any]:
+def object_of(text: str) -> Json:
     """The JSON object that a text is; empty where it is none, as it may be in somebody else's dataset."""
     try:
         value = json.loads(text)

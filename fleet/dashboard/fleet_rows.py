@@ -8,11 +8,11 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from enum import IntEnum
-from typing import Any
 
 from fleet.dashboard.pages import Listing
 from fleet.dashboard.recent_records import spark
 from fleet.dashboard.store_view import StoreSummary
+from fleet.json_types import Json, JsonDict
 from fleet.models.views import NO_CHAMPION
 
 #: Share of a device's last records that failed, and that drifted, from which that is worth a look.
@@ -39,7 +39,7 @@ class AttentionLevel(IntEnum):
     GONE = 5
 
 
-def attention(device: Mapping[str, Any], now: float) -> tuple[AttentionLevel, str]:
+def attention(device: Json, now: float) -> tuple[AttentionLevel, str]:
     """How urgent a device is, by its row, and why in one line; without a reason it needs no attention."""
     state, reason = str(device["state"]), str(device["reason"])
     if state == "retired":
@@ -66,14 +66,14 @@ def attention(device: Mapping[str, Any], now: float) -> tuple[AttentionLevel, st
     return AttentionLevel.HEALTHY, ""
 
 
-def by_attention(device: Mapping[str, Any]) -> tuple[int, float, str]:
+def by_attention(device: Json) -> tuple[int, float, str]:
     """Sorting key of rows: the level, then the larger share of bad records, then the name."""
     worst = max(device["failed_share"] or 0.0, device["suspect_share"] or 0.0)
     # By tenths, or devices would change places with every record.
     return device["attention"]["level"], -round(worst, 1), str(device["device_id"])
 
 
-def _share(device: Mapping[str, Any], key: str, least: float) -> float:
+def _share(device: Json, key: str, least: float) -> float:
     share = device[key]
     return float(share) if share is not None and share >= least else 0.0
 
@@ -102,9 +102,7 @@ _VIEW_FIELDS = (
 )
 
 
-def fleet_rows(
-    view: Mapping[str, Any], summary: StoreSummary, champions: Mapping[str, Mapping[str, Any]]
-) -> list[dict[str, Any]]:
+def fleet_rows(view: Json, summary: StoreSummary, champions: Mapping[str, Json]) -> list[JsonDict]:
     """A row for each device of the coordinator's view, JSON-ready, in the order of attention.
 
     `digest` is the state of the store's part: `loading`, `ready`, or `empty` if the store has no record of
@@ -117,7 +115,7 @@ def fleet_rows(
     return sorted(rows, key=by_attention)
 
 
-def fleet_counts(rows: list[dict[str, Any]]) -> dict[str, Any]:
+def fleet_counts(rows: list[JsonDict]) -> JsonDict:
     """How many devices there are, by state, and how many need attention."""
     levels = Counter(row["attention"]["level"] for row in rows)
     return {
@@ -130,14 +128,12 @@ def fleet_counts(rows: list[dict[str, Any]]) -> dict[str, Any]:
     }
 
 
-def _row(
-    device_id: str, device: Mapping[str, Any], now: float, summary: StoreSummary, champion: Mapping[str, Any]
-) -> dict[str, Any]:
+def _row(device_id: str, device: Json, now: float, summary: StoreSummary, champion: Json) -> JsonDict:
     known = summary.devices.get(device_id, {})
     digest = "ready" if known else summary.state
     if digest == "ready" and not known:
         digest = "loading" if device["records"] else "empty"
-    row: dict[str, Any] = {
+    row: JsonDict = {
         "device_id": device_id,
         **{name: device.get(name) for name in _VIEW_FIELDS},
         "digest": digest,
@@ -164,7 +160,7 @@ REQUESTS = Listing(
 )
 
 
-def request_rows(requests: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
+def request_rows(requests: Iterable[Json]) -> list[JsonDict]:
     """Requests without their results, which may be long; `text` is what a filter finds of their arguments."""
     return [
         {name: value for name, value in request.items() if name not in ("result", "arguments")}
@@ -173,7 +169,7 @@ def request_rows(requests: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
     ]
 
 
-def storage_view(view: Mapping[str, Any]) -> dict[str, Any]:
+def storage_view(view: Json) -> JsonDict:
     """Where records are on their way, how much room is left, and what budgets are spent."""
     budgets = [
         {"device_id": device_id, "closed": device["closed"], **device["budget"]}

@@ -11,11 +11,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from fleet.errors import FleetError
+from fleet.json_types import Json, JsonDict
 
 #: Rows of a page, unless another number is asked for, and at most.
 PAGE_ROWS, MOST_ROWS = 50, 500
 
-Row = Mapping[str, Any]
+Row = Json
 Key = Callable[[Row], Any]
 
 
@@ -47,7 +48,7 @@ class Listing:
     #: Whether the first order goes down.
     is_descending: bool = False
 
-    def page(self, rows: Sequence[Row], query: PageQuery) -> dict[str, Any]:
+    def page(self, rows: Sequence[Row], query: PageQuery) -> JsonDict:
         """One page: `rows`, `total`, `matched`, `offset`, `size`, `sort`, `is_descending`, `is_last`.
 
         Raises:
@@ -95,7 +96,7 @@ _COMPARED = Listing(
 )
 
 
-def page_of_comparison(comparison: Row, query: PageQuery) -> dict[str, Any]:
+def page_of_comparison(comparison: Row, query: PageQuery) -> JsonDict:
     """A comparison (`fleet.comparison.compared`) with one page of its rows.
 
     Changes that cannot be judged are shown too, after all others.

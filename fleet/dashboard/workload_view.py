@@ -15,6 +15,7 @@ import pyarrow as pa
 from agents.records import Outcome
 from fleet.dashboard.pages import Listing
 from fleet.dashboard.store_view import WorkloadCell
+from fleet.json_types import Json, JsonDict
 
 #: Devices of one page of a workload, and candidates of one page of its matrix.
 PAGE_DEVICES, PAGE_CANDIDATES = 8, 25
@@ -45,8 +46,8 @@ _QUANTILES = (0.0, 0.25, 0.5, 0.75, 1.0)
 
 
 def workload_rows(
-    cells: Mapping[str, Mapping[str, WorkloadCell]], facts: Mapping[str, Mapping[str, Any]]
-) -> list[dict[str, Any]]:
+    cells: Mapping[str, Mapping[str, WorkloadCell]], facts: Mapping[str, Json]
+) -> list[JsonDict]:
     """A row for each workload with records, by what each device has of it."""
     rows = []
     for workload_id, by_device in cells.items():
@@ -72,7 +73,7 @@ def workload_rows(
     return rows
 
 
-def workload_device_rows(by_device: Mapping[str, WorkloadCell]) -> list[dict[str, Any]]:
+def workload_device_rows(by_device: Mapping[str, WorkloadCell]) -> list[JsonDict]:
     """A row for each device that has measured a workload."""
     return [{"device_id": device_id, **cell._asdict()} for device_id, cell in by_device.items()]
 
@@ -115,7 +116,7 @@ class CandidateMatrix:
             for device_id, values in secs.items()
         }
 
-    def page(self, offset: int, size: int) -> dict[str, Any]:
+    def page(self, offset: int, size: int) -> JsonDict:
         """Some rows of the matrix, the fastest candidates first.
 
         Returns:

@@ -9,12 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
 from agents.records import DeviceId, WorkloadId
+from fleet.json_types import Json, JsonDict
 from fleet.models.head_scores import HeadCache
 from fleet.models.holdout import held_out
 from fleet.models.opponents import Opponents, head_standing, opponents_of
@@ -240,7 +241,7 @@ def best_of(challengers: Sequence[tuple[DeviceDecision, Standing | None]]) -> li
 
 def contaminated_parents(
     reader: StoreReader,
-    manifests: Mapping[str, Mapping[str, Any]],
+    manifests: Mapping[str, Json],
     device_ids: Collection[DeviceId],
     version: int,
 ) -> frozenset[str]:
@@ -265,7 +266,7 @@ def contaminated_parents(
 def publish_if_better(
     registry: Registry,
     model: TlpModel,
-    manifest: Mapping[str, Any],
+    manifest: Json,
     verdicts: Sequence[DeviceDecision],
     beside: Mapping[str, bytes] | None = None,
 ) -> tuple[str, list[str]]:
@@ -304,7 +305,7 @@ def counting_verdicts(each: Sequence[Sequence[DeviceDecision]]) -> list[DeviceDe
     ]
 
 
-def verdicts_as_json(verdicts: Sequence[DeviceDecision]) -> dict[str, Any]:
+def verdicts_as_json(verdicts: Sequence[DeviceDecision]) -> JsonDict:
     """Verdicts by device, as plain values."""
     return {
         verdict.device_id: {

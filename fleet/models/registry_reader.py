@@ -16,10 +16,11 @@ from dataclasses import asdict
 from math import isfinite
 from pathlib import Path
 from stat import S_ISREG
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from agents.records import DeviceId, ModelRef, canonical_json
 from agents.regular_files import read_regular
+from fleet.json_types import JsonDict
 from fleet.models.registry_file import (
     REGISTRY,
     Champion,
@@ -118,7 +119,7 @@ class RegistryReader:
             raise HeadMissing(f"{version} has no head for {device_id:.80}; it has: {heads}")
         return ModelRef(version=version, device_id=DeviceId(device_id), sha256=sha256)
 
-    def manifest(self, version: str) -> dict[str, Any]:
+    def manifest(self, version: str) -> JsonDict:
         """What a version says of itself.
 
         Raises:
@@ -130,7 +131,7 @@ class RegistryReader:
         """Hash of a version's manifest, which holds that of its tensors."""
         return self._manifest(version)[1]
 
-    def _manifest(self, version: str) -> tuple[dict[str, Any], str]:
+    def _manifest(self, version: str) -> tuple[JsonDict, str]:
         try:
             # A name that is no version's must not lead out of the folder.
             version_number(version)
@@ -214,7 +215,7 @@ class RegistryReader:
             "`fleet train --model fleet_tlp` first"
         )
 
-    def load(self, ref: ModelRef) -> tuple[TlpModel, dict[str, Any]]:
+    def load(self, ref: ModelRef) -> tuple[TlpModel, JsonDict]:
         """Read the model of a champion and check that it is the one that was published.
 
         Raises:
@@ -254,7 +255,7 @@ def _mark(path: Path) -> _Mark:
     return status.st_ino, status.st_mtime_ns, status.st_size
 
 
-def as_json(champion: Champion) -> dict[str, Any]:
+def as_json(champion: Champion) -> JsonDict:
     """A champion as plain values."""
     fields = json.loads(canonical_json(asdict(champion)))
     assert isinstance(fields, dict)

@@ -7,13 +7,14 @@ torch when called.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from agents.records import CandidateId, DeviceId, DeviceSpec, Family
 from agents.trust import is_live
+from fleet.json_types import Json, JsonDict
 from fleet.models.registry import Registry
 from fleet.models.registry_file import Champion, RegistryError
 from fleet.models.shipped_model import SHIPPED_KEY, ShippedModel, ShippedModelError, has_shipped, read_shipped
@@ -39,9 +40,9 @@ class ShippedHead:
 
     shipped: ShippedModel
     adapted: Adapted
-    manifest: Mapping[str, Any]
+    manifest: Json
 
-    def is_of(self, manifest: Mapping[str, Any]) -> bool:
+    def is_of(self, manifest: Json) -> bool:
         """Whether a version is this very head."""
         names = (SHIPPED_KEY, "onboarded")
         return (
@@ -110,7 +111,7 @@ class ShippedHeads:
                     return version
         return self.registry.add(head.adapted.model, head.manifest, files_of(head.adapted))
 
-    def serve(self, head: ShippedHead, decision: Mapping[str, Any]) -> str:
+    def serve(self, head: ShippedHead, decision: Json) -> str:
         """Let a head serve its device, by a decision as of `Registry.publish`.
 
         Returns:
@@ -206,7 +207,7 @@ def serve_unserved(shipped: ShippedHeads, device_ids: Iterable[str]) -> None:
             shipped.serve_first(DeviceId(device_id))
 
 
-def boosting_provenance(shipped: ShippedModel, provenance: Mapping[str, Any]) -> dict[str, Any]:
+def boosting_provenance(shipped: ShippedModel, provenance: Json) -> JsonDict:
     """What the manifest of a model says beside its own provenance that went on from the shipped one."""
     inherited = shipped.trained_workloads - set(provenance["trained_workloads"])
     return {ORIGIN: shipped.name, INHERITED: sorted(inherited)}

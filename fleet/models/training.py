@@ -6,15 +6,16 @@ Reads the store, chooses what to learn from and what to judge on, and leaves the
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from agents.records import canonical_json, content_hash
 from fleet.errors import FleetError
+from fleet.json_types import Json, JsonDict
 from fleet.models.judge import Judge, publish_if_better, verdicts_as_json
 from fleet.models.promotion import DeviceDecision
 from fleet.models.registry import Registry
@@ -53,7 +54,7 @@ def train_version(
     compute: str = "auto",
     publish: bool = True,
     on_progress: Callable[[int, int], None] = lambda *_: None,
-) -> dict[str, Any]:
+) -> JsonDict:
     """Train on everything that the store holds of some devices, and keep the models of `training.model`.
 
     Args:
@@ -150,10 +151,10 @@ def _keep(
     snapshot: DatasetSnapshot,
     trained: Trained,
     decided: Sequence[DeviceDecision],
-    provenance: Mapping[str, Any],
+    provenance: Json,
     *,
     publish: bool,
-) -> dict[str, Any]:
+) -> JsonDict:
     """Keep a trained model as a version; what a command prints of it, and of what was decided of it."""
     model, dataset = trained.model, snapshot.dataset
     epochs = {"epochs_done": trained.epochs_done, "best_epoch": trained.best_epoch}

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
 from agents.records import Descriptor, DeviceId, DeviceSpec, Family, Workload, WorkloadId
 from fleet.errors import FleetError, StoreError
+from fleet.json_types import Json, JsonDict
 from fleet.models.holdout import RULE, SHARE, held_out
 from fleet.models.training_rows import JudgedRows, counting_rows
 from fleet.store.reader import StoreReader
@@ -162,10 +163,10 @@ def manifest_of(
     snapshot: DatasetSnapshot,
     *,
     seed: int,
-    config: Mapping[str, Any],
+    config: Json,
     seconds: float,
     sources: Sequence[str],
-) -> dict[str, Any]:
+) -> JsonDict:
     """What a model's manifest says of how it came about."""
     return {
         "table_version": snapshot.table_version,
@@ -178,7 +179,7 @@ def manifest_of(
     }
 
 
-def training_workloads(reader: StoreReader, manifest: Mapping[str, Any]) -> frozenset[WorkloadId]:
+def training_workloads(reader: StoreReader, manifest: Json) -> frozenset[WorkloadId]:
     """Workloads that a version learnt from, or one that it went on from: its weights have seen them.
 
     Whatever goes on from it cannot be judged on them. All that the store knows where nobody knows which.
@@ -199,7 +200,7 @@ def measured_workloads(reader: StoreReader, device_ids: Collection[str], version
     }
 
 
-def learnt_workloads(reader: StoreReader, manifest: Mapping[str, Any]) -> Collection[WorkloadId] | None:
+def learnt_workloads(reader: StoreReader, manifest: Json) -> Collection[WorkloadId] | None:
     """Workloads that a version itself learnt from; None where nobody knows."""
     if "trained_workloads" in manifest:
         return [WorkloadId(workload_id) for workload_id in manifest["trained_workloads"]]
@@ -216,7 +217,7 @@ def training_provenance(
     data_until: Mapping[DeviceId, float] | Mapping[str, float],
     *,
     holds_out: bool,
-) -> dict[str, Any]:
+) -> JsonDict:
     """What a manifest says so that a version can be compared with others later.
 
     Args:

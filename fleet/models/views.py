@@ -6,12 +6,12 @@ weights went.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from fleet.json_types import Json, JsonDict
 from fleet.models.registry_file import RegistryError
 from fleet.models.registry_reader import RegistryReader, as_json
 from fleet.models.shipped_model import SHIPPED_KEY
@@ -38,7 +38,7 @@ _COMPARED = (
 NO_CHAMPION = {"model_kind": "", "shipped": "", "pinned": False, "retained": "", "score": None}
 
 
-def list_versions(registry: RegistryReader) -> list[dict[str, Any]]:
+def list_versions(registry: RegistryReader) -> list[JsonDict]:
     """Every version, oldest first: when and from what it was made, and the devices that it serves.
 
     `champions` says of each such device why and since when, whether it is pinned (`pinned_at`), and why the
@@ -68,7 +68,7 @@ def list_versions(registry: RegistryReader) -> list[dict[str, Any]]:
     return entries
 
 
-def score_of(judged: Mapping[str, Any] | None) -> dict[str, Any] | None:
+def score_of(judged: Json | None) -> JsonDict | None:
     """The figure of a verdict that is shown first, with its interval; None if nothing was judged."""
     for name in ("top1", "top5"):
         if judged and name in judged:
@@ -77,7 +77,7 @@ def score_of(judged: Mapping[str, Any] | None) -> dict[str, Any] | None:
     return None
 
 
-def champion_notes(registry: RegistryReader) -> dict[str, dict[str, Any]]:
+def champion_notes(registry: RegistryReader) -> dict[str, JsonDict]:
     """What a status says of each champion: version, kind of its model, why it serves, what challengers lack.
 
     Nothing where the registry is damaged, for that must not hide the devices; `fleet models` says how to
@@ -109,7 +109,7 @@ def champion_notes(registry: RegistryReader) -> dict[str, dict[str, Any]]:
     }
 
 
-def _manifest_of(registry: RegistryReader, version: str) -> tuple[Mapping[str, Any], str | None]:
+def _manifest_of(registry: RegistryReader, version: str) -> tuple[Json, str | None]:
     """A version's manifest, or an empty one and what is wrong with it."""
     try:
         return registry.manifest(version), None
@@ -117,7 +117,7 @@ def _manifest_of(registry: RegistryReader, version: str) -> tuple[Mapping[str, A
         return {}, str(error)
 
 
-def show_version(registry: RegistryReader, version: str) -> dict[str, Any]:
+def show_version(registry: RegistryReader, version: str) -> JsonDict:
     """All that is known of one version: its manifest, whom it serves and why, and every change that names it.
 
     Raises:
@@ -151,7 +151,7 @@ def show_version(registry: RegistryReader, version: str) -> dict[str, Any]:
     }
 
 
-def diff_versions(registry: RegistryReader, first_version: str, second_version: str) -> dict[str, Any]:
+def diff_versions(registry: RegistryReader, first_version: str, second_version: str) -> JsonDict:
     """What differs between two versions.
 
     Returns:
@@ -187,7 +187,7 @@ def diff_versions(registry: RegistryReader, first_version: str, second_version: 
     }
 
 
-def _workloads(first: Mapping[str, Any], second: Mapping[str, Any]) -> dict[str, int] | None:
+def _workloads(first: Json, second: Json) -> dict[str, int] | None:
     """Workloads that only one of two versions has learnt from; None where one does not say."""
     if "trained_workloads" not in first or "trained_workloads" not in second:
         return None

@@ -9,13 +9,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
 from agents.records import WorkloadId
 from fleet.errors import FleetError
+from fleet.json_types import JsonDict
 
 if TYPE_CHECKING:
     from transfer.adapt.base import Adapted, Regime, Strategy
@@ -140,7 +141,7 @@ def adaptation_report(
     strategy: Strategy,
     ranked: Rows,
     starts: Path | None = None,
-) -> dict[str, Any]:
+) -> JsonDict:
     """What a report says of a head: its samples, how it was made, and what to expect of it.
 
     With too few samples the reason why nothing is expected; `starts` is as of `strategy_for`.
@@ -148,7 +149,7 @@ def adaptation_report(
     from transfer.errors import TransferError
 
     taken = str(adapted.notes.get("strategy", strategy.name))
-    report: dict[str, Any] = {
+    report: JsonDict = {
         "samples": len(onboarding.few_shot),
         "taken": taken,
         "notes": dict(adapted.notes),
@@ -158,7 +159,7 @@ def adaptation_report(
         estimate = expectation(onboarding, adapted, its_own, ranked)
     except TransferError as error:
         return report | {"expected": None, "reason": str(error)}
-    figures: dict[str, Any] = {
+    figures: JsonDict = {
         "samples": estimate.samples,
         "workloads": estimate.workloads,
         "regime": onboarding.regime.value,

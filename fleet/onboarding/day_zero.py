@@ -8,16 +8,16 @@ device's own move it; the moved head serves where it is judged better or as good
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from agents.records import CandidateId, DeviceId, DeviceSpec, WorkloadId
 from agents.trust import is_live
 from fleet.config.settings import select_devices
 from fleet.drivers.session import EngineSession
 from fleet.errors import FleetError
+from fleet.json_types import Json, JsonDict
 from fleet.models.holdout import is_held_out
 from fleet.models.registry import Registry
 from fleet.models.registry_file import latest
@@ -118,7 +118,7 @@ def serve_at_once(engine: EngineSession, settings: FleetConfig, spec: DeviceSpec
 
 def onboard_alone(
     engine: EngineSession, settings: FleetConfig, spec: DeviceSpec, models: Path, display: Display
-) -> dict[str, Any]:
+) -> JsonDict:
     """Fingerprint, serve, measure, adapt, report; the driver of an onboarding without source devices.
 
     The device is ready, and the shipped model may serve it.
@@ -151,7 +151,7 @@ def onboard_alone(
             with clock.part("measure"):
                 chosen = _measure(collection, settings, spec, samples)
         display.finish()
-    result: dict[str, Any] = {
+    result: JsonDict = {
         "device": target,
         "samples": 0,
         "samples_asked": samples,
@@ -212,9 +212,9 @@ def _adapted(
     spec: DeviceSpec,
     heads: ShippedHeads,
     chosen: frozenset[CandidateId],
-    expected: Mapping[str, Any],
+    expected: Json,
     clock: Clock,
-) -> dict[str, Any]:
+) -> JsonDict:
     """Move the head by what the device measured, and keep it as a version."""
     import numpy as np
 
@@ -259,7 +259,7 @@ def _adapted(
     }
 
 
-def _more(expected: Mapping[str, Any], samples: int) -> list[dict[str, float]]:
+def _more(expected: Json, samples: int) -> list[dict[str, float]]:
     """What more samples bought where each device of the shipped model was left out in turn."""
     top1_by_samples = {int(k): figures["top1"] for k, figures in expected.items()}
     now = max((top1 for k, top1 in top1_by_samples.items() if k <= samples), default=0.0)

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from agents.records import (
     Candidate,
@@ -27,6 +27,7 @@ from agents.records import (
 from agents.trust import is_live
 from fleet.drivers.session import EngineSession
 from fleet.errors import FleetError
+from fleet.json_types import JsonDict
 from fleet.models.onboarding_curves import CURVES, history, remember
 from fleet.models.opponents import origin_of
 from fleet.models.registry import Registry
@@ -72,7 +73,7 @@ def onboard_device(
     display: Display,
     *,
     has_drifted: bool = False,
-) -> dict[str, Any]:
+) -> JsonDict:
     """Fingerprint, choose, measure, adapt, report; keep the head as a version. The driver of an onboarding.
 
     Args:
@@ -117,7 +118,7 @@ def onboard_device(
     serving = serving_of(registry, target, version)
     if serving["served_by"] == version:
         engine.published(version, [target])
-    result: dict[str, Any] = {
+    result: JsonDict = {
         "device": target,
         "samples_asked": settings.onboarding.samples,
         "outcomes": samples.outcomes,
@@ -179,7 +180,7 @@ class _Samples:
     distance: dict[str, float]
     snapshot: DatasetSnapshot
 
-    def fingerprint_report(self) -> dict[str, Any]:
+    def fingerprint_report(self) -> JsonDict:
         """How many reference programs ran, and how alike that makes the source devices."""
         ran = len(self.fingerprint.latency_secs)
         return {"programs": self.fingerprint.tried, "ran": ran, "distance": self.distance}

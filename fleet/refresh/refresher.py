@@ -11,10 +11,10 @@ from __future__ import annotations
 import time
 import uuid
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from msgspec import structs
 
@@ -30,6 +30,7 @@ from fleet.core.events import (
     TrainingReason,
     TrainingStarted,
 )
+from fleet.json_types import Json, JsonDict
 from fleet.models.freshness import Freshness
 from fleet.models.registry import Registry
 from fleet.refresh.refresh_child import RefreshChild, unfinished
@@ -100,8 +101,8 @@ class Refresher:
         self._events: list[Event] = []
         #: Serial of the last change of champions that was turned into events; None before any was.
         self._last_serial: int | None = None
-        self._last: dict[str, Any] = {}
-        self._last_look: dict[str, Any] = {}
+        self._last: JsonDict = {}
+        self._last_look: JsonDict = {}
 
     def start(self, family: str, reasons: Sequence[TrainingReason | str]) -> None:
         """Train the model of a family; goes on where an unfinished training of the family was left.
@@ -169,7 +170,7 @@ class Refresher:
             child.close()
 
     @property
-    def view(self) -> dict[str, Any]:
+    def view(self) -> JsonDict:
         """What is going on, JSON-ready."""
         request = None if self._child is None else self._child.request
         names = {None: "idle", "refresh": "training", "watch": "looking", "start": "preparing"}
@@ -266,7 +267,7 @@ class Refresher:
             self._last_look = {"at": self._wall(), "error": str(error)}
             watching.next_at = self._clock() + self._settings.watch_secs
 
-    def _note_start(self, answer: Mapping[str, Any], family: str) -> None:
+    def _note_start(self, answer: Json, family: str) -> None:
         """Note the version that a training has published, if devices are onboarded from such a model."""
         if self._settings.makes_starts:
             for kind, outcome in answer["challengers"].items():
@@ -284,7 +285,7 @@ class Refresher:
         except OSError:
             del self._without_start[family]
 
-    def _looked(self, answer: dict[str, Any] | None, child: RefreshChild) -> None:
+    def _looked(self, answer: JsonDict | None, child: RefreshChild) -> None:
         now = self._clock()
         if answer is None:
             self._last_look = {"at": self._wall(), "error": child.failure()}
@@ -333,7 +334,7 @@ class Refresher:
                 self._events.append(ModelPublished(at_secs=now, version=version, device_ids=(device_id,)))
 
 
-def _finished(answer: Mapping[str, Any], family: str, now: float) -> TrainingFinished:
+def _finished(answer: Json, family: str, now: float) -> TrainingFinished:
     """What a refresh answered, as an event."""
     reasons: dict[bool, dict[str, str]] = {True: {}, False: {}}
     for device_id, verdict in answer.get("verdicts", {}).items():

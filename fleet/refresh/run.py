@@ -13,13 +13,14 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from agents.records import DeviceId, Family, WorkloadId, canonical_json, content_hash
 from fleet.durable import write_durably
 from fleet.errors import FleetError, StoreError, TooFewRecordsError
+from fleet.json_types import Json, JsonDict
 from fleet.models.judge import (
     Judge,
     contaminated_parents,
@@ -63,7 +64,7 @@ class _Plan:
     run: str
 
 
-def run_refresh(request: RefreshRequest) -> dict[str, Any]:
+def run_refresh(request: RefreshRequest) -> JsonDict:
     """Train the challengers of one family, judge them, publish what won.
 
     Each challenger is a version of its own. One that lost everywhere is not kept; but one that new devices
@@ -151,7 +152,7 @@ def run_refresh(request: RefreshRequest) -> dict[str, Any]:
 def _tidy(
     registry: Registry,
     request: RefreshRequest,
-    challengers: Mapping[str, Mapping[str, Any]],
+    challengers: Mapping[str, Json],
     retained: Mapping[str, str],
 ) -> None:
     """Forget old versions if there are new ones, else note why champions stay; delete what training left."""
@@ -187,7 +188,7 @@ def _challengers(
     }
 
 
-def run_start(request: RefreshRequest) -> dict[str, Any]:
+def run_start(request: RefreshRequest) -> JsonDict:
     """Make the start of meta-learning of a version, which a device that arrives would have to wait for.
 
     Raises:
@@ -212,8 +213,8 @@ def run_start(request: RefreshRequest) -> dict[str, Any]:
 
 
 def _warm(
-    plan: _Plan, of_base: Mapping[str, Any], inherited: frozenset[WorkloadId], trained: Sequence[WorkloadId]
-) -> dict[str, Any]:
+    plan: _Plan, of_base: Json, inherited: frozenset[WorkloadId], trained: Sequence[WorkloadId]
+) -> JsonDict:
     """What a manifest says of the version that the training went on from; nothing where there is none."""
     if not plan.base:
         return {}
@@ -229,16 +230,16 @@ def _published(
     challengers_by_way: Mapping[str, Challenger],
     verdicts: Sequence[Sequence[DeviceDecision]],
     refused: Sequence[DeviceDecision],
-    shared_manifest: Mapping[str, Any],
-    origins: Mapping[str, Mapping[str, Any]],
-) -> dict[str, dict[str, Any]]:
+    shared_manifest: Json,
+    origins: Mapping[str, Json],
+) -> dict[str, JsonDict]:
     """Keep the challengers that won somewhere, or may yet; publish what won. What came of each, by way.
 
     `verdicts` are in the order of `challengers_by_way`, `refused` of devices with too little to learn from.
     The manifests of all have `shared_manifest`, and what `origins` says of the way.
     """
     counting = counting_verdicts(verdicts)
-    challengers: dict[str, dict[str, Any]] = {}
+    challengers: dict[str, JsonDict] = {}
     for (way, trained_challenger), decided in zip(challengers_by_way.items(), verdicts, strict=True):
         manifest = {
             **trained_challenger.about,

@@ -9,13 +9,14 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from statistics import median
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import msgspec
 import numpy as np
 
 from agents.host.probe import installed_version
 from agents.records import CONFIRM, REMEASURE, DeviceId, DeviceSpec, Outcome, Record, WorkloadId
+from fleet.json_types import JsonDict
 from fleet.planner.batch_plan import is_full
 from fleet.report.demo import DemoRun
 from fleet.report.report import complete
@@ -40,7 +41,7 @@ _FIGURES = {name: name for name in (*_TOP, "random_top1", "random_top5")} | {"ke
 _MAX_POINTS = 400
 
 
-def build_report(run: DemoRun) -> dict[str, Any]:
+def build_report(run: DemoRun) -> JsonDict:
     """Make the report of a finished demo; reads the records from its store."""
     devices = (*run.sources, run.target)
     reader = Store.read(run.store)
@@ -79,7 +80,7 @@ def build_report(run: DemoRun) -> dict[str, Any]:
 
 def summarise_device(
     spec: DeviceSpec, records: Sequence[Record], names: Mapping[WorkloadId, str]
-) -> dict[str, Any]:
+) -> JsonDict:
     """Counts, failures, latencies and repeatability of one device; `names` are those of workloads."""
     failed: dict[Outcome, list[str]] = {}
     latencies: dict[WorkloadId, list[float]] = {}
@@ -155,7 +156,7 @@ def remeasured(records: Sequence[Record]) -> list[tuple[float, bool]]:
     ]
 
 
-def similarity(dataset: Dataset, device_ids: Sequence[DeviceId]) -> dict[str, Any]:
+def similarity(dataset: Dataset, device_ids: Sequence[DeviceId]) -> JsonDict:
     """How alike devices order their shared candidates: Kendall's tau inside a workload, averaged."""
     from transfer.data.ranking import kendall_tau
 
@@ -181,7 +182,7 @@ def similarity(dataset: Dataset, device_ids: Sequence[DeviceId]) -> dict[str, An
     }
 
 
-def _model(run: DemoRun) -> dict[str, Any]:
+def _model(run: DemoRun) -> JsonDict:
     heads = {**run.held_out.sources, run.target.device_id: run.held_out.target["warm"]}
     return {
         "version": run.measured.version,
@@ -196,7 +197,7 @@ def _model(run: DemoRun) -> dict[str, Any]:
     }
 
 
-def _onboarding(run: DemoRun, names: Mapping[WorkloadId, str]) -> dict[str, Any]:
+def _onboarding(run: DemoRun, names: Mapping[WorkloadId, str]) -> JsonDict:
     held_out = run.held_out
     starts = {"warm_": "warm", "scratch_": "scratch", "nearest_": "nearest", "full_": "full"}
     ways = {prefix: held_out.target[part] for prefix, part in starts.items()}
@@ -205,7 +206,7 @@ def _onboarding(run: DemoRun, names: Mapping[WorkloadId, str]) -> dict[str, Any]
     # The head that serves in the end.
     served_by = "" if run.decision is None else WARM if run.decision.moves_on else SHIPPED
     ways[""] = ways["shipped_" if served_by == SHIPPED else "warm_"]
-    scores: dict[str, Any] = {}
+    scores: JsonDict = {}
     for prefix, approach in ways.items():
         for key in _TOP:
             scores[f"{prefix}{key}"] = getattr(approach.metrics, key)

@@ -13,11 +13,11 @@ from itertools import pairwise
 from statistics import median
 from typing import Any
 
+from fleet.json_types import Json
 from fleet.page_template import Mark, Plot, page_environment
 from fleet.report import words
 from fleet.report.words import (
     TIMES,
-    Document,
     duration,
     is_finite,
     label,
@@ -32,7 +32,7 @@ _LINES = f"Lines are {percent(words.INTERVAL_LEVEL)} intervals."
 _SHARES = tuple((share, f"{share:.0f} %") for share in (0, 50, 100))
 
 
-def render(report: Document) -> str:
+def render(report: Json) -> str:
     """Give the page as text: a whole HTML document that loads nothing from anywhere."""
     template = page_environment().get_template("report.html")
     return template.render(
@@ -45,14 +45,14 @@ def render(report: Document) -> str:
     )
 
 
-def _title(report: Document) -> str:
+def _title(report: Json) -> str:
     onboarding = report["onboarding"]
     title = words.verdict_title(onboarding)
     serves = "the shipped model serves it; " if onboarding.get("served_by") == words.SHIPPED else ""
     return f"New device {label(onboarding['device'])}: {serves}{title[0].lower()}{title[1:]}"
 
 
-def _tiles(report: Document) -> list[tuple[str, str]]:
+def _tiles(report: Json) -> list[tuple[str, str]]:
     devices, onboarding = report["devices"], report["onboarding"]
     tiles = [
         ("devices", f"{len(devices):,}"),
@@ -72,7 +72,7 @@ def _tiles(report: Document) -> list[tuple[str, str]]:
     ]
 
 
-def _plots(report: Document) -> list[Plot]:
+def _plots(report: Json) -> list[Plot]:
     onboarding = report["onboarding"]
     return [
         _levels(onboarding),
@@ -84,7 +84,7 @@ def _plots(report: Document) -> list[Plot]:
     ]
 
 
-def _heads(model: Document) -> Plot:
+def _heads(model: Json) -> Plot:
     rows = [
         _score_row(name, {key: model[key][device] for key in _SCORE_KEYS})
         for device, name in zip(model["top1"], labels(list(model["top1"])), strict=True)
@@ -101,7 +101,7 @@ def _heads(model: Document) -> Plot:
 _SCORE_KEYS = ("top1", "top5", "top1_interval", "top5_interval", "random_top1", "random_top5")
 
 
-def _score_row(name: str, scores: Document) -> tuple[str, list[Mark], str]:
+def _score_row(name: str, scores: Json) -> tuple[str, list[Mark], str]:
     marks = []
     for key, shape, series, y in (("top1", "dot", 0, 32), ("top5", "square", 1, 68)):
         if is_finite(scores[f"random_{key}"]):
@@ -114,7 +114,7 @@ def _score_row(name: str, scores: Document) -> tuple[str, list[Mark], str]:
     return name, marks, " · ".join(said)
 
 
-def _levels(onboarding: Document) -> Plot:
+def _levels(onboarding: Json) -> Plot:
     rows = []
     for start, name in _starts(onboarding):
         scores = {key: onboarding[key if key.startswith("random") else start + key] for key in _SCORE_KEYS}
@@ -132,7 +132,7 @@ def _levels(onboarding: Document) -> Plot:
     )
 
 
-def _starts(onboarding: Document) -> list[tuple[str, str]]:
+def _starts(onboarding: Json) -> list[tuple[str, str]]:
     """Prefix of the keys of each way to get a head, and its name."""
     few = f"{onboarding['samples']:,} samples"
     # There is one of some families only.
@@ -146,7 +146,7 @@ def _starts(onboarding: Document) -> list[tuple[str, str]]:
     ]
 
 
-def _pairs(onboarding: Document) -> Plot:
+def _pairs(onboarding: Json) -> Plot:
     pairs = [p for p in onboarding["workloads"] if is_finite(p["warm_top1"]) and is_finite(p["scratch_top1"])]
     pairs.sort(key=lambda pair: (pair["scratch_top1"] - pair["warm_top1"], pair["workload"]))
     rows = []
@@ -213,7 +213,7 @@ def _spread(devices: Mapping[str, Any]) -> Plot:
     )
 
 
-def _timing(timing: Document) -> Plot:
+def _timing(timing: Json) -> Plot:
     parts, total = timing["seconds_by_part"], timing["wall_seconds"]
     longest = max(parts.values())
     rows = []

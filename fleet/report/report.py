@@ -21,19 +21,20 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from fleet.json_types import Json, JsonDict
 from fleet.report import words
 
 #: Version of the layout of `report.json`.
 REPORT_VERSION = 1
 
 
-def complete(findings: Mapping[str, Any]) -> dict[str, Any]:
+def complete(findings: Json) -> JsonDict:
     """Complete a report: the sentences are added.
 
     Returns:
         JSON-ready values only; a number that is NaN or infinite is `None`.
     """
-    report: dict[str, Any] = _finite(
+    report: JsonDict = _finite(
         {"version": REPORT_VERSION, **findings, "interval_level": words.INTERVAL_LEVEL}
     )
     onboarding = report["onboarding"]
@@ -42,7 +43,7 @@ def complete(findings: Mapping[str, Any]) -> dict[str, Any]:
     return {**report, "headline": list(words.headline(report))}
 
 
-def write(report: Mapping[str, Any], folder: Path) -> tuple[Path, Path]:
+def write(report: Json, folder: Path) -> tuple[Path, Path]:
     """Write `report.html` and `report.json`; see `fleet.page_template.write_report`."""
     from fleet.page_template import write_report
     from fleet.report import page

@@ -13,7 +13,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from fleet.report.words import Document, is_finite, label, labels, percent
+from fleet.json_types import Json
+from fleet.report.words import is_finite, label, labels, percent
 from fleet.terminal_console import TerminalConsole
 
 #: Shown in a cell where there is no number: the words would not fit at 80 columns.
@@ -29,7 +30,7 @@ LEGEND = (
 )
 
 
-def print_summary(report: Document, page: Path | None = None, console: Console | None = None) -> None:
+def print_summary(report: Json, page: Path | None = None, console: Console | None = None) -> None:
     """Print a row for each device, then what was measured, what was learned, and the verdict.
 
     The path of `report.html` comes last, if it was written. By default all goes to standard output.
@@ -47,7 +48,7 @@ def print_summary(report: Document, page: Path | None = None, console: Console |
         console.print(Text(f"Report: {page}"), soft_wrap=True)
 
 
-def _table(report: Document) -> Table:
+def _table(report: Json) -> Table:
     table = Table(box=SIMPLE_HEAD, pad_edge=False, show_edge=False, collapse_padding=True)
     table.add_column("device", no_wrap=True)
     for name in ("records", "failed", "per s", "again", "top-1", "chance", "top-5", "tau"):
@@ -67,7 +68,7 @@ def _table(report: Document) -> Table:
     return table
 
 
-def _scores(report: Document, device: str) -> tuple[float | None, ...]:
+def _scores(report: Json, device: str) -> tuple[float | None, ...]:
     """Top-1, random top-1, top-5 and tau; an onboarded device without a head in the model has its own."""
     model, new = report["model"], report["onboarding"]
     if device in model["top1"]:

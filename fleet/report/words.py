@@ -7,9 +7,11 @@ the file show the same sentences because all of them call these functions.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from enum import StrEnum
-from typing import Any, NamedTuple, TypeGuard
+from typing import NamedTuple, TypeGuard
+
+from fleet.json_types import Json
 
 #: Probability that every interval in a report stands for.
 INTERVAL_LEVEL = 0.90
@@ -39,8 +41,6 @@ _OPERATORS = {
     "TBG": "transposed batched matrix product: {2} heads of {1}*{3} by {3}*{1}",
     "SFM": "softmax: {0} rows of {1}",
 }
-
-Document = Mapping[str, Any]
 
 
 class WarmStartVerdict(StrEnum):
@@ -97,7 +97,7 @@ def verdict(difference: float | None, interval: Sequence[float] | None, pairs: i
     return WarmStartVerdict.WORSE if high < 0 else WarmStartVerdict.UNCLEAR
 
 
-def _differences(onboarding: Document) -> list[float]:
+def _differences(onboarding: Json) -> list[float]:
     """Warm minus scratch of each held-out workload that has both."""
     return [
         pair["warm_top1"] - pair["scratch_top1"]
@@ -106,7 +106,7 @@ def _differences(onboarding: Document) -> list[float]:
     ]
 
 
-def rivals(onboarding: Document) -> list[Rival]:
+def rivals(onboarding: Json) -> list[Rival]:
     """Scratch first, then the nearest known head if it was compared."""
     pairs = len(_differences(onboarding))
     compared = []
@@ -121,7 +121,7 @@ def rivals(onboarding: Document) -> list[Rival]:
     return compared
 
 
-def verdict_title(onboarding: Document) -> str:
+def verdict_title(onboarding: Json) -> str:
     """Give the verdict on each rival in a few words."""
     scratch, *others = rivals(onboarding)
     if scratch.verdict is WarmStartVerdict.NOT_MEASURED:
@@ -132,7 +132,7 @@ def verdict_title(onboarding: Document) -> str:
     return f"The warm start is {' and '.join(said)}"
 
 
-def verdict_text(onboarding: Document) -> str:
+def verdict_text(onboarding: Json) -> str:
     """Say whether the warm start pays, by how much, how sure that is, and which rival is the strongest."""
     scratch, *others = rivals(onboarding)
     if scratch.verdict is WarmStartVerdict.NOT_MEASURED:
@@ -172,7 +172,7 @@ def verdict_text(onboarding: Document) -> str:
     return text
 
 
-def served_text(onboarding: Document) -> str:
+def served_text(onboarding: Json) -> str:
     """Say whose head serves the device at the end; empty if no shipped model was a rival."""
     if not onboarding.get("served_by"):
         return ""
@@ -187,12 +187,12 @@ def beats_random(interval: Sequence[float] | None, random_top1: float | None) ->
     return interval[0] > random_top1 if interval is not None and is_finite(random_top1) else None
 
 
-def headline(report: Document) -> tuple[str, str, str]:
+def headline(report: Json) -> tuple[str, str, str]:
     """Give what was measured, what was learned, and whether the warm start pays."""
     return (_measured(report), _learned(report), _onboarded(report))
 
 
-def _measured(report: Document) -> str:
+def _measured(report: Json) -> str:
     devices = report["devices"]
     records, failed = (sum(device[key] for device in devices.values()) for key in ("records", "failed"))
     failures = f"{failed:,} failed" if failed else "none failed"
@@ -217,7 +217,7 @@ def _measured(report: Document) -> str:
     return text
 
 
-def _learned(report: Document) -> str:
+def _learned(report: Json) -> str:
     model = report["model"]
     values = [value for value in model["top1"].values() if is_finite(value)]
     heads, took = counted(len(model["heads"]), "head"), duration(model["train_seconds"])
@@ -243,7 +243,7 @@ def _learned(report: Document) -> str:
     return text
 
 
-def _onboarded(report: Document) -> str:
+def _onboarded(report: Json) -> str:
     onboarding = report["onboarding"]
     text = (
         f"{label(onboarding['device'])} was onboarded from {counted(onboarding['samples'], 'sample')} in "
@@ -293,7 +293,7 @@ def scored(number: float | None, interval: Sequence[float] | None) -> str:
     return score_text(number) + (f" ({interval[0]:.2f} to {interval[1]:.2f})" if interval else "")
 
 
-def best_latencies(report: Document) -> dict[str, list[str]]:
+def best_latencies(report: Json) -> dict[str, list[str]]:
     """Give each workload's best latency on each device of the report, in its order; the template calls it."""
     best = [
         {entry["workload"]: entry["best_latency_seconds"] for entry in device["workloads"]}
