@@ -18,7 +18,7 @@ from pydantic import TypeAdapter
 from starlette.requests import ClientDisconnect
 
 from fleet.api.access import Access, needs
-from fleet.api.connections import CLOSE, Connections, read_body
+from fleet.api.connections import CLOSE, Connections, body_of, read_body
 from fleet.api.metrics import metrics_text
 from fleet.api.score_service import ScoreBusyError, ScoreService, ScoreSettings
 from fleet.api.scores import ScoreQuestion
@@ -38,17 +38,7 @@ _ANY: TypeAdapter[Any] = TypeAdapter(Any)
 _GONE = 499
 SCORE_PATH = "/v1/score"
 _RETRY_SECS = "5"
-#: The body is read as bytes, for it is parsed elsewhere; this says what belongs into it.
-_SCORE_BODY: JsonDict = {
-    "requestBody": {
-        "required": True,
-        "content": {
-            "application/json": {
-                "schema": msgspec.json.schema_components([ScoreQuestion])[1]["ScoreQuestion"]
-            }
-        },
-    }
-}
+_SCORE_BODY = body_of(msgspec.json.schema_components([ScoreQuestion])[1]["ScoreQuestion"])
 
 
 class FleetAnswer(JSONResponse):

@@ -7,10 +7,13 @@ torch when called.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
 
 from agents.records import CandidateId, DeviceId, DeviceSpec, Family
 from agents.trust import is_live
@@ -24,6 +27,7 @@ from fleet.store.reader import StoreReader
 if TYPE_CHECKING:
     from transfer.adapt.base import Adapted
     from transfer.adapt.fingerprint import Fingerprint
+    from transfer.data.dataset import Dataset
 
 #: What manifests of its heads take over from the shipped model: where it came from, and how good it is.
 _COPIED_KEYS = ("candidates", "workloads", "seed", "train", "trained_workloads")
@@ -155,16 +159,20 @@ class ShippedHeads:
         reason = f"{why}; the head of the shipped model {head.shipped.name} serves until another is as good"
         return self.serve(head, {"reason": reason, "instead_of": champion.version})
 
-    def boosting_start(self, device_ids: Iterable[str]) -> ShippedModel | None:
+    def boosting_start(
+        self, device_ids: Sequence[str], dataset: Dataset, rows: NDArray[np.int64]
+    ) -> ShippedModel | None:
         """The shipped model that own models of some devices of a family go on from by boosting.
 
         Returns:
-            None if it may serve none of them, or is damaged.
+            None if it may serve none of them, or is damaged, or some rows of a dataset do not suffice.
         """
+        from transfer.train.tree_fit import can_continue
+
         for device_id in device_ids:
             with suppress(ShippedModelError):
                 if (head := self.head(DeviceId(device_id))) is not None:
-                    return head.shipped
+                    return head.shipped if can_continue(dataset, rows, device_ids) else None
         return None
 
     def model(self, family: Family) -> ShippedModel:

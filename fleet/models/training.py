@@ -98,7 +98,7 @@ def train_version(
         run=TrainRun(folder=folder, on_epoch=lambda done: on_progress(done.epoch, config.epochs)),
     )
     shipped = ShippedHeads(registry, reader, enabled=settings.onboarding.shipped)
-    box = shipped.boosting_start(heads) if FLEET_TLP in kinds else None
+    box = shipped.boosting_start(heads, dataset, open_rows) if FLEET_TLP in kinds else None
     tasks = _by_way(task, kinds, box)
     all_trained = [train_model(way, its_task) for way, its_task in tasks.items()]
     until = {device_id: counts.last_at for device_id, counts in reader.counts().items()}
@@ -135,12 +135,11 @@ def _by_way(task: TrainingTask, kinds: Sequence[str], box: ShippedModel | None) 
     """A task for each way to train, in the order in which equals take a place."""
     from transfer.adapt.heads import with_heads
     from transfer.train.training import TrainRun
-    from transfer.train.tree_fit import can_continue
 
     tasks = dict.fromkeys(kinds, task)
-    rows = np.union1d(task.rows, task.stop_rows)
-    if box is None or not can_continue(task.dataset, rows, task.devices):
+    if box is None:
         return tasks
+    rows = np.union1d(task.rows, task.stop_rows)
     init = with_heads(box.model, task.dataset, rows, task.devices, seed=task.seed)
     # What went on from a thousand workloads, by a little, goes before what learnt from these alone.
     return {BOOSTED: replace(task, run=TrainRun(init=init)), **tasks}

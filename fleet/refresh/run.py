@@ -97,40 +97,32 @@ def run_refresh(request: RefreshRequest) -> JsonDict:
     dataset = data.snapshot.dataset
     rows, held = learnable(data.snapshot)
     heads, refused = _heads(dataset, rows, devices)
-    box = shipped.boosting_start(heads) if FLEET_TLP in kinds else None
+    box = shipped.boosting_start(heads, dataset, rows) if FLEET_TLP in kinds else None
     challengers_by_way = _challengers(request, plan, base, box, rows, heads, data)
     inherited = training_workloads(reader, manifest_of_base) if plan.base else frozenset[WorkloadId]()
     provenance = training_provenance(dataset, rows, heads, _last(data), holds_out=bool(held))
-    seen = inherited if box is None else inherited | box.trained_workloads
-    judge = Judge(
-        shipped=shipped,
-        snapshot=data.snapshot,
-        judged=data.judged,
-        trained=provenance["trained_workloads"],
-        inherited=seen,
-    )
-    verdicts = judge.verdicts([each.model for each in challengers_by_way.values()], heads)
-    provenance |= {
-        "table_version": plan.table_version,
-        "family": request.family,
-        "reasons": list(request.reasons),
-        "environments_since": since,
-    }
+    provenance |= {"table_version": plan.table_version, "family": request.family}
+    provenance |= {"reasons": list(request.reasons), "environments_since": since}
+    learnt, seen = provenance["trained_workloads"], inherited
+    if box is not None:
+        seen |= box.trained_workloads
+    judge = Judge(shipped=shipped, snapshot=data.snapshot, judged=data.judged, trained=learnt, inherited=seen)
+    trained = challengers_by_way.values()
+    verdicts = judge.verdicts([each.model for each in trained], heads)
     origins = {
         BOOSTED: {} if box is None else boosting_provenance(box, provenance),
-        FLEET_TLP: _warm(plan, manifest_of_base, inherited, provenance["trained_workloads"]),
+        FLEET_TLP: _warm(plan, manifest_of_base, inherited, learnt),
     }
     challengers = _published(registry, challengers_by_way, verdicts, refused, provenance, origins)
     counting = counting_verdicts(verdicts)
     _tidy(registry, request, challengers, _retention(challengers_by_way, verdicts, plan.base))
-    stay = [each.device_id for each in counting if not each.moves_on]
     return {
         "kind": "refresh",
         "family": request.family,
         # Of several versions that serve from now on, the one that serves more devices.
         "version": max(challengers.values(), key=lambda outcome: len(outcome["published"]))["version"],
         "published": sorted(device for outcome in challengers.values() for device in outcome["published"]),
-        "given_back": judge.give_back(stay),
+        "given_back": judge.give_back([each.device_id for each in counting if not each.moves_on]),
         "model": request.model,
         "challengers": challengers,
         "verdicts": verdicts_as_json([*counting, *refused]),
@@ -141,10 +133,8 @@ def run_refresh(request: RefreshRequest) -> JsonDict:
         "candidates": len(dataset),
         "held_out_workloads": len(held),
         "workloads": len(dataset.workload_ids),
-        **{
-            name: sum(trained.about[name] for trained in challengers_by_way.values())
-            for name in ("train_secs", "resumed_epochs")
-        },
+        "train_secs": sum(each.about["train_secs"] for each in trained),
+        "resumed_epochs": sum(each.about["resumed_epochs"] for each in trained),
         "secs": time.monotonic() - started,
     }
 
@@ -176,12 +166,8 @@ def _challengers(
 
     What went on from the thousand workloads of the shipped model, by a little, goes first.
     """
-    from transfer.train.tree_fit import can_continue
-
     kinds = KINDS[request.model]
-    starts: dict[str, FleetTLP | None] = {}
-    if box is not None and can_continue(data.snapshot.dataset, rows, heads):
-        starts[BOOSTED] = box.model
+    starts: dict[str, FleetTLP | None] = {} if box is None else {BOOSTED: box.model}
     starts |= {kind: base if is_extensible(kind) else None for kind in kinds}
     return {
         way: challenger(way, request, plan.run, start, rows, heads, data) for way, start in starts.items()
