@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from fleet.daemon.engine_options import EngineOptions, connect
     from fleet.errors import FleetError, StoreError
     from fleet.public import StoreView, open_store
+    from fleet.public_library import NetworkLibrary, load_library
     from fleet.public_model import DeviceModel, load_model, tvm_measure
     from fleet.requests.collect import Collect
     from fleet.requests.evaluate import Evaluate
@@ -31,11 +32,13 @@ _PLACES = {
     "FingerprintDevices": "fleet.requests.fingerprint",
     "FleetError": "fleet.errors",
     "ImportLogs": "fleet.requests.import_logs",
+    "NetworkLibrary": "fleet.public_library",
     "Onboard": "fleet.requests.onboard",
     "StoreError": "fleet.errors",
     "StoreView": "fleet.public",
     "Tune": "fleet.requests.tune",
     "connect": "fleet.daemon.engine_options",
+    "load_library": "fleet.public_library",
     "load_model": "fleet.public_model",
     "open_store": "fleet.public",
     "run": "fleet.daemon.embedded",
@@ -62,11 +65,13 @@ __all__ = [
     "FingerprintDevices",
     "FleetError",
     "ImportLogs",
+    "NetworkLibrary",
     "Onboard",
     "StoreError",
     "StoreView",
     "Tune",
     "connect",
+    "load_library",
     "load_model",
     "open_store",
     "run",

@@ -1,9 +1,10 @@
-"""How long a whole network takes: TVM untuned and tuned, torch eager and compiled, ONNX Runtime, in turn.
+"""How long a whole network takes: TVM untuned and tuned, torch eager and compiled, ONNX Runtime, OpenVINO.
 
-Runs in the confined process of `reader_process.py`, pinned to the device's cores, under the host's timing
-lock, with as many threads for each as the device has. Every side gets the same input; outputs are compared
-with torch's, or with ONNX Runtime's where there is no torch program. On a GPU the inputs and weights lie in
-its memory, a run ends with the outputs in the host's, and all compute in float32 throughout, as TVM does.
+All are timed in turn, in the confined process of `reader_process.py`, pinned to the device's cores, under
+the host's timing lock, with as many threads for each as the device has. Every side gets the same input;
+outputs are compared with torch's, or with ONNX Runtime's where there is no torch program. On a GPU the
+inputs and weights lie in its memory, a run ends with the outputs in the host's, and all compute in float32
+throughout, as TVM does.
 """
 
 from __future__ import annotations
@@ -210,6 +211,18 @@ def reference_run(loaded: LoadedNetwork, values: list[Any], place: Place) -> _Ru
     return _MAKERS["onnxruntime" if loaded.program is None else "torch_eager"](loaded, values, place)
 
 
+def _onnx_bytes(loaded: LoadedNetwork, values: list[Any]) -> bytes:
+    """The network as an ONNX model."""
+    model = loaded.onnx_model
+    if model is None:
+        import torch
+
+        module, args, named = _torch_call(loaded, values)
+        exported: Any = torch.onnx.export(module, args, kwargs=named, dynamo=True, verbose=False)
+        model = exported.model_proto
+    return bytes(model.SerializeToString())
+
+
 def _onnxruntime(loaded: LoadedNetwork, values: list[Any], place: Place) -> _Run:
     import onnxruntime
 
@@ -222,22 +235,38 @@ def _onnxruntime(loaded: LoadedNetwork, values: list[Any], place: Place) -> _Run
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = place.threads
     options.inter_op_num_threads = 1
-    model = loaded.onnx_model
-    if model is None:
-        import torch
-
-        module, args, named = _torch_call(loaded, values)
-        exported: Any = torch.onnx.export(module, args, kwargs=named, dynamo=True, verbose=False)
-        model = exported.model_proto
-    session = onnxruntime.InferenceSession(model.SerializeToString(), options, providers=providers)
+    session = onnxruntime.InferenceSession(_onnx_bytes(loaded, values), options, providers=providers)
     names = [model_input.name for model_input in session.get_inputs()]
     feeds = dict(zip(names, values, strict=True))
     return lambda: list(session.run(None, feeds))
 
 
+def _openvino(loaded: LoadedNetwork, values: list[Any], place: Place) -> _Run:
+    import openvino
+
+    if place.gpu_index is not None:
+        raise RuntimeError("OpenVINO is timed on CPUs only")
+    settings: dict[str, Any] = {"INFERENCE_NUM_THREADS": place.threads, "PERFORMANCE_HINT": "LATENCY"}
+    if loaded.precision() == "float32":
+        # Where a processor has bfloat16, it would compute in that.
+        settings["INFERENCE_PRECISION_HINT"] = "f32"
+    core = openvino.Core()
+    model = core.read_model(_onnx_bytes(loaded, values))
+    request = core.compile_model(model, "CPU", settings).create_infer_request()
+    for number, value in enumerate(values):
+        request.set_input_tensor(number, openvino.Tensor(value, shared_memory=True))
+
+    def run() -> list[Any]:
+        request.infer()
+        return [tensor.data.copy() for tensor in request.output_tensors]
+
+    return run
+
+
 _MAKERS: dict[str, Callable[[LoadedNetwork, list[Any], Place], _Run]] = {
     "torch_eager": _torch(False),
     "onnxruntime": _onnxruntime,
+    "openvino": _openvino,
     "torch_compile": _torch(True),
 }
 #: Ways to run a network beside compiled libraries.

@@ -21,7 +21,7 @@ from functools import partial
 import numpy as np
 
 from fleet.json_types import Json, JsonDict
-from fleet.models.holdout import SHARE
+from fleet.models.holdout import FLOOR_WORKLOADS, LEAST_HELD, SHARE
 from fleet.models.standings import Floats, Standing, listed, mean_of
 from transfer.data.intervals import LEVEL, Estimate, student_interval, t_quantile
 
@@ -144,7 +144,8 @@ def lacking(count: int, further: int) -> str:
     """What a head that `count` held-out workloads can judge lacks, if it takes `further` ones."""
     return (
         f"needs {math.ceil(further / SHARE)} more measured workloads to be judged: {count} held-out ones can "
-        f"judge it, {count + further} must, and one of {round(1 / SHARE)} is held out"
+        f"judge it, {count + further} must, and one of {round(1 / SHARE)} is held out (of {FLOOR_WORKLOADS} "
+        f"or more at least {LEAST_HELD})"
     )
 
 

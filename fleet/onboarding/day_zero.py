@@ -18,7 +18,7 @@ from fleet.config.settings import select_devices
 from fleet.drivers.session import EngineSession
 from fleet.errors import FleetError
 from fleet.json_types import Json, JsonDict
-from fleet.models.holdout import is_held_out
+from fleet.models.holdout import held_out, is_held_out
 from fleet.models.registry import Registry
 from fleet.models.registry_file import latest
 from fleet.models.shipped_heads import ShippedHeads, is_servable
@@ -192,11 +192,14 @@ def _measure(
     """Measure random candidates of some workloads, none of which is kept for judging."""
     selection = settings.workloads
     listed = collection.network_workloads(selection.networks)
-    open_ones = [workload for workload in listed if not is_held_out(workload)]
+    bounds = {"min_flops": selection.min_flops, "max_flops": selection.max_flops}
+    collected = choose_workloads(listed, count=selection.count, **bounds)
+    kept_out = held_out(collected)
+    open_ones = [
+        workload for workload in listed if not (is_held_out(workload) or workload.workload_id in kept_out)
+    ]
     count = max(1, min(selection.count, samples // _PER_WORKLOAD))
-    workloads = choose_workloads(
-        open_ones, count=count, min_flops=selection.min_flops, max_flops=selection.max_flops
-    )
+    workloads = choose_workloads(open_ones, count=count, **bounds)
     if not workloads:
         raise none_fits(len(listed), selection.networks, selection.min_flops, selection.max_flops)
     each, rest = divmod(samples, len(workloads))

@@ -26,6 +26,7 @@ SIDE_NAMES = {
     "torch_eager": "torch eager",
     "torch_compile": "torch.compile",
     "onnxruntime": "ONNX Runtime",
+    "openvino": "OpenVINO",
 }
 #: Columns of the table of workloads in a terminal.
 _COLUMNS = ("workload", "uses", "tried", "failed", "before", "best", "faster", "GFLOP/s")

@@ -65,12 +65,12 @@ JUDGED: dict[str, tuple[float | None, float | None, float | None, dict[str, Any]
     "too few to judge": (
         *(0.9, 0.5, 0.5, {"workloads": LEAST_JUDGED - 1}, DecisionKind.UNJUDGED),
         "needs 7 more measured workloads to be judged: 7 held-out ones can judge it, 8 must, and one of 7 is "
-        "held out; v000001 stays$",
+        r"held out \(of 27 or more at least 9\); v000001 stays$",
     ),
     "none to judge": (
         *(None, None, 0.9, {"standing": False}, DecisionKind.UNJUDGED),
         "needs 54 more measured workloads to be judged: 0 held-out ones can judge it, 8 must, and one of 7 "
-        "is held out$",
+        r"is held out \(of 27 or more at least 9\)$",
     ),
     # Where no model is shipped and nothing serves, a first head does.
     "first": (0.8, None, None, {}, DecisionKind.FIRST, "first head: "),
@@ -287,13 +287,19 @@ def test_the_rule_looks_at_operator_and_shapes_alone() -> None:
     assert 0.08 < np.mean([holdout.is_held_out(one) for one in shapeless]) < 0.24
 
 
-def test_the_held_out_part_only_grows() -> None:
-    known: list[Workload] = []
-    before: frozenset[WorkloadId] = frozenset()
-    for number in range(80):
-        known.append(unlike_workload(number))
-        now = holdout.held_out(known)
-        assert before <= now
-        assert bool(now) <= (len(known) >= holdout.LEAST_WORKLOADS)
-        before = now
-    assert 4 <= len(before) <= 22
+def test_a_store_of_some_size_holds_out_enough_to_judge_by() -> None:
+    recorded: list[Workload] = []
+    floored = False
+    for number in range(120):
+        recorded.append(unlike_workload(number))
+        now = holdout.held_out(recorded)
+        by_share = {each.workload_id for each in recorded if holdout.is_held_out(each)}
+        if len(recorded) < holdout.LEAST_WORKLOADS:
+            assert not now
+        elif len(recorded) < holdout.FLOOR_WORKLOADS:
+            assert now == by_share
+        else:
+            assert now >= by_share
+            assert len(now) == max(len(by_share), holdout.LEAST_HELD)
+            floored |= now != by_share
+    assert floored
