@@ -64,7 +64,8 @@ def is_alone(registry: Registry, store: StoreReader, spec: DeviceSpec) -> bool:
     for version in {champion.version for champion in registry.champions().values()}:
         if is_extensible(registry.kind(version)):
             manifest = registry.manifest(version)
-            if others & set(manifest.get("trained_heads", manifest["heads"])):
+            heads: list[str] = manifest.get("trained_heads", manifest["heads"])
+            if others.intersection(heads):
                 return False
     return True
 

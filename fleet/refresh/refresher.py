@@ -12,7 +12,7 @@ import time
 import uuid
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
@@ -56,17 +56,6 @@ class RefreshSettings(TrainingChoices):
     deadline_secs: float = 6 * 3600.0
 
 
-@dataclass(slots=True)
-class _Watching:
-    """What asks for the next look at fresh records."""
-
-    families: dict[DeviceId, str] = field(default_factory=dict)
-    new: dict[DeviceId, int] = field(default_factory=dict)
-    next_at: float = 0.0
-    #: Version that the alarm of a device was about.
-    alarmed: dict[str, str] = field(default_factory=dict)
-
-
 class Refresher:
     """One refresh at a time, in a process of its own.
 
@@ -95,7 +84,12 @@ class Refresher:
         self._since_wall = 0.0
         #: Times in a row that the process of a family's training was killed.
         self._kills: Counter[str] = Counter()
-        self._watching = _Watching()
+        #: Family of each device with new records, and how many: enough ask for a look at its champion.
+        self._families: dict[DeviceId, str] = {}
+        self._new_records: Counter[DeviceId] = Counter()
+        self._next_look_at = 0.0
+        #: Version that the alarm of a device was about.
+        self._alarmed: dict[str, str] = {}
         #: By family, the version that was published and has no start of meta-learning yet.
         self._without_start: dict[str, str] = {}
         self._events: list[Event] = []
@@ -145,8 +139,8 @@ class Refresher:
 
     def records_stored(self, device_id: DeviceId, family: str, count: int) -> None:
         """Count new records of a device: enough of them ask for a look at its champion."""
-        self._watching.families[device_id] = family
-        self._watching.new[device_id] = self._watching.new.get(device_id, 0) + count
+        self._families[device_id] = family
+        self._new_records[device_id] += count
 
     def poll(self) -> list[Event]:
         """What happened since the last call. Cheap: a look at one process and at one file's date.
@@ -157,7 +151,7 @@ class Refresher:
         if child is not None and child.has_ended:
             self._child = None
             self._ended(child)
-        elif child is None and self._clock() >= self._watching.next_at:
+        elif child is None and self._clock() >= self._next_look_at:
             self._look()
         self._tell_changes()
         events, self._events = self._events, []
@@ -223,7 +217,7 @@ class Refresher:
             self._kills.pop(child.request.family, None)
             self._note_start(answer, child.request.family)
             child.forget()
-        self._watching.next_at = self._clock() + self._settings.watch_secs
+        self._next_look_at = self._clock() + self._settings.watch_secs
 
     def _failed(self, child: RefreshChild, lack: str) -> None:
         """Note a training that made no model; `lack` says which records it lacks, if it ended for that."""
@@ -248,15 +242,13 @@ class Refresher:
 
     def _look(self) -> None:
         """Start a look at the devices with enough new records, one family at a time."""
-        watching = self._watching
-        due = [
-            device_id for device_id, count in watching.new.items() if count >= self._settings.watch_records
-        ]
+        least = self._settings.watch_records
+        due = [device_id for device_id, count in self._new_records.items() if count >= least]
         served = [device_id for device_id in due if self._registry.champion(device_id) is not None]
-        family = watching.families[served[0]] if served else ""
-        chosen = [device_id for device_id in served if watching.families[device_id] == family]
+        family = self._families[served[0]] if served else ""
+        chosen = [device_id for device_id in served if self._families[device_id] == family]
         for device_id in {*chosen, *(set(due) - set(served))}:
-            watching.new[device_id] = 0
+            self._new_records[device_id] = 0
         if not chosen:
             self._make_start()
             return
@@ -265,7 +257,7 @@ class Refresher:
             self._launch(replace(request, device_ids=tuple(map(str, chosen))))
         except OSError as error:
             self._last_look = {"at": self._wall(), "error": str(error)}
-            watching.next_at = self._clock() + self._settings.watch_secs
+            self._next_look_at = self._clock() + self._settings.watch_secs
 
     def _note_start(self, answer: Json, family: str) -> None:
         """Note the version that a training has published, if devices are onboarded from such a model."""
@@ -291,7 +283,7 @@ class Refresher:
             self._last_look = {"at": self._wall(), "error": child.failure()}
             return
         self._last_look = {"at": self._wall(), **answer}
-        alarmed = self._watching.alarmed
+        alarmed = self._alarmed
         for device_id, look in answer["looks"].items():
             if look["freshness"] != Freshness.STALE:
                 alarmed.pop(device_id, None)
