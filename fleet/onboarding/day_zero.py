@@ -64,8 +64,8 @@ def is_alone(registry: Registry, store: StoreReader, spec: DeviceSpec) -> bool:
     for version in {champion.version for champion in registry.champions().values()}:
         if is_extensible(registry.kind(version)):
             manifest = registry.manifest(version)
-            heads: list[str] = manifest.get("trained_heads", manifest["heads"])
-            if others.intersection(heads):
+            heads = manifest["trained_heads" if "trained_heads" in manifest else "heads"]
+            if others & set(heads):
                 return False
     return True
 
