@@ -116,12 +116,6 @@ class ShippedModel:
         return day_zero_head(self.model, spec.device_id, hardware_vector(spec, descriptor), hardware, near)
 
 
-def first_figures(spec: DeviceSpec, descriptor: Descriptor) -> Json | None:
-    """What a head without a measurement is worth on a device, by the shipped model of its family."""
-    shipped = read_shipped(spec.family)
-    return None if shipped is None else shipped.expected(descriptor).get("0")
-
-
 def shipped_folder(family: Family) -> Path:
     """Where the shipped model of a family is; nothing need be there."""
     return Path(str(resources.files("fleet").joinpath("shipped", family.value)))

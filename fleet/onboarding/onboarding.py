@@ -32,7 +32,7 @@ from fleet.models.onboarding_curves import CURVES, history, remember
 from fleet.models.opponents import origin_of
 from fleet.models.registry import Registry
 from fleet.models.shipped_heads import ShippedHeads, is_servable
-from fleet.models.shipped_model import ShippedModelError, first_figures
+from fleet.models.shipped_model import ShippedModelError
 from fleet.models.versions import DatasetSnapshot, load_snapshot, train_config, training_workloads
 from fleet.onboarding.adaptation import adaptation_report, strategy_for
 from fleet.onboarding.choice import (
@@ -136,7 +136,8 @@ def onboard_device(
         # Those that were lost are in no dataset.
         result["samples"] = len(samples.few_shot)
         if result["expected"] is None and settings.onboarding.shipped and is_servable(spec):
-            result["expected"] = first_figures(spec, arrival.descriptor)
+            box = arrival.shipped.model(spec.family)
+            result["expected"] = box.expected(arrival.descriptor).get("0")
         result["curve"] = history(models.parent / CURVES, target)
         if result["expected"] is not None:
             point = {"samples": len(samples.few_shot), "taken": result["taken"], **result["expected"]}

@@ -12,7 +12,7 @@ from agents.records import DeviceId, DeviceKind, Family, Outcome
 from fleet.cli.app import run
 from fleet.models.registry import Registry
 from fleet.models.shipped_heads import is_servable
-from fleet.models.shipped_model import first_figures, has_shipped
+from fleet.models.shipped_model import has_shipped, read_shipped
 from fleet.onboarding.adaptation import strategy_for
 from fleet.onboarding.day_zero import is_alone
 from fleet.onboarding.head_version import sample_outcomes
@@ -99,13 +99,13 @@ def test_who_may_be_served_by_it_and_what_auto_chooses_from_then() -> None:
 
 
 def test_the_shipped_table_says_what_to_expect_without_samples() -> None:
-    spec = make_spec(kind=DeviceKind.LOCAL)
-    figures = first_figures(spec, make_descriptor())
-    assert figures is not None
+    shipped = read_shipped(Family.CPU)
+    assert shipped is not None
+    figures = shipped.expected(make_descriptor())["0"]
     low, high = figures["top1_interval"]
     assert 0 < low < figures["top1"] < high < 1
     assert (figures["samples"], figures["regime"]) == (0, "both-new")
-    assert first_figures(replace(spec, family=Family.GPU), make_descriptor()) is None
+    assert read_shipped(Family.GPU) is None
 
 
 def test_the_report_says_what_an_expectation_is_made_of() -> None:
