@@ -21,10 +21,10 @@ from benchmarks.fleet_up import READY, START_SECS, Program, profile_file, verb, 
 from benchmarks.harness import working_folder
 from fleet.models.head_scores import HeadCache
 from fleet.models.holdout import held_out
-from fleet.models.judged_rows import JudgedRows
 from fleet.models.registry import Registry
 from fleet.models.shipped_heads import ShippedHeads
 from fleet.models.shipped_model import SHIPPED_KEY
+from fleet.models.training_rows import JudgedRows
 from fleet.models.versions import load_snapshot
 from fleet.store.store import Store
 from transfer.adapt.base import Adapted

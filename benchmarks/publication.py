@@ -18,7 +18,7 @@ import numpy as np
 
 from agents.records import DeviceId
 from benchmarks.harness import Figures, Option, benchmark
-from fleet.models.judge import head_standing
+from fleet.models.opponents import head_standing
 from fleet.models.promotion import Rank, compared
 from fleet.models.shipped_model import read_shipped
 from fleet.models.standings import Standing

@@ -7,10 +7,10 @@ champions make of candidates. Only `fleet.api.requests` changes anything. Each p
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any
 
+import msgspec
 from fastapi import FastAPI, Header, HTTPException, Request, Response
 from fastapi.responses import FileResponse, JSONResponse, PlainTextResponse
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
@@ -18,16 +18,18 @@ from pydantic import TypeAdapter
 from starlette.requests import ClientDisconnect
 
 from fleet.api.access import Access, needs
-from fleet.api.connections import CLOSE, Connections, read_body
+from fleet.api.connections import CLOSE, Connections, body_of, read_body
 from fleet.api.metrics import metrics_text
 from fleet.api.score_service import ScoreBusyError, ScoreService, ScoreSettings
-from fleet.api.scores import MOST_TRACES
+from fleet.api.scores import ScoreQuestion
 from fleet.api.webhook import Webhook
 from fleet.dashboard.dashboard import Dashboard, View
+from fleet.json_types import Json, JsonDict
 from fleet.models.registry_file import RegistryError
-from fleet.models.registry_reader import RegistryReader, as_json
-from fleet.models.views import champion_notes
+from fleet.models.registry_reader import HeadMissing, RegistryReader, as_json
+from fleet.models.views import NO_CHAMPION, champion_notes
 from fleet.requests.desk import RequestDesk
+from fleet.requests.request_kind import listed
 from fleet.terminal_text import in_utf8
 from transfer.checked_folder import TENSORS_NAME
 
@@ -36,31 +38,7 @@ _ANY: TypeAdapter[Any] = TypeAdapter(Any)
 _GONE = 499
 SCORE_PATH = "/v1/score"
 _RETRY_SECS = "5"
-#: The body is read as bytes, for it is parsed elsewhere; this says what belongs into it.
-_SCORE_BODY: dict[str, Any] = {
-    "requestBody": {
-        "required": True,
-        "content": {
-            "application/json": {
-                "schema": {
-                    "type": "object",
-                    "required": ["device", "workload", "traces"],
-                    "additionalProperties": False,
-                    "properties": {
-                        "device": {"type": "string"},
-                        "workload": {
-                            "description": "an id of the store, or all of `agents.records.Workload`",
-                            "oneOf": [{"type": "string"}, {"type": "object"}],
-                        },
-                        "traces": {"type": "array", "maxItems": MOST_TRACES, "items": {"type": "string"}},
-                        "dialect": {"type": "string", "default": "meta_schedule"},
-                        "version": {"type": "string"},
-                    },
-                }
-            }
-        },
-    }
-}
+_SCORE_BODY = body_of(msgspec.json.schema_components([ScoreQuestion])[1]["ScoreQuestion"])
 
 
 class FleetAnswer(JSONResponse):
@@ -117,11 +95,11 @@ def make_app(sources: ApiSources, connections: Connections, scores: ScoreService
 
     @app.exception_handler(RegistryError)
     def refused(_: Request, error: RegistryError) -> JSONResponse:
-        return JSONResponse({"detail": str(error)}, 503)
+        return JSONResponse({"detail": str(error)}, 404 if isinstance(error, HeadMissing) else 503)
 
     @app.get("/openapi.json", include_in_schema=False)
     @needs(Access.READER)
-    def schema() -> dict[str, Any]:
+    def schema() -> JsonDict:
         return app.openapi()
 
     @app.get("/metrics")
@@ -147,7 +125,7 @@ def _add_fleet(app: FastAPI, view: View, registry: RegistryReader) -> None:
 
     @app.get("/v1/status")
     @needs(Access.READER)
-    def status() -> Mapping[str, Any]:
+    def status() -> Json:
         """The whole view."""
         whole = view()
         return {**whole, "devices": _with_notes(whole["devices"], registry)}
@@ -165,7 +143,7 @@ def _add_fleet(app: FastAPI, view: View, registry: RegistryReader) -> None:
         fleet_devices = view()["devices"]
         if device_id not in fleet_devices:
             raise HTTPException(
-                404, f"no device {device_id!r} in this fleet; it has: {_listed(fleet_devices)}"
+                404, f"no device {device_id!r} in this fleet; it has: {listed(fleet_devices)}"
             )
         return _with_notes({device_id: fleet_devices[device_id]}, registry)[device_id]
 
@@ -173,7 +151,7 @@ def _add_fleet(app: FastAPI, view: View, registry: RegistryReader) -> None:
 def _add_models(app: FastAPI, registry: RegistryReader) -> None:
     @app.get("/v1/models")
     @needs(Access.READER)
-    def models() -> dict[str, Any]:
+    def models() -> JsonDict:
         """Who serves which device, and all versions."""
         return {
             "champions": {
@@ -184,17 +162,17 @@ def _add_models(app: FastAPI, registry: RegistryReader) -> None:
 
     @app.get("/v1/models/{device_id}")
     @needs(Access.READER)
-    def manifest(device_id: str, version: str = "") -> dict[str, Any]:
+    def manifest(device_id: str, version: str = "") -> JsonDict:
         """The manifest of a device's champion, or of another version that has its head."""
-        name, contents = _version_of(registry, device_id, version)
-        return {"device_id": device_id, "version": name, "manifest": contents}
+        name = registry.head_ref(device_id, version or None).version
+        return {"device_id": device_id, "version": name, "manifest": registry.manifest(name)}
 
     @app.get("/v1/models/{device_id}/model.safetensors")
     @needs(Access.READER)
     def tensors(device_id: str, version: str = "", if_none_match: Annotated[str, Header()] = "") -> Response:
         """The tensors of the same; the entity tag is their SHA-256, as the manifest has it."""
-        name, manifest = _version_of(registry, device_id, version)
-        tag = f'"{manifest["tensors_sha256"]}"'
+        name = registry.head_ref(device_id, version or None).version
+        tag = f'"{registry.manifest(name)["tensors_sha256"]}"'
         headers = {"ETag": tag, "X-Model-Version": name}
         if tag in (client_tag.strip() for client_tag in if_none_match.split(",")):
             return Response(status_code=304, headers=headers)
@@ -231,35 +209,10 @@ def _add_score(app: FastAPI, scores: ScoreService) -> None:
         return Response(answer, status, media_type="application/json", headers=retry)
 
 
-def _with_notes(devices: Mapping[str, Any], registry: RegistryReader) -> dict[str, Any]:
+def _with_notes(devices: Json, registry: RegistryReader) -> JsonDict:
     """Devices of a view; each with what is known of its champion, and what its challenger lacks."""
     notes = champion_notes(registry)
-    none = {"pinned": False, "retained": "", "model_kind": "", "shipped": ""}
     return {
-        device_id: {**device, **{key: notes.get(device_id, none)[key] for key in none}}
+        device_id: {**device, **{key: notes.get(device_id, NO_CHAMPION)[key] for key in NO_CHAMPION}}
         for device_id, device in devices.items()
     }
-
-
-def _version_of(registry: RegistryReader, device_id: str, version: str) -> tuple[str, dict[str, Any]]:
-    """Name and manifest of the asked or serving version."""
-    champions = registry.champions()
-    serving = {str(served_device): champion.version for served_device, champion in champions.items()}
-    if not version:
-        if device_id not in serving:
-            raise HTTPException(404, f"no model serves device {device_id!r}; served: {_listed(serving)}")
-        version = serving[device_id]
-    elif version not in registry.versions():
-        raise HTTPException(
-            404, f"no model version {version!r}; the last: {_listed(registry.versions()[-5:])}"
-        )
-    manifest = registry.manifest(version)
-    if device_id not in manifest["heads"]:
-        raise HTTPException(
-            404, f"version {version} has no head for {device_id!r}; it has: {_listed(manifest['heads'])}"
-        )
-    return version, manifest
-
-
-def _listed(names: Any) -> str:
-    return ", ".join(sorted(names)) or "none"

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from agents.host.process_control import ProcessName, is_alive
 from fleet.errors import FleetError
+from fleet.json_types import JsonDict
 from fleet.private_files import read_private
 
 if TYPE_CHECKING:
@@ -51,7 +52,7 @@ class DaemonClient:
         """Get the JSON of a path of the API, such as `/v1/status`; None where the daemon ends just now."""
         return self._exchange("GET", path, _TIMEOUT_SECS)
 
-    def submit(self, request: dict[str, Any]) -> dict[str, Any]:
+    def submit(self, request: JsonDict) -> JsonDict:
         """Submit a request; it is durable when this returns. Sent again with the same id, it exists once."""
         return self._ordered("POST", _REQUESTS, request)
 
@@ -60,11 +61,11 @@ class DaemonClient:
         code = self._ordered("POST", "/v1/session/code")["code"]
         return f"{self.url}/#login={code}"
 
-    def cancel(self, request_id: str) -> dict[str, Any]:
+    def cancel(self, request_id: str) -> JsonDict:
         """Cancel a request; the answer says what it is then."""
         return self._ordered("DELETE", request_path(request_id))
 
-    def follow(self, request_id: str) -> Iterator[dict[str, Any]]:
+    def follow(self, request_id: str) -> Iterator[JsonDict]:
         """Yield a request each time that it has changed, until it has ended.
 
         A daemon that is gone goes on with it when it is started again.
@@ -92,7 +93,7 @@ class DaemonClient:
         """Send JSON to a path that may be asked twice, and get JSON; None where the daemon ends just now."""
         return self._exchange("POST", path, timeout_secs, value)
 
-    def _events(self, request_id: str) -> Iterator[dict[str, Any]]:
+    def _events(self, request_id: str) -> Iterator[JsonDict]:
         with (
             self._client(_ORDER_SECS) as client,
             client.stream("GET", self.url + f"{request_path(request_id)}/events") as answer,
@@ -104,7 +105,7 @@ class DaemonClient:
                 if line.startswith("data: "):
                     yield json.loads(line.removeprefix("data: "))
 
-    def _ordered(self, method: str, path: str, value: Any = None) -> dict[str, Any]:
+    def _ordered(self, method: str, path: str, value: Any = None) -> JsonDict:
         answer = self._exchange(method, path, _ORDER_SECS, value)
         if answer is None:
             raise FleetError(f"the daemon at {self.url} ends just now; start it again, then ask again")

@@ -19,6 +19,7 @@ from fastapi import FastAPI, HTTPException, Request
 
 from fleet.api.access import Access, needed
 from fleet.api.sessions import Keyring
+from fleet.json_types import JsonDict
 
 #: As ASGI calls them.
 Scope = MutableMapping[str, Any]
@@ -266,6 +267,11 @@ def _closing(send: Send) -> Send:
 def too_large(most: int, got: int) -> str:
     """What whoever sends too long a body is told."""
     return f"the body is too large: got {got} bytes at least, at most {most}; send less at a time"
+
+
+def body_of(schema: JsonDict) -> JsonDict:
+    """What `/openapi.json` says of a path whose body is read as bytes, for it is parsed elsewhere."""
+    return {"requestBody": {"required": True, "content": {"application/json": {"schema": schema}}}}
 
 
 async def read_body(request: Request, most: int, secs: float) -> bytes:

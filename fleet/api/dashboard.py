@@ -6,24 +6,33 @@ Called by `fleet.api.server`. The files hold no data. A page asks again every se
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+import json
+from collections.abc import Callable, Mapping, Sequence
 from importlib import resources
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
+import msgspec
+import numpy as np
 from fastapi import Depends, FastAPI, Header, HTTPException, Query, Request, Response
+from fastapi.concurrency import run_in_threadpool
 from fastapi.responses import JSONResponse
 
+from agents.records import CandidateId, DeviceId
 from fleet.api.access import Access, needs
-from fleet.api.predictions import add_predictions
-from fleet.api.score_service import ScoreService
+from fleet.api.score_service import ScoreBusyError, ScoreService
+from fleet.api.scores import ScoreQuestion
 from fleet.api.webhook import Webhook
 from fleet.comparison.compared import CompareError
 from fleet.dashboard.candidate_view import CandidateError
 from fleet.dashboard.dashboard import Dashboard, DashboardMissing
 from fleet.dashboard.pages import PAGE_ROWS, PageError, PageQuery
 from fleet.errors import FleetError, StoreError
+from fleet.json_types import JsonDict
+from fleet.store.trace_lookup import find_candidates
 
 PREFIX = "/v1/dashboard"
+#: Candidates that are scored at a time.
+MOST_SCORED = 64
 #: Length of a filter, and of a name.
 _MOST_TEXT = 200
 #: Status of an answer by the error that stands behind it.
@@ -35,6 +44,7 @@ _STATUSES: dict[type[FleetError], int] = {
     StoreError: 503,
 }
 
+_Endpoint = TypeVar("_Endpoint", bound=Callable[..., Any])
 Name = Annotated[str, Query(max_length=_MOST_TEXT)]
 
 
@@ -52,6 +62,15 @@ def page_query(
 PageOf = Annotated[PageQuery, Depends(page_query)]
 
 
+def _view(app: FastAPI, path: str) -> Callable[[_Endpoint], _Endpoint]:
+    """Declare a view of the dashboard; all of them are the owner's."""
+
+    def declare(endpoint: _Endpoint) -> _Endpoint:
+        return app.get(PREFIX + path)(needs(Access.OWNER)(endpoint))
+
+    return declare
+
+
 def add_dashboard(
     app: FastAPI, dashboard: Dashboard, scores: ScoreService | None, webhook: Webhook | None
 ) -> None:
@@ -63,71 +82,151 @@ def add_dashboard(
 
         app.add_exception_handler(error, refused)
 
-    @app.get(PREFIX + "/fleet")
-    @needs(Access.OWNER)
-    def fleet(query: PageOf) -> dict[str, Any]:
+    @_view(app, "/fleet")
+    def fleet(query: PageOf) -> JsonDict:
         """The devices, those that need somebody first."""
         return dashboard.fleet(query)
 
-    @app.get(PREFIX + "/devices/{device_id}")
-    @needs(Access.OWNER)
-    def device(device_id: str) -> dict[str, Any]:
+    @_view(app, "/devices/{device_id}")
+    def device(device_id: str) -> JsonDict:
         """One device: environments with canaries and A/A runs, champions and challengers, onboarding."""
         return dashboard.device(device_id)
 
-    @app.get(PREFIX + "/comparable")
-    @needs(Access.OWNER)
-    def comparable() -> dict[str, Any]:
+    @_view(app, "/comparable")
+    def comparable() -> JsonDict:
         """Names of devices and versions that may be compared."""
         return dashboard.comparable()
 
-    @app.get(PREFIX + "/compare")
-    @needs(Access.OWNER)
-    def compared(query: PageOf, before: Name, after: Name, all: bool = False) -> dict[str, Any]:
+    @_view(app, "/compare")
+    def compared(query: PageOf, before: Name, after: Name, all: bool = False) -> JsonDict:
         """Two devices, days (`DEVICE@YYYY-MM-DD`) or versions; insignificant rows with `all` only."""
         return dashboard.compare((before, after), query, shows_all=all)
 
-    @app.get(PREFIX + "/workloads")
-    @needs(Access.OWNER)
-    def workloads(query: PageOf) -> dict[str, Any]:
+    @_view(app, "/workloads")
+    def workloads(query: PageOf) -> JsonDict:
         """The workloads with records."""
         return dashboard.workloads(query)
 
-    @app.get(PREFIX + "/workloads/{workload_id}")
-    @needs(Access.OWNER)
-    def workload(workload_id: str, query: PageOf, candidates_from: int = 0) -> dict[str, Any]:
+    @_view(app, "/workloads/{workload_id}")
+    def workload(workload_id: str, query: PageOf, candidates_from: int = 0) -> JsonDict:
         """One workload: spread of latencies by device, and the matrix of candidates and devices."""
         return dashboard.workload(workload_id, query, max(0, candidates_from))
 
-    @app.get(PREFIX + "/workloads/{workload_id}/candidates/{candidate_id}")
-    @needs(Access.OWNER)
-    def candidate(workload_id: str, candidate_id: str, best_on: Name = "") -> dict[str, Any]:
+    @_view(app, "/workloads/{workload_id}/candidates/{candidate_id}")
+    def candidate(workload_id: str, candidate_id: str, best_on: Name = "") -> JsonDict:
         """One candidate: raw repeats, its schedule beside the best one's, a script to build it again."""
         return dashboard.candidate(workload_id, candidate_id, best_on)
 
     _add_daemon_views(app, dashboard, webhook)
     if scores is not None:
-        add_predictions(app, dashboard, scores)
+        _add_predictions(app, dashboard, scores)
 
 
 def _add_daemon_views(app: FastAPI, dashboard: Dashboard, webhook: Webhook | None) -> None:
-    @app.get(PREFIX + "/alerts")
-    @needs(Access.OWNER)
-    def alerts(query: PageOf) -> dict[str, Any]:
+    @_view(app, "/alerts")
+    def alerts(query: PageOf) -> JsonDict:
         """Alarms and changes of models, with whose fault each is."""
         return {**dashboard.alerts(query), "webhook": None if webhook is None else webhook.view}
 
-    @app.get(PREFIX + "/requests")
-    @needs(Access.OWNER)
-    def requests(query: PageOf) -> dict[str, Any]:
+    @_view(app, "/requests")
+    def requests(query: PageOf) -> JsonDict:
         """The requests without their results, those that have not ended first."""
         return dashboard.requests(query)
 
-    @app.get(PREFIX + "/storage")
-    @needs(Access.OWNER)
-    def storage() -> dict[str, Any]:
+    @_view(app, "/storage")
+    def storage() -> JsonDict:
         """Records on their way, room, logs, budgets."""
         return dashboard.storage()
+
+
+def _add_predictions(app: FastAPI, dashboard: Dashboard, scores: ScoreService) -> None:
+    """Add the path of predictions to an application."""
+
+    @_view(app, "/workloads/{workload_id}/predictions")
+    async def predictions(request: Request, workload_id: str, device: Name) -> JsonDict:
+        """Scores of a device's champion for candidates that it has measured, beside their speeds."""
+        latencies, chosen, body = await run_in_threadpool(_score_question, dashboard, workload_id, device)
+
+        async def whole() -> bytes:
+            return body
+
+        try:
+            status, score_body = await scores.answer(whole, request.is_disconnected)
+        except ScoreBusyError:
+            raise HTTPException(503, "the scorer is busy; try again in a moment") from None
+        answer = json.loads(score_body)
+        if status != 200:
+            raise HTTPException(status, str(answer.get("detail", "no scores")))
+        return {"version": answer["version"], **predicted(chosen, latencies, answer["scores"])}
+
+
+def _score_question(
+    dashboard: Dashboard, workload_id: str, device: str
+) -> tuple[dict[str, float], list[str], bytes]:
+    """Latencies of a device, the candidates to be scored, and the question for the scorer."""
+    reader = dashboard.store.reader()
+    latencies = dashboard.matrix(reader, workload_id, [device]).latencies(device)
+    if not latencies:
+        raise DashboardMissing(f"{device!r:.80} has no latency of workload {workload_id!r:.80}")
+    chosen = sample(latencies)
+    candidates = find_candidates(reader, {DeviceId(device)}, set(map(CandidateId, chosen)))
+    traces = {str(candidate.candidate_id): candidate for candidate in candidates}
+    chosen = [candidate_id for candidate_id in chosen if candidate_id in traces]
+    question = ScoreQuestion(
+        device=device,
+        workload=workload_id,
+        traces=[traces[candidate_id].trace for candidate_id in chosen],
+        dialect=candidates[0].dialect if candidates else "meta_schedule",
+    )
+    return latencies, chosen, msgspec.json.encode(question)
+
+
+def sample(latencies: Mapping[str, float]) -> list[str]:
+    """Candidates to score: evenly over the latencies in seconds, the fastest and the slowest among them."""
+    ordered = sorted(latencies, key=lambda candidate: (latencies[candidate], candidate))
+    places = np.linspace(0, len(ordered) - 1, min(MOST_SCORED, len(ordered))).round().astype(int)
+    return [ordered[place] for place in sorted(set(places.tolist()))]
+
+
+def predicted(
+    candidates: Sequence[str], latencies: Mapping[str, float], scores: Sequence[float | None]
+) -> JsonDict:
+    """Scores and speeds side by side.
+
+    Args:
+        candidates: Those that were scored.
+        latencies: Seconds of all measured ones.
+        scores: One each, higher is faster; None where a schedule cannot be read.
+
+    Returns:
+        `points` of [score, speed over the best one's, candidate], `of` (measured candidates), `kendall_tau`
+        (None for fewer than two), `top1` (speed of the highest score among them, the mean where several tie),
+        `refused`.
+    """
+    best = min(latencies.values())
+    points: list[tuple[float, float, str]] = [
+        (float(score), best / latencies[candidate], candidate)
+        for candidate, score in zip(candidates, scores, strict=True)
+        if score is not None
+    ]
+    tau = None
+    if len(points) > 1:
+        from scipy.stats import kendalltau  # half a second that the start of a daemon need not wait
+
+        statistic = float(
+            kendalltau(*zip(*((point[0], point[1]) for point in points), strict=True)).statistic
+        )
+        tau = None if np.isnan(statistic) else statistic
+    highest = max((point[0] for point in points), default=None)
+    first_choices = [point[1] for point in points if point[0] == highest]
+    return {
+        "points": points,
+        "of": len(latencies),
+        "kendall_tau": tau,
+        # Of several with the same score nobody knows which would be taken, as in `transfer.data.ranking`.
+        "top1": sum(first_choices) / len(first_choices) if first_choices else None,
+        "refused": len(candidates) - len(points),
+    }
 
 
 #: Where the files are, beside the page itself.

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from itertools import accumulate
-from typing import Any
 
 from prometheus_client import CollectorRegistry, ProcessCollector
 from prometheus_client.core import (
@@ -19,6 +18,7 @@ from prometheus_client.exposition import generate_latest
 from fleet.api.connections import Connections
 from fleet.core.event_words import DeviceState
 from fleet.histogram import BOUNDS_SECS
+from fleet.json_types import Json
 
 #: Name, keys in a device's view, what it is.
 _DEVICE_COUNTERS = (
@@ -68,24 +68,38 @@ _CLOCK_COUNTERS = (
 class _Collector:
     """Gives the metrics of one view and of the API."""
 
-    def __init__(
-        self, view: Mapping[str, Any], connections: Connections, scores: Mapping[str, Any] | None
-    ) -> None:
+    def __init__(self, view: Json, connections: Connections, scores: Json | None) -> None:
         self._view, self._connections, self._scores = view, connections, scores
 
     def collect(self) -> Iterator[Metric]:
         """What `generate_latest` asks for."""
-        view = self._view
-        coordinator, devices = view["coordinator"], view["devices"]
+        view, connections = self._view, self._connections
+        coordinator, devices, store = view["coordinator"], view["devices"], view["store"]
+        training = view["training"]
         yield InfoMetricFamily(
             "fleet",
             "The coordinator.",
             {"version": str(coordinator["version"]), "state": coordinator["state"]},
         )
-        yield GaugeMetricFamily("fleet_start_time_seconds", "When it started.", value=view["started_at"])
-        yield GaugeMetricFamily(
-            "fleet_view_time_seconds", "When these numbers were taken.", value=view["now"]
-        )
+        for name, value, text in (
+            ("fleet_start_time_seconds", view["started_at"], "When it started."),
+            ("fleet_view_time_seconds", view["now"], "When these numbers were taken."),
+            ("fleet_table_version", store["table_version"], "Version of the store's table."),
+            (
+                "fleet_waiting_records",
+                store.get("waiting", 0),
+                "Records that are durable, not yet in the table.",
+            ),
+            ("fleet_refused_records", store.get("refused", 0), "Records that the store set aside."),
+            ("fleet_alarms", len(view["alarms"]), "Alarms that are remembered."),
+            ("fleet_training_running", training["state"] == "running", "1 while a model is trained."),
+            ("fleet_api_connections", connections.count, "Open connections of the API."),
+            ("fleet_api_connections_limit", connections.limits.most, "Connections that it may have."),
+            *((name, view["health"][key], text) for name, key, text in _HEALTH_GAUGES),
+        ):
+            yield GaugeMetricFamily(name, text, value=value)
+        for name, key, text in _CLOCK_COUNTERS:
+            yield CounterMetricFamily(name, text, value=view["clock"].get(key, 0))
         for name, key, text in _DEVICE_COUNTERS:
             counts = {device_id: device.get(key) or 0 for device_id, device in devices.items()}
             yield _each(CounterMetricFamily(name, text, labels=["device"]), counts)
@@ -100,42 +114,24 @@ class _Collector:
                 states.add_metric([device_id, state.value], float(device["state"] == state.value))
         yield states
         yield _each(GaugeMetricFamily("fleet_jobs", "Jobs by state.", labels=["state"]), view["jobs"])
-        store = view["store"]
-        yield GaugeMetricFamily(
-            "fleet_table_version", "Version of the store's table.", value=store["table_version"]
+        failures = GaugeMetricFamily(
+            "fleet_training_failures",
+            "Trainings of a family that failed since one succeeded.",
+            labels=["family"],
         )
-        yield GaugeMetricFamily(
-            "fleet_waiting_records",
-            "Records that are durable but not in the table yet.",
-            value=store.get("waiting", 0),
+        yield _each(failures, training["failures"])
+        refused = CounterMetricFamily(
+            "fleet_api_connections_refused",
+            "Connections that it closed for want of room or time.",
+            labels=["why"],
         )
-        yield GaugeMetricFamily(
-            "fleet_refused_records",
-            "Records that the store would not have; they are set aside.",
-            value=store.get("refused", 0),
-        )
-        yield GaugeMetricFamily("fleet_alarms", "Alarms that are remembered.", value=len(view["alarms"]))
-        yield from _training(view["training"])
+        yield _each(refused, connections.refused)
         yield from _health(view["health"])
-        for name, key, text in _CLOCK_COUNTERS:
-            yield CounterMetricFamily(name, text, value=view["clock"].get(key, 0))
-        yield from _connections(self._connections)
         if self._scores is not None:
             yield from _scores(self._scores)
 
 
-def _training(training: Mapping[str, Any]) -> Iterator[Metric]:
-    """What the trainer does, and whether it goes wrong."""
-    yield GaugeMetricFamily(
-        "fleet_training_running", "1 while a model is trained.", value=training["state"] == "running"
-    )
-    failures = GaugeMetricFamily(
-        "fleet_training_failures", "Trainings of a family that failed since one succeeded.", labels=["family"]
-    )
-    yield _each(failures, training["failures"])
-
-
-def _health(health: Mapping[str, Any]) -> Iterator[Metric]:
+def _health(health: Json) -> Iterator[Metric]:
     """How the coordinator itself does; see `fleet.engine.fleet_view.health_of`."""
     turns = HistogramMetricFamily("fleet_turn_seconds", "Time of a turn, without its wait for messages.")
     _add(turns, [], health["turns"])
@@ -146,8 +142,6 @@ def _health(health: Mapping[str, Any]) -> Iterator[Metric]:
     for name, histogram in health["disk_waits"].items():
         _add(waits, [name], histogram)
     yield waits
-    for name, key, text in _HEALTH_GAUGES:
-        yield GaugeMetricFamily(name, text, value=health[key])
     free = GaugeMetricFamily("fleet_disk_free_bytes", "Room on the disk of a folder.", labels=["folder"])
     yield _each(free, health["free_bytes"])
 
@@ -162,7 +156,7 @@ def _each(
     return family
 
 
-def _add(family: HistogramMetricFamily, labels: list[str], histogram: Mapping[str, Any]) -> None:
+def _add(family: HistogramMetricFamily, labels: list[str], histogram: Json) -> None:
     """Add a `fleet.histogram.Histogram`; Prometheus wants each class with all below it."""
     bounds = [*map(str, BOUNDS_SECS), "+Inf"]
     family.add_metric(
@@ -170,21 +164,7 @@ def _add(family: HistogramMetricFamily, labels: list[str], histogram: Mapping[st
     )
 
 
-def _connections(connections: Connections) -> Iterator[Metric]:
-    """Who is connected to the API at this moment."""
-    yield GaugeMetricFamily("fleet_api_connections", "Open connections of the API.", value=connections.count)
-    yield GaugeMetricFamily(
-        "fleet_api_connections_limit", "Connections that it may have.", value=connections.limits.most
-    )
-    refused = CounterMetricFamily(
-        "fleet_api_connections_refused",
-        "Connections that it closed for want of room or time.",
-        labels=["why"],
-    )
-    yield _each(refused, connections.refused)
-
-
-def _scores(scores: Mapping[str, Any]) -> Iterator[Metric]:
+def _scores(scores: Json) -> Iterator[Metric]:
     """Who asks for scores, and how long that takes."""
     secs = HistogramMetricFamily("fleet_score_seconds", "Time of a request for scores that had its turn.")
     _add(secs, [], scores["secs"])
@@ -199,9 +179,7 @@ def _scores(scores: Mapping[str, Any]) -> Iterator[Metric]:
     yield _each(refused, scores["refused"])
 
 
-def metrics_text(
-    view: Mapping[str, Any], connections: Connections, scores: Mapping[str, Any] | None = None
-) -> str:
+def metrics_text(view: Json, connections: Connections, scores: Json | None = None) -> str:
     """All metrics of a view, of the API and of this process, a line each.
 
     Args:

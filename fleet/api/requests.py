@@ -18,7 +18,7 @@ from fastapi import FastAPI, HTTPException, Request
 from fastapi.responses import JSONResponse, StreamingResponse
 
 from fleet.api.access import Access, needs
-from fleet.api.connections import read_body
+from fleet.api.connections import body_of, read_body
 from fleet.core.request_words import RequestState
 from fleet.requests.desk import DeskFull, RequestDesk, Shown
 from fleet.requests.kinds import KINDS, MOST_BYTES, MOST_MINUTES, REQUEST_ID, parse_request
@@ -148,7 +148,7 @@ def _body_schema() -> dict[str, Any]:
         }
         for kind, schema in zip(KINDS, schemas, strict=True)
     ]
-    return {"requestBody": {"required": True, "content": {"application/json": {"schema": {"oneOf": shapes}}}}}
+    return body_of({"oneOf": shapes})
 
 
 def _request_of(desk: RequestDesk, request_id: str) -> Shown:

@@ -14,20 +14,21 @@ import resource
 import struct
 import sys
 import traceback
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 from msgspec.structs import replace
 
 from agents.codec import workload_from_json
 from agents.errors import AgentError
-from agents.records import Candidate, DeviceId, ModelRef, Workload, WorkloadId
-from fleet.api.scores import MOST_TRACES
+from agents.records import Candidate, ModelRef, Workload, WorkloadId
+from fleet.api.scores import MOST_TRACES, ScoreQuestion
 from fleet.errors import FleetError
-from fleet.models.registry_reader import RegistryReader
+from fleet.models.registry_reader import HeadMissing, RegistryReader
 
 if TYPE_CHECKING:
     from fleet.models.head_scores import HeadCache
@@ -36,7 +37,6 @@ if TYPE_CHECKING:
 ANSWER_HEAD = struct.Struct(">HI")
 #: Memory beyond which a request fails by itself; the host's is not its to use up.
 _MOST_BYTES = 8 << 30
-_KEYS = frozenset({"device", "workload", "traces", "dialect", "version"})
 
 
 class ScoreRefusalError(FleetError):
@@ -91,15 +91,15 @@ def answered(registry: RegistryReader, heads: HeadCache, store: Path, body: byte
 
     request = _parsed(body)
     dialects = sorted(default_readers())
-    if request["dialect"] not in dialects:
+    if request.dialect not in dialects:
         raise ScoreRefusalError(
-            422, f"dialect: got {request['dialect']!r}, expected one of {', '.join(dialects)}"
+            422, f"dialect: got {request.dialect!r}, expected one of {', '.join(dialects)}"
         )
-    ref = _ref(registry, store, request["device"], request["version"])
-    workload = _workload(store, request["workload"])
+    ref = _ref(registry, store, request)
+    workload = _workload(store, request.workload)
     candidates = [
-        Candidate(workload_id=workload.workload_id, trace=trace, dialect=request["dialect"])
-        for trace in request["traces"]
+        Candidate(workload_id=workload.workload_id, trace=trace, dialect=request.dialect)
+        for trace in request.traces
     ]
     try:
         # A fresh extractor: what it keeps of one request must not answer the next, nor pile up.
@@ -126,62 +126,32 @@ def answered(registry: RegistryReader, heads: HeadCache, store: Path, body: byte
     }
 
 
-def _parsed(body: bytes) -> dict[str, Any]:
-    """The fields of a request."""
+def _parsed(body: bytes) -> ScoreQuestion:
     try:
-        value = json.loads(body)
-    except (ValueError, RecursionError) as error:
+        question = msgspec.json.decode(body, type=ScoreQuestion)
+    except msgspec.ValidationError as error:
+        raise ScoreRefusalError(422, str(error)) from error
+    except (msgspec.DecodeError, ValueError, RecursionError) as error:
         raise ScoreRefusalError(400, f"the body is not JSON ({error}); expected an object") from error
-    if not isinstance(value, dict):
-        raise ScoreRefusalError(400, f"the body is a {type(value).__name__}; expected an object")
-    if unknown := sorted(value.keys() - _KEYS):
-        raise ScoreRefusalError(422, f"{unknown[0][:80]!r} is no field; known: {', '.join(sorted(_KEYS))}")
-    fields = {"dialect": "meta_schedule", "version": "", **value}
-    for key in ("device", "dialect", "version"):
-        if not isinstance(fields.get(key), str):
-            raise ScoreRefusalError(422, f"{key}: expected a text, got {_kind(fields, key)}")
-    if not isinstance(fields.get("workload"), str | dict):
-        raise ScoreRefusalError(
-            422, f"workload: expected an id or an object, got {_kind(fields, 'workload')}"
-        )
-    traces = fields.get("traces")
-    if not isinstance(traces, list) or not all(isinstance(trace, str) for trace in traces):
-        raise ScoreRefusalError(422, f"traces: expected a list of texts, got {_kind(fields, 'traces')}")
-    if len(traces) > MOST_TRACES:
-        raise ScoreRefusalError(413, f"traces: got {len(traces)}, at most {MOST_TRACES}; send them in parts")
-    return fields
+    if (count := len(question.traces)) > MOST_TRACES:
+        raise ScoreRefusalError(413, f"traces: got {count}, at most {MOST_TRACES}; send them in parts")
+    return question
 
 
-def _kind(fields: Mapping[str, Any], key: str) -> str:
-    if key not in fields:
-        return "nothing"
-    value = fields[key]
-    return "a list with others" if isinstance(value, list) else type(value).__name__
-
-
-def _ref(registry: RegistryReader, store: Path, device: str, version: str) -> ModelRef:
+def _ref(registry: RegistryReader, store: Path, question: ScoreQuestion) -> ModelRef:
     """The head to ask."""
-    champions = registry.champions()
-    serving = {str(device_id): champion.ref for device_id, champion in champions.items()}
-    if not version:
-        if device in serving:
-            return serving[device]
-        from fleet.store.store import Store
+    from fleet.store.store import Store
 
-        devices = Store.read(store).devices()
-        if device in devices:
-            raise ScoreRefusalError(404, f"no model serves device {device!r} yet; served: {_listed(serving)}")
-        every = {*serving, *map(str, devices)}
-        raise ScoreRefusalError(404, f"unknown device {device[:80]!r}; known: {_listed(every)}")
-    if version not in registry.versions():
-        last = ", ".join(registry.versions()[-5:]) or "none"
-        raise ScoreRefusalError(404, f"unknown version {version[:80]!r}; the last: {last}")
-    heads = registry.manifest(version)["heads"]
-    if device not in heads:
-        raise ScoreRefusalError(
-            404, f"{version} has no head for device {device[:80]!r}; it has: {_listed(heads)}"
-        )
-    return ModelRef(version=version, device_id=DeviceId(device), sha256=registry.sha256(version))
+    device = question.device
+    try:
+        return registry.head_ref(device, question.version or None)
+    except HeadMissing as error:
+        known = sorted({*map(str, registry.champions()), *map(str, Store.read(store).devices())})
+        if device in known:
+            raise ScoreRefusalError(404, str(error)) from error
+        names = ", ".join(known[:20]) or "none"
+        more = f" and {len(known) - 20} more" if len(known) > 20 else ""
+        raise ScoreRefusalError(404, f"unknown device {device[:80]!r}; known: {names}{more}") from error
 
 
 def _workload(store: Path, reference: str | dict[str, Any]) -> Workload:
@@ -201,12 +171,6 @@ def _workload(store: Path, reference: str | dict[str, Any]) -> Workload:
         raise ScoreRefusalError(422, str(error)) from error
     # A given workload may claim any id; facts about another workload must not be applied to it.
     return replace(workload, workload_id=WorkloadId("given"))
-
-
-def _listed(names: Any) -> str:
-    sorted_names = sorted(map(str, names))
-    more = f" and {len(sorted_names) - 20} more" if len(sorted_names) > 20 else ""
-    return (", ".join(sorted_names[:20]) or "none") + more
 
 
 if __name__ == "__main__":

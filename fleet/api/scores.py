@@ -10,8 +10,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated, Any
 
-from msgspec.structs import asdict
+from msgspec import Meta, Struct, to_builtins
 
 from agents.records import Workload
 from fleet.api.client import find_daemon
@@ -21,6 +22,18 @@ from fleet.errors import FleetError
 MOST_TRACES = 4096
 #: Longer than a daemon lets a request wait and be scored.
 _TIMEOUT_SECS = 600.0
+
+
+class ScoreQuestion(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The body of a request for scores of schedules of one workload."""
+
+    device: str
+    workload: Annotated[
+        str | dict[str, Any], Meta(description="an id of the store, or all of `agents.records.Workload`")
+    ]
+    traces: Annotated[list[str], Meta(extra_json_schema={"maxItems": MOST_TRACES})]
+    dialect: str = "meta_schedule"
+    version: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,15 +78,15 @@ def score(
     Raises:
         FleetError: No daemon runs on this host with that folder, or it refuses; the text says why.
     """
-    question = {
-        "device": device_id,
-        "workload": asdict(workload) if isinstance(workload, Workload) else workload,
-        "traces": list(traces),
-        "dialect": dialect,
-        "version": version,
-    }
+    question = ScoreQuestion(
+        device=device_id,
+        workload=to_builtins(workload),
+        traces=list(traces),
+        dialect=dialect,
+        version=version,
+    )
     daemon = find_daemon(root)
-    answer = None if daemon is None else daemon.post("/v1/score", question, _TIMEOUT_SECS)
+    answer = None if daemon is None else daemon.post("/v1/score", to_builtins(question), _TIMEOUT_SECS)
     if answer is None:
         raise FleetError(f"no daemon runs on {root}; start `fleet up`, or name its folder (daemon.root)")
     return ScoreAnswer(

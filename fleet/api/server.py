@@ -134,15 +134,14 @@ class ApiServer:
         most_secs = _FOLLOWED_SHARE * limits.request_secs
         if sources.desk is not None:
             bodies[REQUESTS_PATH] = MOST_BYTES
-            add_requests(app, sources.desk, Followers(most_secs, self._is_closing), answer_secs)
+            add_requests(
+                app, sources.desk, Followers(most_secs, lambda: self._server.should_exit), answer_secs
+            )
         if sources.dashboard is not None:
             add_sessions(app, self._keyring)
             add_pages(app, static_files())
             add_dashboard(app, sources.dashboard, self._scores, sources.webhook)
         return Gate(app, self._keyring, connections, bodies), connections
-
-    def _is_closing(self) -> bool:
-        return self._server.should_exit
 
     def close(self) -> None:
         """Stop listening; requests that run are answered."""

@@ -10,11 +10,12 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+from collections.abc import Callable, Iterable
 from urllib.parse import urlsplit
 
 import httpx
+
+from fleet.json_types import Json, JsonDict
 
 _LOG = logging.getLogger(__name__)
 
@@ -24,8 +25,8 @@ LOOK_SECS, MOST_PAUSE_SECS = 5.0, 300.0
 MOST_WAITING, MOST_AT_ONCE, MOST_KNOWN = 200, 50, 5_000
 _TIMEOUT_SECS = 10.0
 
-Post = Callable[[dict[str, Any]], None]
-Alerts = Callable[[], Iterable[Mapping[str, Any]]]
+Post = Callable[[JsonDict], None]
+Alerts = Callable[[], Iterable[Json]]
 
 
 class Webhook:
@@ -49,7 +50,7 @@ class Webhook:
         self._url, self._alerts, self._post = url, alerts, post or self._post_by_http
         self._since = wall()
         self._queued_ids: dict[str, None] = {}
-        self._waiting: deque[Mapping[str, Any]] = deque()
+        self._waiting: deque[Json] = deque()
         self._failures = 0
         self.sent = self.dropped = 0
         self.last_error = ""
@@ -67,7 +68,7 @@ class Webhook:
             self._thread.join(_TIMEOUT_SECS + 1.0)
 
     @property
-    def view(self) -> dict[str, Any]:
+    def view(self) -> JsonDict:
         """How it does, JSON-ready."""
         return {
             "host": urlsplit(self._url).hostname or "",
@@ -120,7 +121,7 @@ class Webhook:
                 _LOG.exception("the webhook failed")
                 pause = MOST_PAUSE_SECS
 
-    def _post_by_http(self, message: dict[str, Any]) -> None:
+    def _post_by_http(self, message: JsonDict) -> None:
         with httpx.Client(timeout=_TIMEOUT_SECS, follow_redirects=False) as client:
             client.post(self._url, json=message).raise_for_status()
 

@@ -116,8 +116,11 @@ for _panel, _verbs in _VERBS.items():
         add_verb(app, _name, _verb, _panel)
 
 
-def _add_group(panel: Panel, group: typer.Typer, name: str, **verbs: Callable[..., None]) -> None:
-    """Add verbs that share their first word."""
+def _add_group(
+    panel: Panel, name: str, text: str, cls: type[HelpGroup] = HelpGroup, **verbs: Callable[..., None]
+) -> None:
+    """Add verbs that share their first word; without one of them the group shows its help."""
+    group = typer.Typer(help=text, no_args_is_help=cls is HelpGroup, cls=cls)
     for verb, function in verbs.items():
         add_verb(group, verb, function)
     app.add_typer(group, name=name, rich_help_panel=panel)
@@ -125,20 +128,16 @@ def _add_group(panel: Panel, group: typer.Typer, name: str, **verbs: Callable[..
 
 _add_group(
     Panel.MEASURE,
-    typer.Typer(help="List, add and retire the devices of the fleet.", no_args_is_help=True, cls=HelpGroup),
     "devices",
+    "List, add and retire the devices of the fleet.",
     list=device_files.list_devices,
     add=device_files.add,
     retire=device_files.retire,
 )
 _add_group(
     Panel.USE,
-    typer.Typer(
-        help="Show which model version serves which device, and choose another one.",
-        no_args_is_help=True,
-        cls=HelpGroup,
-    ),
     "models",
+    "Show which model version serves which device, and choose another one.",
     list=models.list_models,
     show=models.show,
     diff=models.diff,
@@ -147,8 +146,8 @@ _add_group(
 )
 _add_group(
     Panel.OPERATE,
-    typer.Typer(help="List, follow and cancel requests to the daemon.", no_args_is_help=True, cls=HelpGroup),
     "requests",
+    "List, follow and cancel requests to the daemon.",
     list=requests.list_requests,
     show=requests.show,
     follow=requests.follow,
@@ -156,18 +155,16 @@ _add_group(
 )
 _add_group(
     Panel.OPERATE,
-    typer.Typer(help="Show the settings and where each comes from.", no_args_is_help=True, cls=HelpGroup),
     "config",
+    "Show the settings and where each comes from.",
     show=devices.config_show,
     schema=devices.config_schema,
 )
 _add_group(
     Panel.DATA,
-    typer.Typer(
-        help="List stores; publish, verify and open datasets.\n\nExample: fleet datasets verify FOLDER",
-        cls=datasets.ListGroup,
-    ),
     "datasets",
+    "List stores; publish, verify and open datasets.\n\nExample: fleet datasets verify FOLDER",
+    datasets.ListGroup,
     list=datasets.list_,
     publish=datasets.publish,
     verify=datasets.verify,
@@ -175,8 +172,8 @@ _add_group(
 )
 _add_group(
     Panel.DATA,
-    typer.Typer(help="Check that the store is whole, and back it up.", no_args_is_help=True, cls=HelpGroup),
     "store",
+    "Check that the store is whole, and back it up.",
     verify=store.verify,
     backup=store.backup,
     restore=store.restore,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -20,6 +20,7 @@ from fleet.cli.options import (
     say_places,
 )
 from fleet.cli.output import ConfigOption, SetOption, short_moment
+from fleet.json_types import Json
 from fleet.terminal_text import print_rows
 
 if TYPE_CHECKING:
@@ -91,7 +92,7 @@ def up(
     run_daemon(settings, options, TerminalConsole(), serve=serve if daemon.api_host else None)
 
 
-def print_daemon(view: Mapping[str, Any]) -> None:
+def print_daemon(view: Json) -> None:
     """Print the status of a running daemon: devices, coordinator, jobs, training, alarms.
 
     Args:
@@ -100,7 +101,7 @@ def print_daemon(view: Mapping[str, Any]) -> None:
     from fleet.terminal_console import TerminalConsole
     from transfer.model.kinds import FLEET_TLP
 
-    devices: Mapping[str, Mapping[str, Any]] = view["devices"]
+    devices: Mapping[str, Json] = view["devices"]
     print_rows(_COLUMNS, [(name, *_cells(device)) for name, device in devices.items()])
     print_line = TerminalConsole().print
     for name, device in devices.items():
@@ -128,12 +129,12 @@ def print_daemon(view: Mapping[str, Any]) -> None:
     training = view["training"]
     last = f"; last: {training['last']}" if training.get("last") else ""
     print_line(f"training: {training['state']}{last}")
-    alarms: Sequence[Mapping[str, Any]] = view["alarms"]
+    alarms: Sequence[Json] = view["alarms"]
     for alarm in alarms[-_ALARMS:]:
         print_line(f"{short_moment(alarm['at'])} {alarm['device_id']}: {alarm['text']}", style="yellow")
 
 
-def _cells(device: Mapping[str, Any]) -> tuple[str, ...]:
+def _cells(device: Json) -> tuple[str, ...]:
     leases = device["leases"]
     done, size = sum(lease["done"] for lease in leases), sum(lease["of"] for lease in leases)
     return (

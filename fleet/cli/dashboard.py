@@ -7,8 +7,9 @@ from typing import Annotated, Any
 
 import typer
 
-from fleet.cli.options import DEFAULT_MODELS, ModelsOption, RootOption, StoreOption, load_settings
-from fleet.cli.output import ConfigOption, JsonOption, SetOption, print_json
+from fleet.api.client import find_daemon
+from fleet.cli.options import DEFAULT_MODELS, ModelsOption, RootSettings, StoreSettings
+from fleet.cli.output import JsonOption, print_json
 from fleet.errors import FleetError
 from fleet.terminal_text import print_rows, print_text
 
@@ -17,19 +18,14 @@ _LOGIN_PAGE = "dashboard.html"
 
 
 def dashboard(
-    root: RootOption = None,
+    settings: RootSettings,
     should_open: Annotated[bool, typer.Option("--open", help="Open it in this host's browser.")] = False,
     as_json: JsonOption = False,
-    config: ConfigOption = None,
-    changes: SetOption = None,
 ) -> None:
     """Print a link to the dashboard of the running daemon. The link works once, for 15 minutes.
 
     Example: fleet dashboard --open
     """
-    from fleet.api.client import find_daemon
-
-    settings = load_settings(config, {"daemon.root": root}, changes)
     daemon = find_daemon(Path(settings.daemon.root))
     if daemon is None:
         raise FleetError(f"no daemon runs on {settings.daemon.root}; start one with `fleet up`")
@@ -64,11 +60,9 @@ def compare_sides(
     after: Annotated[
         str, typer.Argument(help="DEVICE, DEVICE@YYYY-MM-DD or a model version to compare with.")
     ],
+    settings: StoreSettings,
     shows_all: Annotated[bool, typer.Option("--all", help="Show changes within the noise too.")] = False,
-    store: StoreOption = None,
     models: ModelsOption = DEFAULT_MODELS,
-    config: ConfigOption = None,
-    changes: SetOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Compare two devices, two days of a device, or two model versions.
@@ -82,7 +76,6 @@ def compare_sides(
     from fleet.models.registry_reader import RegistryReader
     from fleet.store.store import Store
 
-    settings = load_settings(config, {"store.path": store}, changes)
     comparison = compare(
         lambda: Store.read(settings.store.path),
         RegistryReader(models),

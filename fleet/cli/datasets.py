@@ -12,7 +12,7 @@ from typing import Annotated, Any
 import typer
 
 from fleet.cli.help_text import HelpGroup
-from fleet.cli.options import StoreOption, load_settings, say_places
+from fleet.cli.options import KnownDevicesOption, StoreOption, load_settings, say_places
 from fleet.cli.output import ConfigOption, JsonOption, SetOption, print_json, short_moment
 from fleet.terminal_text import print_rows, print_text, visible
 
@@ -94,9 +94,7 @@ def publish(
         list[str] | None, typer.Option("--fault", help="A known fault; may be given again.")
     ] = None,
     license_: Annotated[str, typer.Option("--license", help="SPDX identifier.")] = "Apache-2.0",
-    device: Annotated[
-        list[str] | None, typer.Option("--device", help="Device id; may be given again (all that measured).")
-    ] = None,
+    device: KnownDevicesOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Publish a store: records, workloads and devices as compressed Parquet, a data card, and SHA-256 sums.

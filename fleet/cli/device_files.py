@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fleet.cli.options import load_settings
-from fleet.cli.output import ConfigOption, JsonOption, SetOption, print_json
+from fleet.api.client import ask
+from fleet.cli.options import Settings
+from fleet.cli.output import JsonOption, print_json
 from fleet.errors import FleetError
 from fleet.terminal_text import print_rows, print_text
 
@@ -20,15 +21,13 @@ if TYPE_CHECKING:
     from fleet.config.settings import FleetConfig
 
 
-def list_devices(config: ConfigOption = None, changes: SetOption = None, as_json: JsonOption = False) -> None:
+def list_devices(settings: Settings, as_json: JsonOption = False) -> None:
     """Show the device files, and whether a running daemon has each device and in which state.
 
     Example: fleet devices list --json
     """
-    from fleet.api.client import ask
     from fleet.config.device_folder import DeviceFolder
 
-    settings = load_settings(config, {}, changes)
     device_files = DeviceFolder(Path(settings.devices.folder)).read()
     view = ask(Path(settings.daemon.root), "/v1/status")
     rows: list[dict[str, Any]] = []
@@ -57,13 +56,12 @@ def list_devices(config: ConfigOption = None, changes: SetOption = None, as_json
 
 def add(
     file: Annotated[Path, typer.Argument(metavar="FILE", help="A device file of any name.")],
+    settings: Settings,
     replace: Annotated[bool, typer.Option("--replace", help="Replace the file of the same device.")] = False,
     other_host: Annotated[
         bool,
         typer.Option("--other-host", help="The device is on another host of a cluster: skip the check here."),
     ] = False,
-    config: ConfigOption = None,
-    changes: SetOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Check a device file, against this host too, and put it into the folder of device files.
@@ -75,7 +73,6 @@ def add(
     from fleet.config.device_files import load_file
     from fleet.config.device_folder import add_file
 
-    settings = load_settings(config, {}, changes)
     spec = load_file(file, "")
     if not other_host:
         _check(spec, settings)
@@ -89,8 +86,7 @@ def add(
 
 def retire(
     device: Annotated[str, typer.Argument(metavar="ID", help="The device.")],
-    config: ConfigOption = None,
-    changes: SetOption = None,
+    settings: Settings,
     as_json: JsonOption = False,
 ) -> None:
     """Remove a device from the fleet: its file moves to the folder `retired`.
@@ -102,7 +98,6 @@ def retire(
     from fleet.config.device_files import device_paths, unknown_device
     from fleet.config.device_folder import retire_file
 
-    settings = load_settings(config, {}, changes)
     folder = Path(settings.devices.folder)
     paths = device_paths(folder)
     mine = [path for path in paths if path.stem == device]
@@ -132,8 +127,6 @@ def _check(spec: DeviceSpec, settings: FleetConfig) -> None:
 
 
 def _who_follows(settings: FleetConfig) -> str:
-    from fleet.api.client import ask
-
     is_up = ask(Path(settings.daemon.root), "/v1/status") is not None
     return "the daemon follows within five seconds" if is_up else "no daemon runs; the next start follows"
 

@@ -14,9 +14,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fleet.cli.options import FolderOption, load_settings
+from fleet.cli.options import FolderSettings
 from fleet.cli.output import ConfigOption, JsonOption, SetOption, parse_changes, print_json
 from fleet.errors import FleetError
+from fleet.json_types import JsonDict
 from fleet.terminal_text import print_rows, print_text
 
 if TYPE_CHECKING:
@@ -25,11 +26,9 @@ if TYPE_CHECKING:
 
 
 def init(
-    folder: FolderOption = None,
+    settings: FolderSettings,
     threads: Annotated[int, typer.Option(min=1, help="Threads of a measured program.")] = 1,
     force: Annotated[bool, typer.Option("--force", help="Replace files that differ.")] = False,
-    config: ConfigOption = None,
-    changes: SetOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Write a device file for each CPU profile and GPU of this host.
@@ -41,7 +40,7 @@ def init(
     """
     from fleet.config.init import Action, host_profiles, write_profiles
 
-    done = write_profiles(_folder(folder, config, changes), host_profiles(threads), force)
+    done = write_profiles(Path(settings.devices.folder), host_profiles(threads), force)
     if as_json:
         print_json(
             [{"device": path.stem, "path": str(path), "action": str(action)} for path, action in done.items()]
@@ -53,10 +52,8 @@ def init(
 
 
 def probe(
+    settings: FolderSettings,
     device: Annotated[str | None, typer.Option("--device", help="Compare the host with this device.")] = None,
-    folder: FolderOption = None,
-    config: ConfigOption = None,
-    changes: SetOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Show the hardware of this host, and whether it matches a device file.
@@ -71,12 +68,12 @@ def probe(
     from agents.records import DeviceKind, as_json_dict
     from fleet.config.device_files import load_device
 
-    spec = load_device(_folder(folder, config, changes), device) if device else None
+    spec = load_device(Path(settings.devices.folder), device) if device else None
     descriptor = look()
     faults = differences(spec, descriptor) if spec else []
     board = _ask_board(spec, faults) if spec and spec.kind is DeviceKind.RPC and not faults else None
     if as_json:
-        value: dict[str, Any] = {"descriptor": as_json_dict(descriptor)}
+        value: JsonDict = {"descriptor": as_json_dict(descriptor)}
         if spec:
             value |= {"device": as_json_dict(spec), "differences": faults}
             if spec.kind is DeviceKind.RPC:
@@ -90,7 +87,7 @@ def probe(
         raise FleetError(f"device {device} cannot be measured on this host: {'; '.join(faults)}")
 
 
-def _ask_board(spec: DeviceSpec, faults: list[str]) -> dict[str, Any] | None:
+def _ask_board(spec: DeviceSpec, faults: list[str]) -> JsonDict | None:
     """What answers for an RPC device; None, and one more fault, if nothing does."""
     from dataclasses import asdict
 
@@ -103,7 +100,7 @@ def _ask_board(spec: DeviceSpec, faults: list[str]) -> dict[str, Any] | None:
         return None
 
 
-def _board_line(spec: DeviceSpec, board: dict[str, Any]) -> str:
+def _board_line(spec: DeviceSpec, board: JsonDict) -> str:
     servers = f"{len(board['servers'])} server{'s' * (len(board['servers']) != 1)}, {board['free']} free"
     at_work = "all in use, and a server in use answers its user only"
     answer = f"{', '.join(board['answering'])} takes connections" if board["answering"] else at_work
@@ -111,9 +108,7 @@ def _board_line(spec: DeviceSpec, board: dict[str, Any]) -> str:
 
 
 def doctor(
-    folder: FolderOption = None,
-    config: ConfigOption = None,
-    changes: SetOption = None,
+    settings: FolderSettings,
     as_json: JsonOption = False,
 ) -> None:
     """Check this host: what would disturb measurements, and how well worker processes are confined.
@@ -134,7 +129,6 @@ def doctor(
     from fleet.transport.ray_folder import ray_default_folder
     from fleet.transport.ray_token import token_path
 
-    settings = load_settings(config, {"devices.folder": folder}, changes)
     devices = list(select_devices(settings, without_retired=True).values())
     tokens = (token_path(), Path(settings.daemon.root) / TOKEN)
     state = look(Path(settings.store.path), specs=devices, tokens=tokens, ray_folder=ray_default_folder())
@@ -215,14 +209,11 @@ def config_schema(
     print_json(schema)
 
 
-def _folder(folder: Path | None, config: Path | None, changes: list[str] | None) -> Path:
-    """Folder of the device files: of the flag, else of the settings."""
-    return folder or Path(load_settings(config, {}, changes).devices.folder)
-
-
 def _descriptor_rows(descriptor: Descriptor) -> list[tuple[str, ...]]:
     from agents.host.cpu_features import runnable_levels
+    from agents.records import ANSOR_HARDWARE_PARAMS
 
+    ansor_parameters = zip(ANSOR_HARDWARE_PARAMS, descriptor.ansor_params, strict=True)
     cores = ",".join(map(str, descriptor.usable_cores))
     levels = [level.name for level in runnable_levels(descriptor.arch, descriptor.isa_flags)]
     caches = (descriptor.l1d_bytes, descriptor.l2_bytes, descriptor.l3_bytes)
@@ -240,7 +231,7 @@ def _descriptor_rows(descriptor: Descriptor) -> list[tuple[str, ...]]:
         ("memory", _size(descriptor.memory_bytes)),
         ("clock MHz", " / ".join(f"{mhz:.0f}" if mhz else "?" for mhz in clocks) + " (least / now / most)"),
         ("governor", descriptor.governor or "hidden"),
-        ("Ansor parameters", _ansor_parameters(descriptor)),
+        ("Ansor parameters", ", ".join(f"{name} {value}" for name, value in ansor_parameters)),
         ("instruction sets", " ".join(descriptor.isa_flags)),
         ("versions", ", ".join(f"{name} {version}" for name, version in descriptor.versions)),
     ]
@@ -250,13 +241,6 @@ def _descriptor_rows(descriptor: Descriptor) -> list[tuple[str, ...]]:
                 (f"{kind} {gpu['index']}", f"{gpu.get('name', 'unknown')}, {gpu.get('arch', 'unknown arch')}")
             )
     return rows
-
-
-def _ansor_parameters(descriptor: Descriptor) -> str:
-    from agents.records import ANSOR_HARDWARE_PARAMS
-
-    pairs = zip(ANSOR_HARDWARE_PARAMS, descriptor.ansor_params, strict=True)
-    return ", ".join(f"{name} {value}" for name, value in pairs)
 
 
 def _size(count: int) -> str:

@@ -13,6 +13,8 @@ from typing import Any
 import typer
 from typer.core import TyperArgument, TyperCommand, TyperGroup, TyperOption
 
+from fleet.cli.options import with_settings
+
 #: Characters of choices that the column of types shows without breaking a word.
 _LONGEST_CHOICES = 20
 
@@ -80,7 +82,8 @@ def add_verb(
     group: typer.Typer, name: str, function: Callable[..., None], panel: Panel | None = None
 ) -> None:
     """Add a verb, whose help is the docstring of its function."""
-    group.command(name, cls=HelpCommand, help=_unwrapped(function), rich_help_panel=panel)(function)
+    verb = with_settings(function)
+    group.command(name, cls=HelpCommand, help=_unwrapped(function), rich_help_panel=panel)(verb)
 
 
 def _unwrapped(function: Callable[..., None]) -> str:

@@ -13,8 +13,8 @@ from typing import Annotated, Any
 
 import typer
 
-from fleet.cli.options import StoreOption, load_settings, say_places
-from fleet.cli.output import ConfigOption, JsonOption, SetOption, print_json
+from fleet.cli.options import KnownDevicesOption, StoreSettings, say_places
+from fleet.cli.output import JsonOption, print_json
 from fleet.cli.request_command import request_command
 from fleet.daemon.engine_options import EngineOptions
 from fleet.errors import FleetError
@@ -98,16 +98,12 @@ class FormatOption(StrEnum):
 
 def export(
     destination: Annotated[Path, typer.Argument(help="File or folder to write.")],
+    settings: StoreSettings,
     form: Annotated[
         FormatOption, typer.Option("--format", help="Format of the files.")
     ] = FormatOption.PARQUET,
-    device: Annotated[
-        list[str] | None, typer.Option("--device", help="Device id; may be given again (all with records).")
-    ] = None,
+    device: KnownDevicesOption = None,
     replace: Annotated[bool, typer.Option("--replace", help="Replace an earlier export there.")] = False,
-    store: StoreOption = None,
-    config: ConfigOption = None,
-    changes: SetOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Write records in the format of another tool; the store stays as it is.
@@ -117,7 +113,6 @@ def export(
     from fleet.interchange.export_store import export as export_records
     from fleet.store.store import Store
 
-    settings = load_settings(config, {"store.path": store}, changes)
     reader = Store.read(settings.store.path)
     result = export_records(reader, destination, form.value, tuple(device or ()), replace=replace)
     if as_json:

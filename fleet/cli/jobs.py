@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from fleet.api.client import ask, find_daemon
 from fleet.cli.options import DEFAULT_MODELS, ModelsOption, StoreOption, load_settings, say_places
 from fleet.cli.output import ConfigOption, JsonOption, SetOption, print_json, short_moment
 from fleet.cli.request_command import read_request, request_command
@@ -98,7 +99,6 @@ def collect(
     ] = False,
 ) -> None:
     """Have a collection done, or fingerprints measured; print what came and what the store holds."""
-    from fleet.api.client import find_daemon
     from fleet.cli.collected import collected, print_collected
     from fleet.daemon.embedded import run
     from fleet.planner.time_spent import print_spending, spent_from
@@ -186,8 +186,6 @@ def status(
 
 
 def _show_status(settings: FleetConfig, models: Path, *, is_named: bool, as_json: bool) -> None:
-    from fleet.api.client import ask
-
     path = Path(settings.store.path)
     models = beside(path, models)
     view = None if is_named else ask(Path(settings.daemon.root), "/v1/status")

@@ -7,14 +7,16 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from fleet.api.client import ask
 from fleet.cli.models import show as show_version
-from fleet.cli.options import DEFAULT_MODELS, ModelsOption, StoreOption, load_settings
-from fleet.cli.output import ConfigOption, JsonOption, SetOption, print_json, short_moment
+from fleet.cli.options import DEFAULT_MODELS, ModelsOption, StoreSettings
+from fleet.cli.output import JsonOption, print_json, short_moment
 from fleet.errors import FleetError
+from fleet.json_types import JsonDict
 from fleet.terminal_text import print_rows, print_text, say_text
 
 if TYPE_CHECKING:
@@ -33,13 +35,11 @@ def show(
         str,
         typer.Argument(metavar="ID", help="Id of a record, candidate, workload, model version or request."),
     ],
+    settings: StoreSettings,
     script: Annotated[
         bool, typer.Option("--script", help="Print a Python script that builds and times the candidate.")
     ] = False,
-    store: StoreOption = None,
     models: ModelsOption = DEFAULT_MODELS,
-    config: ConfigOption = None,
-    changes: SetOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Show a record, candidate, workload, model version or request by its id.
@@ -54,10 +54,10 @@ def show(
     if (models / name).is_dir():
         show_version(name, models, as_json=as_json)
         return
-    settings = load_settings(config, {"store.path": store}, changes)
-    if request := _request(Path(settings.daemon.root), name):
-        print_json(request)
-        return
+    for request in ask(Path(settings.daemon.root), "/v1/requests") or []:
+        if request["id"] == name:
+            print_json(request)
+            return
     path = Path(settings.store.path)
     reader = Store.read(path)
     match = find(reader, name)
@@ -72,13 +72,6 @@ def show(
         print_json(_as_json(match))
     else:
         _print(match)
-
-
-def _request(root: Path, name: str) -> dict[str, Any] | None:
-    """The request of this id, if a daemon runs and has it."""
-    from fleet.api.client import ask
-
-    return next((request for request in ask(root, "/v1/requests") or [] if request["id"] == name), None)
 
 
 def _script(reader: StoreReader, match: FoundId) -> str:
@@ -100,13 +93,13 @@ def _script(reader: StoreReader, match: FoundId) -> str:
         raise FleetError(f"{name} gets no script: {error}") from error
 
 
-def _as_json(match: FoundId) -> dict[str, Any]:
+def _as_json(match: FoundId) -> JsonDict:
     from agents.records import as_json_dict
 
     workload = as_json_dict(match.workload) if match.workload else None
     if workload:
         del workload["module_json"]
-    value: dict[str, Any] = {"kind": match.kind, "id": match.id, "workload": workload}
+    value: JsonDict = {"kind": match.kind, "id": match.id, "workload": workload}
     if match.counts is not None:
         return value | {"records_by_device": match.counts}
     return value | {
@@ -167,6 +160,7 @@ def _trace(trace: str) -> str:
 
 
 def workloads(
+    settings: StoreSettings,
     contains: Annotated[
         str,
         typer.Argument(
@@ -192,9 +186,6 @@ def workloads(
         int | None, typer.Option(min=1, help="Choose this many of them, as a collection chooses.")
     ] = None,
     limit: Annotated[int, typer.Option(min=1, help="List at most this many.")] = _LISTED,
-    store: StoreOption = None,
-    config: ConfigOption = None,
-    changes: SetOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """List tensor programs, with the number of records of each, and count them by operator.
@@ -209,7 +200,7 @@ def workloads(
     from fleet.planner.selection import choose_workloads
     from fleet.report.words import counted
 
-    where, listed, counts = _listed(network, store, config, changes)
+    where, listed, counts = _listed(network, settings)
     fit = [
         workload
         for workload in listed
@@ -245,7 +236,7 @@ def workloads(
                 name,
                 f"{group['workloads']:,}",
                 f"{group['networks']:,}",
-                _span(group["min_flops"], group["max_flops"]),
+                f"{group['min_flops'] / 1e6:,.3g} to {group['max_flops'] / 1e6:,.3g}",
             )
             for name, group in by_operator.items()
         ],
@@ -262,7 +253,7 @@ def _has(workload: Workload, text: str) -> bool:
     return text.lower() in " ".join(words).lower()
 
 
-def _described(workload: Workload, records: dict[WorkloadId, int]) -> dict[str, Any]:
+def _described(workload: Workload, records: dict[WorkloadId, int]) -> JsonDict:
     """A workload as `fleet workloads --json` prints it."""
     return {
         "workload": workload.name,
@@ -291,12 +282,8 @@ def _counts_by_operator(workloads: list[Workload]) -> dict[str, dict[str, float]
     }
 
 
-def _span(least: float, most: float) -> str:
-    return f"{least / 1e6:,.3g} to {most / 1e6:,.3g}"
-
-
 def _listed(
-    networks: list[str] | None, store: Path | None, config: Path | None, changes: list[str] | None
+    networks: list[str] | None, settings: StoreSettings
 ) -> tuple[str, list[Workload], dict[WorkloadId, int]]:
     """Where the workloads are from, they themselves, and how many records of each there are."""
     if networks:
@@ -310,7 +297,7 @@ def _listed(
 
     from fleet.store.store import Store
 
-    path = Path(load_settings(config, {"store.path": store}, changes).store.path)
+    path = Path(settings.store.path)
     reader = Store.read(path)
     counts: dict[WorkloadId, int] = {}
     for _, batch in reader.columns(["workload_id"]):

@@ -60,7 +60,15 @@ def list_models(models: ModelsOption = DEFAULT_MODELS, as_json: JsonOption = Fal
     )
     print_rows(
         ("device", "served by", "since", "pinned"),
-        [(one["device_id"], one["version"], _date(one["since"]), _pinned(one)) for one in champions],
+        [
+            (
+                each["device_id"],
+                each["version"],
+                _date(each["since"]),
+                "no" if each["pinned_at"] is None else _date(each["pinned_at"]),
+            )
+            for each in champions
+        ],
     )
     for champion in champions:
         device_id, version = champion["device_id"], champion["version"]
@@ -278,11 +286,6 @@ def _print_champion(champion: Champion, said: str, *, as_json: bool) -> None:
         print_json(champion_json(champion))
     else:
         print_text(said)
-
-
-def _pinned(champion: dict[str, Any]) -> str:
-    """Since when a champion is pinned, if it is."""
-    return "no" if champion["pinned_at"] is None else _date(champion["pinned_at"])
 
 
 def _date(secs: Any) -> str:

@@ -5,13 +5,15 @@ Loads nothing heavy.
 
 from __future__ import annotations
 
+import inspect
 import sys
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, get_args
 
 import typer
 
-from fleet.cli.output import parse_changes
+from fleet.cli.output import ConfigOption, SetOption, parse_changes
 from fleet.errors import FleetError
 from fleet.terminal_text import print_text
 
@@ -46,6 +48,57 @@ MinutesOption = Annotated[
 ]
 
 DEFAULT_MODELS = Path("runs/models")
+
+#: Options by their key in `Settings...`, and the setting that each replaces.
+_SETTING_OPTIONS: Mapping[str, tuple[Any, str]] = {
+    "store": (StoreOption, "store.path"),
+    "root": (RootOption, "daemon.root"),
+    "folder": (FolderOption, "devices.folder"),
+}
+# The parameter `settings` of a verb: `with_settings` puts the options that make it in its place.
+if TYPE_CHECKING:
+    Settings = FleetConfig
+    StoreSettings = FleetConfig
+    RootSettings = FleetConfig
+    FolderSettings = FleetConfig
+else:
+    Settings, StoreSettings = Annotated[Any, ()], Annotated[Any, ("store",)]
+    RootSettings, FolderSettings = Annotated[Any, ("root",)], Annotated[Any, ("folder",)]
+
+
+def with_settings(verb: Callable[..., None]) -> Callable[..., None]:
+    """A verb with `--config`, `--set` and the options of its settings, of one that takes `settings`."""
+    parameters = inspect.signature(verb, eval_str=True).parameters
+    if "settings" not in parameters:
+        return verb
+    _, names = get_args(parameters["settings"].annotation)
+
+    def command(**values: Any) -> None:
+        flags = {_SETTING_OPTIONS[name][1]: values.pop(name) for name in names}
+        verb(settings=load_settings(values.pop("config"), flags, values.pop("changes")), **values)
+
+    own = [parameter for name, parameter in parameters.items() if name != "settings"]
+    options = {name: _SETTING_OPTIONS[name][0] for name in names}
+    options |= {"config": ConfigOption, "changes": SetOption}
+    added = [option_parameter(name, option, None) for name, option in options.items()]
+    return described(command, verb.__name__, verb.__doc__, [*own, *added])
+
+
+def described(
+    command: Callable[..., None], name: str, help_text: str | None, parameters: Sequence[inspect.Parameter]
+) -> Callable[..., None]:
+    """A command with these parameters, as typer reads them."""
+    command.__name__, command.__doc__ = name, help_text
+    command.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+    command.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
+        [parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY) for parameter in parameters]
+    )
+    return command
+
+
+def option_parameter(name: str, annotation: Any, default: Any = inspect.Parameter.empty) -> inspect.Parameter:
+    """A parameter of a command."""
+    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
 
 
 def load_settings(

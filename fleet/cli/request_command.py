@@ -21,6 +21,8 @@ from fleet.cli.options import (
     MinutesOption,
     ModelsOption,
     StoreOption,
+    described,
+    option_parameter,
 )
 from fleet.cli.output import ConfigOption, JsonOption, SetOption, parse_changes
 from fleet.daemon.engine_options import EngineOptions
@@ -71,14 +73,9 @@ def request_command(kind: type[RequestArguments]) -> Callable[[Callable[..., Non
         parameters = [
             *map(_parameter, arguments),
             *own,
-            *(_keyword(name, option, default) for name, (option, default) in engine.items()),
+            *(option_parameter(name, option, default) for name, (option, default) in engine.items()),
         ]
-        command.__name__, command.__doc__ = verb.__name__, kind.__doc__
-        command.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
-        command.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
-            [parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY) for parameter in parameters]
-        )
-        return command
+        return described(command, verb.__name__, kind.__doc__, parameters)
 
     return decorate
 
@@ -140,11 +137,7 @@ def _parameter(argument: Argument) -> inspect.Parameter:
     else:
         option = typer.Argument(metavar=flag.name, help=argument.help)
     if default is msgspec.NODEFAULT:
-        return _keyword(name, Annotated[value_type, option])
+        return option_parameter(name, Annotated[value_type, option])
     if argument.is_list or default is None:
-        return _keyword(name, Annotated[value_type | None, option], None)
-    return _keyword(name, Annotated[value_type, option], default)
-
-
-def _keyword(name: str, annotation: Any, default: Any = inspect.Parameter.empty) -> inspect.Parameter:
-    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
+        return option_parameter(name, Annotated[value_type | None, option], None)
+    return option_parameter(name, Annotated[value_type, option], default)

@@ -7,39 +7,30 @@ from __future__ import annotations
 
 import sys
 import uuid
-from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from fleet.cli.options import load_settings
-from fleet.cli.output import (
-    ConfigOption,
-    Interrupted,
-    JsonOption,
-    SetOption,
-    print_json,
-    short_moment,
-)
+from fleet.api.client import DaemonClient, find_daemon
+from fleet.cli.options import Settings
+from fleet.cli.output import Interrupted, JsonOption, print_json, short_moment
 from fleet.errors import FleetError
+from fleet.json_types import Json, JsonDict
 from fleet.terminal_text import print_rows, print_text
 
 if TYPE_CHECKING:
-    from fleet.api.client import DaemonClient
     from fleet.daemon.engine_options import EngineOptions
 
 _RequestId = Annotated[str, typer.Argument(metavar="ID", help="Id of a request (fleet requests list).")]
 
 
-def list_requests(
-    config: ConfigOption = None, changes: SetOption = None, as_json: JsonOption = False
-) -> None:
+def list_requests(settings: Settings, as_json: JsonOption = False) -> None:
     """List the open requests and the latest ended ones.
 
     Example: fleet requests list
     """
-    requests: list[dict[str, Any]] = _daemon(config, changes).get("/v1/requests") or []
+    requests: list[JsonDict] = _daemon(settings).get("/v1/requests") or []
     if as_json:
         print_json(requests)
     elif not requests:
@@ -62,15 +53,14 @@ def list_requests(
 
 def show(
     request_id: _RequestId,
-    config: ConfigOption = None,
-    changes: SetOption = None,
+    settings: Settings,
     as_json: JsonOption = False,
 ) -> None:
     """Show the arguments, state and result of a request.
 
     Example: fleet requests show train-3f9c
     """
-    listed: list[dict[str, Any]] = _daemon(config, changes).get("/v1/requests") or []
+    listed: list[JsonDict] = _daemon(settings).get("/v1/requests") or []
     request = next((entry for entry in listed if entry["id"] == request_id), None)
     if request is None:
         raise FleetError(f"no request {request_id!r}; `fleet requests list` shows the known ones")
@@ -88,8 +78,7 @@ def show(
 
 def follow(
     request_id: _RequestId,
-    config: ConfigOption = None,
-    changes: SetOption = None,
+    settings: Settings,
     as_json: JsonOption = False,
 ) -> None:
     """Follow a request until it has ended; exit code 0 if it succeeded.
@@ -98,7 +87,7 @@ def follow(
 
     Example: fleet requests follow train-3f9c
     """
-    request = follow_request(_daemon(config, changes), request_id)
+    request = follow_request(_daemon(settings), request_id)
     if as_json:
         print_json(request)
     finish(request, is_printed=not as_json)
@@ -106,15 +95,14 @@ def follow(
 
 def cancel(
     request_id: _RequestId,
-    config: ConfigOption = None,
-    changes: SetOption = None,
+    settings: Settings,
     as_json: JsonOption = False,
 ) -> None:
     """Cancel a request, and stop the work that is done for it alone. An ended request stays as it is.
 
     Example: fleet requests cancel train-3f9c
     """
-    request = _daemon(config, changes).cancel(request_id)
+    request = _daemon(settings).cancel(request_id)
     if as_json:
         print_json(request)
     else:
@@ -124,11 +112,11 @@ def cancel(
 def run_request(
     daemon: DaemonClient,
     kind: str,
-    arguments: Mapping[str, Any],
+    arguments: Json,
     *,
     is_detached: bool,
     minutes: float | None = None,
-) -> dict[str, Any]:
+) -> JsonDict:
     """Send a request to a daemon and follow it until it has ended, unless it is detached.
 
     Returns:
@@ -146,9 +134,7 @@ def run_request(
     return accepted if is_detached else follow_request(daemon, request_id)
 
 
-def follow_aloud(
-    daemon: DaemonClient, kind: str, arguments: Mapping[str, Any], options: EngineOptions
-) -> dict[str, Any]:
+def follow_aloud(daemon: DaemonClient, kind: str, arguments: Json, options: EngineOptions) -> JsonDict:
     """Follow a request on standard error, for `fleet.daemon.engine_options`.
 
     Raises:
@@ -177,14 +163,14 @@ def check_version(daemon: DaemonClient) -> None:
         )
 
 
-def follow_request(daemon: DaemonClient, request_id: str) -> dict[str, Any]:
+def follow_request(daemon: DaemonClient, request_id: str) -> JsonDict:
     """Print a line on standard error whenever a request has changed, until it has ended; return it then.
 
     Raises:
         FleetError: There is no request of this id, or the daemon is gone.
         Interrupted: The user pressed Ctrl-C, and has chosen what becomes of the request.
     """
-    last: dict[str, Any] = {}
+    last: JsonDict = {}
     try:
         for last in daemon.follow(request_id):
             _print_note(f"{last['state']}{': ' if (so_far := _so_far(last)) else ''}{so_far}")
@@ -194,7 +180,7 @@ def follow_request(daemon: DaemonClient, request_id: str) -> dict[str, Any]:
     return last
 
 
-def finish(request: Mapping[str, Any], *, is_printed: bool = True) -> None:
+def finish(request: Json, *, is_printed: bool = True) -> None:
     """Print the result of a request, unless that was done.
 
     Raises:
@@ -222,17 +208,15 @@ def _interrupted(daemon: DaemonClient, request_id: str) -> None:
         )
 
 
-def _daemon(config: Path | None, changes: list[str] | None) -> DaemonClient:
-    from fleet.api.client import find_daemon
-
-    root = Path(load_settings(config, {}, changes).daemon.root)
+def _daemon(settings: Settings) -> DaemonClient:
+    root = Path(settings.daemon.root)
     daemon = find_daemon(root)
     if daemon is None:
         raise FleetError(f"no daemon runs on {root}; `fleet up` starts one")
     return daemon
 
 
-def _so_far(request: Mapping[str, Any]) -> str:
+def _so_far(request: Json) -> str:
     """The progress of a request, or its outcome."""
     time_left = f", about {request['left_secs']:.0f} s left" if request["left_secs"] else ""
     return str(request["reason"] or f"{request['finding']}{time_left}")

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from msgspec.structs import asdict
 
-from fleet.cli.options import StoreOption, load_settings
-from fleet.cli.output import ConfigOption, JsonOption, SetOption, print_json
+from fleet.cli.options import StoreSettings
+from fleet.cli.output import JsonOption, print_json
 from fleet.terminal_text import print_text
 
 if TYPE_CHECKING:
@@ -21,9 +21,7 @@ if TYPE_CHECKING:
 
 
 def verify(
-    store: StoreOption = None,
-    config: ConfigOption = None,
-    changes: SetOption = None,
+    settings: StoreSettings,
     as_json: JsonOption = False,
     rebuild: Annotated[
         bool,
@@ -45,7 +43,7 @@ def verify(
     from fleet.archive.verify import verify as verify_store
     from fleet.errors import FleetError
 
-    folder = _folder(store, config, changes)
+    folder = Path(settings.store.path)
     for note in rebuild_state(folder) if rebuild else ():
         print_text(note, error=as_json)
     report = verify_backup(folder) if is_backup(folder) else verify_store(folder)
@@ -60,9 +58,7 @@ def verify(
 
 def backup(
     folder: Annotated[Path, typer.Argument(help="Folder of the backup: new, empty, or an earlier one.")],
-    store: StoreOption = None,
-    config: ConfigOption = None,
-    changes: SetOption = None,
+    settings: StoreSettings,
     as_json: JsonOption = False,
 ) -> None:
     """Copy the store as it is now; files of an earlier backup in the folder are not copied again.
@@ -74,7 +70,7 @@ def backup(
     """
     from fleet.archive.backup import back_up
 
-    copied = back_up(_folder(store, config, changes), folder)
+    copied = back_up(Path(settings.store.path), folder)
     if as_json:
         print_json(asdict(copied))
         return
@@ -102,10 +98,6 @@ def restore(
         return
     print_text(f"{folder}: {restored.files} files, {_mib(restored.bytes)}, all sums are right")
     print_text("`fleet up` and all other verbs can use it; `fleet store verify` reads every record")
-
-
-def _folder(store: Path | None, config: Path | None, changes: list[str] | None) -> Path:
-    return Path(load_settings(config, {"store.path": store}, changes).store.path)
 
 
 def _print_verified(report: Verified) -> None:

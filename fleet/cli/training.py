@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -31,6 +31,7 @@ from fleet.cli.request_command import request_command
 from fleet.cli.requests import finish, run_request
 from fleet.daemon.engine_options import EngineOptions, trains_into
 from fleet.errors import FleetError
+from fleet.json_types import JsonDict
 from fleet.requests.evaluate import Evaluate
 from fleet.requests.onboard import Onboard
 from fleet.terminal_text import print_text
@@ -139,7 +140,7 @@ def train(
         print_json(made if len(made) > 1 else made[0])
 
 
-def _print_trained(trained: dict[str, Any]) -> None:
+def _print_trained(trained: JsonDict) -> None:
     """Print what a version learned from, and for each device whether it serves and why."""
     version, kind, way = trained["version"], trained["model_kind"], trained["way"]
     print_text(
@@ -216,7 +217,7 @@ def onboard(
 
     settings = options.read(request.setting_changes())
     say_places(settings, options.config)
-    result: dict[str, Any] | None
+    result: JsonDict | None
     if replay:
         from fleet.onboarding.replay import onboard_recorded
 
@@ -249,7 +250,7 @@ def request_trainings(
     if unknown := [device_id for device_id in devices if device_id not in families]:
         listed = ", ".join(sorted(families)) or "none"
         raise FleetError(f"the daemon knows no device {unknown[0]!r}; it has: {listed}")
-    ended: list[dict[str, Any]] = []
+    ended: list[JsonDict] = []
     for family in sorted({families[device_id] for device_id in devices or families}):
         named = sorted({device_id for device_id in devices if families[device_id] == family})
         arguments = {"devices": named} if named else {"family": family}

@@ -18,7 +18,11 @@ def schedule_lines(trace: str) -> list[str]:
     except (ValueError, RecursionError):
         return [trace[:MOST_CHARS]]
     if _is_meta_schedule(value):
-        decisions = {decision[0]: decision[1] for decision in value[1] if _is_decision(decision)}
+        decisions = {
+            decision[0]: decision[1]
+            for decision in value[1]
+            if isinstance(decision, list) and len(decision) == 2 and isinstance(decision[0], int)
+        }
         lines = [_step(place, step, decisions) for place, step in enumerate(value[0])]
     elif isinstance(value, list):
         lines = [json.dumps(step) for step in value]
@@ -57,10 +61,6 @@ def _is_meta_schedule(value: Any) -> bool:
         and all(isinstance(part, list) for part in value)
         and all(isinstance(step, list) and len(step) == 4 for step in value[0])
     )
-
-
-def _is_decision(value: Any) -> bool:
-    return isinstance(value, list) and len(value) == 2 and isinstance(value[0], int)
 
 
 def _step(place: int, step: list[Any], decisions: Mapping[Any, Any]) -> str:

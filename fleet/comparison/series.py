@@ -14,16 +14,17 @@ from __future__ import annotations
 
 import json
 import math
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from agents.records import NOISE, DeviceId, Outcome
+from fleet.json_types import Json, JsonDict
 from fleet.store.noise import noise_floor
 from fleet.store.noise_columns import READING_COLUMNS, flag_column, readings
 
@@ -41,7 +42,7 @@ COMPARED_COLUMNS = (*READING_COLUMNS, "workload_id", "latency_secs")
 _FIGURES = {"top1": "top-1", "pairs": "pairs in the right order"}
 
 
-def judge(change: float, noise: float | None) -> dict[str, Any]:
+def judge(change: float, noise: float | None) -> JsonDict:
     """How a change stands against the noise of its series.
 
     Args:
@@ -114,12 +115,11 @@ def compared_side(
     is_timed = pc.and_(is_ok, pc.is_valid(batch.column("latency_secs")))
     is_steady = pc.and_(is_timed, pa.array(~flag_column(batch.column("quality"), "suspect")))
     environments = batch.column("environment_id")
-    timed = dict(zip(*pc.value_counts(environments.filter(is_steady)).flatten(), strict=True))
-    steady = {str(name): int(count.as_py()) for name, count in timed.items()}
+    steady = Counter(environments.filter(is_steady).to_pylist())
 
     def rank(name: str) -> tuple[int, int, str]:
         mine = batch.column("candidate_id").filter(pc.equal(environments, name))
-        return steady.get(name, 0), len(pc.unique(mine)), name
+        return steady[name], len(pc.unique(mine)), name
 
     environment = max(pc.unique(environments).to_pylist(), key=rank)
     here = pc.equal(environments, environment)
@@ -137,10 +137,10 @@ def compared_side(
         candidate_secs = latencies.setdefault(workload, {})
         candidate_secs[candidate] = min(secs, candidate_secs.get(candidate, secs))
     floor = noise_floor(readings(device_id, rows.filter(pc.equal(rows.column("origin"), NOISE))))
-    canaries: dict[str, list[float]] = {}
+    canaries = defaultdict[str, list[float]](list)
     for _, ratios in canary_ratios(rows):
         for canary, ratio in ratios.items():
-            canaries.setdefault(canary, []).append(ratio)
+            canaries[canary].append(ratio)
     return ComparedSide(
         records=batch.num_rows,
         environments=len(steady),
@@ -154,7 +154,7 @@ def compared_side(
 
 def compare_measurements(
     before: ComparedSide, after: ComparedSide, names: Mapping[str, str]
-) -> list[dict[str, Any]]:
+) -> list[JsonDict]:
     """Rows of what two sides measured.
 
     Returns:
@@ -197,7 +197,7 @@ def shared_candidates(before: ComparedSide, after: ComparedSide) -> dict[str, in
     return {"shared": len(states), "steady": steady, "suspect": suspect, "failed": failed}
 
 
-def compare_versions(first: Mapping[str, Any], second: Mapping[str, Any]) -> list[dict[str, Any]]:
+def compare_versions(first: Json, second: Json) -> list[JsonDict]:
     """Rows of what was judged of the heads of two versions, by their manifests.
 
     Each figure is that of the version's own day, and other candidates judge on another day. So the noise of a
@@ -223,7 +223,7 @@ def compare_versions(first: Mapping[str, Any], second: Mapping[str, Any]) -> lis
     return rows
 
 
-def summary(rows: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
+def summary(rows: Iterable[Json]) -> JsonDict:
     """How many rows are significant, not, or cannot be judged, and from which severity."""
     verdicts = [row["is_significant"] for row in rows]
     return {
@@ -236,7 +236,7 @@ def summary(rows: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
 
 def _row(
     about: Mapping[str, str], values: tuple[float, float], change: float, noise: float | None, pairs: int
-) -> dict[str, Any]:
+) -> JsonDict:
     sides = {"before": values[0], "after": values[1], "change": change}
     return {**about, **sides, **judge(change, noise), "pairs": pairs}
 
@@ -253,18 +253,18 @@ def canary_ratios(batch: pa.RecordBatch) -> Iterable[tuple[float, dict[str, floa
         canaries = object_of(text).get("canary") if '"canary"' in text else None
         if not isinstance(canaries, Mapping):
             continue
-        ratios = {name: float(ratio) for name, ratio in canaries.items() if _is_ratio(ratio)}
+        ratios = {
+            name: float(ratio)
+            for name, ratio in canaries.items()
+            if isinstance(ratio, int | float) and 0 < ratio < _MOST_RATIO
+        }
         # The texts differ all the same: each has the interval of its own record.
         if ratios and ratios != last:
             last = ratios
             yield at, ratios
 
 
-def _is_ratio(value: Any) -> bool:
-    return isinstance(value, int | float) and 0 < value < _MOST_RATIO
-
-
-def object_of(text: str) -> Mapping[str, Any]:
+def object_of(text: str) -> Json:
     """The JSON object that a text is; empty where it is none, as it may be in somebody else's dataset."""
     try:
         value = json.loads(text)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
@@ -26,6 +26,7 @@ from fleet.config.device_targets import is_encodable, target_faults
 from fleet.config.sections import DEFAULT_HARDWARE, ProtocolSection
 from fleet.config.yaml_files import ConfigError, key_lines, model_faults, nearest, read_mapping, show
 from fleet.errors import UsageError
+from fleet.json_types import Json, JsonDict
 
 # A device id names a file, a table partition, a Ray resource and a head of the model; torch allows no dot
 # in the name of a module.
@@ -51,13 +52,13 @@ class _DeviceFile(BaseModel):
     kind: Annotated[DeviceKind, Field(strict=False)]
     family: Annotated[Family, Field(strict=False)]
     #: A replay device may leave it to the device that it answers for.
-    target: dict[str, Any] | None = None
+    target: JsonDict | None = None
     threads: int = Field(default=1, ge=1, le=1024)
     cores: list[int] = Field(default=[0], min_length=1, max_length=1024)
     index: int = Field(default=0, ge=0, le=1023)
     tracker: str = ""
     key: str = ""
-    protocol: dict[str, Any] = {}
+    protocol: JsonDict = {}
     records: str = Field(default="", max_length=4096)
     device: str = ""
     seed: int = Field(default=0, ge=0, le=_MAX_NUMBER)
@@ -102,7 +103,7 @@ def unknown_device(device_id: str, device_ids: Iterable[str], folder: Path) -> U
     return UnknownDeviceError(f"no device {device_id!r} {place}{nearest(device_id, known_ids)}")
 
 
-def parse_device(value: Mapping[str, Any], name: str) -> DeviceSpec:
+def parse_device(value: Json, name: str) -> DeviceSpec:
     """Turn the mapping of one device file into a spec; `name` is the id that the file's name promises.
 
     Raises:
@@ -152,7 +153,7 @@ def specs_of_this_host() -> dict[DeviceId, DeviceSpec]:
     return dict(sorted((profile.spec.device_id, profile.spec) for profile in host_profiles()))
 
 
-def device_schema() -> dict[str, Any]:
+def device_schema() -> JsonDict:
     """JSON Schema of a device file, for editors; `fleet init` writes it beside the files, which name it."""
     return _DeviceFile.model_json_schema()
 
@@ -281,7 +282,7 @@ def _file_target_faults(file: _DeviceFile) -> Iterable[str]:
         yield "target: missing"
 
 
-def _protocol_changes(value: Mapping[str, Any]) -> tuple[tuple[str, float], ...]:
+def _protocol_changes(value: Json) -> tuple[tuple[str, float], ...]:
     """Changes to the fleet's protocol for one device: sorted (field, number), yes as 1, no as 0."""
     try:
         section = ProtocolSection.model_validate(value)

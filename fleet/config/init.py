@@ -176,6 +176,9 @@ def render(profile: Profile) -> str:
         lines.extend(textwrap.wrap(paragraph, _WIDTH, subsequent_indent="  ", break_on_hyphens=False))
     target = spec.target
     first = [key for key in ("kind", "mcpu", "mtriple", "arch") if key in target]
+    # In the types of the protocol's fields, as a file must give them.
+    protocol = spec.protocol(Protocol())
+    protocol_changes = {name: getattr(protocol, name) for name, _ in spec.protocol_changes}
     fields = {
         "schema": 1,
         "device_id": str(spec.device_id),
@@ -187,7 +190,7 @@ def render(profile: Profile) -> str:
         "index": spec.index,
         # Only where they say something: most devices are on this host and keep to the fleet's protocol.
         **{key: value for key, value in (("tracker", spec.tracker), ("key", spec.key)) if value},
-        **({"protocol": _protocol_values(spec)} if spec.protocol_changes else {}),
+        **({"protocol": protocol_changes} if protocol_changes else {}),
         "note": spec.note,
     }
     # Leaf collections go on one line: a device is easier to compare with the next one so.
@@ -237,12 +240,6 @@ def _cpu_profile(name: str, target: dict[str, Any], cores: tuple[int, ...]) -> P
     numbers = ", ".join(map(str, cores))
     pinned = f"Cores: timing is pinned to core {numbers}; the host's other cores build programs meanwhile."
     return Profile(spec=spec, header=(_WHAT_CPU, _CHECKED_CPU, pinned))
-
-
-def _protocol_values(spec: DeviceSpec) -> dict[str, Any]:
-    """The changes of a device in the types of the protocol's fields, as a file must give them."""
-    protocol = spec.protocol(Protocol())
-    return {name: getattr(protocol, name) for name, _ in spec.protocol_changes}
 
 
 def _action(path: Path, text: str, force: bool) -> Action:

@@ -36,13 +36,10 @@ _LEAST_MEMORY_GIB = 0.5
 _WINDOW = re.compile(r"([01]\d|2[0-3]):([0-5]\d)-([01]\d|2[0-3]|24):([0-5]\d)")
 
 
-def _as_tuple(value: Any) -> Any:
-    """YAML and flags give lists where a frozen model wants tuples."""
-    return tuple(value) if isinstance(value, list) else value
-
-
-#: A list of names.
-_Names = Annotated[tuple[str, ...], BeforeValidator(_as_tuple)]
+#: A list of names; YAML and flags give lists where a frozen model wants tuples.
+_Names = Annotated[
+    tuple[str, ...], BeforeValidator(lambda value: tuple(value) if isinstance(value, list) else value)
+]
 
 
 class Section(BaseModel):

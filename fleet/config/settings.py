@@ -29,6 +29,7 @@ from fleet.config.yaml_files import (
     show,
 )
 from fleet.errors import UsageError
+from fleet.json_types import Json, JsonDict
 
 _LOG = logging.getLogger(__name__)
 
@@ -60,7 +61,7 @@ class Resolved:
     #: By dotted key: `flag`, `env FLEET_...`, `file ...` or `default`.
     origins: Mapping[str, str]
 
-    def settings(self) -> list[dict[str, Any]]:
+    def settings(self) -> list[JsonDict]:
         """Every `key`, its `value` (secrets are masked) and its `origin`, in the order of the sections."""
         return [
             {
@@ -75,7 +76,7 @@ class Resolved:
 
 def load_fleet(
     path: Path | None = None,
-    overrides: Mapping[str, Any] | None = None,
+    overrides: Json | None = None,
     environ: Mapping[str, str] | None = None,
 ) -> Resolved:
     """Read the configuration of the fleet.
@@ -90,7 +91,7 @@ def load_fleet(
     Raises:
         ConfigError: All faults of file, environment and flags, one line each with origin and key.
     """
-    file_values: Mapping[str, Any] = {}
+    file_values: Json = {}
     source = path or DEFAULT_FLEET
     if path is not None or source.exists():
         file_values = read_mapping(source)
@@ -118,15 +119,13 @@ def select_devices(config: FleetConfig, *, without_retired: bool = False) -> dic
     return devices.chosen(names, folder.path)
 
 
-def resolve(
-    file_values: Mapping[str, Any], file_name: str, environ: Mapping[str, str], overrides: Mapping[str, Any]
-) -> Resolved:
+def resolve(file_values: Json, file_name: str, environ: Mapping[str, str], overrides: Json) -> Resolved:
     """Merge file, environment and flags over the defaults, and remember who set what.
 
     Raises:
         ConfigError: See `load_fleet`.
     """
-    values: dict[str, dict[str, Any]] = {}
+    values: dict[str, JsonDict] = {}
     origins: dict[str, str] = {}
     faults: list[str] = []
     sources = (
@@ -142,9 +141,14 @@ def resolve(
     try:
         config = FleetConfig.model_validate(values)
     except ValidationError as error:
-        for key, fault in model_faults(error, _known_keys(values)):
+        policies = values.get("daemon", {}).get("policies")
+        named = policies if isinstance(policies, dict) else {}
+        of_policies = {f"daemon.policies.{device_id}": _KNOWN["daemon.policy"] for device_id in named}
+        for key, fault in model_faults(error, {**_KNOWN, **of_policies}):
             setting = ".".join(key.split(".")[:2])
-            faults.append(f"{origins.get(setting, _origin_of_section(setting, origins))}: {key}: {fault}")
+            # A flag may name a section that does not exist; its key is then not among the origins.
+            inside = (origin for name, origin in origins.items() if name.startswith(f"{setting}."))
+            faults.append(f"{origins.get(setting) or next(inside, 'configuration')}: {key}: {fault}")
     if faults:
         is_flag = any(fault.startswith("flag: ") for fault in faults)
         raise (FlagError if is_flag else ConfigError)(*(fault.removeprefix("file ") for fault in faults))
@@ -174,7 +178,7 @@ def parse_setting(key: str, text: str) -> Any:
     return parse_yaml(text)
 
 
-def _from_file(values: Mapping[str, Any], name: str, faults: list[str]) -> dict[str, tuple[Any, str]]:
+def _from_file(values: Json, name: str, faults: list[str]) -> dict[str, tuple[Any, str]]:
     settings: dict[str, tuple[Any, str]] = {}
     if not values:
         return settings
@@ -213,19 +217,6 @@ def _from_environment(environ: Mapping[str, str], faults: list[str]) -> dict[str
         except ConfigError as error:
             faults.extend(f"env {variable}: {key}: {fault}" for fault in error.args)
     return settings
-
-
-def _known_keys(values: Mapping[str, Mapping[str, Any]]) -> dict[str, list[str]]:
-    """Keys by mapping, those of the policies that are there included."""
-    policies = values.get("daemon", {}).get("policies")
-    named = policies if isinstance(policies, dict) else {}
-    return {**_KNOWN, **{f"daemon.policies.{device_id}": _KNOWN["daemon.policy"] for device_id in named}}
-
-
-def _origin_of_section(key: str, origins: Mapping[str, str]) -> str:
-    """A flag may name a section that does not exist; its key is then not among the origins."""
-    inside = [origin for name, origin in origins.items() if name.startswith(f"{key}.")]
-    return inside[0] if inside else "configuration"
 
 
 __all__ = [

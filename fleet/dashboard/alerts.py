@@ -6,25 +6,28 @@ not to the model.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from enum import StrEnum
-from typing import Any
 
 from agents.records import content_hash
-from fleet.dashboard.pages import Key
+from fleet.dashboard.pages import Listing
+from fleet.json_types import Json, JsonDict
 from fleet.terminal_text import in_utf8
 
 #: A fault of the device so long before an alert about its model explains that one.
 BEFORE_SECS = 6 * 3600.0
 #: Alerts that are kept in the list, the newest.
 MOST_ALERTS = 500
-TEXTS = ("kind", "fault", "device_id", "text")
-KEYS: Mapping[str, Key] = {
-    "at": lambda row: row["at"],
-    "kind": lambda row: (row["kind"], row["at"]),
-    "fault": lambda row: (row["fault"], row["at"]),
-    "device": lambda row: row["device_id"] or None,
-}
+ALERTS = Listing(
+    keys={
+        "at": lambda row: row["at"],
+        "kind": lambda row: (row["kind"], row["at"]),
+        "fault": lambda row: (row["fault"], row["at"]),
+        "device": lambda row: row["device_id"] or None,
+    },
+    texts=("kind", "fault", "device_id", "text"),
+    is_descending=True,
+)
 
 
 class Fault(StrEnum):
@@ -46,9 +49,7 @@ _KINDS = {
 _FAULTS = {kind: fault for fault, kinds in _KINDS.items() for kind in kinds}
 
 
-def alert_list(
-    alarms: Iterable[Mapping[str, Any]], changes: Iterable[Mapping[str, Any]]
-) -> list[dict[str, Any]]:
+def alert_list(alarms: Iterable[Json], changes: Iterable[Json]) -> list[JsonDict]:
     """All alerts, the newest first.
 
     Args:
@@ -68,7 +69,7 @@ def alert_list(
     return [alert | _blame(alert, ordered) for alert in ordered[:MOST_ALERTS]]
 
 
-def _blame(alert: Mapping[str, Any], alerts: Sequence[Mapping[str, Any]]) -> dict[str, str]:
+def _blame(alert: Json, alerts: Sequence[Json]) -> dict[str, str]:
     fault = _FAULTS.get(str(alert["kind"]))
     if fault is Fault.MODEL and alert["device_id"]:
         for other in alerts:

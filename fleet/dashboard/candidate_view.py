@@ -6,8 +6,7 @@ Called by `fleet.dashboard.dashboard`. Reads the rows of the devices that have m
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -20,6 +19,7 @@ from fleet.comparison.schedules import schedule_lines, side_by_side
 from fleet.comparison.series import object_of
 from fleet.coverage.reproducer import MeasuredOn, reproducer
 from fleet.errors import FleetError, StoreError
+from fleet.json_types import Json, JsonDict
 from fleet.store.reader import StoreReader
 
 #: Devices whose rows are looked at, and records that are shown; the page notes if there are more.
@@ -38,7 +38,7 @@ class CandidateError(FleetError):
 
 def candidate_view(
     reader: StoreReader, workload_id: str, candidate_id: str, devices: Sequence[str], best_on: str = ""
-) -> dict[str, Any]:
+) -> JsonDict:
     """All that is known of one candidate.
 
     Args:
@@ -77,7 +77,7 @@ def candidate_view(
     # The wide columns are read of the files alone that hold one of the two.
     files = set[str]().union(*paths.values(), {other[PATH]} if other else ())
     wide = device_rows(reader, _WIDE, looked, where=is_of_workload, paths=files)
-    records: list[dict[str, Any]] = []
+    records: list[JsonDict] = []
     traces: dict[str, Candidate] = {}
     for name, batch in sorted(wide.items()):
         is_one = pc.is_in(batch.column("candidate_id"), pa.array([candidate_id, other_id]))
@@ -106,15 +106,15 @@ def candidate_view(
     }
 
 
-def _fastest(batch: pa.RecordBatch) -> dict[str, Any] | None:
+def _fastest(batch: pa.RecordBatch) -> JsonDict | None:
     """The row of the fastest record; None if none ran."""
     is_ok = pc.equal(batch.column("outcome"), Outcome.OK.value)
     ok = batch.filter(pc.and_(is_ok, pc.is_valid(batch.column("latency_secs"))))
-    rows: list[dict[str, Any]] = ok.take(pc.sort_indices(ok.column("latency_secs"))).slice(0, 1).to_pylist()
+    rows: list[JsonDict] = ok.take(pc.sort_indices(ok.column("latency_secs"))).slice(0, 1).to_pylist()
     return rows[0] if rows else None
 
 
-def _beside(records: Sequence[Mapping[str, Any]], device_id: str, other: Mapping[str, Any]) -> dict[str, Any]:
+def _beside(records: Sequence[Json], device_id: str, other: Json) -> JsonDict:
     mine = [record["latency_secs"] for record in records if record["device_id"] == device_id]
     return {
         "candidate_id": other["candidate_id"],
@@ -124,7 +124,7 @@ def _beside(records: Sequence[Mapping[str, Any]], device_id: str, other: Mapping
     }
 
 
-def _script(reader: StoreReader, mine: Candidate, records: Sequence[Mapping[str, Any]]) -> tuple[str, str]:
+def _script(reader: StoreReader, mine: Candidate, records: Sequence[Json]) -> tuple[str, str]:
     """The reproducer, or why there is none."""
     measurements = (
         MeasuredOn(device_id=DeviceId(row["device_id"]), origin=str(row["origin"]), protocol=_protocol(row))
@@ -136,14 +136,14 @@ def _script(reader: StoreReader, mine: Candidate, records: Sequence[Mapping[str,
         return "", str(error)
 
 
-def _protocol(record: Mapping[str, Any]) -> Protocol:
+def _protocol(record: Json) -> Protocol:
     try:
         return protocol_from_json(json.loads(record["protocol"]))
     except (AgentError, ValueError, TypeError):
         return Protocol()
 
 
-def _record_row(record: Mapping[str, Any]) -> dict[str, Any]:
+def _record_row(record: Json) -> JsonDict:
     quality = object_of(record["quality"])
     return {
         "device_id": record["device_id"],

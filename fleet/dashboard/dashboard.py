@@ -6,7 +6,7 @@ Nothing here waits for the coordinator.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,18 +19,19 @@ from fleet.dashboard import alerts, fleet_rows, workload_view
 from fleet.dashboard.candidate_view import candidate_view
 from fleet.dashboard.device_history import champion_ladder, model_alerts, onboardings
 from fleet.dashboard.device_timeline import TIMELINE_COLUMNS, device_timeline
-from fleet.dashboard.pages import PageQuery, cut, page_of_comparison
+from fleet.dashboard.pages import PageQuery, page_of_comparison
 from fleet.dashboard.store_view import DashboardStore, StoreSummary
 from fleet.dashboard.workload_view import CandidateMatrix
 from fleet.errors import FleetError
+from fleet.json_types import Json, JsonDict
 from fleet.models.registry_file import RegistryError
 from fleet.models.registry_reader import RegistryReader
 from fleet.models.views import champion_notes
 from fleet.store.reader import StoreReader
 
 #: Gives the coordinator's last view (`fleet.engine.fleet_view`), and all requests as its desk shows them.
-View = Callable[[], Mapping[str, Any]]
-Requests = Callable[[], Iterable[Mapping[str, Any]]]
+View = Callable[[], Json]
+Requests = Callable[[], Iterable[Json]]
 
 
 class DashboardMissing(FleetError):  # noqa: N818 - a state of what was asked for, named so
@@ -50,13 +51,13 @@ class Dashboard:
         self.store = DashboardStore(store)
         #: Values from the registry's files by name; made again when these change.
         self._registry_mark: tuple[object, ...] = ()
-        self._of_registry: dict[str, Any] = {}
+        self._of_registry: JsonDict = {}
 
     def close(self) -> None:
         """End what reads the store."""
         self.store.close()
 
-    def fleet(self, query: PageQuery) -> dict[str, Any]:
+    def fleet(self, query: PageQuery) -> JsonDict:
         """The table of the fleet."""
         view, summary, rows = self._rows()
         return {
@@ -65,10 +66,10 @@ class Dashboard:
             **{name: dict(view[name]) for name in ("coordinator", "store", "jobs", "training")},
             "digest": summary.progress(),
             "counts": fleet_rows.fleet_counts(rows),
-            **cut(rows, query, fleet_rows.KEYS, fleet_rows.TEXTS),
+            **fleet_rows.DEVICES.page(rows, query),
         }
 
-    def device(self, device_id: str) -> dict[str, Any]:
+    def device(self, device_id: str) -> JsonDict:
         """One device: its row, its timeline, its champions and its onboarding.
 
         Raises:
@@ -93,16 +94,11 @@ class Dashboard:
             "alerts": [alert for alert in self.all_alerts() if alert["device_id"] == device_id][:10],
         }
 
-    def _rows(self) -> tuple[Mapping[str, Any], StoreSummary, list[dict[str, Any]]]:
+    def _rows(self) -> tuple[Json, StoreSummary, list[JsonDict]]:
         view, summary = self.view(), self.store.summary()
-        try:
-            champions = fleet_rows.champion_rows(self._registry.champions(), champion_notes(self._registry))
-        except RegistryError:
-            # `fleet models` prints how to repair it; that must not hide the devices.
-            champions = {}
-        return view, summary, fleet_rows.fleet_rows(view, summary, champions)
+        return view, summary, fleet_rows.fleet_rows(view, summary, champion_notes(self._registry))
 
-    def _ladder(self, device_id: str) -> dict[str, Any]:
+    def _ladder(self, device_id: str) -> JsonDict:
         """The steps of a device's champions; `damaged` has the reason if the registry cannot be read."""
         try:
             ladder = self._kept(f"ladder {device_id}", lambda: champion_ladder(self._registry, device_id))
@@ -123,29 +119,24 @@ class Dashboard:
             of_registry[name] = make()
         return of_registry[name]
 
-    def compare(self, sides: tuple[str, str], query: PageQuery, *, shows_all: bool) -> dict[str, Any]:
+    def compare(self, sides: tuple[str, str], query: PageQuery, *, shows_all: bool) -> JsonDict:
         """Two things side by side; see `fleet.comparison.compared.compare`."""
         comparison = compare(self.store.reader, self._registry, sides, shows_all=shows_all)
         return page_of_comparison(comparison, query)
 
-    def comparable(self) -> dict[str, Any]:
+    def comparable(self) -> JsonDict:
         """Names that may be compared: devices and versions."""
         names = sorted(str(device_id) for device_id in self.view()["devices"])
         versions = self._registry.versions()[-100:]
         return {"devices": names[:500], "devices_of": len(names), "versions": versions}
 
-    def workloads(self, query: PageQuery) -> dict[str, Any]:
+    def workloads(self, query: PageQuery) -> JsonDict:
         """The list of workloads with records."""
         summary = self.store.summary()
         rows = workload_view.workload_rows(summary.cells, summary.workloads)
-        if not query.sort:
-            query = replace(query, sort="records", is_descending=True)
-        return {
-            "digest": summary.progress(),
-            **cut(rows, query, workload_view.KEYS, workload_view.TEXTS),
-        }
+        return {"digest": summary.progress(), **workload_view.WORKLOADS.page(rows, query)}
 
-    def workload(self, workload_id: str, query: PageQuery, candidates_from: int) -> dict[str, Any]:
+    def workload(self, workload_id: str, query: PageQuery, candidates_from: int) -> JsonDict:
         """One workload: its devices with their spread of latencies, and its candidates on them.
 
         Raises:
@@ -159,7 +150,7 @@ class Dashboard:
             )
         query = replace(query, size=min(query.size, workload_view.PAGE_DEVICES))
         rows = workload_view.workload_device_rows(by_device)
-        devices = cut(rows, query, workload_view.DEVICE_KEYS, ("device_id",))
+        devices = workload_view.DEVICES.page(rows, query)
         names = [row["device_id"] for row in devices["rows"]]
         matrix = self.matrix(self.store.reader(), workload_id, names)
         spreads = matrix.spreads()
@@ -177,7 +168,7 @@ class Dashboard:
         rows = device_rows(reader, workload_view.MATRIX_COLUMNS, device_ids, where=where)
         return CandidateMatrix(device_ids, rows)
 
-    def candidate(self, workload_id: str, candidate_id: str, best_on: str) -> dict[str, Any]:
+    def candidate(self, workload_id: str, candidate_id: str, best_on: str) -> JsonDict:
         """One candidate; see `fleet.dashboard.candidate_view`.
 
         Raises:
@@ -191,18 +182,16 @@ class Dashboard:
         view = candidate_view(self.store.reader(), workload_id, candidate_id, devices, best_on)
         return {"workload": dict(facts), **view}
 
-    def alerts(self, query: PageQuery) -> dict[str, Any]:
+    def alerts(self, query: PageQuery) -> JsonDict:
         """What people should know, the newest first."""
         every_alert = self.all_alerts()
-        if not query.sort:
-            query = replace(query, sort="at", is_descending=True)
         return {
             "now": self.view()["now"],
             "is_cut_off": len(every_alert) >= alerts.MOST_ALERTS,
-            **cut(every_alert, query, alerts.KEYS, alerts.TEXTS),
+            **alerts.ALERTS.page(every_alert, query),
         }
 
-    def all_alerts(self) -> list[dict[str, Any]]:
+    def all_alerts(self) -> list[JsonDict]:
         """All alerts, the newest first."""
         view = self.view()
         try:
@@ -211,14 +200,11 @@ class Dashboard:
             changes = [{"at": view["now"], "device_id": "", "text": str(error), "kind": "training"}]
         return alerts.alert_list(view["alarms"], changes)
 
-    def storage(self) -> dict[str, Any]:
+    def storage(self) -> JsonDict:
         """Where records are on their way, how much room is left, and what budgets are spent."""
         return fleet_rows.storage_view(self.view())
 
-    def requests(self, query: PageQuery) -> dict[str, Any]:
+    def requests(self, query: PageQuery) -> JsonDict:
         """The requests, the open ones first."""
         rows = fleet_rows.request_rows(self._requests())
-        return {
-            "now": self.view()["now"],
-            **cut(rows, query, fleet_rows.REQUEST_KEYS, fleet_rows.REQUEST_TEXTS),
-        }
+        return {"now": self.view()["now"], **fleet_rows.REQUESTS.page(rows, query)}

@@ -5,18 +5,18 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
-from fleet.dashboard.fleet_rows import score_of
+from fleet.json_types import Json, JsonDict
 from fleet.models.onboarding_curves import CURVES, history
 from fleet.models.registry_file import RegistryError
 from fleet.models.registry_reader import RegistryReader, as_json
+from fleet.models.views import score_of
 
 #: Versions whose verdicts are looked at, and steps that are shown; the newest.
 MOST_VERSIONS, MOST_STEPS = 40, 60
 
 
-def champion_ladder(registry: RegistryReader, device_id: str) -> dict[str, Any]:
+def champion_ladder(registry: RegistryReader, device_id: str) -> JsonDict:
     """The steps of one device, the newest first.
 
     Returns:
@@ -45,7 +45,7 @@ def champion_ladder(registry: RegistryReader, device_id: str) -> dict[str, Any]:
     }
 
 
-def model_alerts(registry: RegistryReader) -> list[dict[str, Any]]:
+def model_alerts(registry: RegistryReader) -> list[JsonDict]:
     """Rollbacks of all devices, and challengers that were worse than their champions; shown as alerts.
 
     Raises:
@@ -74,7 +74,7 @@ def model_alerts(registry: RegistryReader) -> list[dict[str, Any]]:
     return rollbacks + regressions
 
 
-def _lost(registry: RegistryReader) -> Iterator[tuple[float, str, str, Mapping[str, Any]]]:
+def _lost(registry: RegistryReader) -> Iterator[tuple[float, str, str, Json]]:
     """Challengers that do not serve a device, by the newest versions: moment, version, device, verdict."""
     for version in registry.versions()[-MOST_VERSIONS:]:
         # A version that cannot be read hides no other.
@@ -86,8 +86,8 @@ def _lost(registry: RegistryReader) -> Iterator[tuple[float, str, str, Mapping[s
 
 
 def _step(
-    at: float, kind: str, version: str, reason: str, judged: Mapping[str, Any] | None, previous: str = ""
-) -> dict[str, Any]:
+    at: float, kind: str, version: str, reason: str, judged: Json | None, previous: str = ""
+) -> JsonDict:
     """One step, with the figures that its verdict rests on: pairs in the right order."""
     judged = judged or {}
     return {
@@ -104,9 +104,7 @@ def _step(
     }
 
 
-def onboardings(
-    device_id: str, requests: Iterable[Mapping[str, Any]], beside_models: Path
-) -> dict[str, Any] | None:
+def onboardings(device_id: str, requests: Iterable[Json], beside_models: Path) -> JsonDict | None:
     """What is known of the onboardings of one device; None if there was none.
 
     Args:

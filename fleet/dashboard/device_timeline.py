@@ -10,7 +10,6 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from statistics import median
-from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -18,6 +17,7 @@ import pyarrow.compute as pc
 from agents.records import NOISE, DeviceId, Outcome
 from fleet.comparison.series import canary_ratios, object_of
 from fleet.dashboard.recent_records import NOISE_RUN_SECS
+from fleet.json_types import Json, JsonDict
 from fleet.store.noise import Reading, noise_floor
 from fleet.store.noise_columns import READING_COLUMNS, readings
 
@@ -33,7 +33,7 @@ _PASSING = frozenset(
 )
 
 
-def device_timeline(device_id: DeviceId, batch: pa.RecordBatch) -> list[dict[str, Any]]:
+def device_timeline(device_id: DeviceId, batch: pa.RecordBatch) -> list[JsonDict]:
     """The environments of a device, the oldest first, JSON-ready.
 
     Args:
@@ -50,7 +50,7 @@ def device_timeline(device_id: DeviceId, batch: pa.RecordBatch) -> list[dict[str
         for name in pc.unique(batch.column("environment_id")).to_pylist()
     ]
     environments.sort(key=lambda environment: float(environment["first_at"]))
-    before: Mapping[str, Any] | None = None
+    before: Json | None = None
     for environment in environments:
         parts = _lasting_parts(environment.pop("text"))
         environment["changed"] = [] if before is None else _changes(before, parts)
@@ -58,7 +58,7 @@ def device_timeline(device_id: DeviceId, batch: pa.RecordBatch) -> list[dict[str
     return environments
 
 
-def _environment(device_id: DeviceId, name: str, rows: pa.RecordBatch) -> dict[str, Any]:
+def _environment(device_id: DeviceId, name: str, rows: pa.RecordBatch) -> JsonDict:
     times = pc.min_max(rows.column("measured_at")).as_py()
     noise = readings(device_id, rows.filter(pc.equal(rows.column("origin"), NOISE)))
     canaries: dict[str, list[tuple[float, float]]] = defaultdict(list)
@@ -96,7 +96,7 @@ def _runs(noise: Iterable[Reading]) -> list[list[Reading]]:
     return runs
 
 
-def _changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[list[str]]:
+def _changes(before: Json, now: Json) -> list[list[str]]:
     return [
         [name, str(before.get(name, "")), str(now.get(name, ""))]
         for name in sorted(before.keys() | now.keys())
@@ -104,9 +104,9 @@ def _changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[list[str
     ]
 
 
-def _lasting_parts(text: str) -> dict[str, Any]:
+def _lasting_parts(text: str) -> JsonDict:
     """The lasting parts of an environment, one level deep."""
-    parts: dict[str, Any] = {}
+    parts: JsonDict = {}
     for key, part in object_of(text).items():
         if isinstance(part, Mapping) and key not in _PASSING:
             parts |= {f"{key}.{inner}": value for inner, value in part.items()}

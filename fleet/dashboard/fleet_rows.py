@@ -8,13 +8,12 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from enum import IntEnum
-from typing import Any
 
-from agents.records import DeviceId
-from fleet.dashboard.pages import Key, Row
+from fleet.dashboard.pages import Listing
 from fleet.dashboard.recent_records import spark
 from fleet.dashboard.store_view import StoreSummary
-from fleet.models.registry_file import Champion
+from fleet.json_types import Json, JsonDict
+from fleet.models.views import NO_CHAMPION
 
 #: Share of a device's last records that failed, and that drifted, from which that is worth a look.
 FAILING_SHARE, DRIFTING_SHARE = 0.5, 0.5
@@ -40,7 +39,7 @@ class AttentionLevel(IntEnum):
     GONE = 5
 
 
-def attention(device: Mapping[str, Any], now: float) -> tuple[AttentionLevel, str]:
+def attention(device: Json, now: float) -> tuple[AttentionLevel, str]:
     """How urgent a device is, by its row, and why in one line; without a reason it needs no attention."""
     state, reason = str(device["state"]), str(device["reason"])
     if state == "retired":
@@ -67,34 +66,34 @@ def attention(device: Mapping[str, Any], now: float) -> tuple[AttentionLevel, st
     return AttentionLevel.HEALTHY, ""
 
 
-def by_attention(device: Mapping[str, Any]) -> tuple[int, float, str]:
+def by_attention(device: Json) -> tuple[int, float, str]:
     """Sorting key of rows: the level, then the larger share of bad records, then the name."""
     worst = max(device["failed_share"] or 0.0, device["suspect_share"] or 0.0)
     # By tenths, or devices would change places with every record.
     return device["attention"]["level"], -round(worst, 1), str(device["device_id"])
 
 
-def _share(device: Mapping[str, Any], key: str, least: float) -> float:
+def _share(device: Json, key: str, least: float) -> float:
     share = device[key]
     return float(share) if share is not None and share >= least else 0.0
 
 
-#: Fields that a filter looks into.
-TEXTS = ("device_id", "kind", "family", "state", "reason", "closed", "champion", "model_kind")
-
 #: Orders of the table by name; the first is the usual one.
-KEYS: Mapping[str, Key] = {
-    "attention": by_attention,
-    "device": lambda row: row["device_id"],
-    "state": lambda row: (row["state"], row["device_id"]),
-    "records": lambda row: row["records"],
-    "rate": lambda row: row["records_per_s"],
-    "noise": lambda row: row["noise"]["median_change"] if row["noise"] else None,
-    "suspect": lambda row: row["suspect_share"],
-    "last": lambda row: row["last_record_at"],
-    "top1": lambda row: row["score"]["value"] if row["score"] else None,
-    "champion": lambda row: row["champion"] or None,
-}
+DEVICES = Listing(
+    keys={
+        "attention": by_attention,
+        "device": lambda row: row["device_id"],
+        "state": lambda row: (row["state"], row["device_id"]),
+        "records": lambda row: row["records"],
+        "rate": lambda row: row["records_per_s"],
+        "noise": lambda row: row["noise"]["median_change"] if row["noise"] else None,
+        "suspect": lambda row: row["suspect_share"],
+        "last": lambda row: row["last_record_at"],
+        "top1": lambda row: row["score"]["value"] if row["score"] else None,
+        "champion": lambda row: row["champion"] or None,
+    },
+    texts=("device_id", "kind", "family", "state", "reason", "closed", "champion", "model_kind"),
+)
 
 #: Of the view, what a row shows as it is.
 _VIEW_FIELDS = (
@@ -103,9 +102,7 @@ _VIEW_FIELDS = (
 )
 
 
-def fleet_rows(
-    view: Mapping[str, Any], summary: StoreSummary, champions: Mapping[str, Mapping[str, Any]]
-) -> list[dict[str, Any]]:
+def fleet_rows(view: Json, summary: StoreSummary, champions: Mapping[str, Json]) -> list[JsonDict]:
     """A row for each device of the coordinator's view, JSON-ready, in the order of attention.
 
     `digest` is the state of the store's part: `loading`, `ready`, or `empty` if the store has no record of
@@ -118,7 +115,7 @@ def fleet_rows(
     return sorted(rows, key=by_attention)
 
 
-def fleet_counts(rows: list[dict[str, Any]]) -> dict[str, Any]:
+def fleet_counts(rows: list[JsonDict]) -> JsonDict:
     """How many devices there are, by state, and how many need attention."""
     levels = Counter(row["attention"]["level"] for row in rows)
     return {
@@ -131,31 +128,12 @@ def fleet_counts(rows: list[dict[str, Any]]) -> dict[str, Any]:
     }
 
 
-def champion_rows(champions: Mapping[DeviceId, Champion], notes: Row) -> dict[str, dict[str, Any]]:
-    """The part of a row about a device's champion."""
-    return {
-        str(device_id): {**notes.get(device_id, {}), "score": score_of(champion.judged)}
-        for device_id, champion in champions.items()
-    }
-
-
-def score_of(judged: Mapping[str, Any] | None) -> dict[str, Any] | None:
-    """The figure of a verdict that is shown first, with its interval; None if nothing was judged."""
-    for name in ("top1", "top5"):
-        if judged and name in judged:
-            value, low, high = judged[name]
-            return {"name": name, "value": value, "low": low, "high": high}
-    return None
-
-
-def _row(
-    device_id: str, device: Mapping[str, Any], now: float, summary: StoreSummary, champion: Mapping[str, Any]
-) -> dict[str, Any]:
+def _row(device_id: str, device: Json, now: float, summary: StoreSummary, champion: Json) -> JsonDict:
     known = summary.devices.get(device_id, {})
     digest = "ready" if known else summary.state
     if digest == "ready" and not known:
         digest = "loading" if device["records"] else "empty"
-    row: dict[str, Any] = {
+    row: JsonDict = {
         "device_id": device_id,
         **{name: device.get(name) for name in _VIEW_FIELDS},
         "digest": digest,
@@ -163,28 +141,26 @@ def _row(
         "spark": spark(known.get("periods", {}), now) if digest == "ready" else None,
         # The registry knows of a rollback by hand before the coordinator does.
         "champion": champion.get("version") or device.get("champion", ""),
-        "model_kind": champion.get("model_kind", ""),
-        "shipped": champion.get("shipped", ""),
-        "pinned": champion.get("pinned", False),
-        "retained": champion.get("retained", ""),
-        "score": champion.get("score"),
+        **{name: champion.get(name, default) for name, default in NO_CHAMPION.items()},
     }
     level, reason = attention(row, now)
     row["attention"] = {"level": int(level), "name": level.name.lower(), "reason": reason}
     return row
 
 
-REQUEST_TEXTS = ("id", "kind", "state", "finding", "reason", "text")
 #: Orders of requests; first those that have not ended, the newest of these first.
-REQUEST_KEYS: Mapping[str, Key] = {
-    "open": lambda row: (row["ended_at"] is not None, -(row["submitted_at"] or 0.0)),
-    "id": lambda row: row["id"],
-    "state": lambda row: (row["state"], row["id"]),
-    "submitted": lambda row: row["submitted_at"],
-}
+REQUESTS = Listing(
+    keys={
+        "open": lambda row: (row["ended_at"] is not None, -(row["submitted_at"] or 0.0)),
+        "id": lambda row: row["id"],
+        "state": lambda row: (row["state"], row["id"]),
+        "submitted": lambda row: row["submitted_at"],
+    },
+    texts=("id", "kind", "state", "finding", "reason", "text"),
+)
 
 
-def request_rows(requests: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
+def request_rows(requests: Iterable[Json]) -> list[JsonDict]:
     """Requests without their results, which may be long; `text` is what a filter finds of their arguments."""
     return [
         {name: value for name, value in request.items() if name not in ("result", "arguments")}
@@ -193,7 +169,7 @@ def request_rows(requests: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
     ]
 
 
-def storage_view(view: Mapping[str, Any]) -> dict[str, Any]:
+def storage_view(view: Json) -> JsonDict:
     """Where records are on their way, how much room is left, and what budgets are spent."""
     budgets = [
         {"device_id": device_id, "closed": device["closed"], **device["budget"]}
@@ -202,10 +178,7 @@ def storage_view(view: Mapping[str, Any]) -> dict[str, Any]:
     ]
     return {
         "now": view["now"],
-        "store": dict(view["store"]),
-        "health": dict(view["health"]),
-        "clock": dict(view["clock"]),
-        "training": dict(view["training"]),
+        **{name: dict(view[name]) for name in ("store", "health", "clock", "training")},
         "budgets": budgets[:MOST_BUDGETS],
         "budgets_of": len(budgets),
         "devices": len(view["devices"]),

@@ -12,7 +12,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -21,6 +21,7 @@ from agents.records import NOISE, DeviceId, Workload, WorkloadId
 from fleet.comparison.device_rows import device_rows
 from fleet.dashboard.recent_records import NOISE_RUN_SECS, RECENT_COLUMNS, RECENT_SECS, last_noise, recent
 from fleet.errors import FleetError
+from fleet.json_types import Json, JsonDict
 from fleet.state.questions import StateReader
 from fleet.state.schema import STATE
 from fleet.store.noise_columns import READING_COLUMNS
@@ -53,11 +54,11 @@ class StoreSummary:
     state: str = "loading"
     reason: str = ""
     #: The last records of each device (`fleet.dashboard.recent_records.recent`), and its last A/A run.
-    devices: Mapping[str, Mapping[str, Any]]
+    devices: Mapping[str, Json]
     #: By workload and device.
     cells: Mapping[str, Mapping[str, WorkloadCell]]
     #: Facts of each workload for its page (`facts_of`).
-    workloads: Mapping[str, Mapping[str, Any]]
+    workloads: Mapping[str, Json]
 
     def progress(self) -> dict[str, str]:
         """Whether it is there, JSON-ready."""
@@ -67,7 +68,7 @@ class StoreSummary:
 _NOTHING = StoreSummary(devices={}, cells={}, workloads={})
 
 
-def facts_of(workload: Workload) -> dict[str, Any]:
+def facts_of(workload: Workload) -> JsonDict:
     """The facts of a workload for its page, JSON-ready; its module is left out."""
     return {
         "name": workload.name,
@@ -145,7 +146,7 @@ class DashboardStore:
             cells.setdefault(workload_id, {})[device_id] = cell
         names = [WorkloadId(name) for name in cells if name not in before.workloads]
         made = reader.workloads(names) if names else {}
-        workloads: dict[str, Mapping[str, Any]] = dict(before.workloads)
+        workloads: dict[str, Json] = dict(before.workloads)
         workloads |= {name: facts_of(made[name]) if name in made else {"name": name} for name in names}
         self._summary = StoreSummary(
             state="ready",
@@ -190,8 +191,8 @@ def _devices(
     reader: StoreReader,
     sums: Sequence[tuple[DeviceId, WorkloadId, int, int, float]],
     times: Mapping[tuple[str, str, str], tuple[float, float]],
-    before: Mapping[str, Mapping[str, Any]],
-) -> dict[str, Mapping[str, Any]]:
+    before: Mapping[str, Json],
+) -> dict[str, Json]:
     """What is shown of each device; only of those with new records, or a new A/A run, is anything read."""
     records: dict[str, int] = {}
     last_at: dict[str, float] = {}

@@ -6,40 +6,48 @@ The page of one workload reads the rows of the devices on that page, and no othe
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from statistics import fmean
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
 from agents.records import Outcome
-from fleet.dashboard.pages import Key
+from fleet.dashboard.pages import Listing
 from fleet.dashboard.store_view import WorkloadCell
+from fleet.json_types import Json, JsonDict
 
 #: Devices of one page of a workload, and candidates of one page of its matrix.
 PAGE_DEVICES, PAGE_CANDIDATES = 8, 25
 MATRIX_COLUMNS = ("candidate_id", "outcome", "latency_secs")
-TEXTS = ("name", "operator", "workload_id", "networks")
-KEYS: Mapping[str, Key] = {
-    "records": lambda row: row["records"],
-    "name": lambda row: row["name"],
-    "operator": lambda row: row["operator"] or None,
-    "devices": lambda row: row["devices"],
-    "flops": lambda row: row["flops"] or None,
-    "best": lambda row: row["best_secs"],
-    "failed": lambda row: row["failed_share"],
-}
+WORKLOADS = Listing(
+    keys={
+        "records": lambda row: row["records"],
+        "name": lambda row: row["name"],
+        "operator": lambda row: row["operator"] or None,
+        "devices": lambda row: row["devices"],
+        "flops": lambda row: row["flops"] or None,
+        "best": lambda row: row["best_secs"],
+        "failed": lambda row: row["failed_share"],
+    },
+    texts=("name", "operator", "workload_id", "networks"),
+    is_descending=True,
+)
 #: Orders of a workload's devices.
-DEVICE_KEYS: Mapping[str, Key] = {
-    "device": lambda row: row["device_id"],
-    "best": lambda row: row["best_secs"],
-    "records": lambda row: row["records"],
-}
+DEVICES = Listing(
+    keys={
+        "device": lambda row: row["device_id"],
+        "best": lambda row: row["best_secs"],
+        "records": lambda row: row["records"],
+    },
+    texts=("device_id",),
+)
 _QUANTILES = (0.0, 0.25, 0.5, 0.75, 1.0)
 
 
 def workload_rows(
-    cells: Mapping[str, Mapping[str, WorkloadCell]], facts: Mapping[str, Mapping[str, Any]]
-) -> list[dict[str, Any]]:
+    cells: Mapping[str, Mapping[str, WorkloadCell]], facts: Mapping[str, Json]
+) -> list[JsonDict]:
     """A row for each workload with records, by what each device has of it."""
     rows = []
     for workload_id, by_device in cells.items():
@@ -65,7 +73,7 @@ def workload_rows(
     return rows
 
 
-def workload_device_rows(by_device: Mapping[str, WorkloadCell]) -> list[dict[str, Any]]:
+def workload_device_rows(by_device: Mapping[str, WorkloadCell]) -> list[JsonDict]:
     """A row for each device that has measured a workload."""
     return [{"device_id": device_id, **cell._asdict()} for device_id, cell in by_device.items()]
 
@@ -108,7 +116,7 @@ class CandidateMatrix:
             for device_id, values in secs.items()
         }
 
-    def page(self, offset: int, size: int) -> dict[str, Any]:
+    def page(self, offset: int, size: int) -> JsonDict:
         """Some rows of the matrix, the fastest candidates first.
 
         Returns:
@@ -118,8 +126,8 @@ class CandidateMatrix:
         """
         best = {name: min(self.latencies(name).values(), default=0.0) for name in self._device_ids}
         speeds = {
-            candidate_id: _mean(
-                [best[name] / secs for name, secs in cells.items() if isinstance(secs, float)]
+            candidate_id: fmean(
+                [best[name] / secs for name, secs in cells.items() if isinstance(secs, float)] or [0.0]
             )
             for candidate_id, cells in self._cells.items()
         }
@@ -141,7 +149,3 @@ class CandidateMatrix:
             "filled": sum(map(len, self._cells.values())),
             "of": len(ordered) * len(self._device_ids),
         }
-
-
-def _mean(values: Sequence[float]) -> float:
-    return sum(values) / len(values) if values else 0.0

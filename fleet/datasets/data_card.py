@@ -11,7 +11,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from importlib import metadata
-from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -19,6 +18,7 @@ import pyarrow.compute as pc
 from agents.records import NOISE, Workload, WorkloadId, canonical_json
 from fleet.datasets.dataset_files import FORMAT, FORMAT_KEY
 from fleet.interchange.export_source import Source
+from fleet.json_types import Json, JsonDict
 from fleet.report.status import trust
 from fleet.store.noise_columns import READING_COLUMNS
 
@@ -42,7 +42,7 @@ class DatasetAbout:
     faults: tuple[str, ...] = ()
 
 
-def data_card(about: DatasetAbout, sources: Sequence[Source], now_secs: float) -> dict[str, Any]:
+def data_card(about: DatasetAbout, sources: Sequence[Source], now_secs: float) -> JsonDict:
     """Count what a dataset holds.
 
     Returns:
@@ -53,7 +53,7 @@ def data_card(about: DatasetAbout, sources: Sequence[Source], now_secs: float) -
     protocols: Counter[str] = Counter()
     used: Counter[str] = Counter()
     candidates: list[pa.Array] = []
-    devices: dict[str, Any] = {}
+    devices: JsonDict = {}
     for source in sources:
         counts: dict[str, Counter[str]] = {name: Counter() for name in _COUNTED}
         devices[str(source.device_id)] = _facts(source, counts, candidates)
@@ -92,7 +92,7 @@ def data_card(about: DatasetAbout, sources: Sequence[Source], now_secs: float) -
     }
 
 
-def card_text(card: Mapping[str, Any], size_bytes: int) -> str:
+def card_text(card: Json, size_bytes: int) -> str:
     """The card that `data_card` made as Markdown, with the size of the file of records."""
     from fleet.report.model_card import card_environment
 
@@ -101,7 +101,7 @@ def card_text(card: Mapping[str, Any], size_bytes: int) -> str:
     return environment.get_template("data_card.md").render(card=card, mib=f"{size_bytes / 2**20:.1f}")
 
 
-def _facts(source: Source, counts: Mapping[str, Counter[str]], candidates: list[pa.Array]) -> dict[str, Any]:
+def _facts(source: Source, counts: Mapping[str, Counter[str]], candidates: list[pa.Array]) -> JsonDict:
     """What the card says of a device, by one pass over its rows.
 
     Args:
@@ -152,7 +152,7 @@ def _operators(workloads: Sequence[Workload], records: Mapping[str, int]) -> dic
     }
 
 
-def _faults(devices: Mapping[str, Mapping[str, Any]]) -> list[str]:
+def _faults(devices: Mapping[str, Json]) -> list[str]:
     """What the numbers themselves warn of."""
     faults = []
     for name, card in devices.items():

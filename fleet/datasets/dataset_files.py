@@ -165,7 +165,10 @@ def checked_rows(dataset: PublishedDataset) -> Iterator[tuple[DeviceId, pa.Table
             for batch in file.iter_batches(batch_size=_BATCH_ROWS, columns=columns, use_threads=False):
                 for rows in _pieces(batch, budget.spend(batch)):
                     yield from _by_device(dataset, rows, workload_ids, tally)
-        _check_repeated(tally)
+        # Equal rows cost a file nothing, and whoever reads them much.
+        ids = np.sort(np.concatenate(tally.ids)) if tally.ids else np.empty(0, np.uint64)
+        if repeated := int(np.count_nonzero(ids[1:] == ids[:-1])):
+            raise StoreError(f"{repeated:,} records are there more than once")
     except AgentError as error:
         raise DatasetRefusedError(visible(str(error))) from error
     except (OSError, pa.ArrowException, StoreError, ValueError, TypeError, OverflowError) as error:
@@ -230,14 +233,6 @@ def _pieces(batch: pa.RecordBatch, lengths: NDArray[np.int64]) -> Iterator[pa.Ta
         ]
         yield pa.table(columns, names=batch.schema.names)
         start = end
-
-
-def _check_repeated(tally: Seen) -> None:
-    """Refuse a record that is there twice: equal rows cost a file nothing, and whoever reads them much."""
-    ids = np.sort(np.concatenate(tally.ids)) if tally.ids else np.empty(0, np.uint64)
-    repeated = int(np.count_nonzero(ids[1:] == ids[:-1]))
-    if repeated:
-        raise StoreError(f"{repeated:,} records are there more than once")
 
 
 def _text(folder: Path, name: str) -> str:

@@ -48,7 +48,9 @@ def confinement_rows(trial: Trial) -> list[ConfinementRow]:
                 refused=tuple(attempt.what for attempt in refused),
                 tried=len(tried),
                 by=tuple(
-                    _name(means, trial) for means in Means if means in {attempt.by for attempt in refused}
+                    f"{means} {trial.landlock}" if means is Means.LANDLOCK else str(means)
+                    for means in Means
+                    if means in {attempt.by for attempt in refused}
                 ),
                 missing=tuple(missing),
             )
@@ -83,7 +85,3 @@ def confinement_findings(trial: Trial | str) -> Iterable[Finding]:
 
 def _in_memory(trial: Trial) -> str:
     return f"fill memory with files in {trial.memory_folder}, which is not a disk"
-
-
-def _name(means: Means, trial: Trial) -> str:
-    return f"{means} {trial.landlock}" if means is Means.LANDLOCK else str(means)

@@ -11,7 +11,7 @@ import os
 import shutil
 import tempfile
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from agents.errors import AgentError
@@ -51,6 +51,9 @@ def look(
     usable = sorted(os.sched_getaffinity(0))
     devices = list(specs)
     lock_state, lock_fault = _lock(host_lock_path())
+    gpus = {spec.index for spec in devices if spec.kind is DeviceKind.CUDA}
+    remote = [spec for spec in devices if spec.kind is DeviceKind.RPC and spec.tracker and spec.key]
+    answers = ((str(spec.device_id), served(spec.tracker, spec.key)) for spec in remote)
     governors = ((core, host.cpufreq(root, core, "scaling_governor")) for core in usable)
     return HostState(
         load=os.getloadavg()[0],
@@ -70,8 +73,8 @@ def look(
         disk_free_bytes=_free_bytes(store),
         nvidia_driver=bool(host.cuda_driver(root)),
         cuda_compiler_fault=compiler_fault(),
-        gpus=_gpus(devices),
-        unserved=_unserved(devices),
+        gpus=tuple((index, state) for index in sorted(gpus) if (state := gpu_state(index))),
+        unserved=tuple((device_id, reason) for device_id, reason in answers if reason),
         exposed=tuple(_exposed(tokens, ray_folder)),
     )
 
@@ -117,17 +120,6 @@ def _turbo_file(root: Path) -> str:
         return ""
     names = ("sys/devices/system/cpu/cpufreq/boost", "sys/devices/system/cpu/intel_pstate/no_turbo")
     return next((f"/{name}" for name in names if (root / name).exists()), "")
-
-
-def _gpus(devices: Iterable[DeviceSpec]) -> tuple[tuple[int, Mapping[str, object]], ...]:
-    indices = sorted({spec.index for spec in devices if spec.kind is DeviceKind.CUDA})
-    return tuple((index, state) for index in indices if (state := gpu_state(index)))
-
-
-def _unserved(devices: Iterable[DeviceSpec]) -> tuple[tuple[str, str], ...]:
-    remote = [spec for spec in devices if spec.kind is DeviceKind.RPC and spec.tracker and spec.key]
-    reasons = ((str(spec.device_id), served(spec.tracker, spec.key)) for spec in remote)
-    return tuple((device_id, reason) for device_id, reason in reasons if reason)
 
 
 def _free_bytes(store: Path) -> int:

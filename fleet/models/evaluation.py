@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any
 
 from agents.records import CandidateId, DeviceId
 from fleet.errors import FleetError
-from fleet.models.judged_rows import LEAST_PAIRS, JudgedRows
 from fleet.models.registry_file import latest
 from fleet.models.registry_reader import RegistryReader
+from fleet.models.training_rows import LEAST_PAIRS, JudgedRows
 from fleet.models.versions import DatasetSnapshot, read_snapshot, train_config
 from fleet.store.noise import NoiseFloor, Reading, is_comparable, noise_floor
 from fleet.store.noise_columns import READING_COLUMNS, readings
@@ -53,7 +53,7 @@ class Evaluation:
     model: str | None = None
     #: Parts of the workloads that were asked for; the split has fewer if there are fewer workloads.
     folds_asked: int | None = None
-    #: Of that model: held-out candidates that judge nobody (`fleet.models.judged_rows`), by device.
+    #: Of that model: held-out candidates that judge nobody (`fleet.models.training_rows`), by device.
     not_judged: Mapping[str, int] = field(default_factory=dict)
 
     def as_json(self) -> dict[str, Any]:
@@ -141,7 +141,7 @@ def evaluate_model(
 ) -> Evaluation:
     """Judge a kept model on the candidates that were measured after it was trained, as a refresh judges.
 
-    What a model chose, or was measured again, judges nobody (`fleet.models.judged_rows`).
+    What a model chose, or was measured again, judges nobody (`fleet.models.training_rows`).
 
     Args:
         settings: The store that the model was trained from.

@@ -5,9 +5,9 @@ Fits into 80 columns, so shares are written without their 0.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
+from fleet.json_types import Json
 from fleet.terminal_text import print_rows
 
 _COLUMNS = ("device", "top-1 90 %", "top-5 90 %", "sum-1", "sum-5", "pairs", "tau", "regret")
@@ -17,7 +17,7 @@ _SHARES = ("weighted_top1", "weighted_top5", "pairwise", "tau")
 _Estimate = Sequence[float]
 
 
-def print_evaluation(evaluation: Mapping[str, Any]) -> None:
+def print_evaluation(evaluation: Json) -> None:
     """Print what `fleet.models.evaluation.Evaluation.as_json` gives on standard output."""
     from fleet.terminal_console import TerminalConsole
 
@@ -39,7 +39,7 @@ def print_evaluation(evaluation: Mapping[str, Any]) -> None:
         print_line(line, style="dim", highlight=False, markup=False)
 
 
-def _device_rows(evaluation: Mapping[str, Any], device_id: str) -> list[tuple[str, ...]]:
+def _device_rows(evaluation: Json, device_id: str) -> list[tuple[str, ...]]:
     """Lines of one device: its rankers, then chance, then the ceiling."""
     device = evaluation["devices"][device_id]
     rows = [(device_id, *[""] * (len(_COLUMNS) - 1))]
@@ -59,7 +59,7 @@ def _device_rows(evaluation: Mapping[str, Any], device_id: str) -> list[tuple[st
     return rows
 
 
-def _differences(evaluation: Mapping[str, Any]) -> list[tuple[str, ...]]:
+def _differences(evaluation: Json) -> list[tuple[str, ...]]:
     """The first ranker minus each other one, by a paired bootstrap."""
     mine, *others = evaluation["rankers"]
     rows: list[tuple[str, ...]] = []
@@ -97,7 +97,7 @@ def _signed(estimate: _Estimate) -> str:
     return f"{_share(value, 3, '+')} ({low} to {high})"
 
 
-def _fewer_parts(evaluation: Mapping[str, Any]) -> str:
+def _fewer_parts(evaluation: Json) -> str:
     """Why the workloads were held out in fewer parts than asked; nothing if they were not."""
     parts, folds_asked = len(evaluation["splits"]), evaluation["folds_asked"]
     if folds_asked is None or parts >= folds_asked:
@@ -105,7 +105,7 @@ def _fewer_parts(evaluation: Mapping[str, Any]) -> str:
     return f" ({folds_asked} were asked for, and there are {parts} workloads)"
 
 
-def _left_out(evaluation: Mapping[str, Any]) -> list[str]:
+def _left_out(evaluation: Json) -> list[str]:
     """Candidates and devices that were not judged, each with the reason."""
     lines = [
         f"{device_id}: {count} candidates left out: a model chose them, or they were measured again."
@@ -114,7 +114,7 @@ def _left_out(evaluation: Mapping[str, Any]) -> list[str]:
     return lines + [f"{device_id}: left out, {why}." for device_id, why in evaluation["left_out"].items()]
 
 
-def _notes(evaluation: Mapping[str, Any]) -> list[str]:
+def _notes(evaluation: Json) -> list[str]:
     """What was done, and how to read the table."""
     seeds, splits = len(evaluation["seeds"]), evaluation["splits"]
     done = {

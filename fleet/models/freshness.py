@@ -11,14 +11,13 @@ Legend: n records, G workloads.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from fleet.json_types import Json, JsonDict
 from fleet.models.standings import Floats, Standing, listed, mean_of
 from transfer.data.intervals import Estimate
 
@@ -60,7 +59,7 @@ class Look:
     text: str
     #: Kendall's tau inside workloads as [value, low, high]: `champion`, and where known `previous`, `ahead`
     #: (the previous less the champion) and `published`.
-    figures: Mapping[str, Any]
+    figures: Json
 
 
 def window(
@@ -83,7 +82,7 @@ def look(
     *,
     previous_version: str = "",
     previous: Standing | None = None,
-    published: Mapping[str, Any] | None = None,
+    published: Json | None = None,
 ) -> Look:
     """Judge a champion by its window.
 
@@ -101,7 +100,7 @@ def look(
         return Look(device_id=device_id, version=version, freshness=Freshness.TOO_FEW, text=text, figures={})
     now = mean_of(champion.tau)
     estimate = now.estimate(LEVEL)
-    figures: dict[str, Any] = {
+    figures: JsonDict = {
         "workloads": count,
         "records": int(champion.counts.sum()),
         "level": LEVEL,
@@ -129,7 +128,7 @@ def look(
     return Look(device_id=device_id, version=version, freshness=freshness, text=text, figures=figures)
 
 
-def _published_tau(published: Mapping[str, Any] | None) -> Estimate | None:
+def _published_tau(published: Json | None) -> Estimate | None:
     if not published or "tau" not in published:
         return None
     value, low, high = published["tau"]

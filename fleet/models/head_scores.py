@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from agents.records import Candidate, ModelRef, Workload
 from fleet.models.registry_reader import RegistryReader
+from transfer.errors import TransferError
 
 if TYPE_CHECKING:
     from transfer.adapt.base import Adapted
@@ -80,8 +81,6 @@ def score_candidates(
     Raises:
         TransferError: What can be read one by one has no features together.
     """
-    from transfer.errors import TransferError
-
     scores = np.zeros(len(candidates))
     refused: dict[int, str] = {}
     workloads = {workload.workload_id: workload}
@@ -106,8 +105,6 @@ def score_candidates(
 
 def _fault(extractor: Extractor, workload: Workload, candidate: Candidate) -> str:
     """Why a candidate of the workload cannot be read; empty where it can."""
-    from transfer.errors import TransferError
-
     if candidate.workload_id != workload.workload_id:
         return f"it is of workload {candidate.workload_id}, not {workload.workload_id}"
     try:

@@ -13,7 +13,8 @@ from collections.abc import Iterable
 
 from agents.records import Workload, WorkloadId, canonical_json, content_hash
 
-#: Raise it when the rule changes: workloads change sides then, and `clean` alone keeps comparisons honest.
+#: Raise it when the rule changes: workloads change sides then, and what heads have learnt from alone keeps
+#: comparisons honest.
 RULE = 2
 #: Share of the workloads that is held out.
 SHARE = 0.15
@@ -54,16 +55,3 @@ def held_out(workloads: Iterable[Workload]) -> frozenset[WorkloadId]:
     if len(places) >= FLOOR_WORKLOADS:
         bound = max(bound, math.nextafter(sorted(places.values())[LEAST_HELD - 1], 1.0))
     return frozenset(workload_id for workload_id, place in places.items() if place < bound)
-
-
-def clean(held: Iterable[WorkloadId], *trained: Iterable[WorkloadId] | None) -> frozenset[WorkloadId] | None:
-    """Held-out workloads that no version of a comparison has learnt from.
-
-    None where nobody knows what one of the versions has learnt from.
-    """
-    remaining = frozenset(held)
-    for learnt in trained:
-        if learnt is None:
-            return None
-        remaining -= frozenset(learnt)
-    return remaining

@@ -9,15 +9,16 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
 from agents.records import DeviceId, WorkloadId
-from fleet.errors import FleetError
+from fleet.json_types import Json, JsonDict
 from fleet.models.head_scores import HeadCache
-from fleet.models.holdout import clean, held_out
+from fleet.models.holdout import held_out
+from fleet.models.opponents import Opponents, head_standing, opponents_of
 from fleet.models.promotion import (
     LEAST_JUDGED,
     DecisionKind,
@@ -25,82 +26,59 @@ from fleet.models.promotion import (
     Incumbent,
     Rank,
     compared,
-    held_back,
-    judge,
     lacking,
     shipped_takes,
 )
 from fleet.models.registry import Registry
-from fleet.models.registry_file import Champion
-from fleet.models.shipped_heads import ShippedHead, ShippedHeads
-from fleet.models.shipped_model import ShippedModelError
-from fleet.models.standings import LEAST_RANKED, Standing, standing
-from fleet.models.versions import (
-    INHERITED,
-    DatasetSnapshot,
-    learnt_workloads,
-    measured_workloads,
-    training_workloads,
-)
+from fleet.models.shipped_heads import ShippedHeads
+from fleet.models.standings import LEAST_RANKED, Standing
+from fleet.models.training_rows import JudgedRows
+from fleet.models.versions import DatasetSnapshot, measured_workloads, training_workloads
 from fleet.store.reader import StoreReader
-from transfer.errors import TransferError
 
 if TYPE_CHECKING:
-    from transfer.adapt.base import Adapted
-    from transfer.data.dataset import Dataset
     from transfer.model.tlp_model import TlpModel
-
-_WORDS = 200
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class _Ground:
     """What the heads of one device are judged on, and whom a challenger must not be worse than."""
 
+    opponents: Opponents
     #: Measured candidates of held-out workloads that no version of the comparison has learnt from.
     rows: NDArray[np.int64]
     #: Noise floor of the device.
     floor: float
-    champion: Champion | None
-    #: Version that serves on, as long as no other takes its place; empty for none.
-    served_by: str
-    #: The champion first; then the shipped head, if that is another one.
     rivals: list[Incumbent]
-    #: The shipped head, if another head serves the device.
-    shipped: ShippedHead | None = None
     #: Why nothing can be judged; empty where it can.
-    why_not: str = ""
-    #: Why a champion that was there cannot serve any more; empty where none was.
-    gone: str = ""
+    why_not: str
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class Judge:
     """Compares heads on what a snapshot holds of clean held-out workloads; nothing of it is learnt from."""
 
-    registry: Registry
-    #: Tells what versions learnt from that do not say so themselves.
-    reader: StoreReader
-    snapshot: DatasetSnapshot
-    #: (N, D) which measurements no model chose, and which are not suspect (`fleet.models.judged_rows`): those
-    #: that are both judge.
-    not_ranked: NDArray[np.bool_]
-    steady: NDArray[np.bool_]
-    #: Noise floor by device; 0 where there is none.
-    floors: Mapping[str, float]
+    #: Heads of the shipped model for the devices of the registry and the store.
     shipped: ShippedHeads
+    snapshot: DatasetSnapshot
+    #: Which measurements no model chose, and which are not suspect: those that are both judge.
+    judged: JudgedRows
     #: Workloads that the challengers have learnt from.
     trained: Collection[WorkloadId]
     #: Those that the version has which one of them went on from (`training_workloads`).
     inherited: Collection[WorkloadId] = ()
     _held: frozenset[WorkloadId] = field(init=False)
     _heads: HeadCache = field(init=False)
+    #: (N, D) masks.
+    _not_ranked: NDArray[np.bool_] = field(init=False)
+    _steady: NDArray[np.bool_] = field(init=False)
     _grounds: dict[str, _Ground] = field(init=False, default_factory=dict)
 
     def __post_init__(self) -> None:
-        self._heads = HeadCache(self.registry)
-        workload_ids = self.snapshot.dataset.workload_ids
-        self._held = held_out(self.snapshot.workloads[workload_id] for workload_id in workload_ids)
+        self._heads = HeadCache(self.shipped.registry)
+        dataset = self.snapshot.dataset
+        self._held = held_out(self.snapshot.workloads[workload_id] for workload_id in dataset.workload_ids)
+        self._not_ranked, self._steady = self.judged.not_ranked(dataset), self.judged.steady(dataset)
 
     def verdicts(self, models: Sequence[TlpModel], heads: Sequence[str]) -> list[list[DeviceDecision]]:
         """Decide about the heads of one or several challengers, all judged on the same candidates.
@@ -128,17 +106,18 @@ class Judge:
         given: dict[str, str] = {}
         for device_id in heads:
             ground = self._ground(DeviceId(device_id))
-            champion, shipped = ground.champion, ground.shipped
+            opponents = ground.opponents
+            champion, shipped = opponents.champion, opponents.shipped
             if champion is None or shipped is None:
                 continue
-            if ground.gone:
-                if self.shipped.serve_instead(champion, ground.gone):
-                    given[device_id] = ground.gone
+            if opponents.gone:
+                if self.shipped.serve_instead(champion, opponents.gone):
+                    given[device_id] = opponents.gone
                 continue
             if ground.why_not or champion.pinned_at is not None:
                 continue
-            serving, floor = ground.rivals
-            if (decision := shipped_takes(device_id, serving, floor, ground.floor)) is None:
+            serving, box = ground.rivals
+            if (decision := shipped_takes(device_id, serving, box, ground.floor)) is None:
                 continue
             said = {"reason": decision.reason, "judged": decision.judged, "instead_of": champion.version}
             if self.shipped.serve(shipped, said):
@@ -152,76 +131,26 @@ class Judge:
         # It has nothing beside it yet.
         mine = Adapted(device_id=device_id, model=model)
         challenger = head_standing(mine, self.snapshot.dataset, ground.rows, ground.floor)
-        verdict = judge(
-            device_id,
-            challenger,
-            ground.rivals,
-            served_by=ground.served_by,
-            floor=ground.floor,
-            why_not=ground.why_not,
-            gone=ground.gone,
+        verdict = ground.opponents.decide(
+            challenger, ground.rivals, model.kind, floor=ground.floor, why_not=ground.why_not
         )
-        if (serving := ground.champion) is not None:
-            pinned_to = serving.version if serving.pinned_at is not None else ""
-            verdict = held_back(verdict, pinned_to=pinned_to, rolled_back_from=serving.rolled_back_from)
-            verdict = replace(verdict, instead_of=serving.version)
-        return replace(self._with_workload_figures(verdict, challenger), model_kind=model.kind), challenger
+        return self._with_workload_figures(verdict, challenger), challenger
 
     def _ground(self, device_id: DeviceId) -> _Ground:
         if device_id not in self._grounds:
-            self._grounds[device_id] = self._new_ground(device_id)
+            opponents = opponents_of(device_id, self.shipped, self._heads)
+            floor = self.judged.floors.get(device_id, 0.0)
+            learnt = (opponent.learnt for opponent in opponents.heads)
+            fair = self._held.difference(self.trained, self.inherited, *learnt)
+            rows = self._rows(device_id, fair)
+            self._grounds[device_id] = _Ground(
+                opponents=opponents,
+                rows=rows,
+                floor=floor,
+                rivals=opponents.rivals(self.snapshot.dataset, rows, floor),
+                why_not=opponents.why_not or self._why_few(device_id, fair),
+            )
         return self._grounds[device_id]
-
-    def _new_ground(self, device_id: DeviceId) -> _Ground:
-        """Whom the heads of a device meet, and on what; a head that cannot be asked says why."""
-        floor = self.floors.get(device_id, 0.0)
-        serving = self.registry.champions().get(device_id)
-        gone = why_not = ""
-        heads: list[tuple[str, Adapted]] = []
-        learnt: list[Collection[WorkloadId] | None] = [self.trained, self.inherited]
-        manifest: Mapping[str, Any] = {}
-        if serving is not None:
-            try:
-                manifest = self.registry.manifest(serving.version)
-                heads.append((serving.version, self._heads.head(serving.ref)))
-            except (FleetError, TransferError) as error:
-                gone = f"{serving.version} cannot serve any more ({str(error)[:_WORDS]})"
-            except OSError as error:
-                # The disk may give it again the next time.
-                why_not = f"{serving.version} cannot be read now ({str(error)[:_WORDS]})"
-            else:
-                learnt += [learnt_workloads(self.reader, manifest), manifest.get(INHERITED, ())]
-        try:
-            shipped = self.shipped.head(device_id)
-        except ShippedModelError as error:
-            shipped, why_not = None, why_not or str(error)
-        if shipped is not None and heads and shipped.is_of(manifest):
-            shipped = None  # it is the champion
-        if shipped is not None:
-            heads.append((f"the shipped head ({shipped.shipped.name})", shipped.adapted))
-            learnt.append(shipped.shipped.trained_workloads)
-        fair = clean(self._held, *learnt)
-        if fair is None and serving is not None:
-            why_not = why_not or f"nobody knows any more what {serving.version} learnt from"
-        served_by = "" if serving is None or gone else serving.version
-        rows = self._rows(device_id, fair or frozenset())
-        if why_not:
-            rivals = [Incumbent(name=served_by or "the shipped head", standing=None)]
-        else:
-            rivals = [
-                Incumbent(name=name, standing=head_standing(head, self.snapshot.dataset, rows, floor))
-                for name, head in heads
-            ]
-        return _Ground(
-            rows=rows,
-            floor=floor,
-            champion=serving,
-            served_by=served_by,
-            rivals=rivals,
-            shipped=shipped,
-            why_not=why_not or self._why_few(device_id, fair or frozenset()),
-            gone=gone,
-        )
 
     def _why_few(self, device_id: DeviceId, workload_ids: Collection[WorkloadId]) -> str:
         """What a device lacks whose held-out measurements are suspect and else too few; empty for others."""
@@ -229,7 +158,7 @@ class Judge:
         rows = self._rows(device_id, workload_ids, steady_only=False)
         if not len(rows):
             return ""
-        steady = rows[self.steady[rows, dataset.column(device_id)]]
+        steady = rows[self._steady[rows, dataset.column(device_id)]]
         count = int((np.bincount(dataset.group[steady]) >= LEAST_RANKED).sum()) if len(steady) else 0
         suspect = len(rows) - len(steady)
         if count >= LEAST_JUDGED or not suspect:
@@ -243,7 +172,7 @@ class Judge:
         """A verdict with the figures of each workload, from which the fleet plans what to measure.
 
         By workload: `operator`, `candidates` measured, `pairs` (share in the right order) and `width` of its
-        90 % interval (`fleet.models.pairs.pair_width`).
+        90 % interval (`fleet.models.standings.pair_width`).
         """
         if verdict.judged is None or challenger is None:
             return verdict
@@ -270,9 +199,9 @@ class Judge:
         is_chosen = np.array(
             [workload_id in workload_ids for workload_id in dataset.workload_ids], dtype=np.bool_
         )
-        measured = np.isfinite(dataset.latency_secs[:, column]) & self.not_ranked[:, column]
+        measured = np.isfinite(dataset.latency_secs[:, column]) & self._not_ranked[:, column]
         if steady_only:
-            measured &= self.steady[:, column]
+            measured &= self._steady[:, column]
         return np.flatnonzero(is_chosen[dataset.group] & measured)
 
 
@@ -310,18 +239,9 @@ def best_of(challengers: Sequence[tuple[DeviceDecision, Standing | None]]) -> li
     ]
 
 
-def head_standing(head: Adapted, dataset: Dataset, rows: NDArray[np.int64], floor: float) -> Standing | None:
-    """How a head orders some measured rows as a search asks it; None where no workload has enough of them."""
-    if not len(rows):
-        return None
-    scores = head.score_unseen(dataset.features.take(rows))
-    latency = dataset.latency_secs[rows, dataset.column(head.device_id)]
-    return standing(scores, latency, dataset.group[rows], floor)
-
-
 def contaminated_parents(
     reader: StoreReader,
-    manifests: Mapping[str, Mapping[str, Any]],
+    manifests: Mapping[str, Json],
     device_ids: Collection[DeviceId],
     version: int,
 ) -> frozenset[str]:
@@ -346,7 +266,7 @@ def contaminated_parents(
 def publish_if_better(
     registry: Registry,
     model: TlpModel,
-    manifest: Mapping[str, Any],
+    manifest: Json,
     verdicts: Sequence[DeviceDecision],
     beside: Mapping[str, bytes] | None = None,
 ) -> tuple[str, list[str]]:
@@ -385,7 +305,7 @@ def counting_verdicts(each: Sequence[Sequence[DeviceDecision]]) -> list[DeviceDe
     ]
 
 
-def verdicts_as_json(verdicts: Sequence[DeviceDecision]) -> dict[str, Any]:
+def verdicts_as_json(verdicts: Sequence[DeviceDecision]) -> JsonDict:
     """Verdicts by device, as plain values."""
     return {
         verdict.device_id: {

@@ -6,17 +6,17 @@ Written by `fleet.onboarding`, read by it and by `fleet.dashboard`.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+
+from fleet.json_types import Json, JsonDict
 
 #: Folder of the curves beside the models.
 CURVES = "onboarding"
 
 
-def history(folder: Path, device: str) -> list[dict[str, Any]]:
+def history(folder: Path, device: str) -> list[JsonDict]:
     """What earlier onboardings of a device came to, fewest samples first; the last of each number counts."""
-    points: dict[int, dict[str, Any]] = {}
+    points: dict[int, JsonDict] = {}
     try:
         lines = (folder / f"{device}.jsonl").read_text().splitlines()
     except OSError:
@@ -30,7 +30,7 @@ def history(folder: Path, device: str) -> list[dict[str, Any]]:
     return [points[samples] for samples in sorted(points)]
 
 
-def remember(folder: Path, device: str, point: Mapping[str, Any]) -> None:
+def remember(folder: Path, device: str, point: Json) -> None:
     """Add a point to the curve so far."""
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"{device}.jsonl"

@@ -17,10 +17,10 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import partial
-from typing import Any
 
 import numpy as np
 
+from fleet.json_types import Json, JsonDict
 from fleet.models.holdout import FLOOR_WORKLOADS, LEAST_HELD, SHARE
 from fleet.models.standings import Floats, Standing, listed, mean_of
 from transfer.data.intervals import LEVEL, Estimate, student_interval, t_quantile
@@ -63,7 +63,7 @@ class DeviceDecision:
     #: Why, in one sentence for people.
     reason: str
     #: Figures behind it (`figures`); None where nothing was judged.
-    judged: Mapping[str, Any] | None = None
+    judged: Json | None = None
     #: Kind of the challenger (`transfer.model.kinds`).
     model_kind: str = ""
     #: Version that served the device when it was decided; empty for none.
@@ -240,10 +240,10 @@ def held_back(verdict: DeviceDecision, *, pinned_to: str = "", rolled_back_from:
     return replace(verdict, kind=DecisionKind.HELD, reason=f"{why}; {verdict.reason}")
 
 
-def figures(challenger: Standing, champion: Standing | None, floor: float) -> dict[str, Any]:
+def figures(challenger: Standing, champion: Standing | None, floor: float) -> JsonDict:
     """What a verdict rests on, JSON-ready: estimates as [value, low, high]."""
     mine = _by_workload(challenger)
-    judged: dict[str, Any] = {
+    judged: JsonDict = {
         "level": LEVEL,
         "noise_floor": floor,
         "workloads": len(challenger.groups),
@@ -285,7 +285,7 @@ def refusal(device_id: str, candidates: int, workloads: int) -> DeviceDecision |
 
 def start_from(
     serving: Mapping[str, str],
-    manifests: Mapping[str, Mapping[str, Any]],
+    manifests: Mapping[str, Json],
     spec_hash: str,
     contaminated: Collection[str] = (),
 ) -> tuple[str, str]:

@@ -163,7 +163,7 @@ class Registry(RegistryReader):
         if not self.folder.is_dir():
             raise RegistryError(f"no model under {self.folder}; nothing to use")
         with self._changing() as file:
-            sha256 = self._sha256_with_head(version, DeviceId(device_id))
+            sha256 = self.head_ref(device_id, version).sha256
             champions, now = file.state().champions, self._clock()
             present = champions.get(DeviceId(device_id))
             if present is not None and present.pinned_at is not None and version != present.version:
@@ -199,10 +199,8 @@ class Registry(RegistryReader):
         present = self.champions().get(DeviceId(device_id))
         if present is None:
             raise RegistryError(_no_champion(device_id, self.champions()))
-        existing = self.versions()
-        for version in reversed(present.before):
-            if version in existing:
-                return version
+        if version := self.previous(present):
+            return version
         raise RegistryError(
             f"{device_id} has no champion before {present.version} to go back to; name a version, or "
             "`shipped`"
@@ -224,19 +222,6 @@ class Registry(RegistryReader):
             file.commit((champion,), (change,))
             return champion
 
-    def _sha256_with_head(self, version: str, device_id: DeviceId) -> str:
-        """Hash of a version's manifest.
-
-        Raises:
-            RegistryError: There is no such version, or it has no head for the device.
-        """
-        manifest, sha256 = self._manifest(version)
-        if device_id not in manifest["heads"]:
-            raise RegistryError(
-                f"{version} has no head for {device_id}; it has: {', '.join(manifest['heads'])}"
-            )
-        return sha256
-
     def prune(self, keep: int = KEEP) -> list[str]:
         """Remove old versions, never one that serves a device, one to go back to, or one of the last `keep`.
 
@@ -246,8 +231,7 @@ class Registry(RegistryReader):
             existing = self.versions()
             champions = file.state().champions.values()
             safe = set(existing[-max(1, keep) :]) | {champion.version for champion in champions}
-            for champion in champions:
-                safe.update([version for version in champion.before if version in existing][-1:])
+            safe.update(map(self.previous, champions))
             safe.update([version for version in existing if is_extensible(self.kind(version))][-1:])
             gone = [version for version in existing if version not in safe]
             for version in gone:

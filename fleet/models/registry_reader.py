@@ -16,10 +16,11 @@ from dataclasses import asdict
 from math import isfinite
 from pathlib import Path
 from stat import S_ISREG
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from agents.records import DeviceId, ModelRef, canonical_json
 from agents.regular_files import read_regular
+from fleet.json_types import JsonDict
 from fleet.models.registry_file import (
     REGISTRY,
     Champion,
@@ -46,6 +47,10 @@ _SETTLED_NS, _SETTLED_WHOLE_NS = 50_000_000, 2_100_000_000
 #: Inode, date and size of the file.
 _Mark = tuple[int, int, int]
 _NO_FILE = (0, 0, 0)
+
+
+class HeadMissing(RegistryError):  # noqa: N818 - a state of what was asked for, named so
+    """There is no such version, or no such head in it."""
 
 
 class RegistryReader:
@@ -92,7 +97,29 @@ class RegistryReader:
         self._latest = mark if is_settled else None, state
         return state
 
-    def manifest(self, version: str) -> dict[str, Any]:
+    def previous(self, champion: Champion) -> str:
+        """The version before a champion that can be gone back to; empty where there is none."""
+        existing = self.versions()
+        return next((version for version in reversed(champion.before) if version in existing), "")
+
+    def head_ref(self, device_id: str, version: str | None) -> ModelRef:
+        """The head of a device in a version; in the one that serves it if that is None.
+
+        Raises:
+            HeadMissing: Nothing serves the device, or the version is not there or has no head of it.
+        """
+        if version is None:
+            if (champion := self.champion(device_id)) is not None:
+                return champion
+            served = ", ".join(self.champions()) or "none"
+            raise HeadMissing(f"no model serves device {device_id!r:.80}; served: {served}")
+        manifest, sha256 = self._manifest(version)
+        if device_id not in manifest["heads"]:
+            heads = ", ".join(manifest["heads"])
+            raise HeadMissing(f"{version} has no head for {device_id:.80}; it has: {heads}")
+        return ModelRef(version=version, device_id=DeviceId(device_id), sha256=sha256)
+
+    def manifest(self, version: str) -> JsonDict:
         """What a version says of itself.
 
         Raises:
@@ -104,15 +131,15 @@ class RegistryReader:
         """Hash of a version's manifest, which holds that of its tensors."""
         return self._manifest(version)[1]
 
-    def _manifest(self, version: str) -> tuple[dict[str, Any], str]:
+    def _manifest(self, version: str) -> tuple[JsonDict, str]:
         try:
             # A name that is no version's must not lead out of the folder.
             version_number(version)
             raw = read_regular(self.folder / version / MANIFEST_NAME, MOST_MANIFEST_BYTES)
         except (FileNotFoundError, NotADirectoryError, ValueError) as error:
             newest_names = ", ".join(self.versions()[-5:]) or "none"
-            raise RegistryError(
-                f"no model version {version!r} in {self.folder}; the last: {newest_names}"
+            raise HeadMissing(
+                f"no model version {version!r:.80} in {self.folder}; the last: {newest_names}"
             ) from error
         except OSError as error:
             path = self.folder / version / MANIFEST_NAME
@@ -188,7 +215,7 @@ class RegistryReader:
             "`fleet train --model fleet_tlp` first"
         )
 
-    def load(self, ref: ModelRef) -> tuple[TlpModel, dict[str, Any]]:
+    def load(self, ref: ModelRef) -> tuple[TlpModel, JsonDict]:
         """Read the model of a champion and check that it is the one that was published.
 
         Raises:
@@ -228,7 +255,7 @@ def _mark(path: Path) -> _Mark:
     return status.st_ino, status.st_mtime_ns, status.st_size
 
 
-def as_json(champion: Champion) -> dict[str, Any]:
+def as_json(champion: Champion) -> JsonDict:
     """A champion as plain values."""
     fields = json.loads(canonical_json(asdict(champion)))
     assert isinstance(fields, dict)

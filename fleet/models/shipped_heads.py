@@ -7,13 +7,17 @@ torch when called.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
 
 from agents.records import CandidateId, DeviceId, DeviceSpec, Family
 from agents.trust import is_live
+from fleet.json_types import Json, JsonDict
 from fleet.models.registry import Registry
 from fleet.models.registry_file import Champion, RegistryError
 from fleet.models.shipped_model import SHIPPED_KEY, ShippedModel, ShippedModelError, has_shipped, read_shipped
@@ -23,6 +27,7 @@ from fleet.store.reader import StoreReader
 if TYPE_CHECKING:
     from transfer.adapt.base import Adapted
     from transfer.adapt.fingerprint import Fingerprint
+    from transfer.data.dataset import Dataset
 
 #: What manifests of its heads take over from the shipped model: where it came from, and how good it is.
 _COPIED_KEYS = ("candidates", "workloads", "seed", "train", "trained_workloads")
@@ -39,9 +44,9 @@ class ShippedHead:
 
     shipped: ShippedModel
     adapted: Adapted
-    manifest: Mapping[str, Any]
+    manifest: Json
 
-    def is_of(self, manifest: Mapping[str, Any]) -> bool:
+    def is_of(self, manifest: Json) -> bool:
         """Whether a version is this very head."""
         names = (SHIPPED_KEY, "onboarded")
         return (
@@ -57,7 +62,7 @@ class ShippedHeads:
     """
 
     def __init__(self, registry: Registry, store: StoreReader, *, enabled: bool = True) -> None:
-        self.registry, self._store, self._enabled = registry, store, enabled
+        self.registry, self.store, self._enabled = registry, store, enabled
         self._models: dict[Family, ShippedModel | ShippedModelError] = {}
         self._heads: dict[DeviceId, ShippedHead] = {}
 
@@ -71,7 +76,7 @@ class ShippedHeads:
         Raises:
             ShippedModelError: The shipped model is damaged, or of another release.
         """
-        entry = self._store.devices().get(device_id)
+        entry = self.store.devices().get(device_id)
         if entry is None or entry.descriptor is None or not self._enabled or not is_servable(entry.spec):
             return None
         if device_id in self._heads and fingerprint is None:
@@ -110,7 +115,7 @@ class ShippedHeads:
                     return version
         return self.registry.add(head.adapted.model, head.manifest, files_of(head.adapted))
 
-    def serve(self, head: ShippedHead, decision: Mapping[str, Any]) -> str:
+    def serve(self, head: ShippedHead, decision: Json) -> str:
         """Let a head serve its device, by a decision as of `Registry.publish`.
 
         Returns:
@@ -154,16 +159,20 @@ class ShippedHeads:
         reason = f"{why}; the head of the shipped model {head.shipped.name} serves until another is as good"
         return self.serve(head, {"reason": reason, "instead_of": champion.version})
 
-    def boosting_start(self, device_ids: Iterable[str]) -> ShippedModel | None:
+    def boosting_start(
+        self, device_ids: Sequence[str], dataset: Dataset, rows: NDArray[np.int64]
+    ) -> ShippedModel | None:
         """The shipped model that own models of some devices of a family go on from by boosting.
 
         Returns:
-            None if it may serve none of them, or is damaged.
+            None if it may serve none of them, or is damaged, or some rows of a dataset do not suffice.
         """
+        from transfer.train.tree_fit import can_continue
+
         for device_id in device_ids:
             with suppress(ShippedModelError):
                 if (head := self.head(DeviceId(device_id))) is not None:
-                    return head.shipped
+                    return head.shipped if can_continue(dataset, rows, device_ids) else None
         return None
 
     def model(self, family: Family) -> ShippedModel:
@@ -191,7 +200,7 @@ class ShippedHeads:
         programs = {
             CandidateId(program) for device in shipped.devices.values() for program in device.fingerprint
         }
-        records = self._store.records(device_id=device_id)
+        records = self.store.records(device_id=device_id)
         fingerprint = from_records(device_id, records, programs)
         return fingerprint if fingerprint.latency_secs else None
 
@@ -206,7 +215,7 @@ def serve_unserved(shipped: ShippedHeads, device_ids: Iterable[str]) -> None:
             shipped.serve_first(DeviceId(device_id))
 
 
-def boosting_provenance(shipped: ShippedModel, provenance: Mapping[str, Any]) -> dict[str, Any]:
+def boosting_provenance(shipped: ShippedModel, provenance: Json) -> JsonDict:
     """What the manifest of a model says beside its own provenance that went on from the shipped one."""
     inherited = shipped.trained_workloads - set(provenance["trained_workloads"])
     return {ORIGIN: shipped.name, INHERITED: sorted(inherited)}

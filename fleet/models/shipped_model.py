@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from agents.codec import device_from_json
 from agents.errors import AgentError
@@ -27,6 +27,7 @@ from agents.records import (
     canonical_json,
 )
 from fleet.errors import FleetError
+from fleet.json_types import Json
 from transfer.checked_folder import MANIFEST_NAME
 
 if TYPE_CHECKING:
@@ -59,7 +60,7 @@ class ShippedModel:
     """The model for a family, and what came with it."""
 
     name: str
-    manifest: Mapping[str, Any]
+    manifest: Json
     model: FleetTLP
     devices: Mapping[DeviceId, ShippedDevice]
 
@@ -68,7 +69,7 @@ class ShippedModel:
         """Workloads that it has learnt from."""
         return frozenset(map(WorkloadId, self.manifest.get("trained_workloads", ())))
 
-    def expected(self, descriptor: Descriptor) -> Mapping[str, Any]:
+    def expected(self, descriptor: Descriptor) -> Json:
         """What a first head is worth on a machine: `samples` to figures with intervals.
 
         They are of the devices that it has heads of, each left out in turn: alone where one has the machine's
@@ -113,12 +114,6 @@ class ShippedModel:
         }
         near = None if fingerprint is None else self.distances(fingerprint)
         return day_zero_head(self.model, spec.device_id, hardware_vector(spec, descriptor), hardware, near)
-
-
-def first_figures(spec: DeviceSpec, descriptor: Descriptor) -> Mapping[str, Any] | None:
-    """What a head without a measurement is worth on a device, by the shipped model of its family."""
-    shipped = read_shipped(spec.family)
-    return None if shipped is None else shipped.expected(descriptor).get("0")
 
 
 def shipped_folder(family: Family) -> Path:
@@ -169,7 +164,7 @@ def read_shipped(family: Family, folder: Path | None = None) -> ShippedModel | N
 
 
 def write_shipped(
-    folder: Path, model: FleetTLP, manifest: Mapping[str, Any], devices: Mapping[DeviceId, ShippedDevice]
+    folder: Path, model: FleetTLP, manifest: Json, devices: Mapping[DeviceId, ShippedDevice]
 ) -> None:
     """Write a model with a head for each of some devices as it is shipped; the folder must not be there.
 
@@ -189,7 +184,7 @@ def write_shipped(
     checkpoint.save(folder, model, manifest, beside={DEVICES_NAME: canonical_json(entries).encode()})
 
 
-def _device(entry: Mapping[str, Any]) -> ShippedDevice:
+def _device(entry: Json) -> ShippedDevice:
     spec, descriptor = device_from_json(entry["spec"], entry["descriptor"])
     if descriptor is None:
         raise ValueError("a device without a descriptor")

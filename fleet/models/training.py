@@ -6,21 +6,22 @@ Reads the store, chooses what to learn from and what to judge on, and leaves the
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from agents.records import canonical_json, content_hash
 from fleet.errors import FleetError
+from fleet.json_types import Json, JsonDict
 from fleet.models.judge import Judge, publish_if_better, verdicts_as_json
-from fleet.models.judged_rows import JudgedRows
 from fleet.models.promotion import DeviceDecision
 from fleet.models.registry import Registry
 from fleet.models.shipped_heads import ShippedHeads, boosting_provenance, serve_unserved
 from fleet.models.shipped_model import ShippedModel
+from fleet.models.training_rows import JudgedRows
 from fleet.models.versions import (
     DatasetSnapshot,
     learnable,
@@ -53,7 +54,7 @@ def train_version(
     compute: str = "auto",
     publish: bool = True,
     on_progress: Callable[[int, int], None] = lambda *_: None,
-) -> dict[str, Any]:
+) -> JsonDict:
     """Train on everything that the store holds of some devices, and keep the models of `training.model`.
 
     Args:
@@ -97,7 +98,7 @@ def train_version(
         run=TrainRun(folder=folder, on_epoch=lambda done: on_progress(done.epoch, config.epochs)),
     )
     shipped = ShippedHeads(registry, reader, enabled=settings.onboarding.shipped)
-    box = shipped.boosting_start(heads) if FLEET_TLP in kinds else None
+    box = shipped.boosting_start(heads, dataset, open_rows) if FLEET_TLP in kinds else None
     tasks = _by_way(task, kinds, box)
     all_trained = [train_model(way, its_task) for way, its_task in tasks.items()]
     until = {device_id: counts.last_at for device_id, counts in reader.counts().items()}
@@ -107,21 +108,18 @@ def train_version(
         serve_unserved(shipped, heads)
     # As a refresh judges: on what no model chose, and beyond noise.
     judge = Judge(
-        registry=registry,
-        reader=reader,
-        snapshot=snapshot,
-        not_ranked=judged.not_ranked(dataset),
-        steady=judged.steady(dataset),
-        floors=judged.floors,
         shipped=shipped,
+        snapshot=snapshot,
+        judged=judged,
         trained=provenance["trained_workloads"],
         inherited=frozenset() if box is None else box.trained_workloads,
     )
     verdicts = judge.verdicts([trained.model for trained in all_trained], heads)
-    results = [
-        _keep(registry, snapshot, trained, decided, _provenance_of(way, box, provenance), publish=publish)
-        for way, trained, decided in zip(tasks, all_trained, verdicts, strict=True)
-    ]
+    results = []
+    for way, trained, decided in zip(tasks, all_trained, verdicts, strict=True):
+        origin = boosting_provenance(box, provenance) if way == BOOSTED and box is not None else {}
+        its_provenance = {**provenance, "way": way, **origin}
+        results.append(_keep(registry, snapshot, trained, decided, its_provenance, publish=publish))
     # The one that serves more devices; the others stand beside it.
     result = max(results, key=lambda listed: len(listed["serves"]))
     if publish:
@@ -137,21 +135,14 @@ def _by_way(task: TrainingTask, kinds: Sequence[str], box: ShippedModel | None) 
     """A task for each way to train, in the order in which equals take a place."""
     from transfer.adapt.heads import with_heads
     from transfer.train.training import TrainRun
-    from transfer.train.tree_fit import can_continue
 
     tasks = dict.fromkeys(kinds, task)
-    rows = np.union1d(task.rows, task.stop_rows)
-    if box is None or not can_continue(task.dataset, rows, task.devices):
+    if box is None:
         return tasks
+    rows = np.union1d(task.rows, task.stop_rows)
     init = with_heads(box.model, task.dataset, rows, task.devices, seed=task.seed)
     # What went on from a thousand workloads, by a little, goes before what learnt from these alone.
     return {BOOSTED: replace(task, run=TrainRun(init=init)), **tasks}
-
-
-def _provenance_of(way: str, box: ShippedModel | None, provenance: Mapping[str, Any]) -> dict[str, Any]:
-    """What the manifest of a model that was trained in some way says of it."""
-    boosted = boosting_provenance(box, provenance) if way == BOOSTED and box is not None else {}
-    return {**provenance, "way": way, **boosted}
 
 
 def _keep(
@@ -159,10 +150,10 @@ def _keep(
     snapshot: DatasetSnapshot,
     trained: Trained,
     decided: Sequence[DeviceDecision],
-    provenance: Mapping[str, Any],
+    provenance: Json,
     *,
     publish: bool,
-) -> dict[str, Any]:
+) -> JsonDict:
     """Keep a trained model as a version; what a command prints of it, and of what was decided of it."""
     model, dataset = trained.model, snapshot.dataset
     epochs = {"epochs_done": trained.epochs_done, "best_epoch": trained.best_epoch}

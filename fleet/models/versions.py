@@ -8,21 +8,20 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
 from agents.records import Descriptor, DeviceId, DeviceSpec, Family, Workload, WorkloadId
 from fleet.errors import FleetError, StoreError
+from fleet.json_types import Json, JsonDict
 from fleet.models.holdout import RULE, SHARE, held_out
-from fleet.models.judged_rows import JudgedRows
-from fleet.models.training_rows import counting_rows
+from fleet.models.training_rows import JudgedRows, counting_rows
 from fleet.store.reader import StoreReader
 
 if TYPE_CHECKING:
     from transfer.data.dataset import Dataset
-    from transfer.evaluate.cross_validation import CrossValidation, CrossValidationPlan, PartCallback
     from transfer.features.published_features import PublishedLayout
     from transfer.train.config import TrainConfig
 
@@ -160,42 +159,14 @@ def train_config(epochs: int) -> TrainConfig:
     return TrainConfig(epochs=epochs)
 
 
-def hold_out_target(
-    snapshot: DatasetSnapshot,
-    plan: CrossValidationPlan,
-    *,
-    folds: int,
-    seed: int,
-    workers: int,
-    repeats: int,
-    on_progress: PartCallback,
-) -> CrossValidation:
-    """Onboard a device once a fold, each time judged on workloads that neither it nor its sources saw.
-
-    With `repeats` above 1 all of it is done again with other samples and initial weights, and averaged.
-    """
-    from transfer.data.splits import workload_folds
-    from transfer.evaluate.cross_validation import average_repeats, cross_validate
-
-    dataset = snapshot.dataset
-    splits = workload_folds(dataset, snapshot.workloads, folds, seed)
-    # Fold i of a repeat uses its seed + i.
-    seeds = [seed + repeat * folds for repeat in range(repeats)]
-    results = [
-        cross_validate(dataset, splits, plan, seed=repeat_seed, workers=workers, on_progress=on_progress)
-        for repeat_seed in seeds
-    ]
-    return average_repeats(results)
-
-
 def manifest_of(
     snapshot: DatasetSnapshot,
     *,
     seed: int,
-    config: Mapping[str, Any],
+    config: Json,
     seconds: float,
     sources: Sequence[str],
-) -> dict[str, Any]:
+) -> JsonDict:
     """What a model's manifest says of how it came about."""
     return {
         "table_version": snapshot.table_version,
@@ -208,7 +179,7 @@ def manifest_of(
     }
 
 
-def training_workloads(reader: StoreReader, manifest: Mapping[str, Any]) -> frozenset[WorkloadId]:
+def training_workloads(reader: StoreReader, manifest: Json) -> frozenset[WorkloadId]:
     """Workloads that a version learnt from, or one that it went on from: its weights have seen them.
 
     Whatever goes on from it cannot be judged on them. All that the store knows where nobody knows which.
@@ -229,7 +200,7 @@ def measured_workloads(reader: StoreReader, device_ids: Collection[str], version
     }
 
 
-def learnt_workloads(reader: StoreReader, manifest: Mapping[str, Any]) -> Collection[WorkloadId] | None:
+def learnt_workloads(reader: StoreReader, manifest: Json) -> Collection[WorkloadId] | None:
     """Workloads that a version itself learnt from; None where nobody knows."""
     if "trained_workloads" in manifest:
         return [WorkloadId(workload_id) for workload_id in manifest["trained_workloads"]]
@@ -246,7 +217,7 @@ def training_provenance(
     data_until: Mapping[DeviceId, float] | Mapping[str, float],
     *,
     holds_out: bool,
-) -> dict[str, Any]:
+) -> JsonDict:
     """What a manifest says so that a version can be compared with others later.
 
     Args:

@@ -6,12 +6,12 @@ weights went.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from fleet.json_types import Json, JsonDict
 from fleet.models.registry_file import RegistryError
 from fleet.models.registry_reader import RegistryReader, as_json
 from fleet.models.shipped_model import SHIPPED_KEY
@@ -34,48 +34,58 @@ _COMPARED = (
     "holdout",
 )
 
+#: What a device without a champion has in the place of `champion_notes`, as far as lists of devices show it.
+NO_CHAMPION = {"model_kind": "", "shipped": "", "pinned": False, "retained": "", "score": None}
 
-def list_versions(registry: RegistryReader) -> list[dict[str, Any]]:
+
+def list_versions(registry: RegistryReader) -> list[JsonDict]:
     """Every version, oldest first: when and from what it was made, and the devices that it serves.
 
     `champions` says of each such device why and since when, whether it is pinned (`pinned_at`), and why the
     last challenger did not take its place (`retained`). `damaged` says why nothing is known of a version;
     None where its manifest can be read.
     """
-    champions = registry.champions()
+    champions = registry.champions().values()
     entries = []
     for version in registry.versions():
         manifest, damaged = _manifest_of(registry, version)
+        served = [champion for champion in champions if champion.version == version]
         entries.append(
             {
                 "version": version,
                 "model_kind": registry.kind(version) or None,
                 "damaged": damaged,
-                "created_at": manifest.get("created_at"),
                 "heads": manifest.get("heads", []),
-                "serves": [
-                    str(device_id) for device_id, champion in champions.items() if champion.version == version
-                ],
-                "champions": [
-                    as_json(champion) for champion in champions.values() if champion.version == version
-                ],
-                "table_version": manifest.get("table_version"),
-                "candidates": manifest.get("candidates"),
-                "warm_start": manifest.get("warm_start"),
+                "serves": [str(champion.device_id) for champion in served],
+                "champions": list(map(as_json, served)),
                 "reasons": manifest.get("reasons", []),
+                **{
+                    key: manifest.get(key)
+                    for key in ("created_at", "table_version", "candidates", "warm_start")
+                },
             }
         )
     return entries
 
 
-def champion_notes(registry: RegistryReader) -> dict[str, dict[str, Any]]:
+def score_of(judged: Json | None) -> JsonDict | None:
+    """The figure of a verdict that is shown first, with its interval; None if nothing was judged."""
+    for name in ("top1", "top5"):
+        if judged and name in judged:
+            value, low, high = judged[name]
+            return {"name": name, "value": value, "low": low, "high": high}
+    return None
+
+
+def champion_notes(registry: RegistryReader) -> dict[str, JsonDict]:
     """What a status says of each champion: version, kind of its model, why it serves, what challengers lack.
 
     Nothing where the registry is damaged, for that must not hide the devices; `fleet models` says how to
     mend it.
 
     `shipped` names the shipped model that it is a head of, `reason` says why it serves. `retained` names the
-    last challenger, and says what it lacks to take the place; they are empty where there was none.
+    last challenger, and says what it lacks to take the place; they are empty where there was none. `score` is
+    as of `score_of`.
     """
     try:
         champions = registry.champions()
@@ -93,12 +103,13 @@ def champion_notes(registry: RegistryReader) -> dict[str, dict[str, Any]]:
             "pinned": champion.pinned_at is not None,
             "reason": champion.reason,
             "retained": champion.retained,
+            "score": score_of(champion.judged),
         }
         for device_id, champion in champions.items()
     }
 
 
-def _manifest_of(registry: RegistryReader, version: str) -> tuple[Mapping[str, Any], str | None]:
+def _manifest_of(registry: RegistryReader, version: str) -> tuple[Json, str | None]:
     """A version's manifest, or an empty one and what is wrong with it."""
     try:
         return registry.manifest(version), None
@@ -106,7 +117,7 @@ def _manifest_of(registry: RegistryReader, version: str) -> tuple[Mapping[str, A
         return {}, str(error)
 
 
-def show_version(registry: RegistryReader, version: str) -> dict[str, Any]:
+def show_version(registry: RegistryReader, version: str) -> JsonDict:
     """All that is known of one version: its manifest, whom it serves and why, and every change that names it.
 
     Raises:
@@ -140,7 +151,7 @@ def show_version(registry: RegistryReader, version: str) -> dict[str, Any]:
     }
 
 
-def diff_versions(registry: RegistryReader, first_version: str, second_version: str) -> dict[str, Any]:
+def diff_versions(registry: RegistryReader, first_version: str, second_version: str) -> JsonDict:
     """What differs between two versions.
 
     Returns:
@@ -176,7 +187,7 @@ def diff_versions(registry: RegistryReader, first_version: str, second_version: 
     }
 
 
-def _workloads(first: Mapping[str, Any], second: Mapping[str, Any]) -> dict[str, int] | None:
+def _workloads(first: Json, second: Json) -> dict[str, int] | None:
     """Workloads that only one of two versions has learnt from; None where one does not say."""
     if "trained_workloads" not in first or "trained_workloads" not in second:
         return None

@@ -9,13 +9,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
 from agents.records import WorkloadId
 from fleet.errors import FleetError
+from fleet.json_types import JsonDict
 
 if TYPE_CHECKING:
     from transfer.adapt.base import Adapted, Regime, Strategy
@@ -134,33 +135,39 @@ def expectation(onboarding: Onboarding, adapted: Adapted, strategy: Strategy, ra
     )
 
 
-def expectation_report(
+def adaptation_report(
     onboarding: Onboarding,
     adapted: Adapted,
     strategy: Strategy,
     ranked: Rows,
-) -> dict[str, Any]:
-    """What to expect of a head, by its samples; with too few of them the reason why nothing is expected."""
+    starts: Path | None = None,
+) -> JsonDict:
+    """What a report says of a head: its samples, how it was made, and what to expect of it.
+
+    With too few samples the reason why nothing is expected; `starts` is as of `strategy_for`.
+    """
     from transfer.errors import TransferError
 
-    try:
-        estimate = expectation(onboarding, adapted, strategy, ranked)
-    except TransferError as error:
-        return {"expected": None, "reason": str(error)}
-    figures: dict[str, Any] = {}
-    for name, figure in (("top1", estimate.top1), ("top5", estimate.top5)):
-        figures |= {
-            name: round(figure.value, 4),
-            f"{name}_interval": [round(figure.low, 4), round(figure.high, 4)],
-        }
-    return {
-        "expected": {
-            **figures,
-            "samples": estimate.samples,
-            "workloads": estimate.workloads,
-            "regime": onboarding.regime.value,
-        }
+    taken = str(adapted.notes.get("strategy", strategy.name))
+    report: JsonDict = {
+        "samples": len(onboarding.few_shot),
+        "taken": taken,
+        "notes": dict(adapted.notes),
     }
+    its_own = strategy_for(taken, onboarding.regime, starts)
+    try:
+        estimate = expectation(onboarding, adapted, its_own, ranked)
+    except TransferError as error:
+        return report | {"expected": None, "reason": str(error)}
+    figures: JsonDict = {
+        "samples": estimate.samples,
+        "workloads": estimate.workloads,
+        "regime": onboarding.regime.value,
+    }
+    for name, figure in (("top1", estimate.top1), ("top5", estimate.top5)):
+        figures[name] = round(figure.value, 4)
+        figures[f"{name}_interval"] = [round(figure.low, 4), round(figure.high, 4)]
+    return report | {"expected": figures}
 
 
 def _visible(onboarding: Onboarding) -> Dataset:

@@ -8,24 +8,24 @@ device's own move it; the moved head serves where it is judged better or as good
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from agents.records import CandidateId, DeviceId, DeviceSpec, Workload, WorkloadId
+from agents.records import CandidateId, DeviceId, DeviceSpec, WorkloadId
 from agents.trust import is_live
 from fleet.config.settings import select_devices
 from fleet.drivers.session import EngineSession
 from fleet.errors import FleetError
+from fleet.json_types import Json, JsonDict
 from fleet.models.holdout import held_out, is_held_out
 from fleet.models.registry import Registry
 from fleet.models.registry_file import latest
 from fleet.models.shipped_heads import ShippedHeads, is_servable
 from fleet.models.versions import load_snapshot, train_config
-from fleet.onboarding.adaptation import expectation_report, strategy_for
+from fleet.onboarding.adaptation import adaptation_report, strategy_for
 from fleet.onboarding.choice import source_devices_of, source_version
-from fleet.onboarding.drift import earlier_environment, environment_since
+from fleet.onboarding.drift import earlier_environment
 from fleet.onboarding.fingerprint import measure_fingerprint
 from fleet.onboarding.head_version import (
     adapt_version,
@@ -34,7 +34,6 @@ from fleet.onboarding.head_version import (
     serving_of,
     with_columns,
 )
-from fleet.onboarding.judgement import SampleJudge
 from fleet.planner.collect import Collection
 from fleet.planner.selection import choose_workloads, none_fits
 from fleet.planner.settings import CollectSettings, Display
@@ -65,7 +64,8 @@ def is_alone(registry: Registry, store: StoreReader, spec: DeviceSpec) -> bool:
     for version in {champion.version for champion in registry.champions().values()}:
         if is_extensible(registry.kind(version)):
             manifest = registry.manifest(version)
-            if others & set(manifest.get("trained_heads", manifest["heads"])):
+            heads = manifest["trained_heads" if "trained_heads" in manifest else "heads"]
+            if others & set(heads):
                 return False
     return True
 
@@ -119,7 +119,7 @@ def serve_at_once(engine: EngineSession, settings: FleetConfig, spec: DeviceSpec
 
 def onboard_alone(
     engine: EngineSession, settings: FleetConfig, spec: DeviceSpec, models: Path, display: Display
-) -> dict[str, Any]:
+) -> JsonDict:
     """Fingerprint, serve, measure, adapt, report; the driver of an onboarding without source devices.
 
     The device is ready, and the shipped model may serve it.
@@ -152,7 +152,7 @@ def onboard_alone(
             with clock.part("measure"):
                 chosen = _measure(collection, settings, spec, samples)
         display.finish()
-    result: dict[str, Any] = {
+    result: JsonDict = {
         "device": target,
         "samples": 0,
         "samples_asked": samples,
@@ -203,15 +203,11 @@ def _measure(
     workloads = choose_workloads(open_ones, count=count, **bounds)
     if not workloads:
         raise none_fits(len(listed), selection.networks, selection.min_flops, selection.max_flops)
-    pools = collection.propose(workloads, _shares(workloads, samples))
+    each, rest = divmod(samples, len(workloads))
+    shares = {workload.workload_id: each + (place < rest) for place, workload in enumerate(workloads)}
+    pools = collection.propose(workloads, shares)
     collection.measure(pools)
     return frozenset(candidate.candidate_id for pool in pools[spec.family].values() for candidate in pool)
-
-
-def _shares(workloads: Sequence[Workload], samples: int) -> dict[WorkloadId, int]:
-    """Samples of each workload, which differ by one at most."""
-    each, rest = divmod(samples, len(workloads))
-    return {workload.workload_id: each + (place < rest) for place, workload in enumerate(workloads)}
 
 
 def _adapted(
@@ -220,9 +216,9 @@ def _adapted(
     spec: DeviceSpec,
     heads: ShippedHeads,
     chosen: frozenset[CandidateId],
-    expected: Mapping[str, Any],
+    expected: Json,
     clock: Clock,
-) -> dict[str, Any]:
+) -> JsonDict:
     """Move the head by what the device measured, and keep it as a version."""
     import numpy as np
 
@@ -245,36 +241,29 @@ def _adapted(
         inherited=learnt,
         origin=shipped.name,
     )
-    strategy = strategy_for(settings.onboarding.strategy, Regime.BOTH_NEW, is_alone=True)
+    strategy = strategy_for(settings.onboarding.strategy, onboarding.regime, is_alone=True)
     with clock.part("adapt"):
-        judge = SampleJudge(registry=heads.registry, store=store, shipped=heads)
         adapted, version = adapt_version(
             onboarding,
             snapshot,
-            judge,
+            heads,
             strategy,
             earlier=earlier_environment(store, target, environment_id),
-            since=environment_since(store, target, environment_id),
             strangers=list(hardware_by_device),
         )
-    strategy_name = str(adapted.notes.get("strategy", strategy.name))
     with clock.part("report"):
-        its_own = strategy_for(strategy_name, Regime.BOTH_NEW)
-        said = expectation_report(onboarding, adapted, its_own, onboarding.few_shot)
-    if said["expected"] is None:
-        said["expected"] = expected.get("0")
+        report = adaptation_report(onboarding, adapted, strategy, onboarding.few_shot)
+    if report["expected"] is None:
+        report["expected"] = expected.get("0")
     return {
-        "samples": len(onboarding.few_shot),
+        **report,
         "outcomes": outcomes,
-        "taken": strategy_name,
-        "notes": dict(adapted.notes),
         "version": version,
-        **said,
         "more": _more(expected, len(onboarding.few_shot)),
     }
 
 
-def _more(expected: Mapping[str, Any], samples: int) -> list[dict[str, float]]:
+def _more(expected: Json, samples: int) -> list[dict[str, float]]:
     """What more samples bought where each device of the shipped model was left out in turn."""
     top1_by_samples = {int(k): figures["top1"] for k, figures in expected.items()}
     now = max((top1 for k, top1 in top1_by_samples.items() if k <= samples), default=0.0)

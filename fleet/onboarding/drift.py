@@ -9,10 +9,9 @@ kinds that models are about.
 from __future__ import annotations
 
 import time
+from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
-
-import pyarrow.compute as pc
 
 from agents.records import DeviceId, Outcome
 from fleet.store.noise import noise_floor
@@ -40,6 +39,8 @@ class Earlier:
     environment_id: str
     #: The device as it was then, in datasets and models; never in the store.
     device_id: DeviceId
+    #: Unix seconds of the first record in the present one; of now where there is none.
+    present_since: float
 
 
 def earlier_environment(store: StoreReader, device_id: DeviceId, present: str) -> Earlier | None:
@@ -48,31 +49,25 @@ def earlier_environment(store: StoreReader, device_id: DeviceId, present: str) -
     Returns:
         The one of the newest record among those with enough ok records; None where there is none.
     """
-    count: dict[str, int] = {}
+    count: Counter[str] = Counter()
     last_at: dict[str, float] = {}
-    for _, batch in store.columns(("environment_id", "outcome", "measured_at"), device_ids=[device_id]):
-        ok = batch.filter(pc.equal(batch.column("outcome"), Outcome.OK.value))
-        of = zip(ok.column("environment_id").to_pylist(), ok.column("measured_at").to_pylist(), strict=True)
-        for environment_id, at_secs in of:
-            count[environment_id] = count.get(environment_id, 0) + 1
-            last_at[environment_id] = max(last_at.get(environment_id, 0.0), at_secs)
-    earlier = [
-        environment_id
-        for environment_id in count
-        if environment_id != present and count[environment_id] >= _LEAST_RECORDS
-    ]
+    since = time.time()
+    names = ("environment_id", "outcome", "measured_at")
+    for _, batch in store.columns(names, device_ids=[device_id]):
+        for environment_id, outcome, at_secs in zip(
+            *(batch.column(name).to_pylist() for name in names), strict=True
+        ):
+            if environment_id == present:
+                since = min(since, at_secs)
+            elif outcome == Outcome.OK:
+                count[environment_id] += 1
+                last_at[environment_id] = max(last_at.get(environment_id, 0.0), at_secs)
+    earlier = [name for name in count if count[name] >= _LEAST_RECORDS]
     if not earlier:
         return None
     newest = max(earlier, key=last_at.__getitem__)
     name = DeviceId(f"{device_id}{_MARK}")
-    return Earlier(environment_id=newest, device_id=name)
-
-
-def environment_since(store: StoreReader, device_id: DeviceId, environment_id: str) -> float:
-    """Unix seconds of the first record of a device in an environment; the present where there is none."""
-    records = store.records(device_id=device_id)
-    moments = (record.measured_at for record in records if record.environment_id == environment_id)
-    return min(moments, default=time.time())
+    return Earlier(environment_id=newest, device_id=name, present_since=since)
 
 
 def why_as_before(now: Fingerprint, before: Fingerprint | None, store: StoreReader) -> str:
@@ -85,15 +80,13 @@ def why_as_before(now: Fingerprint, before: Fingerprint | None, store: StoreRead
     shared = len(now.latency_secs.keys() & before.latency_secs.keys()) if before is not None else 0
     if before is None or shared < LEAST_SHARED:
         return ""
-    within = max(_LEAST_CHANGE, _TIMES_NOISE * _noise(store, now.device_id))
+    device_id = now.device_id
+    batches = store.columns(READING_COLUMNS, device_ids=[device_id])
+    floor = noise_floor(reading for _, batch in batches for reading in readings(device_id, batch))
+    # How far nine of ten repeats of a program differ.
+    noise = floor.p90_change if floor is not None else 0.0
+    within = max(_LEAST_CHANGE, _TIMES_NOISE * noise)
     moved = drifted(before, now, within)
     if len(moved) > _MOVED_SHARE * shared:
         return ""
     return f"{len(moved)} of {shared} reference programs changed by more than {within:.0%}: its head stays"
-
-
-def _noise(store: StoreReader, device_id: DeviceId) -> float:
-    """How far nine of ten repeats of a program differ; 0 where nothing was measured twice."""
-    batches = store.columns(READING_COLUMNS, device_ids=[device_id])
-    floor = noise_floor(reading for _, batch in batches for reading in readings(device_id, batch))
-    return floor.p90_change if floor is not None else 0.0

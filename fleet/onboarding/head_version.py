@@ -17,6 +17,7 @@ from agents.records import CandidateId, Descriptor, DeviceId, DeviceSpec, Outcom
 from fleet.errors import FleetError
 from fleet.models.judge import publish_if_better, verdicts_as_json
 from fleet.models.registry_reader import RegistryReader
+from fleet.models.shipped_heads import ShippedHeads
 from fleet.models.versions import (
     INHERITED,
     ORIGIN,
@@ -28,7 +29,7 @@ from fleet.models.versions import (
 )
 from fleet.onboarding.adaptation import Onboarding
 from fleet.onboarding.drift import Earlier
-from fleet.onboarding.judgement import SampleJudge
+from fleet.onboarding.judgement import decide_by_samples
 from fleet.store.noise import settled
 from fleet.store.reader import StoreReader
 
@@ -77,11 +78,10 @@ def onboarding_of(
 def adapt_version(
     onboarding: Onboarding,
     snapshot: DatasetSnapshot,
-    judge: SampleJudge,
+    shipped: ShippedHeads,
     strategy: Strategy,
     *,
     earlier: Earlier | None = None,
-    since: float = 0.0,
     strangers: Collection[str] = (),
 ) -> tuple[Adapted, str]:
     """Give a new device its head, and keep the model as a version, which serves the device if it may.
@@ -92,10 +92,9 @@ def adapt_version(
     Args:
         onboarding: What the head is made from.
         snapshot: Where its rows are from.
-        judge: Says whether the head serves; of a registry, in which the version is kept.
+        shipped: Heads of the shipped model; the version is kept in their registry.
         strategy: Makes the head.
         earlier: Environment of the target before the present one; its head is only a source, and is not kept.
-        since: Unix seconds at which the present environment began.
         strangers: Devices of other people, whose heads are sources and are not kept.
 
     Returns:
@@ -123,8 +122,8 @@ def adapt_version(
         "samples": len(onboarding.few_shot),
         "strategy": strategy.name,
     }
-    onboarded |= {"environment_since": since} if earlier is not None else {}
-    verdict = judge.decide(onboarding, strategy.name, adapted)
+    onboarded |= {"environment_since": earlier.present_since} if earlier is not None else {}
+    verdict = decide_by_samples(onboarding, shipped, strategy.name, adapted)
     onboarded |= {ORIGIN: onboarding.origin, "verdicts": verdicts_as_json([verdict])}
     # A model may have heads of devices that this store never saw.
     heads = [head for head in model.device_ids if head in onboarding.dataset.device_ids]
@@ -132,7 +131,7 @@ def adapt_version(
     provenance = training_provenance(onboarding.dataset, rows, heads, {}, holds_out=onboarding.holds_out)
     provenance[INHERITED] = sorted(onboarding.inherited - set(provenance["trained_workloads"]))
     version, _ = publish_if_better(
-        judge.registry, model, {**manifest, **onboarded, **provenance}, [verdict], files_of(adapted)
+        shipped.registry, model, {**manifest, **onboarded, **provenance}, [verdict], files_of(adapted)
     )
     return adapted, version
 

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from agents.records import (
     Candidate,
@@ -27,12 +27,14 @@ from agents.records import (
 from agents.trust import is_live
 from fleet.drivers.session import EngineSession
 from fleet.errors import FleetError
+from fleet.json_types import JsonDict
 from fleet.models.onboarding_curves import CURVES, history, remember
+from fleet.models.opponents import origin_of
 from fleet.models.registry import Registry
 from fleet.models.shipped_heads import ShippedHeads, is_servable
-from fleet.models.shipped_model import ShippedModelError, first_figures
+from fleet.models.shipped_model import ShippedModelError
 from fleet.models.versions import DatasetSnapshot, load_snapshot, train_config, training_workloads
-from fleet.onboarding.adaptation import expectation_report, strategy_for
+from fleet.onboarding.adaptation import adaptation_report, strategy_for
 from fleet.onboarding.choice import (
     choose,
     pools_of,
@@ -41,12 +43,7 @@ from fleet.onboarding.choice import (
     source_version,
 )
 from fleet.onboarding.day_zero import onboard_alone, starts_alone
-from fleet.onboarding.drift import (
-    Earlier,
-    earlier_environment,
-    environment_since,
-    why_as_before,
-)
+from fleet.onboarding.drift import Earlier, earlier_environment, why_as_before
 from fleet.onboarding.fingerprint import known_fingerprints, measure_fingerprint
 from fleet.onboarding.head_version import (
     adapt_version,
@@ -56,7 +53,6 @@ from fleet.onboarding.head_version import (
     with_target,
     without_head,
 )
-from fleet.onboarding.judgement import SampleJudge, origin_of
 from fleet.onboarding.text import WHY_FEWER
 from fleet.planner.collect import Collection
 from fleet.planner.settings import CollectSettings, Display
@@ -77,7 +73,7 @@ def onboard_device(
     display: Display,
     *,
     has_drifted: bool = False,
-) -> dict[str, Any]:
+) -> JsonDict:
     """Fingerprint, choose, measure, adapt, report; keep the head as a version. The driver of an onboarding.
 
     Args:
@@ -100,8 +96,6 @@ def onboard_device(
         FleetError: The device has no source devices, these have measured nothing, or no sample ran.
         TransferError: No head can be made.
     """
-    from transfer.adapt.base import Regime
-
     target = spec.device_id
     if starts_alone(settings, Registry(models), engine.store(), spec):
         return onboard_alone(engine, settings, spec, models, display)
@@ -113,29 +107,22 @@ def onboard_device(
         return {"device": target, "samples": 0, "drift": samples, **serving_of(registry, target, "")}
     snapshot, earlier = samples.snapshot, arrival.earlier
     display.computes(f"{target}: {sum(samples.outcomes.values())} samples are measured; its head is made")
-    strategy = strategy_for(settings.onboarding.strategy, Regime.DEVICE_NEW, arrival.version)
     onboarding = onboarding_of(
         *(snapshot, target, samples.few_shot, arrival.source, config, settings.training.seed),
         holds_out=samples.holds_out,
     )
     onboarding = replace(onboarding, inherited=arrival.inherited, origin=arrival.origin)
+    strategy = strategy_for(settings.onboarding.strategy, onboarding.regime, arrival.version)
     with clock.part("adapt"):
-        store = engine.store()
-        since = environment_since(store, target, arrival.environment_id)
-        judge = SampleJudge(registry=registry, store=store, shipped=arrival.shipped)
-        adapted, version = adapt_version(onboarding, snapshot, judge, strategy, earlier=earlier, since=since)
+        adapted, version = adapt_version(onboarding, snapshot, arrival.shipped, strategy, earlier=earlier)
     serving = serving_of(registry, target, version)
     if serving["served_by"] == version:
         engine.published(version, [target])
-    strategy_name = str(adapted.notes.get("strategy", strategy.name))
-    result: dict[str, Any] = {
+    result: JsonDict = {
         "device": target,
-        "samples": len(samples.few_shot),
         "samples_asked": settings.onboarding.samples,
         "outcomes": samples.outcomes,
         "strategy": strategy.name,
-        "taken": strategy_name,
-        "notes": dict(adapted.notes),
         "version": version,
         "path": str(models / version),
         **serving,
@@ -144,13 +131,16 @@ def onboard_device(
         "fingerprint": samples.fingerprint_report(),
     }
     with clock.part("report"):
-        its_own = strategy_for(strategy_name, Regime.DEVICE_NEW, arrival.version)
-        result |= expectation_report(onboarding, adapted, its_own, rows_of(onboarding, samples.pools))
+        ranked = rows_of(onboarding, samples.pools)
+        result |= adaptation_report(onboarding, adapted, strategy, ranked, arrival.version)
+        # Those that were lost are in no dataset.
+        result["samples"] = len(samples.few_shot)
         if result["expected"] is None and settings.onboarding.shipped and is_servable(spec):
-            result["expected"] = first_figures(spec, arrival.descriptor)
+            box = arrival.shipped.model(spec.family)
+            result["expected"] = box.expected(arrival.descriptor).get("0")
         result["curve"] = history(models.parent / CURVES, target)
         if result["expected"] is not None:
-            point = {"samples": len(samples.few_shot), "taken": strategy_name, **result["expected"]}
+            point = {"samples": len(samples.few_shot), "taken": result["taken"], **result["expected"]}
             remember(models.parent / CURVES, target, point)
     result["seconds"] = clock.parts
     return result
@@ -191,7 +181,7 @@ class _Samples:
     distance: dict[str, float]
     snapshot: DatasetSnapshot
 
-    def fingerprint_report(self) -> dict[str, Any]:
+    def fingerprint_report(self) -> JsonDict:
         """How many reference programs ran, and how alike that makes the source devices."""
         ran = len(self.fingerprint.latency_secs)
         return {"programs": self.fingerprint.tried, "ran": ran, "distance": self.distance}

@@ -16,7 +16,7 @@ import numpy as np
 from agents.records import DeviceId
 from fleet.errors import FleetError
 from fleet.models.versions import load_snapshot, train_config
-from fleet.onboarding.adaptation import Onboarding, expectation_report, strategy_for
+from fleet.onboarding.adaptation import Onboarding, adaptation_report, strategy_for
 from fleet.onboarding.choice import family_devices
 from fleet.planner.time_spent import Clock
 from fleet.store.store import Store
@@ -37,32 +37,32 @@ def onboard_recorded(settings: FleetConfig, device: str) -> dict[str, Any]:
         FleetError: The device has no records, or no source devices.
         TransferError: There is nothing to learn from.
     """
+    from transfer.evaluate.evaluator import judge_folds
+
     clock = Clock()
     recorded = _look_up(settings, device, clock)
     onboarding = recorded.onboarding
     strategy = strategy_for(settings.onboarding.strategy, onboarding.regime)
     with clock.part("adapt"):
         adapted = onboarding.adapt(strategy, onboarding.few_shot)
-    strategy_name = str(adapted.notes.get("strategy", strategy.name))
     case = recorded.case
     result: dict[str, Any] = {
         "device": device,
         "replay": True,
-        "samples": len(onboarding.few_shot),
         "samples_asked": settings.onboarding.samples,
         "failed_samples": recorded.failed,
         "strategy": strategy.name,
-        "taken": strategy_name,
         "selector": settings.onboarding.selector,
         "source_devices": list(recorded.sources),
         "likeness": recorded.likeness,
-        "notes": dict(adapted.notes),
     }
     with clock.part("report"):
-        its_own = strategy_for(strategy_name, onboarding.regime)
-        result |= expectation_report(onboarding, adapted, its_own, case.test)
+        result |= adaptation_report(onboarding, adapted, strategy, case.test)
     scores = adapted.score(recorded.view, case.test)
-    result["truth"] = _truth(recorded.dataset, device, scores, case.test)
+    # What the head's first choices really reach on the rows held back, beside a random choice.
+    judgement = judge_folds(recorded.dataset, device, [(case.test, scores)])
+    names = ("top1", "top5", "tau", "random_top1", "random_top5")
+    result["truth"] = {name: round(float(getattr(judgement, name)), 4) for name in names}
     result["seconds"] = clock.parts
     return result
 
@@ -164,12 +164,3 @@ def _family(settings: FleetConfig, device: str) -> Dataset:
             "from; collect on a source device first"
         )
     return load_snapshot(reader, device_ids=[DeviceId(device), *sources]).dataset
-
-
-def _truth(dataset: Dataset, device: str, scores: np.ndarray, test: np.ndarray) -> dict[str, float]:
-    """What the head's first choices really reach on the rows held back, beside a random choice."""
-    from transfer.evaluate.evaluator import judge_folds
-
-    judgement = judge_folds(dataset, device, [(test, scores)])
-    names = ("top1", "top5", "tau", "random_top1", "random_top5")
-    return {name: round(float(getattr(judgement, name)), 4) for name in names}

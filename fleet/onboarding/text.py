@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+
+from fleet.json_types import Json
 
 #: Why an onboarding has fewer samples than it was asked for.
 WHY_FEWER = "source devices have measured no more candidates; `fleet collect` on one of them makes more"
@@ -15,7 +16,7 @@ _MEANT = {
 }
 
 
-def lines_of(result: Mapping[str, Any]) -> Iterator[str]:
+def lines_of(result: Json) -> Iterator[str]:
     """What `fleet onboard` prints of what `--json` gives, with `--replay` or without."""
     fewer = "" if result["samples"] >= result["samples_asked"] else f" of {result['samples_asked']}"
     yield f"{result['device']}: {result['samples']} samples{fewer}{_ended(result)}"
@@ -61,7 +62,7 @@ def lines_of(result: Mapping[str, Any]) -> Iterator[str]:
     yield "seconds: " + ", ".join(f"{part} {secs:.1f}" for part, secs in parts)
 
 
-def _served(result: Mapping[str, Any]) -> Iterator[str]:
+def _served(result: Json) -> Iterator[str]:
     """Which version serves, and why; and what the new one lacks."""
     if "served_by" not in result:
         return
@@ -77,13 +78,13 @@ def _served(result: Mapping[str, Any]) -> Iterator[str]:
         )
 
 
-def _ended(result: Mapping[str, Any]) -> str:
+def _ended(result: Json) -> str:
     outcomes: Mapping[str, int] = result.get("outcomes", {})
     failed = {name: count for name, count in outcomes.items() if name != "ok"}
     return "".join(f", {count} {name}" for name, count in failed.items())
 
 
-def _near(result: Mapping[str, Any]) -> Iterator[str]:
+def _near(result: Json) -> Iterator[str]:
     fingerprint = result.get("fingerprint")
     if fingerprint is None:
         return
@@ -99,6 +100,6 @@ def _near(result: Mapping[str, Any]) -> Iterator[str]:
         yield f"fingerprint: {fingerprint['ran']} programs; distance to {', '.join(apart)}"
 
 
-def _of(expected: Mapping[str, Any], name: str) -> str:
+def _of(expected: Json, name: str) -> str:
     low, high = expected[f"{name}_interval"]
     return f"top-{name[3:]} {expected[name]:.3f} ({low:.3f} to {high:.3f})"

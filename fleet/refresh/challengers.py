@@ -16,13 +16,13 @@ import numpy as np
 
 from agents.records import content_hash
 from fleet.models.training import divide
+from fleet.models.versions import manifest_of
 from fleet.refresh.data import RefreshData
 from fleet.refresh.request import EPOCHS, RefreshRequest, warm_epochs
 
 if TYPE_CHECKING:
     from transfer.model.fleet_tlp import FleetTLP
     from transfer.model.tlp_model import TlpModel
-    from transfer.train.trainers import TrainingTask
 
 #: Name of the trained challengers in the folder of a request.
 CHALLENGER = "challenger"
@@ -54,8 +54,11 @@ def challenger(
     Raises:
         TransferError: Training failed, or the data lack the features that the kind reads.
     """
+    from transfer.adapt.heads import with_heads
     from transfer.model import checkpoint
-    from transfer.train.trainers import train_model
+    from transfer.train.config import TrainConfig
+    from transfer.train.trainers import TrainingTask, train_model
+    from transfer.train.training import TrainRun
 
     run = content_hash(run, way)
     kept = Path(request.folder) / CHALLENGER / way
@@ -64,50 +67,29 @@ def challenger(
         if manifest.get("run") == run:
             return Challenger(model=model, about=manifest["about"], run=run)
         shutil.rmtree(kept)
-    trained = train_model(way, _task(request, run, base, rows, heads, data))
-    dataset = data.snapshot.dataset
+    dataset, seed = data.snapshot.dataset, request.seed
+    config, init = TrainConfig(epochs=request.epochs, device=request.compute, lends=True), None
+    if base is not None:
+        config = replace(config, epochs=warm_epochs(config.epochs))
+        init = with_heads(base, dataset, rows, heads, seed=seed)
+    learn, stop = divide(data.snapshot, seed, rows)
+    task = TrainingTask(
+        dataset=dataset,
+        rows=learn,
+        devices=heads,
+        config=config,
+        seed=seed,
+        stop_rows=stop,
+        run=TrainRun(init=init, folder=Path(request.folder) / EPOCHS / run[:12]),
+    )
+    trained = train_model(way, task)
     about = {
-        "candidates": len(dataset),
-        "workloads": len(dataset.workload_ids),
-        "devices": list(heads),
-        "seed": request.seed,
-        "train": dict(trained.config),
-        "train_secs": trained.seconds,
+        **manifest_of(
+            data.snapshot, seed=seed, config=trained.config, seconds=trained.seconds, sources=heads
+        ),
         "epochs_done": trained.epochs_done,
         "best_epoch": trained.best_epoch,
         "resumed_epochs": trained.resumed_epochs,
     }
     checkpoint.save(kept, trained.model, {"run": run, "about": about})
     return Challenger(model=trained.model, about=about, run=run)
-
-
-def _task(
-    request: RefreshRequest,
-    run: str,
-    base: FleetTLP | None,
-    rows: np.ndarray,
-    heads: Sequence[str],
-    data: RefreshData,
-) -> TrainingTask:
-    """What to train: a model that starts from `base`, or from nothing where that is None."""
-    from transfer.adapt.heads import with_heads
-    from transfer.train.config import TrainConfig
-    from transfer.train.trainers import TrainingTask
-    from transfer.train.training import TrainRun
-
-    dataset = data.snapshot.dataset
-    config = TrainConfig(epochs=request.epochs, device=request.compute, lends=True)
-    init = None
-    if base is not None:
-        config = replace(config, epochs=warm_epochs(config.epochs))
-        init = with_heads(base, dataset, rows, heads, seed=request.seed)
-    learn, stop = divide(data.snapshot, request.seed, rows)
-    return TrainingTask(
-        dataset=dataset,
-        rows=learn,
-        devices=heads,
-        config=config,
-        seed=request.seed,
-        stop_rows=stop,
-        run=TrainRun(init=init, folder=Path(request.folder) / EPOCHS / run[:12]),
-    )

@@ -10,7 +10,7 @@ Legend: n rows of one device, N candidates of the dataset.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -19,8 +19,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from agents.records import DeviceId
-from fleet.models.judged_rows import JudgedRows
-from fleet.models.training_rows import rows_at
+from fleet.models.training_rows import JudgedRows, rows_at
 from fleet.models.versions import DatasetSnapshot, published_layout
 from fleet.store.noise_columns import READING_COLUMNS, SAYS_NOTHING, present_rows
 from fleet.store.reader import StoreReader
@@ -39,12 +38,7 @@ class RefreshData:
     snapshot: DatasetSnapshot
     #: (N, D) Unix seconds of the measurement that counts; NaN where there is none.
     measured_at: NDArray[np.float64]
-    #: (N, D) whether no model chose it and it is a first measurement.
-    not_ranked: NDArray[np.bool_]
-    #: (N, D) whether the device did not drift meanwhile.
-    steady: NDArray[np.bool_]
-    #: Noise floor by device; those without one have too few second measurements.
-    floors: Mapping[str, float]
+    judged: JudgedRows
 
 
 class _Chosen(NamedTuple):
@@ -119,9 +113,7 @@ def read_refresh_data(
     return RefreshData(
         snapshot=DatasetSnapshot(dataset=dataset, workloads=workloads, devices=devices, table_version=table),
         measured_at=measured_at,
-        not_ranked=judged.not_ranked(dataset),
-        steady=judged.steady(dataset),
-        floors=judged.floors,
+        judged=judged,
     )
 
 

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -18,7 +18,7 @@ from agents.records import DeviceId, Family, ModelRef
 from fleet.errors import FleetError
 from fleet.models.freshness import Freshness, Look, look, window
 from fleet.models.head_scores import HeadCache
-from fleet.models.judge import head_standing
+from fleet.models.opponents import head_standing
 from fleet.models.registry import PinnedError, Registry, ReplacedError
 from fleet.models.registry_file import Champion, RegistryError
 from fleet.models.standings import LEAST_RANKED, Standing
@@ -27,9 +27,6 @@ from fleet.refresh.data import RefreshData, read_refresh_data
 from fleet.refresh.request import RefreshRequest
 from fleet.store.reader import StoreReader
 from fleet.store.store import Store
-
-if TYPE_CHECKING:
-    from transfer.adapt.base import Adapted
 
 
 def run_watch(request: RefreshRequest) -> dict[str, Any]:
@@ -81,6 +78,8 @@ class _Looks:
         self._heads = HeadCache(registry)
         self._fresh_from = {device_id: self._cutoff(champion) for device_id, champion in champions.items()}
         self._data = self._read(reader) if champions else None
+        #: (N, D) measurements that may judge.
+        self._may = None if self._data is None else self._data.judged.not_ranked(self._data.snapshot.dataset)
 
     def _cutoff(self, champion: Champion) -> float:
         """Unix seconds from which no record has taught this champion anything, nor the one before it.
@@ -88,7 +87,7 @@ class _Looks:
         The one before is the newer of the two where somebody chose the champion by hand.
         """
         until = self._learnt_until(champion.version, champion.device_id)
-        before = self._before(champion)
+        before = self._registry.previous(champion)
         earlier = self._learnt_until(before, champion.device_id) if before else None
         return max(champion.since if until is None else until, -np.inf if earlier is None else earlier)
 
@@ -99,11 +98,6 @@ class _Looks:
         except RegistryError:  # it cannot be asked either, and keeps no other device from being looked at
             return None
         return None if until is None else float(until)
-
-    def _before(self, champion: Champion) -> str:
-        """The version to go back to; empty where there is none."""
-        versions = set(self._registry.versions())
-        return next((version for version in reversed(champion.before) if version in versions), "")
 
     def _read(self, reader: StoreReader) -> RefreshData | None:
         from transfer.errors import DatasetError
@@ -123,7 +117,7 @@ class _Looks:
     def look(self, champion: Champion) -> Look:
         """Judge one device's champion."""
         device_id = champion.device_id
-        before = self._before(champion)
+        before = self._registry.previous(champion)
         rows = self._window(device_id)
         return look(
             device_id,
@@ -136,29 +130,26 @@ class _Looks:
 
     def _window(self, device_id: DeviceId) -> np.ndarray:
         """Rows of the dataset that make the window of a device."""
-        if self._data is None or device_id not in self._data.snapshot.dataset.device_ids:
+        if self._data is None or self._may is None or device_id not in self._data.snapshot.dataset.device_ids:
             return np.zeros(0, dtype=np.int64)
         dataset = self._data.snapshot.dataset
         column = dataset.column(device_id)
         at = self._data.measured_at[:, column]
-        fresh = np.isfinite(dataset.latency_secs[:, column]) & self._data.not_ranked[:, column]
+        fresh = np.isfinite(dataset.latency_secs[:, column]) & self._may[:, column]
         rows = np.flatnonzero(fresh & (at > self._fresh_from[device_id]))
         chosen: np.ndarray = rows[window(at[rows], dataset.group[rows], LEAST_RANKED)]
         return chosen
 
     def _standing(self, version: str, device_id: DeviceId, rows: np.ndarray) -> Standing | None:
-        head = self._head(version, device_id)
-        if head is None or self._data is None:
-            return None
-        floor = self._data.floors.get(device_id, 0.0)
-        return head_standing(head, self._data.snapshot.dataset, rows, floor)
-
-    def _head(self, version: str, device_id: DeviceId) -> Adapted | None:
-        """A head as it serves; None where it cannot be asked, which the next refresh will report."""
+        """How a head orders some rows; None where it cannot be asked, which the next refresh will report."""
         from transfer.errors import TransferError
 
+        if self._data is None:
+            return None
         try:
             sha256 = self._registry.sha256(version)
-            return self._heads.head(ModelRef(version=version, device_id=device_id, sha256=sha256))
+            head = self._heads.head(ModelRef(version=version, device_id=device_id, sha256=sha256))
         except (FleetError, TransferError, OSError):
             return None
+        floor = self._data.judged.floors.get(device_id, 0.0)
+        return head_standing(head, self._data.snapshot.dataset, rows, floor)

@@ -11,10 +11,10 @@ from __future__ import annotations
 import time
 import uuid
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from msgspec import structs
 
@@ -30,33 +30,23 @@ from fleet.core.events import (
     TrainingReason,
     TrainingStarted,
 )
+from fleet.json_types import Json, JsonDict
 from fleet.models.freshness import Freshness
-from fleet.models.registry import KEEP, Registry
+from fleet.models.registry import Registry
 from fleet.refresh.refresh_child import RefreshChild, unfinished
-from fleet.refresh.request import RefreshRequest
-from transfer.model.kinds import FLEET_TLP, is_extensible
+from fleet.refresh.request import RefreshRequest, TrainingChoices
+from transfer.model.kinds import is_extensible
 
 #: Times that the process of one training may be killed before the next training begins anew.
 _MOST_KILLS = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RefreshSettings:
+class RefreshSettings(TrainingChoices):
     """How refreshes run."""
 
-    #: What is trained: a key of `transfer.model.kinds.KINDS`.
-    model: str = FLEET_TLP
-    epochs: int = 24
-    seed: int = 0
     #: Tells the logical CPUs that a refresh which begins now stays on (`refresh_cores`); all where empty.
     cores: Callable[[], tuple[int, ...]] = tuple
-    nice: int = 10
-    #: Where to train: `cpu`, `cuda` or `auto`. A GPU that is measured should have no other work.
-    compute: str = "cpu"
-    #: Whether the shipped model is a candidate for champion.
-    shipped: bool = True
-    #: Newest model versions to keep, besides those that serve or may be gone back to.
-    keep: int = KEEP
     #: Whether idle time is for starts of meta-learning, which devices that arrive later are checked with.
     makes_starts: bool = False
     #: New records of a device before its champion is looked at again, and least seconds between two looks.
@@ -64,17 +54,6 @@ class RefreshSettings:
     watch_secs: float = 120.0
     #: A training or a look that takes longer is ended and counts as failed.
     deadline_secs: float = 6 * 3600.0
-
-
-@dataclass(slots=True)
-class _Watching:
-    """What asks for the next look at fresh records."""
-
-    families: dict[DeviceId, str] = field(default_factory=dict)
-    new: dict[DeviceId, int] = field(default_factory=dict)
-    next_at: float = 0.0
-    #: Version that the alarm of a device was about.
-    alarmed: dict[str, str] = field(default_factory=dict)
 
 
 class Refresher:
@@ -105,14 +84,19 @@ class Refresher:
         self._since_wall = 0.0
         #: Times in a row that the process of a family's training was killed.
         self._kills: Counter[str] = Counter()
-        self._watching = _Watching()
+        #: Family of each device with new records, and how many: enough ask for a look at its champion.
+        self._families: dict[DeviceId, str] = {}
+        self._new_records: Counter[DeviceId] = Counter()
+        self._next_look_at = 0.0
+        #: Version that the alarm of a device was about.
+        self._alarmed: dict[str, str] = {}
         #: By family, the version that was published and has no start of meta-learning yet.
         self._without_start: dict[str, str] = {}
         self._events: list[Event] = []
         #: Serial of the last change of champions that was turned into events; None before any was.
         self._last_serial: int | None = None
-        self._last: dict[str, Any] = {}
-        self._last_look: dict[str, Any] = {}
+        self._last: JsonDict = {}
+        self._last_look: JsonDict = {}
 
     def start(self, family: str, reasons: Sequence[TrainingReason | str]) -> None:
         """Train the model of a family; goes on where an unfinished training of the family was left.
@@ -155,8 +139,8 @@ class Refresher:
 
     def records_stored(self, device_id: DeviceId, family: str, count: int) -> None:
         """Count new records of a device: enough of them ask for a look at its champion."""
-        self._watching.families[device_id] = family
-        self._watching.new[device_id] = self._watching.new.get(device_id, 0) + count
+        self._families[device_id] = family
+        self._new_records[device_id] += count
 
     def poll(self) -> list[Event]:
         """What happened since the last call. Cheap: a look at one process and at one file's date.
@@ -167,7 +151,7 @@ class Refresher:
         if child is not None and child.has_ended:
             self._child = None
             self._ended(child)
-        elif child is None and self._clock() >= self._watching.next_at:
+        elif child is None and self._clock() >= self._next_look_at:
             self._look()
         self._tell_changes()
         events, self._events = self._events, []
@@ -180,7 +164,7 @@ class Refresher:
             child.close()
 
     @property
-    def view(self) -> dict[str, Any]:
+    def view(self) -> JsonDict:
         """What is going on, JSON-ready."""
         request = None if self._child is None else self._child.request
         names = {None: "idle", "refresh": "training", "watch": "looking", "start": "preparing"}
@@ -208,14 +192,8 @@ class Refresher:
             models=str(self._registry.folder),
             folder=str(folder),
             request_id=uuid.uuid4().hex,
-            model=settings.model,
-            epochs=settings.epochs,
-            seed=settings.seed,
             cores=settings.cores(),
-            nice=settings.nice,
-            compute=settings.compute,
-            shipped=settings.shipped,
-            keep=settings.keep,
+            **settings.as_dict(),
         )
 
     def _launch(self, request: RefreshRequest) -> None:
@@ -239,7 +217,7 @@ class Refresher:
             self._kills.pop(child.request.family, None)
             self._note_start(answer, child.request.family)
             child.forget()
-        self._watching.next_at = self._clock() + self._settings.watch_secs
+        self._next_look_at = self._clock() + self._settings.watch_secs
 
     def _failed(self, child: RefreshChild, lack: str) -> None:
         """Note a training that made no model; `lack` says which records it lacks, if it ended for that."""
@@ -264,15 +242,13 @@ class Refresher:
 
     def _look(self) -> None:
         """Start a look at the devices with enough new records, one family at a time."""
-        watching = self._watching
-        due = [
-            device_id for device_id, count in watching.new.items() if count >= self._settings.watch_records
-        ]
+        least = self._settings.watch_records
+        due = [device_id for device_id, count in self._new_records.items() if count >= least]
         served = [device_id for device_id in due if self._registry.champion(device_id) is not None]
-        family = watching.families[served[0]] if served else ""
-        chosen = [device_id for device_id in served if watching.families[device_id] == family]
+        family = self._families[served[0]] if served else ""
+        chosen = [device_id for device_id in served if self._families[device_id] == family]
         for device_id in {*chosen, *(set(due) - set(served))}:
-            watching.new[device_id] = 0
+            self._new_records[device_id] = 0
         if not chosen:
             self._make_start()
             return
@@ -281,9 +257,9 @@ class Refresher:
             self._launch(replace(request, device_ids=tuple(map(str, chosen))))
         except OSError as error:
             self._last_look = {"at": self._wall(), "error": str(error)}
-            watching.next_at = self._clock() + self._settings.watch_secs
+            self._next_look_at = self._clock() + self._settings.watch_secs
 
-    def _note_start(self, answer: Mapping[str, Any], family: str) -> None:
+    def _note_start(self, answer: Json, family: str) -> None:
         """Note the version that a training has published, if devices are onboarded from such a model."""
         if self._settings.makes_starts:
             for kind, outcome in answer["challengers"].items():
@@ -301,13 +277,13 @@ class Refresher:
         except OSError:
             del self._without_start[family]
 
-    def _looked(self, answer: dict[str, Any] | None, child: RefreshChild) -> None:
+    def _looked(self, answer: JsonDict | None, child: RefreshChild) -> None:
         now = self._clock()
         if answer is None:
             self._last_look = {"at": self._wall(), "error": child.failure()}
             return
         self._last_look = {"at": self._wall(), **answer}
-        alarmed = self._watching.alarmed
+        alarmed = self._alarmed
         for device_id, look in answer["looks"].items():
             if look["freshness"] != Freshness.STALE:
                 alarmed.pop(device_id, None)
@@ -350,7 +326,7 @@ class Refresher:
                 self._events.append(ModelPublished(at_secs=now, version=version, device_ids=(device_id,)))
 
 
-def _finished(answer: Mapping[str, Any], family: str, now: float) -> TrainingFinished:
+def _finished(answer: Json, family: str, now: float) -> TrainingFinished:
     """What a refresh answered, as an event."""
     reasons: dict[bool, dict[str, str]] = {True: {}, False: {}}
     for device_id, verdict in answer.get("verdicts", {}).items():

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
 
@@ -19,7 +19,28 @@ WARM_EPOCHS = 0.5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RefreshRequest:
+class TrainingChoices:
+    """How a refresh trains: the same in the coordinator's settings and in each request."""
+
+    #: What is trained: a key of `transfer.model.kinds.KINDS`.
+    model: str = FLEET_TLP
+    epochs: int = 24
+    seed: int = 0
+    nice: int = 10
+    #: Where to train: `cpu`, `cuda` or `auto`. A GPU that is measured should have no other work.
+    compute: str = "cpu"
+    #: Whether the shipped model is a candidate for champion (`onboarding.shipped`).
+    shipped: bool = True
+    #: Newest model versions to keep, besides those that serve or may be gone back to.
+    keep: int = KEEP
+
+    def as_dict(self) -> dict[str, Any]:
+        """By name, what a request takes over from settings."""
+        return {field.name: getattr(self, field.name) for field in fields(TrainingChoices)}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RefreshRequest(TrainingChoices):
     """What a refresh process is asked for."""
 
     #: `watch` is a look at fresh records, `start` makes the start of meta-learning of a version.
@@ -35,19 +56,8 @@ class RefreshRequest:
     reasons: tuple[str, ...] = ()
     #: Devices to train or to look at; all of the family where empty.
     device_ids: tuple[str, ...] = ()
-    #: What is trained: a key of `transfer.model.kinds.KINDS`.
-    model: str = FLEET_TLP
-    epochs: int = 24
-    seed: int = 0
     #: Logical CPUs to stay on; all where empty.
     cores: tuple[int, ...] = ()
-    nice: int = 10
-    #: Where to train: `cpu`, `cuda` or `auto`. A GPU that is measured should have no other work.
-    compute: str = "cpu"
-    #: Whether the shipped model is a candidate for champion (`onboarding.shipped`).
-    shipped: bool = True
-    #: Newest versions to keep.
-    keep: int = KEEP
     #: Version that a start is made of.
     version: str = ""
 

@@ -13,13 +13,14 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from agents.records import DeviceId, Family, WorkloadId, canonical_json, content_hash
 from fleet.durable import write_durably
 from fleet.errors import FleetError, StoreError, TooFewRecordsError
+from fleet.json_types import Json, JsonDict
 from fleet.models.judge import (
     Judge,
     contaminated_parents,
@@ -63,7 +64,7 @@ class _Plan:
     run: str
 
 
-def run_refresh(request: RefreshRequest) -> dict[str, Any]:
+def run_refresh(request: RefreshRequest) -> JsonDict:
     """Train the challengers of one family, judge them, publish what won.
 
     Each challenger is a version of its own. One that lost everywhere is not kept; but one that new devices
@@ -96,34 +97,32 @@ def run_refresh(request: RefreshRequest) -> dict[str, Any]:
     dataset = data.snapshot.dataset
     rows, held = learnable(data.snapshot)
     heads, refused = _heads(dataset, rows, devices)
-    box = shipped.boosting_start(heads) if FLEET_TLP in kinds else None
+    box = shipped.boosting_start(heads, dataset, rows) if FLEET_TLP in kinds else None
     challengers_by_way = _challengers(request, plan, base, box, rows, heads, data)
     inherited = training_workloads(reader, manifest_of_base) if plan.base else frozenset[WorkloadId]()
     provenance = training_provenance(dataset, rows, heads, _last(data), holds_out=bool(held))
-    seen = inherited if box is None else inherited | box.trained_workloads
-    judge = _judge(shipped, reader, data, provenance["trained_workloads"], seen)
-    verdicts = judge.verdicts([each.model for each in challengers_by_way.values()], heads)
-    provenance |= {
-        "table_version": plan.table_version,
-        "family": request.family,
-        "reasons": list(request.reasons),
-        "environments_since": since,
-    }
+    provenance |= {"table_version": plan.table_version, "family": request.family}
+    provenance |= {"reasons": list(request.reasons), "environments_since": since}
+    learnt, seen = provenance["trained_workloads"], inherited
+    if box is not None:
+        seen |= box.trained_workloads
+    judge = Judge(shipped=shipped, snapshot=data.snapshot, judged=data.judged, trained=learnt, inherited=seen)
+    trained = challengers_by_way.values()
+    verdicts = judge.verdicts([each.model for each in trained], heads)
     origins = {
         BOOSTED: {} if box is None else boosting_provenance(box, provenance),
-        FLEET_TLP: _warm(plan, manifest_of_base, inherited, provenance["trained_workloads"]),
+        FLEET_TLP: _warm(plan, manifest_of_base, inherited, learnt),
     }
     challengers = _published(registry, challengers_by_way, verdicts, refused, provenance, origins)
     counting = counting_verdicts(verdicts)
     _tidy(registry, request, challengers, _retention(challengers_by_way, verdicts, plan.base))
-    stay = [each.device_id for each in counting if not each.moves_on]
     return {
         "kind": "refresh",
         "family": request.family,
         # Of several versions that serve from now on, the one that serves more devices.
         "version": max(challengers.values(), key=lambda outcome: len(outcome["published"]))["version"],
         "published": sorted(device for outcome in challengers.values() for device in outcome["published"]),
-        "given_back": judge.give_back(stay),
+        "given_back": judge.give_back([each.device_id for each in counting if not each.moves_on]),
         "model": request.model,
         "challengers": challengers,
         "verdicts": verdicts_as_json([*counting, *refused]),
@@ -134,7 +133,8 @@ def run_refresh(request: RefreshRequest) -> dict[str, Any]:
         "candidates": len(dataset),
         "held_out_workloads": len(held),
         "workloads": len(dataset.workload_ids),
-        **_effort(challengers_by_way.values()),
+        "train_secs": sum(each.about["train_secs"] for each in trained),
+        "resumed_epochs": sum(each.about["resumed_epochs"] for each in trained),
         "secs": time.monotonic() - started,
     }
 
@@ -142,7 +142,7 @@ def run_refresh(request: RefreshRequest) -> dict[str, Any]:
 def _tidy(
     registry: Registry,
     request: RefreshRequest,
-    challengers: Mapping[str, Mapping[str, Any]],
+    challengers: Mapping[str, Json],
     retained: Mapping[str, str],
 ) -> None:
     """Forget old versions if there are new ones, else note why champions stay; delete what training left."""
@@ -166,40 +166,15 @@ def _challengers(
 
     What went on from the thousand workloads of the shipped model, by a little, goes first.
     """
-    from transfer.train.tree_fit import can_continue
-
     kinds = KINDS[request.model]
-    starts: dict[str, FleetTLP | None] = {}
-    if box is not None and can_continue(data.snapshot.dataset, rows, heads):
-        starts[BOOSTED] = box.model
+    starts: dict[str, FleetTLP | None] = {} if box is None else {BOOSTED: box.model}
     starts |= {kind: base if is_extensible(kind) else None for kind in kinds}
     return {
         way: challenger(way, request, plan.run, start, rows, heads, data) for way, start in starts.items()
     }
 
 
-def _judge(
-    shipped: ShippedHeads,
-    reader: StoreReader,
-    data: RefreshData,
-    trained: Sequence[WorkloadId],
-    inherited: frozenset[WorkloadId],
-) -> Judge:
-    """The judge of challengers that learnt from `trained`, and went on from what learnt from `inherited`."""
-    return Judge(
-        registry=shipped.registry,
-        reader=reader,
-        snapshot=data.snapshot,
-        not_ranked=data.not_ranked,
-        steady=data.steady,
-        floors=data.floors,
-        shipped=shipped,
-        trained=trained,
-        inherited=inherited,
-    )
-
-
-def run_start(request: RefreshRequest) -> dict[str, Any]:
+def run_start(request: RefreshRequest) -> JsonDict:
     """Make the start of meta-learning of a version, which a device that arrives would have to wait for.
 
     Raises:
@@ -223,15 +198,9 @@ def run_start(request: RefreshRequest) -> dict[str, Any]:
     return {"kind": "start", "version": request.version, "secs": time.monotonic() - began}
 
 
-def _effort(challengers: Iterable[Challenger]) -> dict[str, float]:
-    """Seconds and resumed epochs of all trainings together."""
-    notes = [trained.about for trained in challengers]
-    return {name: sum(note[name] for note in notes) for name in ("train_secs", "resumed_epochs")}
-
-
 def _warm(
-    plan: _Plan, of_base: Mapping[str, Any], inherited: frozenset[WorkloadId], trained: Sequence[WorkloadId]
-) -> dict[str, Any]:
+    plan: _Plan, of_base: Json, inherited: frozenset[WorkloadId], trained: Sequence[WorkloadId]
+) -> JsonDict:
     """What a manifest says of the version that the training went on from; nothing where there is none."""
     if not plan.base:
         return {}
@@ -247,16 +216,16 @@ def _published(
     challengers_by_way: Mapping[str, Challenger],
     verdicts: Sequence[Sequence[DeviceDecision]],
     refused: Sequence[DeviceDecision],
-    shared_manifest: Mapping[str, Any],
-    origins: Mapping[str, Mapping[str, Any]],
-) -> dict[str, dict[str, Any]]:
+    shared_manifest: Json,
+    origins: Mapping[str, Json],
+) -> dict[str, JsonDict]:
     """Keep the challengers that won somewhere, or may yet; publish what won. What came of each, by way.
 
     `verdicts` are in the order of `challengers_by_way`, `refused` of devices with too little to learn from.
     The manifests of all have `shared_manifest`, and what `origins` says of the way.
     """
     counting = counting_verdicts(verdicts)
-    challengers: dict[str, dict[str, Any]] = {}
+    challengers: dict[str, JsonDict] = {}
     for (way, trained_challenger), decided in zip(challengers_by_way.items(), verdicts, strict=True):
         manifest = {
             **trained_challenger.about,

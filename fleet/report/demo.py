@@ -32,7 +32,7 @@ from fleet.models.registry import Registry
 from fleet.models.shipped_heads import ShippedHead, ShippedHeads
 from fleet.models.standings import Standing, standing
 from fleet.models.training import train_version
-from fleet.models.versions import DatasetSnapshot, hold_out_target, load_snapshot, train_config
+from fleet.models.versions import DatasetSnapshot, load_snapshot, train_config
 from fleet.onboarding.adaptation import AUTO
 from fleet.onboarding.fingerprint import measure_fingerprint
 from fleet.onboarding.onboarding import onboard_device
@@ -41,7 +41,6 @@ from fleet.planner.progress import TerminalDisplay
 from fleet.planner.selection import choose_workloads
 from fleet.planner.settings import CollectSettings
 from fleet.planner.time_spent import Clock
-from fleet.store.reader import StoreReader
 from fleet.store.store import Store
 
 if TYPE_CHECKING:
@@ -239,7 +238,12 @@ def _measure(
     for part, secs in onboarded["seconds"].items():
         clock.parts[f"onboard: {part}"] = secs
     if resumed:
-        clock.parts["onboard: measure"] = _work_secs(engine.store(), target.device_id)
+        # The seconds of building and timing candidates, one after the other.
+        clock.parts["onboard: measure"] = sum(
+            record.build_secs + record.timing_secs
+            for record in engine.store().records(device_id=target.device_id)
+            if record.attempt == 0
+        )
     version = onboarded["served_by"]
     strategy = str(onboarded["taken"])
     display.say(f"Model {version} serves {target.device_id} ({strategy}). Measuring the rest to check it.")
@@ -314,12 +318,6 @@ def start_over(folder: Path) -> None:
             raise FleetError(f"cannot delete {path}: {error.strerror}; delete it by hand") from error
 
 
-def _work_secs(store: StoreReader, device_id: DeviceId) -> float:
-    """Seconds that a device has spent on building and timing candidates, one after the other."""
-    first = (record for record in store.records(device_id=device_id) if record.attempt == 0)
-    return sum(record.build_secs + record.timing_secs for record in first)
-
-
 def _judge(
     snapshot: DatasetSnapshot,
     target: DeviceId,
@@ -327,12 +325,16 @@ def _judge(
     settings: DemoSettings,
     display: TerminalDisplay,
 ) -> CrossValidation:
-    """Repeat the onboarding with workloads held out: what heads are worth on programs they never saw."""
+    """Onboard a device once a fold, each time judged on workloads that neither it nor its sources saw.
+
+    All of it is done again with other samples and initial weights, and averaged.
+    """
     from transfer.adapt.registry import strategies
-    from transfer.evaluate.cross_validation import CrossValidationPlan
+    from transfer.data.splits import workload_folds
+    from transfer.evaluate.cross_validation import CrossValidationPlan, average_repeats, cross_validate
     from transfer.processes import workers_for
 
-    parts = 4 * settings.folds * settings.repeats
+    dataset, parts = snapshot.dataset, 4 * settings.folds * settings.repeats
     display.phase("learn", parts)
 
     plan = CrossValidationPlan(
@@ -341,12 +343,17 @@ def _judge(
         config=train_config(settings.epochs),
         strategy=strategies()[strategy],
     )
-    return hold_out_target(
-        snapshot,
-        plan,
-        folds=settings.folds,
-        seed=settings.seed,
-        workers=workers_for(len(snapshot.dataset), parts * settings.epochs),
-        repeats=settings.repeats,
-        on_progress=lambda fold, part: display.step(1, f"{fold}: {part}"),
-    )
+    splits = workload_folds(dataset, snapshot.workloads, settings.folds, settings.seed)
+    results = [
+        cross_validate(
+            dataset,
+            splits,
+            plan,
+            # Fold i of a repeat uses its seed + i.
+            seed=settings.seed + repeat * settings.folds,
+            workers=workers_for(len(dataset), parts * settings.epochs),
+            on_progress=lambda fold, part: display.step(1, f"{fold}: {part}"),
+        )
+        for repeat in range(settings.repeats)
+    ]
+    return average_repeats(results)

@@ -5,16 +5,18 @@ from __future__ import annotations
 import math
 import platform
 import time
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from statistics import median
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import msgspec
 import numpy as np
 
 from agents.host.probe import installed_version
 from agents.records import CONFIRM, REMEASURE, DeviceId, DeviceSpec, Outcome, Record, WorkloadId
+from fleet.json_types import JsonDict
 from fleet.planner.batch_plan import is_full
 from fleet.report.demo import DemoRun
 from fleet.report.report import complete
@@ -32,11 +34,14 @@ _ONBOARD = "onboard: "
 _PACKAGES = ("apache-tvm", "apache-tvm-ffi", "torch", "ray", "deltalake", "numpy")
 #: Shares of the candidates whose slowdown the report gives.
 _QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
+#: Scores with an interval; keys of a model's figures, and their names in `transfer.data.metrics`.
+_TOP = ("top1", "top5")
+_FIGURES = {name: name for name in (*_TOP, "random_top1", "random_top5")} | {"kendall_tau": "tau"}
 #: Most points of a plot: more add megabytes, not insight.
 _MAX_POINTS = 400
 
 
-def build_report(run: DemoRun) -> dict[str, Any]:
+def build_report(run: DemoRun) -> JsonDict:
     """Make the report of a finished demo; reads the records from its store."""
     devices = (*run.sources, run.target)
     reader = Store.read(run.store)
@@ -67,6 +72,7 @@ def build_report(run: DemoRun) -> dict[str, Any]:
                 **{name: installed_version(name) for name in _PACKAGES},
             },
             "caveats": _caveats(run, records),
+            "command": "fleet demo",
             "created_at": time.time(),
         }
     )
@@ -74,7 +80,7 @@ def build_report(run: DemoRun) -> dict[str, Any]:
 
 def summarise_device(
     spec: DeviceSpec, records: Sequence[Record], names: Mapping[WorkloadId, str]
-) -> dict[str, Any]:
+) -> JsonDict:
     """Counts, failures, latencies and repeatability of one device; `names` are those of workloads."""
     failed: dict[Outcome, list[str]] = {}
     latencies: dict[WorkloadId, list[float]] = {}
@@ -86,13 +92,13 @@ def summarise_device(
     ok, lost = (sum(map(len, group.values())) for group in (latencies, failed))
     spreads = [max(secs) / min(secs) for secs in latencies.values()]
     slowdowns = [latency / min(secs) for secs in latencies.values() for latency in secs]
-    changes = _remeasured(records)
+    changes = remeasured(records)
     return {
         "records": ok + lost,
         "ok": ok,
         "failed": lost,
         "records_per_s": records_per_second(records),
-        "remeasure_median_change": remeasure_change(records),
+        "remeasure_median_change": median_change(changes),
         "remeasured_pairs": len(changes),
         "remeasured_disturbed": sum(not is_steady for _, is_steady in changes),
         "failures": {
@@ -121,20 +127,21 @@ def records_per_second(records: Sequence[Record]) -> float | None:
     return (len(moments) - 1) / active if active > 0 else None
 
 
-def remeasure_change(records: Sequence[Record]) -> float | None:
-    """Median of |second / first - 1| over the candidates with two full measurements in one environment.
+def median_change(changes: Sequence[tuple[float, bool]]) -> float | None:
+    """Median of what `remeasured` gives; None without any.
 
     If there are pairs of steady measurements, only these count: a candidate whose first measurement was
     suspect is measured again because it may be wrong.
     """
-    changed = _remeasured(records)
-    steady = [change for change, is_steady in changed if is_steady]
-    changes = steady or [change for change, _ in changed]
-    return median(changes) if changes else None
+    steady = [change for change, is_steady in changes if is_steady]
+    return median(steady or [change for change, _ in changes]) if changes else None
 
 
-def _remeasured(records: Sequence[Record]) -> list[tuple[float, bool]]:
-    """Change of each candidate that was measured twice, and whether the device was steady both times."""
+def remeasured(records: Sequence[Record]) -> list[tuple[float, bool]]:
+    """|second / first - 1| of each candidate with two full measurements in one environment.
+
+    And whether the device was steady both times.
+    """
     full = [record for record in records if is_full(record)]
     # A steady first measurement is preferred to a suspect one of the same candidate.
     sooner = sorted(full, key=lambda record: not record.is_suspect)
@@ -149,7 +156,7 @@ def _remeasured(records: Sequence[Record]) -> list[tuple[float, bool]]:
     ]
 
 
-def similarity(dataset: Dataset, device_ids: Sequence[DeviceId]) -> dict[str, Any]:
+def similarity(dataset: Dataset, device_ids: Sequence[DeviceId]) -> JsonDict:
     """How alike devices order their shared candidates: Kendall's tau inside a workload, averaged."""
     from transfer.data.ranking import kendall_tau
 
@@ -175,24 +182,22 @@ def similarity(dataset: Dataset, device_ids: Sequence[DeviceId]) -> dict[str, An
     }
 
 
-def _model(run: DemoRun) -> dict[str, Any]:
+def _model(run: DemoRun) -> JsonDict:
     heads = {**run.held_out.sources, run.target.device_id: run.held_out.target["warm"]}
     return {
         "version": run.measured.version,
         "heads": list(run.measured.model.device_ids),
-        "top1": {name: head.metrics.top1 for name, head in heads.items()},
-        "top5": {name: head.metrics.top5 for name, head in heads.items()},
-        "top1_interval": {name: head.interval("top1") for name, head in heads.items()},
-        "top5_interval": {name: head.interval("top5") for name, head in heads.items()},
-        "random_top1": {name: head.metrics.random_top1 for name, head in heads.items()},
-        "random_top5": {name: head.metrics.random_top5 for name, head in heads.items()},
-        "kendall_tau": {name: head.metrics.tau for name, head in heads.items()},
+        **{
+            key: {name: getattr(head.metrics, attribute) for name, head in heads.items()}
+            for key, attribute in _FIGURES.items()
+        },
+        **{f"{key}_interval": {name: head.interval(key) for name, head in heads.items()} for key in _TOP},
         "parameters": sum(parameter.numel() for parameter in run.measured.model.parameters()),
         "train_seconds": run.parts["train"],
     }
 
 
-def _onboarding(run: DemoRun, names: Mapping[WorkloadId, str]) -> dict[str, Any]:
+def _onboarding(run: DemoRun, names: Mapping[WorkloadId, str]) -> JsonDict:
     held_out = run.held_out
     starts = {"warm_": "warm", "scratch_": "scratch", "nearest_": "nearest", "full_": "full"}
     ways = {prefix: held_out.target[part] for prefix, part in starts.items()}
@@ -201,11 +206,11 @@ def _onboarding(run: DemoRun, names: Mapping[WorkloadId, str]) -> dict[str, Any]
     # The head that serves in the end.
     served_by = "" if run.decision is None else WARM if run.decision.moves_on else SHIPPED
     ways[""] = ways["shipped_" if served_by == SHIPPED else "warm_"]
-    scores: dict[str, Any] = {}
+    scores: JsonDict = {}
     for prefix, approach in ways.items():
-        scores |= {f"{prefix}top1": approach.metrics.top1, f"{prefix}top5": approach.metrics.top5}
-        scores[f"{prefix}top1_interval"] = approach.interval("top1")
-        scores[f"{prefix}top5_interval"] = approach.interval("top5")
+        for key in _TOP:
+            scores[f"{prefix}{key}"] = getattr(approach.metrics, key)
+            scores[f"{prefix}{key}_interval"] = approach.interval(key)
     warm, scratch = (held_out.target[part].metrics for part in ("warm", "scratch"))
     difference, closest = (
         held_out.target["warm"].minus(held_out.target[rival]) for rival in ("scratch", "nearest")
@@ -218,7 +223,7 @@ def _onboarding(run: DemoRun, names: Mapping[WorkloadId, str]) -> dict[str, Any]
         "device": run.target.device_id,
         "samples": held_out.samples,
         "strategy": run.measured.strategy,
-        "seconds": sum(parts.values()) if parts else None,
+        "seconds": sum(parts.values()),
         "served_by": served_by,
         "why_served": "" if run.decision is None else run.decision.reason,
         **scores,
@@ -263,11 +268,12 @@ def _predicted(approach: Approach, dataset: Dataset) -> list[list[float]]:
 
 def _seconds(run: DemoRun, records: Mapping[DeviceId, Sequence[Record]]) -> dict[str, float]:
     """Wall seconds of the run's steps; then what agents spent inside of measuring, side by side."""
-    merged: dict[str, float] = {}
+    merged = defaultdict[str, float](float)
     for name, secs in run.parts.items():
-        merged[name.removeprefix(_ONBOARD)] = merged.get(name.removeprefix(_ONBOARD), 0.0) + secs
+        merged[name.removeprefix(_ONBOARD)] += secs
     everything = [record for group in records.values() for record in group]
-    return merged | {
+    return {
+        **merged,
         "agents: build": sum(record.build_secs for record in everything),
         "agents: wait for the timing lock": sum(record.wait_secs for record in everything),
         "agents: time": sum(record.timing_secs for record in everything),

@@ -5,15 +5,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
 
 from jinja2 import Environment, TemplateError
 
 from fleet.durable import write_durably
 from fleet.errors import FleetError
+from fleet.json_types import Json
 from fleet.page_template import template_engine
 from fleet.report.words import scored
 
@@ -21,7 +20,7 @@ from fleet.report.words import scored
 TEMPLATES = {".md": "model_card.md", ".html": "model_card.html"}
 
 
-def write_card(details: Mapping[str, Any], path: Path) -> None:
+def write_card(details: Json, path: Path) -> None:
     """Write the card of a version from what `show_version` gives; the file's ending chooses the form.
 
     Raises:
@@ -40,7 +39,7 @@ def write_card(details: Mapping[str, Any], path: Path) -> None:
     write_durably(path, content.encode())
 
 
-def render_card(details: Mapping[str, Any], template: str) -> str:
+def render_card(details: Json, template: str) -> str:
     """Give the card as text; every name in it is escaped as its form needs."""
     environment = card_environment(is_html=template.endswith(".html"))
     return environment.get_template(template).render(
@@ -57,7 +56,7 @@ def card_environment(*, is_html: bool = False) -> Environment:
     return environment
 
 
-def _head(details: Mapping[str, Any], name: str) -> dict[str, str]:
+def _head(details: Json, name: str) -> dict[str, str]:
     """The lines of one head in the card."""
     manifest = details["manifest"]
     judged = manifest.get("verdicts", {}).get(name, {}).get("judged") or {}

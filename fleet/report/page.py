@@ -13,11 +13,11 @@ from itertools import pairwise
 from statistics import median
 from typing import Any
 
+from fleet.json_types import Json
 from fleet.page_template import Mark, Plot, page_environment
 from fleet.report import words
 from fleet.report.words import (
     TIMES,
-    Document,
     duration,
     is_finite,
     label,
@@ -32,7 +32,7 @@ _LINES = f"Lines are {percent(words.INTERVAL_LEVEL)} intervals."
 _SHARES = tuple((share, f"{share:.0f} %") for share in (0, 50, 100))
 
 
-def render(report: Document) -> str:
+def render(report: Json) -> str:
     """Give the page as text: a whole HTML document that loads nothing from anywhere."""
     template = page_environment().get_template("report.html")
     return template.render(
@@ -45,63 +45,63 @@ def render(report: Document) -> str:
     )
 
 
-def _title(report: Document) -> str:
+def _title(report: Json) -> str:
     onboarding = report["onboarding"]
-    if onboarding is None:
-        count = len(report["devices"])
-        return "One device measured" if count == 1 else f"{count or 'No'} devices measured"
     title = words.verdict_title(onboarding)
     serves = "the shipped model serves it; " if onboarding.get("served_by") == words.SHIPPED else ""
     return f"New device {label(onboarding['device'])}: {serves}{title[0].lower()}{title[1:]}"
 
 
-def _tiles(report: Document) -> list[tuple[str, str]]:
-    devices, onboarding, timing = report["devices"], report["onboarding"], report["timing"]
-    records = sum(device["records"] for device in devices.values())
-    tiles = [("devices", f"{len(devices):,}"), ("measurements", f"{records:,}")]
-    if report["workloads"]:
-        tiles.append(("workloads", f"{len(report['workloads']):,}"))
-    if onboarding is not None:
-        few = f"{onboarding['samples']:,} samples"
-        if "shipped_top1" in onboarding:
-            tiles.append(("top-1, shipped model", score_text(onboarding["shipped_top1"])))
-        tiles.append((f"top-1, warm, {few}", score_text(onboarding["warm_top1"])))
-        tiles += [
+def _tiles(report: Json) -> list[tuple[str, str]]:
+    devices, onboarding = report["devices"], report["onboarding"]
+    tiles = [
+        ("devices", f"{len(devices):,}"),
+        ("measurements", f"{sum(device['records'] for device in devices.values()):,}"),
+        ("workloads", f"{len(report['workloads']):,}"),
+    ]
+    if "shipped_top1" in onboarding:
+        tiles.append(("top-1, shipped model", score_text(onboarding["shipped_top1"])))
+    return [
+        *tiles,
+        (f"top-1, warm, {onboarding['samples']:,} samples", score_text(onboarding["warm_top1"])),
+        *(
             (f"top-1, {rival.name.removeprefix('training from ')}", score_text(rival.top1))
             for rival in words.rivals(onboarding)
-        ]
-    if timing and is_finite(timing["wall_seconds"]):
-        tiles.append(("wall time", duration(timing["wall_seconds"])))
-    return tiles
+        ),
+        ("wall time", duration(report["timing"]["wall_seconds"])),
+    ]
 
 
-def _plots(report: Document) -> list[Plot]:
-    model, onboarding, timing = report["model"], report["onboarding"], report["timing"]
-    plots = [_levels(onboarding), _pairs(onboarding)] if onboarding else []
-    if model:
-        rows = [
-            _score_row(name, {key: model[key].get(device) for key in _SCORE_KEYS})
-            for device, name in zip(model["top1"], labels(list(model["top1"])), strict=True)
-            if is_finite(model["top1"][device]) or is_finite(model["top5"][device])
-        ]
-        caption = (
-            "Each mark: best measured latency, divided by the best latency among the head's first 1 or 5 "
-            f"choices, on workloads that it never saw. {_LINES} The further right of the grey mark, the "
-            "more the head learned."
-        )
-        plots.append(Plot("scores", "How well each head picks programs", caption, rows, legend=_LEGEND))
+def _plots(report: Json) -> list[Plot]:
+    onboarding = report["onboarding"]
     return [
-        *plots,
+        _levels(onboarding),
+        _pairs(onboarding),
+        _heads(report["model"]),
         _points(report["predicted"]),
         _spread(report["devices"]),
-        *([_timing(timing)] if timing else []),
+        _timing(report["timing"]),
     ]
+
+
+def _heads(model: Json) -> Plot:
+    rows = [
+        _score_row(name, {key: model[key][device] for key in _SCORE_KEYS})
+        for device, name in zip(model["top1"], labels(list(model["top1"])), strict=True)
+        if is_finite(model["top1"][device]) or is_finite(model["top5"][device])
+    ]
+    caption = (
+        "Each mark: best measured latency, divided by the best latency among the head's first 1 or 5 "
+        f"choices, on workloads that it never saw. {_LINES} The further right of the grey mark, the "
+        "more the head learned."
+    )
+    return Plot("scores", "How well each head picks programs", caption, rows, legend=_LEGEND)
 
 
 _SCORE_KEYS = ("top1", "top5", "top1_interval", "top5_interval", "random_top1", "random_top5")
 
 
-def _score_row(name: str, scores: Document) -> tuple[str, list[Mark], str]:
+def _score_row(name: str, scores: Json) -> tuple[str, list[Mark], str]:
     marks = []
     for key, shape, series, y in (("top1", "dot", 0, 32), ("top5", "square", 1, 68)):
         if is_finite(scores[f"random_{key}"]):
@@ -114,7 +114,7 @@ def _score_row(name: str, scores: Document) -> tuple[str, list[Mark], str]:
     return name, marks, " · ".join(said)
 
 
-def _levels(onboarding: Document) -> Plot:
+def _levels(onboarding: Json) -> Plot:
     rows = []
     for start, name in _starts(onboarding):
         scores = {key: onboarding[key if key.startswith("random") else start + key] for key in _SCORE_KEYS}
@@ -132,11 +132,9 @@ def _levels(onboarding: Document) -> Plot:
     )
 
 
-def _starts(onboarding: Document | None) -> list[tuple[str, str]]:
+def _starts(onboarding: Json) -> list[tuple[str, str]]:
     """Prefix of the keys of each way to get a head, and its name."""
-    if onboarding is None:
-        return []
-    few, full = f"{onboarding['samples']:,} samples", onboarding["full_samples"]
+    few = f"{onboarding['samples']:,} samples"
     # There is one of some families only.
     shipped = [("shipped_", "shipped model, no sample")] if "shipped_top1" in onboarding else []
     return [
@@ -144,11 +142,11 @@ def _starts(onboarding: Document | None) -> list[tuple[str, str]]:
         ("scratch_", f"scratch, {few}"),
         ("nearest_", "nearest known head"),
         *shipped,
-        ("full_", "full" if full is None else f"full, {full:,} samples"),
+        ("full_", f"full, {onboarding['full_samples']:,} samples"),
     ]
 
 
-def _pairs(onboarding: Document) -> Plot:
+def _pairs(onboarding: Json) -> Plot:
     pairs = [p for p in onboarding["workloads"] if is_finite(p["warm_top1"]) and is_finite(p["scratch_top1"])]
     pairs.sort(key=lambda pair: (pair["scratch_top1"] - pair["warm_top1"], pair["workload"]))
     rows = []
@@ -215,17 +213,15 @@ def _spread(devices: Mapping[str, Any]) -> Plot:
     )
 
 
-def _timing(timing: Document) -> Plot:
-    parts = {name: secs for name, secs in timing["seconds_by_part"].items() if is_finite(secs)}
-    total = timing["wall_seconds"]
-    longest = max(parts.values(), default=0) or 1
+def _timing(timing: Json) -> Plot:
+    parts, total = timing["seconds_by_part"], timing["wall_seconds"]
+    longest = max(parts.values())
     rows = []
     for name, secs in zip(labels(list(parts), 34), parts.values(), strict=True):
         # Agents run in parallel, and the time of an earlier run counts too.
-        is_part = is_finite(total) and total and not name.startswith("agents")
-        share = f" · {percent(secs / total)}" if is_part else ""
+        share = "" if name.startswith("agents") else f" · {percent(secs / total)}"
         rows.append((name, [Mark("bar", 0, end=100 * secs / longest)], duration(secs) + share))
-    whole = f" of {duration(total)} wall time" if is_finite(total) else ""
-    overlap = is_finite(total) and sum(parts.values()) > total * 1.01
-    note = " Parts run in parallel, so they add up to more than the whole." if overlap else ""
-    return Plot("timing", "Where the time went", f"Seconds by part{whole}.{note}", rows, ())
+    caption = f"Seconds by part of {duration(total)} wall time."
+    if sum(parts.values()) > total * 1.01:
+        caption += " Parts run in parallel, so they add up to more than the whole."
+    return Plot("timing", "Where the time went", caption, rows, ())

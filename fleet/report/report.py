@@ -6,10 +6,10 @@
 Layout, version 1. Scripts of users read the first three keys; there are more:
 
 - `devices`: by id `records`, `ok`, `failed`, `records_per_s`, `remeasure_median_change`.
-- `model`: `version`, `heads`, and by device `top1` and `top5`; None if nothing was trained.
+- `model`: `version`, `heads`, and by device `top1` and `top5`.
 - `onboarding`: `device`, `samples`, `strategy`, `seconds`, `top1`, `top5`, `scratch_top1`, `scratch_top5`,
-  `full_top1`; None if no device is new. `top1` and `top5` are of the head that serves in the end
-  (`served_by`), `warm_top1` of the head that `strategy` made.
+  `full_top1`. `top1` and `top5` are of the head that serves in the end (`served_by`), `warm_top1` of the head
+  that `strategy` made.
 
 Every key that ends in `_interval` is [low, high] at `interval_level`, or None. Scores are in (0, 1].
 """
@@ -21,46 +21,29 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from fleet.json_types import Json, JsonDict
 from fleet.report import words
 
 #: Version of the layout of `report.json`.
 REPORT_VERSION = 1
 
-_EMPTY: dict[str, Any] = {
-    "devices": {},
-    "model": None,
-    "onboarding": None,
-    "workloads": [],
-    "held_out": [],
-    "similarity": None,
-    "predicted": {},
-    "timing": None,
-    "protocol": None,
-    "host": {},
-    "versions": {},
-    "caveats": [],
-    "command": "fleet demo",
-    "created_at": None,
-}
 
-
-def complete(findings: Mapping[str, Any]) -> dict[str, Any]:
-    """Complete a report: missing parts become empty, and the sentences are added.
+def complete(findings: Json) -> JsonDict:
+    """Complete a report: the sentences are added.
 
     Returns:
         JSON-ready values only; a number that is NaN or infinite is `None`.
     """
-    report = _finite(
-        {"version": REPORT_VERSION, **_EMPTY, **findings, "interval_level": words.INTERVAL_LEVEL}
+    report: JsonDict = _finite(
+        {"version": REPORT_VERSION, **findings, "interval_level": words.INTERVAL_LEVEL}
     )
-    assert isinstance(report, dict)
-    if (onboarding := report["onboarding"]) is not None:
-        onboarding["verdict"] = words.rivals(onboarding)[0].verdict.value
-        onboarding["verdict_text"] = words.verdict_text(onboarding)
+    onboarding = report["onboarding"]
+    onboarding["verdict"] = words.rivals(onboarding)[0].verdict.value
+    onboarding["verdict_text"] = words.verdict_text(onboarding)
     return {**report, "headline": list(words.headline(report))}
 
 
-def write(report: Mapping[str, Any], folder: Path) -> tuple[Path, Path]:
+def write(report: Json, folder: Path) -> tuple[Path, Path]:
     """Write `report.html` and `report.json`; see `fleet.page_template.write_report`."""
     from fleet.page_template import write_report
     from fleet.report import page
@@ -73,7 +56,8 @@ def _finite(value: Any) -> Any:
         clean = {str(key): _finite(item) for key, item in value.items()}
         # An interval with an unknown end is left out.
         return {
-            key: None if key.endswith("_interval") and _is_open(item) else item for key, item in clean.items()
+            key: None if key.endswith("_interval") and isinstance(item, list) and None in item else item
+            for key, item in clean.items()
         }
     if isinstance(value, list | tuple):
         return [_finite(item) for item in value]
@@ -81,7 +65,3 @@ def _finite(value: Any) -> Any:
         return value
     number = float(value)
     return number if math.isfinite(number) else None
-
-
-def _is_open(interval: Any) -> bool:
-    return isinstance(interval, list) and None in interval

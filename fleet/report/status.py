@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from agents.records import NOISE, DeviceId, Outcome
 from fleet.dashboard.recent_records import last_run
+from fleet.json_types import JsonDict
 from fleet.models.registry_file import versions
 from fleet.models.registry_reader import RegistryReader
 from fleet.models.views import champion_notes
@@ -20,7 +20,7 @@ from fleet.store.noise_columns import READING_COLUMNS, flag_column, readings
 from fleet.store.store import Store
 
 
-def read_status(store: Path, models: Path) -> dict[str, Any]:
+def read_status(store: Path, models: Path) -> JsonDict:
     """Count the records, devices, workloads and models.
 
     Returns:
@@ -38,7 +38,7 @@ def read_status(store: Path, models: Path) -> dict[str, Any]:
     """
     reader = Store.read(store)
     counts = reader.counts()
-    devices: dict[str, Any] = {}
+    devices: JsonDict = {}
     for device_id in sorted(set(reader.devices()) | set(counts)):
         device_counts = counts.get(device_id)
         failed = dict(device_counts.failed) if device_counts else {}
@@ -65,7 +65,7 @@ def read_status(store: Path, models: Path) -> dict[str, Any]:
     }
 
 
-def empty_status(store: Path, models: Path) -> dict[str, Any]:
+def empty_status(store: Path, models: Path) -> JsonDict:
     """The same keys as `read_status` gives, if there is no store yet."""
     return {
         "store": str(store),
@@ -77,7 +77,7 @@ def empty_status(store: Path, models: Path) -> dict[str, Any]:
     }
 
 
-def trust(device_id: DeviceId, batches: Iterable[pa.RecordBatch]) -> dict[str, Any]:
+def trust(device_id: DeviceId, batches: Iterable[pa.RecordBatch]) -> JsonDict:
     """How far the numbers of one device can be trusted; reads its rows, with `READING_COLUMNS`, once.
 
     Returns:

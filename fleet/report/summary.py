@@ -6,16 +6,15 @@ sentences are those of the page and of `report.json`. Nothing here judges or mea
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from fleet.report.words import Document, is_finite, label, labels, percent
+from fleet.json_types import Json
+from fleet.report.words import is_finite, label, labels, percent
 from fleet.terminal_console import TerminalConsole
 
 #: Shown in a cell where there is no number: the words would not fit at 80 columns.
@@ -31,16 +30,16 @@ LEGEND = (
 )
 
 
-def print_summary(report: Document, page: Path | None = None, console: Console | None = None) -> None:
+def print_summary(report: Json, page: Path | None = None, console: Console | None = None) -> None:
     """Print a row for each device, then what was measured, what was learned, and the verdict.
 
     The path of `report.html` comes last, if it was written. By default all goes to standard output.
     """
     console = console or TerminalConsole()
-    if report["devices"]:
-        console.print(_table(report))
-        console.print(Text(_legend(report)))
-        console.print()
+    console.print(_table(report))
+    new = label(report["onboarding"]["device"], NAME_CHARS)
+    console.print(Text(f"{LEGEND} {new}: scores of the warm start."))
+    console.print()
     for title, sentence in zip(("Measured", "Learned", "New device"), report["headline"], strict=True):
         line = Text(f"{title}: ", style="bold")
         line.append(sentence, style="not bold")
@@ -49,12 +48,7 @@ def print_summary(report: Document, page: Path | None = None, console: Console |
         console.print(Text(f"Report: {page}"), soft_wrap=True)
 
 
-def _legend(report: Document) -> str:
-    new = report["onboarding"]
-    return f"{LEGEND} {label(new['device'], NAME_CHARS)}: scores of the warm start." if new else LEGEND
-
-
-def _table(report: Document) -> Table:
+def _table(report: Json) -> Table:
     table = Table(box=SIMPLE_HEAD, pad_edge=False, show_edge=False, collapse_padding=True)
     table.add_column("device", no_wrap=True)
     for name in ("records", "failed", "per s", "again", "top-1", "chance", "top-5", "tau"):
@@ -74,15 +68,12 @@ def _table(report: Document) -> Table:
     return table
 
 
-def _scores(report: Document, device: str) -> tuple[float | None, ...]:
+def _scores(report: Json, device: str) -> tuple[float | None, ...]:
     """Top-1, random top-1, top-5 and tau; an onboarded device without a head in the model has its own."""
-    model: Mapping[str, Any] = report["model"] or {"top1": {}}
-    new = report["onboarding"]
+    model, new = report["model"], report["onboarding"]
     if device in model["top1"]:
-        return tuple(model[key].get(device) for key in ("top1", "random_top1", "top5", "kendall_tau"))
-    if new and device == new["device"]:
-        return (new["top1"], new["random_top1"], new["top5"], None)
-    return (None, None, None, None)
+        return tuple(model[key][device] for key in ("top1", "random_top1", "top5", "kendall_tau"))
+    return (new["top1"], new["random_top1"], new["top5"], None)
 
 
 def _number(value: float | None) -> str:

@@ -7,9 +7,11 @@ the file show the same sentences because all of them call these functions.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from enum import StrEnum
-from typing import Any, NamedTuple, TypeGuard
+from typing import NamedTuple, TypeGuard
+
+from fleet.json_types import Json
 
 #: Probability that every interval in a report stands for.
 INTERVAL_LEVEL = 0.90
@@ -40,8 +42,6 @@ _OPERATORS = {
     "SFM": "softmax: {0} rows of {1}",
 }
 
-Document = Mapping[str, Any]
-
 
 class WarmStartVerdict(StrEnum):
     """How the warm start compares with another way to get a head from the same samples, and words for it."""
@@ -69,6 +69,11 @@ class Rival(NamedTuple):
     interval: Sequence[float] | None
     verdict: WarmStartVerdict
 
+    @property
+    def stands(self) -> str:
+        """How the warm start stands against it."""
+        return f"{self.verdict.words} {self.name}"
+
 
 def is_finite(number: float | None) -> TypeGuard[float]:
     """Whether there is a finite number."""
@@ -92,7 +97,7 @@ def verdict(difference: float | None, interval: Sequence[float] | None, pairs: i
     return WarmStartVerdict.WORSE if high < 0 else WarmStartVerdict.UNCLEAR
 
 
-def _differences(onboarding: Document) -> list[float]:
+def _differences(onboarding: Json) -> list[float]:
     """Warm minus scratch of each held-out workload that has both."""
     return [
         pair["warm_top1"] - pair["scratch_top1"]
@@ -101,7 +106,7 @@ def _differences(onboarding: Document) -> list[float]:
     ]
 
 
-def rivals(onboarding: Document) -> list[Rival]:
+def rivals(onboarding: Json) -> list[Rival]:
     """Scratch first, then the nearest known head if it was compared."""
     pairs = len(_differences(onboarding))
     compared = []
@@ -116,22 +121,18 @@ def rivals(onboarding: Document) -> list[Rival]:
     return compared
 
 
-def verdict_title(onboarding: Document) -> str:
+def verdict_title(onboarding: Json) -> str:
     """Give the verdict on each rival in a few words."""
     scratch, *others = rivals(onboarding)
     if scratch.verdict is WarmStartVerdict.NOT_MEASURED:
         return "The warm start was not compared with training from scratch"
-    said = [_against(rival) for rival in (scratch, *others)]
+    said = [rival.stands for rival in (scratch, *others)]
     if others and others[0].verdict is scratch.verdict:
         said[1] = others[0].name
     return f"The warm start is {' and '.join(said)}"
 
 
-def _against(rival: Rival) -> str:
-    return f"{rival.verdict.words} {rival.name}"
-
-
-def verdict_text(onboarding: Document) -> str:
+def verdict_text(onboarding: Json) -> str:
     """Say whether the warm start pays, by how much, how sure that is, and which rival is the strongest."""
     scratch, *others = rivals(onboarding)
     if scratch.verdict is WarmStartVerdict.NOT_MEASURED:
@@ -142,7 +143,7 @@ def verdict_text(onboarding: Document) -> str:
         sum(difference == 0 for difference in differences),
     )
     text = (
-        f"The warm start is {_against(scratch)}: top-1 {signed(scratch.difference)} "
+        f"The warm start is {scratch.stands}: top-1 {signed(scratch.difference)} "
         f"with {counted(onboarding['samples'], 'sample')}{interval_words(scratch.interval)}."
     )
     if differences:
@@ -171,7 +172,7 @@ def verdict_text(onboarding: Document) -> str:
     return text
 
 
-def served_text(onboarding: Document) -> str:
+def served_text(onboarding: Json) -> str:
     """Say whose head serves the device at the end; empty if no shipped model was a rival."""
     if not onboarding.get("served_by"):
         return ""
@@ -186,26 +187,26 @@ def beats_random(interval: Sequence[float] | None, random_top1: float | None) ->
     return interval[0] > random_top1 if interval is not None and is_finite(random_top1) else None
 
 
-def headline(report: Document) -> tuple[str, str, str]:
+def headline(report: Json) -> tuple[str, str, str]:
     """Give what was measured, what was learned, and whether the warm start pays."""
     return (_measured(report), _learned(report), _onboarded(report))
 
 
-def _measured(report: Document) -> str:
+def _measured(report: Json) -> str:
     devices = report["devices"]
-    if not devices:
-        return "Nothing was measured."
     records, failed = (sum(device[key] for device in devices.values()) for key in ("records", "failed"))
-    places = f" of {counted(len(report['workloads']), 'workload')}" if report["workloads"] else ""
     failures = f"{failed:,} failed" if failed else "none failed"
-    text = f"Took {counted(records, 'measurement')}{places} on {counted(len(devices), 'device')}; {failures}."
+    text = (
+        f"Took {counted(records, 'measurement')} of {counted(len(report['workloads']), 'workload')} on "
+        f"{counted(len(devices), 'device')}; {failures}."
+    )
     changes = {name: device["remeasure_median_change"] for name, device in devices.items()}
     if steady := {name: change for name, change in changes.items() if is_finite(change)}:
         worst = max(steady, key=lambda name: steady[name])
         change = percent(steady[worst])
         text += f" Measuring again changes a latency by {change} at most (median, {label(worst)})."
     pairs, disturbed = (
-        {name: device.get(f"remeasured_{key}", 0) for name, device in devices.items()}
+        {name: device[f"remeasured_{key}"] for name, device in devices.items()}
         for key in ("pairs", "disturbed")
     )
     if any(disturbed.values()) and disturbed == pairs:
@@ -216,13 +217,11 @@ def _measured(report: Document) -> str:
     return text
 
 
-def _learned(report: Document) -> str:
+def _learned(report: Json) -> str:
     model = report["model"]
-    if model is None:
-        return "No model was trained."
     values = [value for value in model["top1"].values() if is_finite(value)]
-    text = f"One model with {counted(len(model['heads']), 'head')} was trained"
-    text += f" in {duration(model['train_seconds'])}." if is_finite(model["train_seconds"]) else "."
+    heads, took = counted(len(model["heads"]), "head"), duration(model["train_seconds"])
+    text = f"One model with {heads} was trained in {took}."
     if not values:
         return f"{text} Its ranking was not measured."
     low, high = percent(min(values)), percent(max(values))
@@ -244,14 +243,11 @@ def _learned(report: Document) -> str:
     return text
 
 
-def _onboarded(report: Document) -> str:
+def _onboarded(report: Json) -> str:
     onboarding = report["onboarding"]
-    if onboarding is None:
-        return "No new device was onboarded."
-    took = f" in {duration(onboarding['seconds'])}" if is_finite(onboarding["seconds"]) else ""
     text = (
-        f"{label(onboarding['device'])} was onboarded from {counted(onboarding['samples'], 'sample')}{took}. "
-        f"{served_text(onboarding)}{verdict_text(onboarding)}"
+        f"{label(onboarding['device'])} was onboarded from {counted(onboarding['samples'], 'sample')} in "
+        f"{duration(onboarding['seconds'])}. {served_text(onboarding)}{verdict_text(onboarding)}"
     )
     if beats_random(onboarding["warm_top1_interval"], onboarding["random_top1"]) is False:
         text += " The warm start is not clearly better than random choice."
@@ -297,7 +293,7 @@ def scored(number: float | None, interval: Sequence[float] | None) -> str:
     return score_text(number) + (f" ({interval[0]:.2f} to {interval[1]:.2f})" if interval else "")
 
 
-def best_latencies(report: Document) -> dict[str, list[str]]:
+def best_latencies(report: Json) -> dict[str, list[str]]:
     """Give each workload's best latency on each device of the report, in its order; the template calls it."""
     best = [
         {entry["workload"]: entry["best_latency_seconds"] for entry in device["workloads"]}

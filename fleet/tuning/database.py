@@ -11,6 +11,7 @@ import statistics
 import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from operator import attrgetter
 from pathlib import Path
 
 from agents.programs.trace_rules import TraceRefusedError, read_trace
@@ -24,6 +25,7 @@ from fleet.tuning.search import settled
 
 #: Schedules that are kept of each workload: TVM applies the first, a search begins from the others.
 _MOST_SCHEDULES = 16
+_MEAN_SECS = attrgetter("mean_secs")
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,9 +58,9 @@ class TunedDatabase:
             schedule_by_line = {schedule.line: schedule for schedule in self.schedules.get(workload_id, [])}
             schedule_by_line |= {schedule.line: schedule for schedule in other.schedules.get(workload_id, [])}
             timings: dict[str, list[Schedule]] = {}
-            for schedule in sorted(schedule_by_line.values(), key=_mean_secs):
+            for schedule in sorted(schedule_by_line.values(), key=_MEAN_SECS):
                 timings.setdefault(schedule.trace, []).append(schedule)
-            best = sorted(map(settled, timings.values()), key=_mean_secs)
+            best = sorted(map(settled, timings.values()), key=_MEAN_SECS)
             self.schedules[workload_id] = best[:_MOST_SCHEDULES]
 
     def best_traces(self) -> dict[WorkloadId, str]:
@@ -144,12 +146,8 @@ def read_database(folder: Path, target: str) -> TunedDatabase:
             "with --out"
         ) from None
     for schedules in database.schedules.values():
-        schedules.sort(key=lambda schedule: schedule.mean_secs)
+        schedules.sort(key=_MEAN_SECS)
     return database
-
-
-def _mean_secs(schedule: Schedule) -> float:
-    return schedule.mean_secs
 
 
 def _lines(path: Path) -> Iterator[tuple[int, str]]:

@@ -28,6 +28,7 @@ from agents.networks.reader import ask, checked_answer
 from agents.records import DeviceKind, DeviceSpec, Family, WorkloadId
 from agents.sandbox.scratch import require_executable, scratch_folder
 from fleet.durable import fsync
+from fleet.json_types import Json, JsonDict
 from fleet.store.catalog import DeviceEntry
 
 #: Longest that a network's first run, its compilation with schedules, and its timing may take.
@@ -130,7 +131,7 @@ def deliver_all(
     traces: Mapping[WorkloadId, str],
     out: Path,
     untuned: Mapping[str, Path],
-) -> dict[str, dict[str, Any]]:
+) -> dict[str, JsonDict]:
     """Deliver each network that is a graph. What goes wrong with one is told, and keeps no other from it.
 
     Args:
@@ -160,7 +161,7 @@ def deliver_all(
 
 def deliver(
     text: str, spec: DeviceSpec, traces: Mapping[WorkloadId, str], out: Path, untuned: Path
-) -> dict[str, Any]:
+) -> JsonDict:
     """Compile a network with the fastest schedules, compare its output, time it, and keep the library.
 
     Args:
@@ -206,9 +207,7 @@ def deliver(
     }
 
 
-def build_library(
-    text: str, spec: DeviceSpec, traces: Mapping[WorkloadId, str], folder: Path
-) -> dict[str, Any]:
+def build_library(text: str, spec: DeviceSpec, traces: Mapping[WorkloadId, str], folder: Path) -> JsonDict:
     """Compile a network with schedules, into a folder that the process may write in.
 
     Raises:
@@ -225,7 +224,7 @@ def build_library(
     return checked_answer(text, _of_build, ask(question, folder=folder, timeout_secs=_BUILD_SECS))
 
 
-def time_network(text: str, spec: DeviceSpec, libraries: Mapping[str, Path], folder: Path) -> dict[str, Any]:
+def time_network(text: str, spec: DeviceSpec, libraries: Mapping[str, Path], folder: Path) -> JsonDict:
     """Time libraries of a network beside torch and ONNX Runtime, on the device's cores.
 
     Raises:
@@ -250,7 +249,7 @@ def time_network(text: str, spec: DeviceSpec, libraries: Mapping[str, Path], fol
     return checked_answer(text, lambda answer: _of_times(answer, (*SIDES, *libraries)), raw_answer)
 
 
-def _of_build(answer: Mapping[str, Any]) -> dict[str, Any]:
+def _of_build(answer: Json) -> JsonDict:
     return {
         "workloads": int(answer["workloads"]),
         "applied": int(answer["applied"]),
@@ -258,7 +257,7 @@ def _of_build(answer: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _of_times(answer: Mapping[str, Any], sides: Sequence[str]) -> dict[str, Any]:
+def _of_times(answer: Json, sides: Sequence[str]) -> JsonDict:
     # Those that were made just now are never absent.
     timed = [side for side in sides if side in answer["secs"] or side in _MADE]
     reference = answer["reference"]
@@ -297,7 +296,7 @@ def _secs(value: Any) -> float:
     return secs
 
 
-def choose_library(timed: Mapping[str, Any], tolerance: float) -> str | None:
+def choose_library(timed: Json, tolerance: float) -> str | None:
     """The side whose library is kept: the fastest one with the right output; None where none is right."""
     secs = timed["secs"]
     right = [side for side in _LIBRARIES if side in secs and is_right(side, timed, tolerance)]
@@ -310,7 +309,7 @@ def file_name(network: NetworkName) -> str:
     return re.sub(r"[^A-Za-z0-9._-]+", "-", name)[:100]
 
 
-def is_right(side: str, timed: Mapping[str, Any], tolerance: float) -> bool:
+def is_right(side: str, timed: Json, tolerance: float) -> bool:
     """Whether the output of a side is the expected one, as far as the numbers of its type allow."""
     if side == timed["reference"]:
         return True

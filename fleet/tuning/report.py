@@ -10,8 +10,8 @@ import math
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
 
+from fleet.json_types import Json
 from fleet.page_template import Mark, Plot, page_environment, write_report
 from fleet.terminal_console import TerminalConsole
 from fleet.terminal_text import print_rows
@@ -34,7 +34,7 @@ _MOST_CURVES = 12
 _TIMES = "\N{MULTIPLICATION SIGN}"
 
 
-def report_search(result: Mapping[str, Any], folder: Path, created_at_secs: float, command: str) -> Path:
+def report_search(result: Json, folder: Path, created_at_secs: float, command: str) -> Path:
     """Write `report.html` and `report.json` of a search.
 
     Returns:
@@ -50,7 +50,7 @@ def report_search(result: Mapping[str, Any], folder: Path, created_at_secs: floa
     return write_report(report, render(report), folder)[1]
 
 
-def headline(result: Mapping[str, Any]) -> list[str]:
+def headline(result: Json) -> list[str]:
     """The result in sentences."""
     ran = [workload for workload in result["workloads"] if workload["best_secs"]]
     said = [
@@ -62,7 +62,7 @@ def headline(result: Mapping[str, Any]) -> list[str]:
     return said
 
 
-def network_sentence(name: str, delivery: Mapping[str, Any]) -> str:
+def network_sentence(name: str, delivery: Json) -> str:
     """One network in one sentence: how fast its library is, compared with other ways to run it."""
     if delivery.get("why_not"):
         return f"{name}: no library ({delivery['why_not']})."
@@ -90,7 +90,7 @@ def millis(secs: float | None) -> str:
     return f"{value:.{decimals}f} ms"
 
 
-def render(report: Mapping[str, Any]) -> str:
+def render(report: Json) -> str:
     """Give the page as text: a whole HTML document that loads nothing from anywhere."""
     names = ", ".join(report["whole_networks"] or report["networks"]) or "workloads"
     template = page_environment().get_template("tuning.html")
@@ -104,7 +104,7 @@ def render(report: Mapping[str, Any]) -> str:
     )
 
 
-def _tiles(report: Mapping[str, Any]) -> list[tuple[str, str]]:
+def _tiles(report: Json) -> list[tuple[str, str]]:
     tiles = [("candidates measured", f"{report['trials']:,}"), ("workloads", f"{len(report['workloads']):,}")]
     for name, delivery in report["whole_networks"].items():
         if delivery.get("kept"):
@@ -117,7 +117,7 @@ def _tiles(report: Mapping[str, Any]) -> list[tuple[str, str]]:
     return [*tiles, ("wall time", f"{sum(report['seconds'].values()):.0f} s")]
 
 
-def _plots(report: Mapping[str, Any]) -> list[Plot]:
+def _plots(report: Json) -> list[Plot]:
     plots = [
         _latencies(name, delivery)
         for name, delivery in report["whole_networks"].items()
@@ -126,7 +126,7 @@ def _plots(report: Mapping[str, Any]) -> list[Plot]:
     return [*plots, _curves(report["workloads"]), _parts(report["seconds"])]
 
 
-def _latencies(name: str, delivery: Mapping[str, Any]) -> Plot:
+def _latencies(name: str, delivery: Json) -> Plot:
     secs = delivery["secs"]
     top = max(max(turns) for turns in delivery["turns"].values())
     rows = []
@@ -147,7 +147,7 @@ def _latencies(name: str, delivery: Mapping[str, Any]) -> Plot:
     )
 
 
-def _curves(workloads: Sequence[Mapping[str, Any]]) -> Plot:
+def _curves(workloads: Sequence[Json]) -> Plot:
     """How the best program of the heaviest workloads fell while candidates were tried."""
     rows = []
     improved = [
@@ -190,7 +190,7 @@ def _parts(seconds: Mapping[str, float]) -> Plot:
     return Plot("timing", "Where the time went", "Seconds by part of the search.", rows, ())
 
 
-def print_tuning(result: Mapping[str, Any]) -> None:
+def print_tuning(result: Json) -> None:
     """Print what `fleet.tuning.tuning.tune_device` returns: one line per workload, then the networks."""
     print_line = TerminalConsole().print
     print_rows(_COLUMNS, [_cells(workload) for workload in result["workloads"]])
@@ -201,7 +201,8 @@ def print_tuning(result: Mapping[str, Any]) -> None:
     for name, delivery in result["whole_networks"].items():
         print_line(network_sentence(name, delivery))
         for side, why in delivery.get("absent", {}).items():
-            print_line(f"{name}: {SIDE_NAMES[side]} was not timed: {why}{_advice(why)}")
+            advice = "; pip install 'tensor-fleet[networks]'" if "No module named 'onnx" in why else ""
+            print_line(f"{name}: {SIDE_NAMES[side]} was not timed: {why}{advice}")
         if delivery.get("library"):
             print_line(f"library for TVM's Relax: {delivery['library']}")
     who = f"ranked by {result['model']}" if result["model"] else f"not ranked: {result['why_no_model']}"
@@ -214,11 +215,7 @@ def print_tuning(result: Mapping[str, Any]) -> None:
     print_line(f"report: {result['report']}")
 
 
-def _advice(why: str) -> str:
-    return "; pip install 'tensor-fleet[networks]'" if "No module named 'onnx" in why else ""
-
-
-def _cells(workload: Mapping[str, Any]) -> tuple[str, ...]:
+def _cells(workload: Json) -> tuple[str, ...]:
     before, best = workload["before_secs"], workload["best_secs"]
     return (
         workload["name"],

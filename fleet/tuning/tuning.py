@@ -15,12 +15,13 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from agents.networks.network_name import read_network_name
 from agents.records import CONFIRM, Candidate, DeviceId, DeviceSpec, Record, Workload, canonical_json
 from fleet.drivers.session import EngineSession
 from fleet.errors import FleetError
+from fleet.json_types import Json, JsonDict
 from fleet.models.registry_reader import RegistryReader
 from fleet.onboarding.day_zero import serve_at_once
 from fleet.planner.candidate_ranker import CandidateRanker
@@ -81,7 +82,7 @@ class _Round:
 
 def tune_device(
     engine: EngineSession, settings: FleetConfig, spec: DeviceSpec, options: TuneOptions, display: Display
-) -> dict[str, Any]:
+) -> JsonDict:
     """Search fast programs and write the database; the driver of a tuning request.
 
     Args:
@@ -123,7 +124,7 @@ def _search(
     options: TuneOptions,
     display: Display,
     clock: Clock,
-) -> dict[str, Any]:
+) -> JsonDict:
     """Search the workloads; what `tune_device` returns but for what `conclude` adds."""
     target, labels = spec.device_id, labels_of(settings.workloads.networks)
     watcher = _Round(display)
@@ -167,7 +168,10 @@ def _search(
                 _settle(engine, target, rounds.searches, _SETTLING * (time.monotonic() - began_at))
     searches = rounds.searches
     if not any(math.isfinite(search.best_secs) for search in searches):
-        why = _why_nothing_ran(searches, ended, settings.store.path)
+        why = f"the search ended before a candidate was measured ({ended}); give it more time"
+        if failed := sum(search.failed for search in searches):
+            store = settings.store.path
+            why = f"none of {failed} candidates ran; `fleet status --store {store}` shows their outcomes"
         raise FleetError(f"device {target}, {len(searches)} workloads: {why}")
     return {
         "device": target,
@@ -183,14 +187,14 @@ def _search(
 
 
 def conclude(
-    result: Mapping[str, Any],
+    result: Json,
     store: StoreReader,
     labels: Mapping[str, str],
     out: Path,
     clock: Clock,
     display: Display,
     untuned: Mapping[str, Path],
-) -> dict[str, Any]:
+) -> JsonDict:
     """Write what a search leaves; `untuned` are the libraries of `fleet.tuning.delivery.check_all`.
 
     Returns:
@@ -229,12 +233,6 @@ def _why_end(remaining: int, rounds: Rounds, ends_at: float) -> str:
         return ""
     worth = {search.ended for search in rounds.searches}
     return "nothing left to gain" if worth - {USED_UP} else USED_UP
-
-
-def _why_nothing_ran(searches: Sequence[Search], ended: str, store: str) -> str:
-    if failed := sum(search.failed for search in searches):
-        return f"none of {failed} candidates ran; `fleet status --store {store}` shows their outcomes"
-    return f"the search ended before a candidate was measured ({ended}); give it more time"
 
 
 def _confirm(engine: EngineSession, device_id: DeviceId, search: Search) -> None:
@@ -312,7 +310,7 @@ def choose_searched(
     return [workload_by_name[name] for name in dict.fromkeys(names)]
 
 
-def _workload_row(search: Search) -> dict[str, Any]:
+def _workload_row(search: Search) -> JsonDict:
     ran = math.isfinite(search.best_secs)
     return {
         "name": search.workload.name,

@@ -180,6 +180,7 @@ def test_status_devices_and_models_are_those_of_the_view_and_the_registry(
         "retained": "",
         "model_kind": "fleet_tlp",
         "shipped": "",
+        "score": None,
     }
     assert get(server, "/v1/status", tmp_path).json() == expected
     for line in ANSWERS.strip().splitlines():

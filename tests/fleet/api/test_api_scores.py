@@ -146,18 +146,18 @@ print(json.dumps(score(Path(root), device, workload, [trace]).scores))
 #: What is changed in a good question, the status of the answer, and words of it.
 REFUSALS = """
 device: box.z                      -> 404 unknown device 'box.z'; known: box.a, box.b, new.c
-device: new.c                      -> 404 no model serves device 'new.c' yet; served: box.a, box.b
-device:                            -> 422 device: expected a text, got nothing
+device: new.c                      -> 404 no model serves device 'new.c'; served: box.a, box.b
+device:                            -> 422 Expected `str`, got `null` - at `$.device`
 workload: "0000000000000000"       -> 404 unknown workload '0000000000000000'; give an id
 workload: ../../etc/passwd         -> 404 unknown workload '../../etc/passwd'
 workload: {name: half}             -> 422 workload: Object missing required field `workload_id`
-version: v000009                   -> 404 unknown version 'v000009'; the last: v000001, v000002
-version: ../models                 -> 404 unknown version '../models'
-version: v000002, device: box.b    -> 404 v000002 has no head for device 'box.b'; it has: box.a
-traces: "[]"                       -> 422 traces: expected a list of texts, got str
-traces: ["[]", 1]                  -> 422 traces: expected a list of texts, got a list with others
+version: v000009                   -> 404 no model version 'v000009' in
+version: ../models                 -> 404 no model version '../models' in
+version: v000002, device: box.b    -> 404 v000002 has no head for box.b; it has: box.a
+traces: "[]"                       -> 422 Expected `array`, got `str` - at `$.traces`
+traces: ["[]", 1]                  -> 422 Expected `str`, got `int` - at `$.traces[...]`
 dialect: latin                     -> 422 dialect: got 'latin', expected one of ansor, autotvm, knobs, meta
-speed: 1                           -> 422 'speed' is no field; known: device, dialect, traces, version
+speed: 1                           -> 422 Object contains unknown field `speed`
 """
 
 
@@ -165,7 +165,7 @@ def test_a_refusal_is_one_clear_line(server: ApiServer, made: Path) -> None:
     questions = [
         (asked(traces=["[]"] * (MOST_TRACES + 1)), "413 traces: got 4097, at most 4096; send them in parts"),
         *((body, "400 the body is not JSON") for body in (b"{", b"\xff")),
-        (b"[]", "400 the body is a list"),
+        (b"[]", "422 Expected `object`, got `array`"),
         *((asked(**yaml.safe_load(f"{{{change}}}")), told) for change, told in rows(REFUSALS)),
     ]
     for question, told in questions:

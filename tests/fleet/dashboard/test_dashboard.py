@@ -15,7 +15,7 @@ from msgspec.structs import replace
 from agents.records import NOISE, Outcome
 from fleet.api.client import DaemonClient
 from fleet.dashboard.fleet_rows import AttentionLevel, attention
-from fleet.dashboard.pages import PageError, PageQuery, cut
+from fleet.dashboard.pages import Listing, PageError, PageQuery
 from fleet.dashboard.store_view import DashboardStore
 from fleet.report.status import read_status
 from fleet.store.store import Store
@@ -71,15 +71,17 @@ ROWS = [{"name": f"n{number:02}", "size": None if number % 5 == 0 else number} f
 
 
 def test_a_page_says_what_it_leaves_out_and_rows_without_a_value_come_last() -> None:
-    page = cut(ROWS, PageQuery(size=10, offset=20), KEYS, ["name"])
+    page = Listing(keys=KEYS, texts=["name"]).page(ROWS, PageQuery(size=10, offset=20))
     assert ([row["name"] for row in page["rows"]], page["is_last"]) == (["n20", "n21", "n22"], True)
     assert (page["total"], page["matched"]) == (23, 23)
-    page = cut(ROWS, PageQuery(text="N1", size=4), KEYS, ["name"])
+    page = Listing(keys=KEYS, texts=["name"]).page(ROWS, PageQuery(text="N1", size=4))
     assert (page["total"], page["matched"], page["is_last"], len(page["rows"])) == (23, 10, False, 4)
-    none = cut(ROWS, PageQuery(text="x"), KEYS, ["name"])
+    none = Listing(keys=KEYS, texts=["name"]).page(ROWS, PageQuery(text="x"))
     assert (none["total"], none["matched"], none["rows"], none["is_last"]) == (23, 0, [], True)
     for descending in (False, True):
-        rows = cut(ROWS, PageQuery(sort="size", is_descending=descending, size=23), KEYS, [])["rows"]
+        rows = Listing(keys=KEYS, texts=[]).page(
+            ROWS, PageQuery(sort="size", is_descending=descending, size=23)
+        )["rows"]
         sizes = [row["size"] for row in rows]
         assert sizes[18:] == [None] * 5
         assert sizes[:18] == sorted(sizes[:18], reverse=descending)
@@ -88,7 +90,7 @@ def test_a_page_says_what_it_leaves_out_and_rows_without_a_value_come_last() -> 
 @pytest.mark.parametrize("query", [{"sort": "x"}, {"size": 0}, {"size": 10**6}, {"offset": -1}])
 def test_a_page_that_there_is_not(query: dict[str, Any]) -> None:
     with pytest.raises(PageError):
-        cut(ROWS, PageQuery(**query), KEYS, [])
+        Listing(keys=KEYS, texts=[]).page(ROWS, PageQuery(**query))
 
 
 # ---- what is read of the store ----

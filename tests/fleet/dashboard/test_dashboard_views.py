@@ -14,7 +14,7 @@ import pytest
 from msgspec.structs import replace
 
 from agents.records import CONFIRM, Candidate, Outcome, Protocol, Record, canonical_json
-from fleet.api.predictions import MOST_SCORED, predicted, sample
+from fleet.api.dashboard import MOST_SCORED, predicted, sample
 from fleet.comparison.device_rows import device_rows
 from fleet.coverage.reproducer import script
 from fleet.dashboard.alerts import BEFORE_SECS, alert_list

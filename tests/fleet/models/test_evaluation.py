@@ -17,9 +17,9 @@ from fleet.config.sections import FleetConfig, OnboardingSection, StoreSection, 
 from fleet.errors import FleetError
 from fleet.models.evaluation import evaluate_model, evaluate_store
 from fleet.models.evaluation_table import print_evaluation
-from fleet.models.judged_rows import LEAST_PAIRS
 from fleet.models.registry import Registry
 from fleet.models.training import train_version
+from fleet.models.training_rows import LEAST_PAIRS
 from fleet.store.store import Store
 from tests.dataset_fixtures import cpu_device, gmm_candidates, gmm_workload, record_of
 from tests.refresh_fixtures import small_model

@@ -18,7 +18,6 @@ from fleet.models.registry import Registry
 from fleet.models.shipped_heads import ShippedHeads
 from fleet.models.versions import load_snapshot, train_config
 from fleet.onboarding.head_version import adapt_version, onboarding_of
-from fleet.onboarding.judgement import SampleJudge
 from fleet.planner.candidate_ranker import CandidateRanker
 from fleet.store.store import Store
 from tests.dataset_fixtures import gmm_trace, record_of
@@ -134,8 +133,7 @@ def version(tmp_path_factory: pytest.TempPathFactory) -> tuple[Registry, str, Ad
     one = onboarding_of(snapshot, DeviceId(NEW), few_shot, model, train_config(1), 0)
     registry, reader = Registry(folder / "models"), Store.read(folder / "store")
     shipped = ShippedHeads(registry, reader, enabled=False)
-    judge = SampleJudge(registry=registry, store=reader, shipped=shipped)
-    judged, name = adapt_version(one, snapshot, judge, SourceDevices(nets=1))
+    judged, name = adapt_version(one, snapshot, shipped, SourceDevices(nets=1))
     return registry, name, judged
 
 

@@ -232,9 +232,3 @@ def test_a_store_of_some_size_holds_out_enough_to_judge_by() -> None:
             assert len(now) == max(len(by_share), holdout.LEAST_HELD)
             floored |= now != by_share
     assert floored
-
-
-def test_what_any_version_has_learnt_from_judges_none_of_them() -> None:
-    held = [WorkloadId(name) for name in "abc"]
-    assert holdout.clean(held, [WorkloadId("x")], [WorkloadId("b")]) == {"a", "c"}
-    assert holdout.clean(held, None, []) is None

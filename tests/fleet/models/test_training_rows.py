@@ -10,8 +10,7 @@ import numpy as np
 import pytest
 
 from agents.records import NOISE, DeviceId, Outcome, Record
-from fleet.models.judged_rows import JudgedRows
-from fleet.models.training_rows import counting_rows
+from fleet.models.training_rows import JudgedRows, counting_rows
 from fleet.models.versions import load_snapshot
 from fleet.store.store import Store
 from tests.dataset_fixtures import again, cpu_device, gmm_candidates, gmm_workload, record_of

@@ -12,9 +12,8 @@ import pytest
 from agents.records import DeviceId
 from fleet.models.registry import Registry
 from fleet.models.shipped_heads import ShippedHeads
-from fleet.models.versions import DatasetSnapshot, training_workloads
+from fleet.models.versions import ORIGIN, DatasetSnapshot, training_workloads
 from fleet.onboarding.head_version import adapt_version, onboarding_of, serving_of
-from fleet.onboarding.judgement import ORIGIN, SampleJudge
 from fleet.onboarding.text import lines_of
 from fleet.store.store import Store
 from tests.onboarding_fixtures import NEW
@@ -41,7 +40,6 @@ def onboard(
     """Gives the target a head from so many samples, and the name of its version."""
     store = Store.read(recorded_store)
     shipped = ShippedHeads(registry, store, enabled=False)
-    judge = SampleJudge(registry=registry, store=store, shipped=shipped)
 
     def made(samples: int, records: DatasetSnapshot = recorded, **changes: Any) -> str:
         group = records.dataset.group.tolist()
@@ -49,7 +47,7 @@ def onboard(
         order = sorted(range(len(group)), key=lambda row: (group[:row].count(group[row]), row))
         few_shot = {records.dataset.candidate_ids[row] for row in order[:samples]}
         one = onboarding_of(records, TARGET, few_shot, source_model, CONFIG, 0)
-        return adapt_version(replace(one, **changes), records, judge, Nearest())[1]
+        return adapt_version(replace(one, **changes), records, shipped, Nearest())[1]
 
     return made
 

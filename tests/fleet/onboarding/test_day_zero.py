@@ -6,16 +6,15 @@ import json
 from pathlib import Path
 
 import pytest
-from msgspec.structs import replace
 
-from agents.records import DeviceKind, Family
+from agents.records import Family
 from fleet.cli.app import run
 from fleet.models.registry import Registry
-from fleet.models.shipped_model import first_figures, has_shipped
+from fleet.models.shipped_model import has_shipped, read_shipped
 from fleet.onboarding.text import lines_of
 from fleet.store.noise_columns import SAYS_NOTHING
 from tests.host_fixtures import write_generic_device
-from tests.record_fixtures import make_descriptor, make_spec
+from tests.record_fixtures import make_descriptor
 
 QUICK = ["--set", "protocol.repeat=2", "--set", "protocol.min_repeat_ms=1", "--set", "protocol.visits=1"]
 
@@ -52,10 +51,10 @@ def test_an_empty_folder_has_a_head_and_samples_make_a_challenger(
 
 
 def test_the_shipped_table_says_what_to_expect_without_samples() -> None:
-    spec = make_spec(kind=DeviceKind.LOCAL)
-    figures = first_figures(spec, make_descriptor())
-    assert figures is not None
+    shipped = read_shipped(Family.CPU)
+    assert shipped is not None
+    figures = shipped.expected(make_descriptor())["0"]
     low, high = figures["top1_interval"]
     assert 0 < low < figures["top1"] < high < 1
     assert (figures["samples"], figures["regime"]) == (0, "both-new")
-    assert first_figures(replace(spec, family=Family.GPU), make_descriptor()) is None
+    assert read_shipped(Family.GPU) is None
