@@ -147,7 +147,7 @@ print(json.dumps(score(Path(root), device, workload, [trace]).scores))
 REFUSALS = """
 device: box.z                      -> 404 unknown device 'box.z'; known: box.a, box.b, new.c
 device: new.c                      -> 404 no model serves device 'new.c'; served: box.a, box.b
-device:                            -> 422 Expected `str`, got `null` - at `$.device`
+device:                            -> 422 Object missing required field `device`
 workload: "0000000000000000"       -> 404 unknown workload '0000000000000000'; give an id
 workload: ../../etc/passwd         -> 404 unknown workload '../../etc/passwd'
 workload: {name: half}             -> 422 workload: Object missing required field `workload_id`
