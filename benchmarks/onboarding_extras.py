@@ -24,8 +24,7 @@ from benchmarks.tables import interval
 from transfer.adapt.base import Regime, Strategy
 from transfer.adapt.multitask import Scratch
 from transfer.adapt.nearest import Nearest
-from transfer.adapt.sample_choice import Choice, Rows, first_of
-from transfer.adapt.sample_selection import SELECTORS, Selector
+from transfer.adapt.sample_selection import SELECTORS, Choice, Rows, Selector, first_of
 from transfer.adapt.source_devices import SourceDevices
 from transfer.evaluate.onboarding_cases import Case, CasePlan, make_cases
 from transfer.features.hardware import HARDWARE_NAMES

@@ -44,7 +44,7 @@ from fleet.models.shipped_model import has_shipped
 from fleet.models.versions import DatasetSnapshot, load_snapshot, train_config
 from fleet.onboarding.adaptation import AUTO, strategy_for
 from fleet.store.store import Store
-from transfer.adapt.base import Regime, Strategy, without_device
+from transfer.adapt.base import FewShotTask, Regime, Strategy, without_device
 from transfer.adapt.multitask import Scratch
 from transfer.adapt.nearest import day_zero_head
 from transfer.adapt.registry import NAMES, strategies
@@ -162,7 +162,15 @@ def run_case(store: Path, case: _Case, asked: Asked) -> dict[str, Any]:
                 ways |= {one: (strategies()[one], rows) for one in asked.strategies}
             for label, (way, source_rows) in ways.items():
                 started = time.perf_counter()
-                adapted = way.adapt(source, known, case.target, chosen, source_rows=source_rows, **how)
+                task = FewShotTask(
+                    source=source,
+                    dataset=known,
+                    target=case.target,
+                    few_shot=chosen,
+                    source_rows=source_rows,
+                    **how,
+                )
+                adapted = way.adapt(task)
                 found["secs"][f"{label} adapted to {k}"] = round(time.perf_counter() - started, 1)
                 _judge(found, f"{label}/{k}", adapted.score_unseen(features), dataset, test, column)
                 found.setdefault("taken", {})[f"{label}/{k}"] = str(adapted.notes.get("strategy", label))
@@ -192,7 +200,15 @@ def _judge_own(
     if len(open_rows):
         sets[ALL] = open_rows
     for count, chosen in sets.items():
-        adapted = way.adapt(source, dataset, case.target, chosen, source_rows=open_rows[:0], **how)
+        task = FewShotTask(
+            source=source,
+            dataset=dataset,
+            target=case.target,
+            few_shot=chosen,
+            source_rows=open_rows[:0],
+            **how,
+        )
+        adapted = way.adapt(task)
         scores = adapted.score_unseen(dataset.features.take(judged))
         _judge(found, f"own/{count}", scores, dataset, judged, column)
 

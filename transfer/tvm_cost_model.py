@@ -202,14 +202,14 @@ class Scorer:
 
     def _read(self, workload: Workload, schedules: Sequence[Any]) -> tuple[NDArray[np.int64], FeatureBlock]:
         """Places of schedules that can be read, and their features."""
-        layout, places = self._head.model.layout, self._head.model.reads_place
+        layout = self._head.model.layout
         try:
-            block = self._extractor.extract_live(workload, schedules, layout, places=places)
+            block = self._extractor.extract_live(workload, schedules, layout)
         except TraceError:
             # One that cannot be read must not end the search.
             readable = np.flatnonzero([self._is_readable(workload, one) for one in schedules])
             kept = [schedules[place] for place in readable.tolist()]
-            return readable, self._extractor.extract_live(workload, kept, layout, places=places)
+            return readable, self._extractor.extract_live(workload, kept, layout)
         return np.arange(len(schedules)), block
 
     def _head_scores(self, block: FeatureBlock) -> NDArray[np.float64]:
@@ -236,14 +236,14 @@ class Scorer:
             candidates.append(one)
         if candidates:
             of = {workload.workload_id: workload}
-            block = self._extractor.extract(of, candidates, model.layout, places=model.reads_place)
+            block = self._extractor.extract(of, candidates, model.layout)
             scores[readable] = self._head_scores(block)
         result: NDArray[np.float64] = np.maximum(scores, LEAST_SCORE)
         return result
 
     def _is_readable(self, workload: Workload, schedule: Any) -> bool:
         try:
-            self._extractor.extract_live(workload, [schedule], places=False)
+            self._extractor.extract_live(workload, [schedule])
         except TraceError:
             return False
         return True

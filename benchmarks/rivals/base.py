@@ -90,8 +90,7 @@ def flat_features(dataset: Dataset, rows: Rows) -> NDArray[np.float32]:
     Returns:
         (n, P), see `transfer.features.flat.flat_inputs`.
     """
-    has_place = dataset.features.place_rows is not None
-    return flat_inputs(dataset.features, dataset.spec.category_sizes, rows, place=has_place)
+    return flat_inputs(dataset.features, dataset.spec.category_sizes, rows)
 
 
 def hold_out_workloads(dataset: Dataset, rows: Rows, share: float, seed: int) -> tuple[Rows, Rows]:

@@ -53,8 +53,8 @@ class Guess:
     name: str = "guess"
     least_samples: int = 0
 
-    def adapt(self, *arguments: Any, **options: Any) -> Any:
-        return Nearest().adapt(*arguments, **options)
+    def adapt(self, task: Any) -> Any:
+        return Nearest().adapt(task)
 '''
 
 #: Runs in the copy, and prints what it finds of each.

@@ -18,7 +18,7 @@ from typing import TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from transfer.adapt.base import Strategy, unmeasured, visible_part
+from transfer.adapt.base import FewShotTask, Strategy, unmeasured
 from transfer.adapt.heads import with_target_head
 from transfer.adapt.multitask import MultiTask, Scratch
 from transfer.adapt.sample_selection import draw_few_shot
@@ -236,11 +236,19 @@ def _onboard(
         )
         for device_id in sources:
             scores["source", device_id] = model.score(held, device_id)
-        visible = visible_part(dataset, target, few_shot, split.train)
-        scores["nearest", target] = with_target_head(model, visible, target, seed=seed).score(held, target)
+        task = FewShotTask(
+            source=model,
+            dataset=dataset,
+            target=target,
+            few_shot=few_shot,
+            source_rows=split.train,
+            config=plan.config,
+            seed=seed,
+        )
+        nearest = with_target_head(model, task.visible(), target, seed=seed)
+        scores["nearest", target] = nearest.score(held, target)
         for part, strategy in (("warm", plan.strategy), ("scratch", Scratch())):
-            adapt = partial(strategy.adapt, model, dataset, target, few_shot)
-            adapted = timed(part, partial(adapt, source_rows=split.train, config=plan.config, seed=seed))
+            adapted = timed(part, partial(strategy.adapt, task))
             # Nobody has measured a held-out workload: source devices' labels must not help.
             scores[part, target] = adapted.score(unseen, np.arange(len(unseen)))
         full = timed("full", lambda: train(dataset, split.train, config=plan.config, seed=seed).model)

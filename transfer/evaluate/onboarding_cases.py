@@ -20,8 +20,7 @@ from numpy.typing import NDArray
 
 from agents.records import Workload, WorkloadId
 from transfer.adapt.base import Regime
-from transfer.adapt.sample_choice import Choice
-from transfer.adapt.sample_selection import Selector, rounds
+from transfer.adapt.sample_selection import Choice, Selector, rounds
 from transfer.data.dataset import Dataset
 from transfer.data.splits import Split, few_of_each, leave_networks_out, network_families, within_workload
 from transfer.errors import DatasetError

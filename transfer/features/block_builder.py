@@ -47,7 +47,6 @@ class BlockBuilder:
         self._steps = _Rows(np.int32, spec.max_steps)
         self._workloads = _Rows(np.int32, 1)
         self._summary = _Rows(np.float32, len(spec.summary_names))
-        self._places = _Rows(np.int32, 1)
         self._published = None if layout is None else _Rows(np.float32, layout.steps * layout.width)
 
     def add(self, workload: Workload, candidate: Candidate) -> None:
@@ -109,8 +108,6 @@ class BlockBuilder:
             if vectors
             else np.zeros((0, len(self._extractor.spec.workload_names)), dtype=np.float32),
             summary=self._summary.ordered(order),
-            place_rows=self._places.ordered(order)[:, 0],
-            place_scales=self._extractor.place_scales(),
             published=published,
         )
 
@@ -120,8 +117,7 @@ class BlockBuilder:
             return
         workloads = [workload for workload, _ in self._pending]
         sequences = [sequence for _, sequence in self._pending]
-        steps, summary, place_rows = self._extractor.encode(workloads, sequences, self._table)
-        self._places.append(place_rows[:, None])
+        steps, summary = self._extractor.encode(workloads, sequences, self._table)
         self._steps.append(steps)
         self._summary.append(summary)
         self._workloads.append(

@@ -18,10 +18,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from transfer.errors import TransferError
-
-#: A place is cut here: so far outside of its sample it says "large", not how large.
-_PLACE_LIMIT = 6.0
 #: Rows looked at in one go where a whole block is checked.
 _CHUNK = 65536
 
@@ -42,11 +38,6 @@ class FeatureBlock:
     workload_vectors: NDArray[np.float32]
     #: (N, S) derived numbers of each whole candidate.
     summary: NDArray[np.float32]
-    #: (N,) rows of `place_scales`; None where nobody reads places.
-    place_rows: NDArray[np.int32] | None = None
-    #: (K, 2, P) what the first P numbers of a summary are compared with: their means in a sample of the
-    #: candidate's design space, and inverse deviations (`transfer.features.place`).
-    place_scales: NDArray[np.float32] | None = None
     #: (N, L', E) features of published TLP, L' and E those of its layout; None where no model wants them, for
     #: they take four times as much as all else.
     published: NDArray[np.float32] | None = None
@@ -75,31 +66,6 @@ class FeatureBlock:
         """(N, V) the workload of each candidate."""
         return self.workload_vectors[self.workload_rows]
 
-    @property
-    def place(self) -> NDArray[np.float32]:
-        """(N, P) the first P numbers of the summary in units of a sample of the design space.
-
-        Raises:
-            TransferError: The block was made without.
-        """
-        if self.place_rows is None or self.place_scales is None:
-            raise TransferError(
-                "these features have no place in the design space; extract them again with places"
-            )
-        scales = self.place_scales[self.place_rows]
-        apart = (self.summary[:, : scales.shape[2]] - scales[:, 0]) * scales[:, 1]
-        places: NDArray[np.float32] = np.clip(apart, -_PLACE_LIMIT, _PLACE_LIMIT).astype(
-            np.float32, copy=False
-        )
-        return places
-
-    @property
-    def described(self) -> NDArray[np.float32]:
-        """(N, S + P) the summary, and behind it the place where there is one."""
-        if self.place_rows is None:
-            return self.summary
-        return np.concatenate([self.summary, self.place], axis=1)
-
     def take(self, rows: NDArray[Any]) -> FeatureBlock:
         """Features of some rows (indexes or mask), in the order given; the tables are shared."""
         return replace(
@@ -107,7 +73,6 @@ class FeatureBlock:
             steps=self.steps[rows],
             workload_rows=self.workload_rows[rows],
             summary=self.summary[rows],
-            place_rows=None if self.place_rows is None else self.place_rows[rows],
             published=None if self.published is None else self.published[rows],
         )
 

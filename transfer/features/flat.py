@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from transfer.features.blocks import FeatureBlock
-from transfer.features.locations import describe_locations
+from transfer.features.locations import LOCATION_NAMES, describe_locations
 from transfer.features.slots import NUMBER_NAMES
 
 #: Candidates pooled at once; bounds the memory of the intermediate arrays at about 100 MB.
@@ -23,9 +23,6 @@ def flat_inputs(
     features: FeatureBlock,
     category_sizes: Sequence[int],
     rows: NDArray[np.int64] | None = None,
-    *,
-    place: bool = False,
-    locations: bool = True,
 ) -> NDArray[np.float32]:
     """Features without their sequence.
 
@@ -33,25 +30,26 @@ def flat_inputs(
         features: N candidates.
         category_sizes: Values of each category slot.
         rows: Row numbers, default all.
-        place: Whether the place in the design space stands behind all else.
-        locations: Whether it says where producers are computed, if the steps have the slots of this program.
 
     Returns:
         (n, P): summary, workload vector, how often each value of each category slot occurs among the steps,
-        mean and largest value of each number slot over the steps, locations (`LOCATION_NAMES`), place. No row
-        depends on the others.
+        mean and largest value of each number slot over the steps, locations (`LOCATION_NAMES`) if the steps
+        have the slots of this program. No row depends on the others.
     """
     chosen = np.arange(len(features)) if rows is None else rows
     parts = [
-        _flatten(features.take(chosen[start : start + _POOL_ROWS]), category_sizes, place, locations)
+        _flatten(features.take(chosen[start : start + _POOL_ROWS]), category_sizes)
         for start in range(0, max(1, len(chosen)), _POOL_ROWS)
     ]
     return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
 
-def _flatten(
-    block: FeatureBlock, category_sizes: Sequence[int], place: bool, locations: bool
-) -> NDArray[np.float32]:
+def location_columns(number_size: int) -> int:
+    """Columns of locations behind all others, for steps with so many number slots; none for foreign slots."""
+    return len(LOCATION_NAMES) if number_size == len(NUMBER_NAMES) else 0
+
+
+def _flatten(block: FeatureBlock, category_sizes: Sequence[int]) -> NDArray[np.float32]:
     mask, categories = block.mask, block.categories
     row, step = np.nonzero(mask)
     parts: list[NDArray[Any]] = [block.summary, block.workload]
@@ -64,8 +62,6 @@ def _flatten(
     parts.append(np.where(present, numbers, 0).sum(axis=1) / steps)
     largest = np.where(present, numbers, -np.inf).max(axis=1, initial=-np.inf)
     parts.append(np.where(mask.any(axis=1, keepdims=True), largest, 0))
-    if locations and numbers.shape[2] == len(NUMBER_NAMES):
-        parts += [np.stack(describe_locations(categories, numbers), axis=1)]
-    if place:
-        parts.append(block.place)
+    if location_columns(numbers.shape[2]):
+        parts.append(np.stack(describe_locations(categories, numbers), axis=1))
     return np.concatenate(parts, axis=1, dtype=np.float32)

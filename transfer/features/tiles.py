@@ -79,8 +79,6 @@ class Splits(NamedTuple):
     reduction: NDArray[np.bool_]
     #: (N, AXES) True at axes that are split.
     is_split: NDArray[np.bool_]
-    #: (N, AXES) factors of each split.
-    counts: NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -130,14 +128,7 @@ def read_tiles(
     reduction[row, place] = reduces
     is_split = np.zeros_like(reduction)
     is_split[row, place] = True
-    counts = np.zeros(reduction.shape, dtype=np.int64)
-    counts[row, place] = count
-    return Splits(tiles, reduction, is_split, counts)
-
-
-def levels_of(count: int, is_reduction: bool, on_gpu: bool) -> NDArray[np.int64]:
-    """(count,) levels that the factors of a split have, innermost first."""
-    return np.arange(count) if is_reduction else _LEVELS[int(on_gpu), count, :count]
+    return Splits(tiles, reduction, is_split)
 
 
 def tiles_of_access(

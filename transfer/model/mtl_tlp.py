@@ -144,7 +144,6 @@ class MtlTLP(TlpModel):
     def __init__(self, layout: PublishedLayout, device_ids: Sequence[str]) -> None:
         super().__init__()
         self.layout = layout
-        self.reads_place = False
         self.trees = None
         self.config = MtlTlpConfig(family=layout.family, spec_hash=layout.hash)
         self._device_ids = tuple(device_ids)

@@ -30,8 +30,6 @@ class TlpModel(nn.Module, ABC):
     kind: ClassVar[str]
     #: Layout of the published features that it reads; None where it reads none.
     layout: PublishedLayout | None
-    #: Whether it reads a candidate's place in its design space.
-    reads_place: bool
     #: Of its ensemble with the network; None where it has none.
     trees: Trees | None
 

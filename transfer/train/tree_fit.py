@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 
 from transfer.data.dataset import Dataset
 from transfer.data.splits import few_places
+from transfer.features.flat import location_columns
 from transfer.features.hardware import fitted_hardware
 from transfer.model.fleet_tlp import FleetTLP
 from transfer.model.trees import Trees, pack, tree_inputs
@@ -31,8 +32,8 @@ Rows = NDArray[np.int64]
 
 #: Most candidates of a workload on a device, and most rows in all: bounds time and memory.
 _MOST_OF_WORKLOAD, _MOST_ROWS = 256, 100_000
-#: How many times likelier a tree is offered a number of the summary, of locations, of the place, or of the
-#: hardware, than one of the others, which are twice as many and say less each.
+#: How many times likelier a tree is offered a number of the summary, of locations, or of the hardware, than
+#: one of the others, which are twice as many and say less each.
 _LIKELIER = 4.0
 #: A candidate counts as its relative speed, this at least: which of the slow ones is slower matters little.
 _LEAST_WEIGHT = 0.1
@@ -204,7 +205,7 @@ def _examples(
         hardware = fitted_hardware(hardware, model.trees.input_count() - flat.shape[1])
     x = tree_inputs(flat[place], hardware[column_of])
     columns = np.ones(x.shape[1])
-    behind = flat.shape[1] - model.config.place_size - model.config.location_size
+    behind = flat.shape[1] - location_columns(model.config.number_size)
     columns[: dataset.features.summary.shape[1]] = columns[behind:] = _LIKELIER
     return _Examples(
         x=x,

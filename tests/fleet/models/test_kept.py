@@ -28,6 +28,7 @@ from fleet.store.store import Store
 from tests.dataset_fixtures import gmm_trace, record_of
 from tests.model_fixtures import CONFIG, make_dataset
 from tests.onboarding_fixtures import NEW, SOURCES, TILES, WORKLOADS, candidate, fill
+from tests.strategy_fixtures import task_of
 from transfer.adapt.base import Adapted, unmeasured
 from transfer.adapt.kept import MOST_BYTES, file_of, files_of, load_adapted
 from transfer.adapt.nearest import Nearest
@@ -55,9 +56,7 @@ def source() -> FleetTLP:
 @pytest.fixture(scope="module")
 def adapted(source: FleetTLP) -> Adapted:
     few_shot = DATASET.rows_of(TARGET)[:40]
-    return SourceDevices(nets=2).adapt(
-        source, DATASET, TARGET, few_shot, source_rows=ROWS, config=QUICK, seed=0
-    )
+    return SourceDevices(nets=2).adapt(task_of(source, DATASET, TARGET, few_shot, ROWS, QUICK))
 
 
 @pytest.fixture
@@ -81,7 +80,7 @@ def test_scores_are_the_same_before_and_after(adapted: Adapted, kept: Path) -> N
 
 
 def test_a_head_that_is_all_is_kept_alone(source: FleetTLP, tmp_path: Path) -> None:
-    plain = Nearest().adapt(source, DATASET, TARGET, ROWS[:40], source_rows=ROWS, config=QUICK, seed=0)
+    plain = Nearest().adapt(task_of(source, DATASET, TARGET, ROWS[:40], ROWS, QUICK))
     assert files_of(plain) == {}
     checkpoint.save(tmp_path / "v", plain.model, {}, beside=files_of(plain))
     again = load_adapted(tmp_path / "v", TARGET)

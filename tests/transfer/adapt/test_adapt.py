@@ -7,15 +7,14 @@ import pytest
 import torch
 
 from tests.model_fixtures import CONFIG, make_dataset, same_weights, with_latency
+from tests.strategy_fixtures import task_of
 from transfer.adapt.base import Adapted, Strategy, unmeasured, visible_part
-from transfer.adapt.boosted import Boosted
-from transfer.adapt.finetune import FineTuneHead
 from transfer.adapt.heads import most_similar_heads, with_target_head
 from transfer.adapt.maml import Maml
-from transfer.adapt.momentum import Momentum
 from transfer.adapt.multitask import MultiTask, Scratch
 from transfer.adapt.nearest import Nearest
 from transfer.adapt.source_devices import SourceDevices
+from transfer.adapt.tuned_heads import Boosted, FineTuneHead, Momentum
 from transfer.errors import TransferError
 from transfer.model.fleet_tlp import FleetTLP
 from transfer.train.losses import LossWeights, head_loss
@@ -63,9 +62,7 @@ def same(a: Adapted, b: Adapted) -> bool:
 def adapted_by(
     strategy: Strategy, source: FleetTLP | None, dataset=DATASET, few_shot=FEW_SHOT, seed=0, config=QUICK
 ) -> Adapted:
-    return strategy.adapt(
-        source, dataset, TARGET, few_shot, source_rows=SOURCE_ROWS, config=config, seed=seed
-    )
+    return strategy.adapt(task_of(source, dataset, TARGET, few_shot, SOURCE_ROWS, config, seed))
 
 
 def few_shot_loss(model: FleetTLP) -> float:
@@ -205,9 +202,7 @@ def test_multitask_keeps_the_source_heads_or_trains_all_at_once(source):
 
 
 def test_multitask_works_without_any_replay(source):
-    model = (
-        MultiTask().adapt(source, DATASET, TARGET, FEW_SHOT, source_rows=NOTHING, config=QUICK, seed=0).model
-    )
+    model = MultiTask().adapt(task_of(source, DATASET, TARGET, FEW_SHOT, NOTHING, QUICK)).model
     for device_id in source.device_ids:
         for a, b in zip(source.head(device_id).parameters(), model.head(device_id).parameters(), strict=True):
             assert torch.equal(a, b)
@@ -215,7 +210,7 @@ def test_multitask_works_without_any_replay(source):
 
 def test_scratch_has_the_target_head_only_and_ignores_the_source(source):
     models = [
-        Scratch().adapt(s, DATASET, TARGET, FEW_SHOT, source_rows=rows, config=QUICK, seed=0).model
+        Scratch().adapt(task_of(s, DATASET, TARGET, FEW_SHOT, rows, QUICK)).model
         for s, rows in ((source, SOURCE_ROWS), (None, SOURCE_ROWS[:1]))
     ]
     assert models[0].device_ids == (TARGET,)

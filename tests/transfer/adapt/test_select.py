@@ -10,9 +10,9 @@ import pytest
 from agents.records import DeviceId
 from tests.model_fixtures import CONFIG, make_dataset
 from transfer.adapt.base import without_device
-from transfer.adapt.sample_choice import Choice
 from transfer.adapt.sample_selection import (
     SELECTORS,
+    Choice,
     Paired,
     selector_named,
 )
