@@ -140,10 +140,10 @@ def _judge(folder: Path, target: DeviceId, version: str, asked: set[str], known:
         asked: Candidates that its head has learnt from.
         known: Candidates that any device had measured when the head was made.
     """
+    from benchmarks.onboarding_cases import Case, FewShotSet, visible_dataset, with_few_shot
     from transfer.adapt.base import FewShotTask, Regime
     from transfer.adapt.kept import load_adapted
     from transfer.adapt.registry import strategies
-    from transfer.evaluate.onboarding_cases import Case, FewShotSet, visible_dataset, with_few_shot
 
     dataset = load_snapshot(Store.read(folder / "runs" / "store")).dataset
     truth = dataset.latency_secs[:, dataset.column(target)]

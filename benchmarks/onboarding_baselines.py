@@ -17,13 +17,13 @@ from typing import Any, cast
 import numpy as np
 from numpy.typing import NDArray
 
+from benchmarks.onboarding_cases import FewShotSet, Situation, with_few_shot
 from benchmarks.onboarding_label_change import Siblings, estimate_by_changes
 from benchmarks.rivals.base import flat_of, hardware_of, need, places_of, sources_measured_test, speeds_of
 from benchmarks.rivals.mlp import MlpConfig, SummaryMlp
 from transfer.data.labels import relative_speed
 from transfer.data.latency_parts import part_latencies
 from transfer.data.ranking import rank_agreement
-from transfer.evaluate.onboarding_cases import FewShotSet, Situation, with_few_shot
 from transfer.evaluate.rankers import Rows, Scores
 from transfer.train.rows import trainable_devices
 

@@ -16,21 +16,20 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from fleet.onboarding.adaptation import Onboarding, expectation
-from transfer.adapt.base import Regime, Strategy, is_enough
-from transfer.adapt.sample_selection import Selector
-from transfer.data.dataset import Dataset
-from transfer.errors import TransferError
-from transfer.evaluate.evaluator import judge_by
-from transfer.evaluate.onboarding_cases import (
+from benchmarks.onboarding_cases import (
     Case,
     FewShotSet,
     Situation,
-    choose_few_shot,
     situation_of,
     visible_dataset,
     with_few_shot,
 )
+from fleet.onboarding.adaptation import Onboarding, expectation
+from transfer.adapt.base import Regime, Strategy, is_enough
+from transfer.adapt.sample_selection import Choice, Selector, choose_in_rounds
+from transfer.data.dataset import Dataset
+from transfer.errors import TransferError
+from transfer.evaluate.evaluator import judge_by
 from transfer.evaluate.rankers import Scores
 from transfer.model.fleet_tlp import FleetTLP
 from transfer.model.inputs import torch_threads
@@ -121,12 +120,15 @@ def _points(
         )
 
     truth = dataset.latency_secs[:, dataset.column(case.target)]
+    choice = Choice(
+        dataset=view, target=case.target, pool=case.pool, source_model=source_model, seed=case.seed
+    )
     for k, contender in contenders:
         selector = contender.selector if isinstance(contender, Adapting) else own_selector
         rows = situation.once(
             f"few-shot set {selector.name} {k}",
-            lambda k=k, selector=selector: choose_few_shot(  # type: ignore[misc]
-                selector, situation, case.pool, truth, len(case.pool) if k is None else k, source_model
+            lambda k=k, selector=selector: choose_in_rounds(  # type: ignore[misc]
+                selector, choice, truth, len(case.pool) if k is None else k
             ),
         )
         few_shot = FewShotSet(rows, truth[rows])

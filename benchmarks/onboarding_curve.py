@@ -3,7 +3,7 @@
 The points of finished cases are kept, one JSON file for each contender in a case, under a hash of everything
 that they follow from but the code: a curve that gains a contender or a number of samples runs that alone.
 
-What is new and what is held out: `transfer.evaluate.onboarding_cases`; what is done with one of these:
+What is new and what is held out: `benchmarks.onboarding_cases`; what is done with one of these:
 `benchmarks.onboarding_contenders`. Called by `benchmarks.onboarding`; knows neither stores nor files.
 What was found is read by `benchmarks.onboarding_table`.
 """
@@ -22,12 +22,12 @@ from typing import Any
 import numpy as np
 
 from agents.records import Workload, WorkloadId, canonical_json, content_hash
+from benchmarks.onboarding_cases import Case, CasePlan, make_cases
 from benchmarks.onboarding_contenders import Adapting, Asked, Contender, Point, judged, run_case
 from transfer.adapt.base import Regime
 from transfer.adapt.sample_selection import Selector
 from transfer.checked_folder import put_file
 from transfer.data.dataset import Dataset
-from transfer.evaluate.onboarding_cases import Case, CasePlan, make_cases
 from transfer.processes import run_each
 from transfer.train.config import TrainConfig
 from transfer.train.state import digest

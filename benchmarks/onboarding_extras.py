@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.onboarding_cases import Case, CasePlan, make_cases
 from benchmarks.onboarding_contenders import Adapting, Contender, Point
 from benchmarks.onboarding_curve import CurvePlan, run_curve
 from benchmarks.onboarding_parts import DeviceSet, narrowed
@@ -26,7 +27,6 @@ from transfer.adapt.multitask import Scratch
 from transfer.adapt.nearest import Nearest
 from transfer.adapt.sample_selection import SELECTORS, Choice, Rows, Selector, first_of
 from transfer.adapt.source_devices import SourceDevices
-from transfer.evaluate.onboarding_cases import Case, CasePlan, make_cases
 from transfer.features.hardware import HARDWARE_NAMES
 from transfer.train.config import TrainConfig
 

@@ -35,6 +35,7 @@ from numpy.typing import NDArray
 from agents.records import Workload, content_hash
 from benchmarks.harness import Figures, Option, benchmark, kept, read_kept, working_folder
 from benchmarks.onboarding_baselines import baselines
+from benchmarks.onboarding_cases import Case, FewShotSet, situation_of, visible_dataset
 from benchmarks.pretrained_figures import SAMPLES, breadth_figures, broad, expectations, figures
 from benchmarks.pretrained_ship import ShippedAbout, ship, train_model
 from fleet.datasets.admission import open_dataset
@@ -51,7 +52,6 @@ from transfer.adapt.registry import NAMES, strategies
 from transfer.data.dataset import Dataset
 from transfer.data.metrics import evaluate_ranking
 from transfer.data.splits import Split, few_of_each, leave_networks_out
-from transfer.evaluate.onboarding_cases import Case, FewShotSet, situation_of, visible_dataset
 from transfer.evaluate.rankers import Scores
 from transfer.model.fleet_tlp import FleetTLP
 from transfer.processes import run_each

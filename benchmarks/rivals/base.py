@@ -16,11 +16,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from benchmarks.onboarding_cases import Situation
 from transfer.data.dataset import Dataset
 from transfer.data.labels import relative_speed
 from transfer.data.ranking import places_in
 from transfer.errors import TransferError
-from transfer.evaluate.onboarding_cases import Situation
 from transfer.evaluate.rankers import Ranker, Rows
 from transfer.features.flat import flat_inputs
 

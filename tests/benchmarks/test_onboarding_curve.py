@@ -11,6 +11,11 @@ import numpy as np
 import pytest
 
 from benchmarks.onboarding_baselines import FewShot, baselines
+from benchmarks.onboarding_cases import (
+    CasePlan,
+    FewShotSet,
+    Situation,
+)
 from benchmarks.onboarding_contenders import Adapting, Point
 from benchmarks.onboarding_curve import CurvePlan, run_curve
 from benchmarks.onboarding_table import RANDOM, CurveTable
@@ -19,11 +24,6 @@ from tests.strategy_fixtures import LikeNearest
 from transfer.adapt.base import Regime
 from transfer.adapt.sample_selection import Paired
 from transfer.data.dataset import Dataset
-from transfer.evaluate.onboarding_cases import (
-    CasePlan,
-    FewShotSet,
-    Situation,
-)
 
 DATASET = make_dataset(workloads=9, candidates=12)
 DEVICES = tuple(map(str, DATASET.device_ids))

@@ -16,7 +16,7 @@ from benchmarks.rivals.named import RIVALS, make_rival
 from benchmarks.rivals.nearest import NearestDevice
 from benchmarks.rivals.tlp import PublishedTlp
 from benchmarks.rivals.trees import BoostedTrees
-from tests.model_fixtures import DEVICES, folds_of, make_dataset, published, with_latency
+from tests.model_fixtures import DEVICES, folds_of, make_dataset, of_devices, published, with_latency
 from tests.transfer.evaluate.test_compare import Noisy, Peeker
 from transfer.data.dataset import Dataset
 from transfer.data.ranking import rank_agreement
@@ -97,7 +97,7 @@ def test_nearest_device_is_the_one_with_the_same_order() -> None:
     # The next best device fills in where the nearest did not measure.
     gone = without_latency(dataset, measured[:1], "cpu.b")
     second = NearestDevice()
-    second.fit(dataset.of_devices(["cpu.a", "cpu-new"]), rows, ["cpu.a"], 0)
+    second.fit(of_devices(dataset, "cpu.a", "cpu-new"), rows, ["cpu.a"], 0)
     ranker.fit(gone, rows, ["cpu.a"], 0)
     assert ranker.score(gone, measured, "cpu.a")[0] == second.score(gone, measured, "cpu.a")[0]
 

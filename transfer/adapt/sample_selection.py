@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 import numpy as np
@@ -229,6 +229,21 @@ def selector_named(name: str) -> Selector:
     if name not in SELECTORS:
         raise TransferError(f"unknown way to choose samples {name!r}; known: {', '.join(SELECTORS)}")
     return SELECTORS[name]
+
+
+def choose_in_rounds(selector: Selector, choice: Choice, truth: Floats, count: int) -> Rows:
+    """Rows of the pool to measure where all that would be measured is known, ascending.
+
+    As in an onboarding (`rounds`), a way that looks at results is shown the `truth`, (N,) seconds on the
+    target, of the rows that it has chosen before.
+    """
+    if count >= len(choice.pool):
+        return np.sort(choice.pool)
+    chosen = choice.measured
+    for so_far in rounds(selector.name, count) if count else ():
+        choice = replace(choice, measured=chosen, measured_secs=truth[chosen])
+        chosen = np.concatenate([chosen, selector.choose(choice, so_far - len(chosen))])
+    return np.sort(chosen)
 
 
 def draw_few_shot(dataset: Dataset, device_id: str, rows: Rows, samples: int, *, seed: int) -> Rows:

@@ -5,7 +5,6 @@ Made of records by `transfer.data.joined_records`. Knows nothing of where record
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -69,17 +68,6 @@ class Dataset:
             group=self.group[index],
             latency_secs=self.latency_secs[index],
             failed=self.failed[index],
-        )
-
-    def of_devices(self, device_ids: Iterable[str]) -> Dataset:
-        """The same candidates with the measurements of some devices only."""
-        columns = [self.column(device_id) for device_id in device_ids]
-        return replace(
-            self,
-            device_ids=tuple(self.device_ids[column] for column in columns),
-            latency_secs=self.latency_secs[:, columns],
-            failed=self.failed[:, columns],
-            hardware=self.hardware[columns],
         )
 
     def labels(self, rows: NDArray[np.integer] | NDArray[np.bool_] | None = None) -> NDArray[np.float64]:

@@ -15,9 +15,8 @@ from typing import Any
 
 from transfer.language.budget import WalkBudget
 from transfer.language.program import ProgramStage
-from transfer.language.trace_block_steps import BLOCK_HANDLERS, PLAIN, other_step
-from transfer.language.trace_loop_steps import LOOP_HANDLERS, PREFIX
 from transfer.language.trace_stages import StageTable
+from transfer.language.trace_steps import HANDLERS, PLAIN, PREFIX, other_step
 from transfer.language.trace_values import CompiledSpace, Sampled, Tail
 from transfer.language.trace_walk import Instruction, Walker
 
@@ -103,8 +102,7 @@ def _sample_location(walker: Walker, instruction: Instruction) -> None:
 
 
 _HANDLERS: dict[str, Callable[[Walker, Instruction], None]] = {
-    **LOOP_HANDLERS,
-    **BLOCK_HANDLERS,
+    **HANDLERS,
     "SampleCategorical": _sample_choice,
     _LOCATION: _sample_location,
     **dict.fromkeys(_TILES, _sample_tile),

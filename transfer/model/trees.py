@@ -11,7 +11,6 @@ Legend: N candidates, P flat features, H hardware slots.
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable
 from typing import Any, cast
 
 import numpy as np
@@ -89,14 +88,17 @@ class Trees(nn.Module):
             return np.zeros(0)
         return np.asarray(self._loaded().inplace_predict(x, predict_type="margin"), dtype=np.float64)
 
-    def extended(self, extend: Callable[[bytes], bytes]) -> Trees:
-        """These trees and more.
+    def booster(self) -> bytes:
+        """The booster as XGBoost saves it.
 
-        Args:
-            extend: Gives a booster with more trees for one, each as XGBoost saves it.
+        Raises:
+            zlib.error: It is damaged, or larger than any trees.
         """
-        raw = extend(_unpack(self.raw.numpy().tobytes()))
-        return Trees(pack(raw), float(self.offset), float(self.weight))
+        reader = zlib.decompressobj()
+        unpacked = reader.decompress(self.raw.numpy().tobytes(), _MOST_BYTES)
+        if not reader.eof:
+            raise zlib.error("they end too soon, or are larger than any trees")
+        return unpacked
 
     def _loaded(self) -> Any:
         if self._booster is None:
@@ -104,7 +106,7 @@ class Trees(nn.Module):
 
             booster = xgboost.Booster()
             try:
-                booster.load_model(bytearray(_unpack(self.raw.numpy().tobytes())))
+                booster.load_model(bytearray(self.booster()))
             except (xgboost.core.XGBoostError, zlib.error) as error:
                 raise TransferError(
                     f"the model's trees cannot be read: {str(error).splitlines()[0]}; restore the model or "
@@ -129,19 +131,6 @@ class HardwareOf(nn.Module):
 def pack(raw: bytes) -> bytes:
     """Make a booster as XGBoost saves it smaller."""
     return zlib.compress(raw)
-
-
-def _unpack(raw: bytes) -> bytes:
-    """Undo `pack`.
-
-    Raises:
-        zlib.error: It is damaged, or larger than any trees.
-    """
-    reader = zlib.decompressobj()
-    unpacked = reader.decompress(raw, _MOST_BYTES)
-    if not reader.eof:
-        raise zlib.error("they end too soon, or are larger than any trees")
-    return unpacked
 
 
 def tree_inputs(flat: NDArray[np.float32], hardware: NDArray[np.float32]) -> NDArray[np.float32]:

@@ -12,7 +12,6 @@ Legend: N candidates of a dataset, n rows to learn from, L steps, E width of a s
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -79,19 +78,6 @@ def published_config(config: TrainConfig) -> TlpConfig:
     )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MtlTlpResult:
-    """A trained MTL-TLP and how it came about."""
-
-    model: MtlTLP
-    #: Validation loss of each epoch; empty where there were too few rows to hold any back.
-    validation_losses: tuple[float, ...]
-    #: Wall seconds of the training.
-    seconds: float
-    #: Epoch whose weights the model has, counted from 1.
-    best_epoch: int
-
-
 def train_mtl_tlp(
     dataset: Dataset,
     rows: Rows,
@@ -100,8 +86,11 @@ def train_mtl_tlp(
     config: TlpConfig,
     seed: int,
     devices: Sequence[str],
-) -> MtlTlpResult:
+) -> tuple[MtlTLP, tuple[float, ...]]:
     """Train MTL-TLP with a head for each device, from nothing.
+
+    Gives the model with the weights of its best epoch, and the validation loss of each epoch: none where
+    there were too few rows to hold any back.
 
     Args:
         dataset: Candidates of all devices, with published features.
@@ -115,19 +104,13 @@ def train_mtl_tlp(
         TransferError: The features are missing or of another layout, a device has nothing to learn from, or
             the training diverged.
     """
-    started = time.perf_counter()
     steps = published_of(dataset.features, layout)
     labels = training_labels(dataset, rows, devices, keep_failures=config.keep_failures)
     labelled = np.isfinite(labels).any(axis=1)
     network, losses = train_network(steps, rows[labelled], labels[labelled], config, seed)
     model = MtlTLP(layout, devices)
     model.network.load_state_dict(network.state_dict())
-    return MtlTlpResult(
-        model=model.eval(),
-        validation_losses=losses,
-        seconds=time.perf_counter() - started,
-        best_epoch=1 + int(np.argmin(losses)) if losses else config.epochs,
-    )
+    return model.eval(), losses
 
 
 def train_network(

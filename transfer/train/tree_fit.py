@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -140,17 +139,17 @@ def continue_trees(
     count = min(_MOST_MORE_TREES, len(examples.target) // _EXAMPLES_PER_TREE)
     # The level of a workload is nothing that trees could know: what they say of it is no error.
     said = trees.margins(examples.x)
-    further = partial(
-        extend,
-        x=examples.x,
-        target=examples.target + said - _centred(said, examples.place),
-        weight=examples.weight,
-        columns=examples.columns,
-        count=count,
-        seed=seed,
-        threads=threads,
+    raw = _boosted(
+        trees.booster(),
+        examples.x,
+        examples.target + said - _centred(said, examples.place),
+        examples.weight,
+        examples.columns,
+        count,
+        {**_MORE_SETTINGS, "seed": seed, "nthread": threads},
+        from_zero=False,
     )
-    model.trees = trees.extended(further)
+    model.trees = Trees(pack(raw), float(trees.offset), float(trees.weight))
     return count
 
 
@@ -238,22 +237,6 @@ def grow(
     leaf = min(_MOST_LEAF, max(_LEAST_LEAF, float(weight.sum()) * _LEAF_SHARE))
     settings = {"eta": min(_ETA, _STEPS / count), "min_child_weight": leaf, "seed": seed, "nthread": threads}
     return _boosted(beside, x, target, weight, columns, count, settings, from_zero=True)
-
-
-def extend(
-    raw: bytes,
-    x: NDArray[np.float32],
-    target: NDArray[np.float64],
-    weight: NDArray[np.float64],
-    columns: NDArray[np.float64],
-    *,
-    count: int,
-    seed: int,
-    threads: int = 1,
-) -> bytes:
-    """Fit `count` trees more to what those of `raw` leave of the target. Arguments are those of `grow`."""
-    settings = {**_MORE_SETTINGS, "seed": seed, "nthread": threads}
-    return _boosted(raw, x, target, weight, columns, count, settings, from_zero=False)
 
 
 def _boosted(

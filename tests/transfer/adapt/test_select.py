@@ -14,10 +14,10 @@ from transfer.adapt.sample_selection import (
     SELECTORS,
     Choice,
     Paired,
+    choose_in_rounds,
     selector_named,
 )
 from transfer.errors import TransferError
-from transfer.evaluate.onboarding_cases import Situation, choose_few_shot
 from transfer.model.fleet_tlp import FleetTLP
 from transfer.train.training import train
 
@@ -108,14 +108,7 @@ def test_a_way_that_looks_at_results_is_shown_them_a_few_at_a_time() -> None:
             np.testing.assert_array_equal(choice.measured_secs, truth[choice.measured])
             return np.setdiff1d(choice.pool, choice.measured)[:count]
 
-    situation = Situation(
-        dataset=DATASET,
-        target=TARGET,
-        sources=("one",),
-        source_rows=np.arange(len(DATASET)),
-        test=np.arange(0),
-        seed=0,
-    )
-    rows = choose_few_shot(Watching(), situation, POOL, truth, 20, pytest.fail)
+    choice = Choice(dataset=DATASET, target=TARGET, pool=POOL, source_model=pytest.fail, seed=0)
+    rows = choose_in_rounds(Watching(), choice, truth, 20)
     assert asked == [8, 8, 4]
     assert rows.tolist() == np.sort(POOL)[:20].tolist()
