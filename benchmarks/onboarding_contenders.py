@@ -27,10 +27,10 @@ from benchmarks.onboarding_cases import (
 from fleet.onboarding.adaptation import Onboarding, expectation
 from transfer.adapt.base import Regime, Strategy, is_enough
 from transfer.adapt.sample_selection import Choice, Selector, choose_in_rounds
+from transfer.arrays import Floats
 from transfer.data.dataset import Dataset
 from transfer.errors import TransferError
 from transfer.evaluate.evaluator import judge_by
-from transfer.evaluate.rankers import Scores
 from transfer.model.fleet_tlp import FleetTLP
 from transfer.model.inputs import torch_threads
 from transfer.train.config import TrainConfig
@@ -57,7 +57,7 @@ class Baseline(Protocol):
         """In tables."""
         ...
 
-    def score(self, situation: Situation, few_shot: FewShotSet) -> Scores | None:
+    def score(self, situation: Situation, few_shot: FewShotSet) -> Floats | None:
         """(test rows,) scores, higher is faster; None where it does not apply."""
         ...
 
@@ -132,7 +132,7 @@ def _points(
             ),
         )
         few_shot = FewShotSet(rows, truth[rows])
-        scores: Scores | None = None
+        scores: Floats | None = None
         notes: dict[str, Any] = {}
         started = time.perf_counter()
         if not isinstance(contender, Adapting):
@@ -174,7 +174,7 @@ def judged(
     dataset: Dataset,
     k: int | None,
     measured: int,
-    scores: Scores | None,
+    scores: Floats | None,
     seconds: float,
     notes: Mapping[str, Any] | None = None,
 ) -> Point:

@@ -25,8 +25,9 @@ from benchmarks.tables import interval
 from transfer.adapt.base import Regime, Strategy
 from transfer.adapt.multitask import Scratch
 from transfer.adapt.nearest import Nearest
-from transfer.adapt.sample_selection import SELECTORS, Choice, Rows, Selector, first_of
+from transfer.adapt.sample_selection import SELECTORS, Choice, Selector, first_of
 from transfer.adapt.source_devices import SourceDevices
+from transfer.arrays import Rows
 from transfer.features.hardware import HARDWARE_NAMES
 from transfer.train.config import TrainConfig
 

@@ -49,10 +49,10 @@ from transfer.adapt.base import FewShotTask, Regime, Strategy, without_device
 from transfer.adapt.multitask import Scratch
 from transfer.adapt.nearest import day_zero_head
 from transfer.adapt.registry import NAMES, strategies
+from transfer.arrays import Floats
 from transfer.data.dataset import Dataset
 from transfer.data.metrics import evaluate_ranking
 from transfer.data.splits import Split, few_of_each, leave_networks_out
-from transfer.evaluate.rankers import Scores
 from transfer.model.fleet_tlp import FleetTLP
 from transfer.processes import run_each
 
@@ -293,7 +293,7 @@ def _samples(dataset: Dataset, rows: Rows, column: int, k: int, seed: int) -> Ro
 
 
 def _judge(
-    found: dict[str, Any], name: str, scores: Scores, dataset: Dataset, test: Rows, column: int
+    found: dict[str, Any], name: str, scores: Floats, dataset: Dataset, test: Rows, column: int
 ) -> None:
     """Note top-1 and top-5 by workload, as a search asks: nobody measured any of the candidates."""
     latency, group = dataset.latency_secs[test, column], dataset.group[test]

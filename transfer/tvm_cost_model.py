@@ -23,12 +23,12 @@ from typing import Any
 
 import numpy as np
 from msgspec.structs import replace
-from numpy.typing import NDArray
 
 from agents.records import Candidate, Workload, WorkloadId, canonical_json
 from transfer.adapt.base import Adapted
 from transfer.adapt.kept import files_of, load_adapted
 from transfer.adapt.source_devices import SourceCorrection
+from transfer.arrays import Floats, Ints, Singles
 from transfer.errors import TraceError, TransferError
 from transfer.features.blocks import FeatureBlock
 from transfer.features.extractor import DEFAULT_SPEC, Extractor, FeatureSpec
@@ -150,7 +150,7 @@ class Scorer:
             self._workloads[workload_id] = found
         return found
 
-    def score(self, workload: Workload, schedules: Sequence[Any]) -> NDArray[np.float64]:
+    def score(self, workload: Workload, schedules: Sequence[Any]) -> Floats:
         """Score schedules of one workload.
 
         Args:
@@ -180,7 +180,7 @@ class Scorer:
                 if learner.is_trusted:
                     found = bounded_scores(speeds - learner.best)
             scores[readable] = found
-        result: NDArray[np.float64] = np.maximum(scores, LEAST_SCORE)
+        result: Floats = np.maximum(scores, LEAST_SCORE)
         return result
 
     def learn(
@@ -200,7 +200,7 @@ class Scorer:
             learner = self._learners.setdefault(workload.workload_id, Learner())
             learner.learn(self._flat(block), _logarithms(self._head_scores(block)), latency)
 
-    def _read(self, workload: Workload, schedules: Sequence[Any]) -> tuple[NDArray[np.int64], FeatureBlock]:
+    def _read(self, workload: Workload, schedules: Sequence[Any]) -> tuple[Ints, FeatureBlock]:
         """Places of schedules that can be read, and their features."""
         layout = self._head.model.layout
         try:
@@ -212,15 +212,15 @@ class Scorer:
             return readable, self._extractor.extract_live(workload, kept, layout)
         return np.arange(len(schedules)), block
 
-    def _head_scores(self, block: FeatureBlock) -> NDArray[np.float64]:
+    def _head_scores(self, block: FeatureBlock) -> Floats:
         # One thread, as in evaluation: more would add up in another order.
         with torch_threads(1):
             return self._head.score_unseen(block)
 
-    def _flat(self, block: FeatureBlock) -> NDArray[np.float32]:
+    def _flat(self, block: FeatureBlock) -> Singles:
         return flat_inputs(block, self._spec.category_sizes)
 
-    def _score_texts(self, workload: Workload, traces: Sequence[Any]) -> NDArray[np.float64]:
+    def _score_texts(self, workload: Workload, traces: Sequence[Any]) -> Floats:
         """Score traces as records keep them."""
         if not all(isinstance(one, str) for one in traces):
             raise TransferError("a scorer takes schedules or JSON texts of traces, and not both in one call")
@@ -238,7 +238,7 @@ class Scorer:
             of = {workload.workload_id: workload}
             block = self._extractor.extract(of, candidates, model.layout)
             scores[readable] = self._head_scores(block)
-        result: NDArray[np.float64] = np.maximum(scores, LEAST_SCORE)
+        result: Floats = np.maximum(scores, LEAST_SCORE)
         return result
 
     def _is_readable(self, workload: Workload, schedule: Any) -> bool:
@@ -320,7 +320,7 @@ def cost_model(scorer: Scorer) -> Any:
                     ]
                 )
 
-        def predict(self, context: Any, candidates: Sequence[Any]) -> NDArray[np.float64]:
+        def predict(self, context: Any, candidates: Sequence[Any]) -> Floats:
             workload = scorer.workload_of(context.mod)
             return scorer.score(workload, [candidate.sch for candidate in candidates])
 
@@ -333,8 +333,8 @@ def _latency_secs(result: Any) -> float | None:
     return min(secs) if secs and result.error_msg is None and 0 < min(secs) < _FAILED_SECS else None
 
 
-def _logarithms(scores: NDArray[np.float64]) -> NDArray[np.float64]:
-    logarithms: NDArray[np.float64] = np.log(np.maximum(scores, _LEAST_LEARNT))
+def _logarithms(scores: Floats) -> Floats:
+    logarithms: Floats = np.log(np.maximum(scores, _LEAST_LEARNT))
     return logarithms
 
 

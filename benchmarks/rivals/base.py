@@ -17,11 +17,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks.onboarding_cases import Situation
+from transfer.arrays import Rows
 from transfer.data.dataset import Dataset
 from transfer.data.labels import relative_speed
 from transfer.data.ranking import places_in
 from transfer.errors import TransferError
-from transfer.evaluate.rankers import Ranker, Rows
+from transfer.evaluate.rankers import Ranker
 from transfer.features.flat import flat_inputs
 
 Floats = NDArray[np.float64]

@@ -9,9 +9,9 @@ import torch
 from numpy.typing import NDArray
 
 from benchmarks.rivals.base import unknown_device
+from transfer.arrays import Floats, Rows
 from transfer.data.dataset import Dataset
 from transfer.errors import TransferError
-from transfer.evaluate.rankers import Rows, Scores
 from transfer.model.inputs import torch_threads
 from transfer.model.mtl_tlp import TlpNetwork
 from transfer.train.published_procedure import TlpConfig, batches, train_network
@@ -62,7 +62,7 @@ class PublishedTlp:
             )
             self._networks |= {device_id: (network, place) for place, device_id in enumerate(members)}
 
-    def score(self, dataset: Dataset, rows: Rows, device_id: str) -> Scores:
+    def score(self, dataset: Dataset, rows: Rows, device_id: str) -> Floats:
         """Sums of the decoder over the steps. See `Ranker.score`."""
         steps = self._steps(dataset)
         if device_id not in self._networks:

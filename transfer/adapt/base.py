@@ -15,8 +15,8 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
-from numpy.typing import NDArray
 
+from transfer.arrays import Floats, Groups, Rows
 from transfer.data.dataset import Dataset
 from transfer.errors import TransferError
 from transfer.features.blocks import FeatureBlock
@@ -26,9 +26,6 @@ from transfer.train.config import TrainConfig
 
 if TYPE_CHECKING:
     from transfer.adapt.source_devices import SourceCorrection
-
-
-Rows = NDArray[np.int64]
 
 
 class Regime(StrEnum):
@@ -54,7 +51,7 @@ class Adapted:
     #: What the strategy chose on the way (learning rate, sources ...), as JSON values, for reports.
     notes: Mapping[str, Any] = field(default_factory=dict)
 
-    def score(self, dataset: Dataset, rows: NDArray[np.int64]) -> NDArray[np.float64]:
+    def score(self, dataset: Dataset, rows: Rows) -> Floats:
         """Score candidates for the device.
 
         Args:
@@ -70,7 +67,7 @@ class Adapted:
             return self.model.score(dataset.features.take(rows), self.device_id)
         return self.correction.score(self.model, without_device(dataset, self.device_id), rows)
 
-    def score_unseen(self, block: FeatureBlock) -> NDArray[np.float64]:
+    def score_unseen(self, block: FeatureBlock) -> Floats:
         """Score candidates that nobody has measured, as a search asks.
 
         Args:
@@ -161,7 +158,7 @@ class Strategy(Protocol):
         ...
 
 
-def is_enough(strategy: Strategy, group: NDArray[np.int32], latency_secs: NDArray[np.float64]) -> bool:
+def is_enough(strategy: Strategy, group: Groups, latency_secs: Floats) -> bool:
     """Whether a strategy can work with samples: as many as it needs, and a pair to compare if it needs any.
 
     Args:
@@ -225,7 +222,7 @@ def without_device(dataset: Dataset, device_id: str) -> Dataset:
     return dataset.where(visible)
 
 
-def unmeasured(dataset: Dataset, rows: NDArray[np.int64]) -> Dataset:
+def unmeasured(dataset: Dataset, rows: Rows) -> Dataset:
     """Some rows as if nobody had measured them, for `Adapted.score` in *device and workload new*."""
     part = dataset.take(rows)
     return part.where(np.zeros_like(part.failed))

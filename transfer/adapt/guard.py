@@ -14,19 +14,16 @@ from functools import partial
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from transfer.adapt.base import Adapted, FewShotTask, Regime, Rows, Strategy, is_enough
+from transfer.adapt.base import Adapted, FewShotTask, Regime, Strategy, is_enough
 from transfer.adapt.maml import Maml
 from transfer.adapt.multitask import Scratch
 from transfer.adapt.source_devices import SourceDevices
+from transfer.arrays import Floats, Groups, Mask, Rows
 from transfer.data.dataset import Dataset
 from transfer.data.intervals import is_beyond_luck
 from transfer.data.ranking import order_agreement
 from transfer.errors import TransferError
-
-Mask = NDArray[np.bool_]
-Floats = NDArray[np.float64]
 
 #: Parts that samples are held back in.
 _FOLDS = 3
@@ -161,7 +158,7 @@ def judge(agreements: Mapping[str, Floats], chosen: str) -> dict[str, Any]:
     }
 
 
-def agreement_by_workload(group: NDArray[np.int32], scores: Floats, latency_secs: Floats) -> Floats:
+def agreement_by_workload(group: Groups, scores: Floats, latency_secs: Floats) -> Floats:
     """(workloads,) share of the pairs in the right order, of workloads where two candidates ran."""
     ran = np.isfinite(latency_secs)
     workloads, counts = np.unique(group[ran], return_counts=True)
@@ -172,7 +169,7 @@ def agreement_by_workload(group: NDArray[np.int32], scores: Floats, latency_secs
     return np.array(shares)
 
 
-def folds(group: NDArray[np.int32], regime: Regime, seed: int) -> list[Mask]:
+def folds(group: Groups, regime: Regime, seed: int) -> list[Mask]:
     """Masks over samples: what is held back in turn, so that held-back ones can be compared with each other.
 
     Args:
@@ -236,7 +233,7 @@ def for_check(strategy: Strategy, regime: Regime) -> Strategy:
     return strategy
 
 
-def _held_for_check(group: NDArray[np.int32], latency_secs: Floats, regime: Regime, seed: int) -> Mask | None:
+def _held_for_check(group: Groups, latency_secs: Floats, regime: Regime, seed: int) -> Mask | None:
     """The samples to check by; None where either side would have too little to compare."""
     ran = np.isfinite(latency_secs)
     for held in folds(group, regime, seed)[:1]:

@@ -11,8 +11,8 @@ from collections.abc import Sequence
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
+from transfer.arrays import Rows
 from transfer.data.dataset import Dataset
 from transfer.features.hardware import vector_distances
 from transfer.model.fleet_tlp import FleetTLP, scoped_seed
@@ -35,7 +35,7 @@ def with_target_head(source: FleetTLP, part: Dataset, target_device: str, *, see
 
 
 def with_heads(
-    source: FleetTLP, dataset: Dataset, rows: NDArray[np.int64], device_ids: Sequence[str], *, seed: int
+    source: FleetTLP, dataset: Dataset, rows: Rows, device_ids: Sequence[str], *, seed: int
 ) -> FleetTLP:
     """Copy a model, with a head for exactly these devices; a new one is like the most similar source head.
 

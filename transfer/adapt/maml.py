@@ -18,7 +18,6 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from safetensors import SafetensorError
 from safetensors.torch import load as load_tensors
 from safetensors.torch import save as save_tensors
@@ -30,6 +29,7 @@ from agents.records import canonical_json, content_hash
 from transfer.adapt.base import Adapted, FewShotTask
 from transfer.adapt.heads import with_target_head
 from transfer.adapt.tuning_loop import choose_rate
+from transfer.arrays import Ints
 from transfer.checked_folder import put_file, read_file
 from transfer.data.batches import lay_out
 from transfer.data.dataset import Dataset
@@ -240,7 +240,7 @@ class Maml:
         scorer: _Scorer,
         log_rates: Parameters,
         data: TrainingRows,
-        group: NDArray[np.int64],
+        group: Ints,
         config: TrainConfig,
         random: np.random.Generator,
     ) -> Tensor | None:
@@ -277,7 +277,7 @@ def _stepped(
     return model
 
 
-def _task(data: TrainingRows, groups: Sequence[NDArray[np.int64]]) -> _Task:
+def _task(data: TrainingRows, groups: Sequence[Ints]) -> _Task:
     """Positions of some workloads as one batch."""
     batch = lay_out(groups)
     labels = torch.from_numpy(data.labels[batch.rows][:, 0])[batch.place]

@@ -9,16 +9,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from transfer.adapt.base import Adapted, FewShotTask
 from transfer.adapt.heads import most_similar_heads
+from transfer.arrays import Singles
 from transfer.features.hardware import hardware_table, vector_distances
 from transfer.model.fleet_tlp import FleetTLP
-
-Vector = NDArray[np.float32]
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,8 +38,8 @@ class Nearest:
 def day_zero_head(
     source: FleetTLP,
     target_device: str,
-    vector: Vector,
-    hardware: Mapping[str, Vector],
+    vector: Singles,
+    hardware: Mapping[str, Singles],
     distances: Mapping[str, float] | None = None,
 ) -> Adapted:
     """Give a copy of a model a head for a device that has measured nothing but reference programs.

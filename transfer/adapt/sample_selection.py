@@ -15,17 +15,14 @@ from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 import numpy as np
-from numpy.typing import NDArray
 
-from transfer.adapt.base import Rows
 from transfer.adapt.space_search import SpaceSearch
+from transfer.arrays import Floats, Rows
 from transfer.data.dataset import Dataset
 from transfer.data.ranking import places_in
 from transfer.errors import TransferError
 from transfer.features.flat import flat_inputs
 from transfer.model.fleet_tlp import FleetTLP
-
-Floats = NDArray[np.float64]
 
 #: Measured candidates of each sampled workload: fewer give no ranking, more leave out workloads. With 64
 #: samples on one split, 8 of each of 8 workloads did a little better than 4 of each of 16 (tau .52 and .51).

@@ -15,13 +15,13 @@ from dataclasses import dataclass, fields, replace
 from typing import Any, ClassVar
 
 import numpy as np
-from numpy.typing import NDArray
 
 from transfer.adapt.base import Adapted, FewShotTask
 from transfer.adapt.heads import with_target_head
 from transfer.adapt.source_model import SourceModel, fit_source_model
 from transfer.adapt.summary_nets import SummaryNets, fit_nets, tune_nets
 from transfer.adapt.tuning_loop import tune
+from transfer.arrays import Floats, Rows, Singles
 from transfer.data.dataset import Dataset
 from transfer.data.labels import group_min
 from transfer.errors import TransferError
@@ -144,7 +144,7 @@ class SourceCorrection:
     #: Weight of the networks on what they did not; 0 where head, trees and networks count alike.
     nets_share: float = 0.0
 
-    def arrays(self) -> dict[str, NDArray[np.float32]]:
+    def arrays(self) -> dict[str, Singles]:
         """The learnt numbers, ready for safetensors."""
         values = {field.name: getattr(self.source_model, field.name) for field in fields(SourceModel)}
         if self.nets is not None:
@@ -162,9 +162,7 @@ class SourceCorrection:
         }
 
     @classmethod
-    def restored(
-        cls, arrays: Mapping[str, NDArray[np.float32]], settings: Mapping[str, Any]
-    ) -> SourceCorrection:
+    def restored(cls, arrays: Mapping[str, Singles], settings: Mapping[str, Any]) -> SourceCorrection:
         """Inverse of `arrays` and `settings`.
 
         Raises:
@@ -184,7 +182,7 @@ class SourceCorrection:
                 "adapt the device again"
             ) from error
 
-    def score(self, model: TlpModel, dataset: Dataset, rows: NDArray[np.int64]) -> NDArray[np.float64]:
+    def score(self, model: TlpModel, dataset: Dataset, rows: Rows) -> Floats:
         """Relative speeds in (0, 1], or the head's where nobody measured. See `Adapted.score`."""
         rows = np.asarray(rows, dtype=np.int64)
         around, value = self.source_model.predict(dataset, np.unique(dataset.group[rows]))
@@ -217,11 +215,11 @@ class SourceCorrection:
         scores[around[chosen]] = np.exp(least[chosen] - filled[chosen])
         return scores[rows]
 
-    def score_unseen(self, model: TlpModel, block: FeatureBlock) -> NDArray[np.float64]:
+    def score_unseen(self, model: TlpModel, block: FeatureBlock) -> Floats:
         """The ensemble of head and networks. See `Adapted.score_unseen`."""
         return np.asarray(np.exp(self._log_scores(model, block)))
 
-    def _log_scores(self, model: TlpModel, block: FeatureBlock) -> NDArray[np.float64]:
+    def _log_scores(self, model: TlpModel, block: FeatureBlock) -> Floats:
         """Logarithms of relative speeds: a weighted mean over head and trees (in one score) and networks."""
         head = np.log(np.maximum(model.score(block, self.device_id), 1e-12))
         if self.nets is None:

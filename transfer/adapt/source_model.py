@@ -24,11 +24,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from transfer.arrays import Floats, Groups, Ints, Mask, Rows, Singles
 from transfer.data.dataset import Dataset
 from transfer.data.latency_parts import fast_weights, part_latencies
-
-Floats = NDArray[np.float64]
-Groups = NDArray[np.int32]
 
 #: Ridge of a source device's linear part, in candidates. On four ISA profiles 30 to 300 did alike.
 _RIDGE = 100.0
@@ -61,18 +59,18 @@ class SourceModel:
     #: Devices whose latencies are looked at, in the order of the weights.
     sources: tuple[str, ...]
     #: (P,) constants of the features.
-    mean: NDArray[np.float32]
-    std: NDArray[np.float32]
+    mean: Singles
+    std: Singles
     #: (P,) slope over the features, and (S,) over the source devices' own parts.
-    slope: NDArray[np.float32]
-    own_slope: NDArray[np.float32]
+    slope: Singles
+    own_slope: Singles
     #: (m, P) measured candidates and (m,) their weights in the smooth part; empty where it is not used.
-    smooth_at: NDArray[np.float32]
-    smooth_by: NDArray[np.float32]
+    smooth_at: Singles
+    smooth_by: Singles
     #: Which of the strengths was chosen; 0 is "none".
     strength: int
 
-    def predict(self, dataset: Dataset, groups: NDArray[np.integer]) -> tuple[NDArray[np.int64], Floats]:
+    def predict(self, dataset: Dataset, groups: NDArray[np.integer]) -> tuple[Ints, Floats]:
         """Log seconds, up to a constant of the workload, of all candidates of some workloads.
 
         Args:
@@ -91,7 +89,7 @@ class SourceModel:
             value = value + _alike(x, self.smooth_at.astype(np.float64)) @ self.smooth_by
         return rows, value
 
-    def _source_secs(self, dataset: Dataset, rows: NDArray[np.int64]) -> Floats:
+    def _source_secs(self, dataset: Dataset, rows: Rows) -> Floats:
         """(n, S) what the source devices measured, as far as the dataset shows it."""
         columns = [
             dataset.latency_secs[rows, dataset.column(device_id)]
@@ -181,15 +179,13 @@ def hardware_mix(
     return np.asarray(np.linalg.solve(inner + ridge * np.eye(len(sources)), apart @ target_offset))
 
 
-def standardised(
-    dataset: Dataset, rows: NDArray[np.int64], mean: NDArray[np.float32], std: NDArray[np.float32]
-) -> Floats:
+def standardised(dataset: Dataset, rows: Rows, mean: Singles, std: Singles) -> Floats:
     """(n, P) summaries of candidates in units of their spread."""
     summary = np.asarray(dataset.features.summary[rows], dtype=np.float64)
     return np.clip((summary - mean) / std, -_LIMIT, _LIMIT)
 
 
-def centred(x: Floats, group: Groups, is_known: NDArray[np.bool_]) -> Floats:
+def centred(x: Floats, group: Groups, is_known: Mask) -> Floats:
     """Features less the mean of the workload's known candidates: what sets a candidate apart from them."""
     count = int(group.max(initial=-1)) + 1
     total = np.zeros((count, x.shape[1]))
@@ -198,7 +194,7 @@ def centred(x: Floats, group: Groups, is_known: NDArray[np.bool_]) -> Floats:
     return np.asarray(x - (total / np.maximum(1, each)[:, None])[group])
 
 
-def _constants(part: Dataset, rows: NDArray[np.int64]) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+def _constants(part: Dataset, rows: Rows) -> tuple[Singles, Singles]:
     summary = np.asarray(part.features.summary[rows], dtype=np.float64)
     std = summary.std(axis=0)
     return summary.mean(axis=0).astype(np.float32), np.where(std > 1e-4, std, 1.0).astype(np.float32)
@@ -236,9 +232,7 @@ def _alike(a: Floats, b: Floats) -> Floats:
     return np.asarray(np.exp(-np.maximum(squares, 0.0) / max(1, a.shape[1])))
 
 
-def _fit_extra(
-    x: Floats, own: Floats, rest: Floats, measured: NDArray[np.int64], weight: Floats, group: Groups
-) -> _Extra:
+def _fit_extra(x: Floats, own: Floats, rest: Floats, measured: Ints, weight: Floats, group: Groups) -> _Extra:
     """Gaussian process over what source devices leave unexplained of the target's measurements: (m,) `rest`.
 
     Features `x` (n, P), source devices' `own` parts (n, S), `weight` and `group` (n,) are of all candidates,

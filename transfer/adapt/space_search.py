@@ -22,12 +22,10 @@ import itertools
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 from scipy.linalg import solve_triangular
 from scipy.stats import norm
 
-Floats = NDArray[np.float64]
-Rows = NDArray[np.int64]
+from transfer.arrays import Floats, Mask, Rows, Singles
 
 #: Slower than the fastest by more than this factor is all the same.
 _SLOWEST = 8.0
@@ -70,12 +68,12 @@ class _Member:
         variance: (N,) of each candidate given what was measured.
     """
 
-    def __init__(self, prior: NDArray[np.float32]) -> None:
+    def __init__(self, prior: Singles) -> None:
         self.basis = np.zeros((0, len(prior)), dtype=np.float32)
         self.variance = prior.copy()
         self._factor = np.zeros((0, 0))
 
-    def extend(self, row: int, covariance: NDArray[np.float32]) -> None:
+    def extend(self, row: int, covariance: Singles) -> None:
         """Take up a measured row; `covariance` is that of all candidates with it."""
         count = len(self.basis)
         line = self.basis[:, row].copy()
@@ -87,12 +85,12 @@ class _Member:
         factor[:count, :count], factor[count, :count], factor[count, count] = self._factor, line, pivot
         self._factor = factor
 
-    def shrink(self, count: int, variance: NDArray[np.float32]) -> None:
+    def shrink(self, count: int, variance: Singles) -> None:
         """Go back to the first `count` measurements."""
         self.basis, self._factor = self.basis[:count], self._factor[:count, :count]
         self.variance = variance
 
-    def posterior(self, residual: Floats) -> tuple[NDArray[np.float32], float]:
+    def posterior(self, residual: Floats) -> tuple[Singles, float]:
         """(N,) what to add to the prior mean, and the log likelihood of the measured residuals."""
         solved = solve_triangular(self._factor, residual, lower=True)
         likelihood = -0.5 * float(solved @ solved) - float(np.log(np.diag(self._factor)).sum())
@@ -138,7 +136,7 @@ class SpaceSearch:
         self._extend(row)
         self._logs.append(float(np.log(secs)) if np.isfinite(secs) and secs > 0 else np.inf)
 
-    def choose(self, count: int, allowed: NDArray[np.bool_] | None = None) -> Rows:
+    def choose(self, count: int, allowed: Mask | None = None) -> Rows:
         """Rows to measure next, best first.
 
         Several at once are chosen as if each had come out as expected.
@@ -172,7 +170,7 @@ class SpaceSearch:
         """(N,) expected logarithm of each candidate's time over that of the best measured one."""
         return self._gain(np.ones(len(self._mean), dtype=np.bool_))[1]
 
-    def _gain(self, is_free: NDArray[np.bool_]) -> tuple[Floats, Floats]:
+    def _gain(self, is_free: Mask) -> tuple[Floats, Floats]:
         """(N,) expected improvement of each row, and its expected logarithm."""
         if not self._rows:
             return np.where(is_free, -self._mean - self._ties, -np.inf), self._mean
@@ -213,10 +211,10 @@ class SpaceSearch:
         self._rows.append(row)
 
 
-def _matern(square: NDArray[np.float32]) -> NDArray[np.float32]:
+def _matern(square: Singles) -> Singles:
     """Matern's kernel of smoothness 5/2 at squared distances."""
     far = np.sqrt(5 * square + np.float32(1e-12))
-    kernel: NDArray[np.float32] = (1 + far + far * far / 3) * np.exp(-far)
+    kernel: Singles = (1 + far + far * far / 3) * np.exp(-far)
     return kernel
 
 

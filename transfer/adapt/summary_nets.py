@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from scipy.special import erf
 from torch import nn
 
+from transfer.arrays import Floats, Singles
 from transfer.data.batches import draw_batches
 from transfer.data.dataset import Dataset
 from transfer.model.fleet_tlp import scoped_seed
@@ -46,17 +47,17 @@ class SummaryNets:
     """Trained networks; arrays are float32, ready to be stored."""
 
     #: (P,) constants of the inputs.
-    nets_mean: NDArray[np.float32]
-    nets_std: NDArray[np.float32]
+    nets_mean: Singles
+    nets_std: Singles
     #: (M, P, W), (M, W), (M, W, W), (M, W), (M, W), (M,)
-    nets_in: NDArray[np.float32]
-    nets_in_bias: NDArray[np.float32]
-    nets_mid: NDArray[np.float32]
-    nets_mid_bias: NDArray[np.float32]
-    nets_out: NDArray[np.float32]
-    nets_out_bias: NDArray[np.float32]
+    nets_in: Singles
+    nets_in_bias: Singles
+    nets_mid: Singles
+    nets_mid_bias: Singles
+    nets_out: Singles
+    nets_out_bias: Singles
 
-    def log_scores(self, summary: NDArray[np.floating]) -> NDArray[np.float64]:
+    def log_scores(self, summary: NDArray[np.floating]) -> Floats:
         """(M, N) logarithms of relative speeds in (0, 1) of candidates with (N, P) summaries."""
         scores = np.empty((len(self.nets_in), len(summary)))
         for start in range(0, len(summary), _ROWS):
@@ -118,9 +119,7 @@ def _taught(
     return _as_arrays(nets, mean, std)
 
 
-def _standardised(
-    summary: NDArray[np.floating], mean: NDArray[np.float32], std: NDArray[np.float32]
-) -> NDArray[np.floating]:
+def _standardised(summary: NDArray[np.floating], mean: Singles, std: Singles) -> NDArray[np.floating]:
     scaled: NDArray[np.floating] = np.clip((summary - mean) / std, -_LIMIT, _LIMIT)
     return scaled
 
@@ -166,9 +165,7 @@ def _set(net: nn.Sequential, nets: SummaryNets, place: int) -> None:
             parameter.copy_(torch.from_numpy(np.ascontiguousarray(value)))
 
 
-def _as_arrays(
-    nets: Sequence[nn.Sequential], mean: NDArray[np.float32], std: NDArray[np.float32]
-) -> SummaryNets:
+def _as_arrays(nets: Sequence[nn.Sequential], mean: Singles, std: Singles) -> SummaryNets:
     parameters = [[parameter.detach().numpy() for parameter in net.parameters()] for net in nets]
     first, first_bias, second, second_bias, last, last_bias = (
         np.stack(several).astype(np.float32) for several in zip(*parameters, strict=True)
@@ -197,5 +194,5 @@ def _network(slots: int) -> nn.Sequential:
     )
 
 
-def _gelu(x: NDArray[np.float32]) -> NDArray[np.float32]:
+def _gelu(x: Singles) -> Singles:
     return np.asarray(0.5 * x * (1 + erf(x / np.sqrt(2.0))), dtype=np.float32)

@@ -13,10 +13,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 from scipy.special import stdtrit
 
-Floats = NDArray[np.float64]
+from transfer.arrays import Floats
 
 #: Share of the resamples inside an interval unless told otherwise.
 LEVEL = 0.9

@@ -11,12 +11,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
+from transfer.arrays import Floats, Groups
 from transfer.data.labels import group_min
-
-Floats = NDArray[np.float64]
-Groups = NDArray[np.int32]
 
 #: Passes that part a table with holes into row and column effects.
 _PASSES = 8

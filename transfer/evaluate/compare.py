@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
-from numpy.typing import NDArray
 
+from transfer.arrays import Floats
 from transfer.data.dataset import Dataset
 from transfer.data.metrics import Metrics, merge
 from transfer.data.ranking import places_in
@@ -30,7 +30,7 @@ from transfer.train.rows import trainable_devices
 #: Splits of each seed; the same for all seeds where they are given as a list.
 Splits = Sequence[Split] | Callable[[int], Sequence[Split]]
 #: What a fitted ranker says of the test rows, (rows of the split,) by device, and the seconds that it took.
-FitScores = tuple[Mapping[str, NDArray[np.float64]], float]
+FitScores = tuple[Mapping[str, Floats], float]
 
 #: A workload is judged where this many of its held-out candidates were measured: of one alone, any ranker
 #: finds the best.

@@ -12,15 +12,12 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Sequence
 
 import numpy as np
-from numpy.typing import NDArray
 
+from transfer.arrays import Floats, Groups, Rows
 from transfer.data.dataset import Dataset
 from transfer.data.intervals import LEVEL, RESAMPLES, Estimate, Resampled, resample_ratio
 from transfer.data.metrics import Metrics, evaluate_ranking, measure_workloads, merge
 from transfer.errors import TransferError
-
-Rows = NDArray[np.int64]
-Floats = NDArray[np.float64]
 
 
 def judge(
@@ -47,7 +44,7 @@ def judge(
 
 def judge_by(
     measures: Collection[str], dataset: Dataset, device_id: str, rows: Rows, scores: Floats
-) -> tuple[NDArray[np.int32], dict[str, Floats]]:
+) -> tuple[Groups, dict[str, Floats]]:
     """A few measures (names in `Metrics`), where all of them would take longer than the fit.
 
     Arguments as of `judge`; of the rows one at least was measured. Gives (G,) workloads, and (G,) values by
@@ -75,7 +72,7 @@ def judge_folds(
     return merge(judged_parts)
 
 
-def _truth(dataset: Dataset, device_id: str, rows: Rows) -> tuple[Floats, NDArray[np.int32]]:
+def _truth(dataset: Dataset, device_id: str, rows: Rows) -> tuple[Floats, Groups]:
     return dataset.latency_secs[rows, dataset.column(device_id)], dataset.group[rows]
 
 

@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from agents.records import Candidate, Workload, WorkloadId
+from transfer.arrays import Ints, Singles
 from transfer.errors import TraceError
 from transfer.features.blocks import FeatureBlock
 from transfer.features.extractor import Extractor
@@ -41,7 +42,7 @@ class BlockBuilder:
         self._table = StepTable()
         self._pending: list[tuple[Workload, tuple[Primitive, ...]]] = []
         self._pending_numbers = 0
-        self._vectors: dict[WorkloadId, tuple[int, NDArray[np.float32]]] = {}
+        self._vectors: dict[WorkloadId, tuple[int, Singles]] = {}
         #: Why candidates of a workload cannot be taken; empty where they can.
         self._faults: dict[WorkloadId, str] = {}
         self._steps = _Rows(np.int32, spec.max_steps)
@@ -87,7 +88,7 @@ class BlockBuilder:
         if fault:
             raise TraceError(fault)
 
-    def finish(self, order: NDArray[np.int64]) -> FeatureBlock:
+    def finish(self, order: Ints) -> FeatureBlock:
         """The block; the builder is used up.
 
         Args:
@@ -150,7 +151,7 @@ class _Rows:
         self._array[self._used : needed] = rows
         self._used = needed
 
-    def ordered(self, order: NDArray[np.int64]) -> NDArray[Any]:
+    def ordered(self, order: Ints) -> NDArray[Any]:
         """The rows in this order, which names each once; the rows given before are used up."""
         array = self._array
         self._array = np.zeros((0, array.shape[1]), dtype=array.dtype)

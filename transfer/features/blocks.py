@@ -18,6 +18,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from transfer.arrays import Groups, Ints, Mask, Singles
+
 #: Rows looked at in one go where a whole block is checked.
 _CHUNK = 65536
 
@@ -27,20 +29,20 @@ class FeatureBlock:
     """Features of N candidates. The properties make dense arrays: ask them of batches, not of millions."""
 
     #: (N, L) rows of the two step tables; 0 is padding.
-    steps: NDArray[np.int32]
+    steps: Groups
     #: (T, C) indexes into the vocabularies; row 0 is all 0.
     step_categories: NDArray[np.int16]
     #: (T, F) numbers; row 0 is all 0.
-    step_numbers: NDArray[np.float32]
+    step_numbers: Singles
     #: (N,) rows of `workload_vectors`.
-    workload_rows: NDArray[np.int32]
+    workload_rows: Groups
     #: (W, V) one vector a workload.
-    workload_vectors: NDArray[np.float32]
+    workload_vectors: Singles
     #: (N, S) derived numbers of each whole candidate.
-    summary: NDArray[np.float32]
+    summary: Singles
     #: (N, L', E) features of published TLP, L' and E those of its layout; None where no model wants them, for
     #: they take four times as much as all else.
-    published: NDArray[np.float32] | None = None
+    published: Singles | None = None
 
     def __len__(self) -> int:
         """Number of candidates."""
@@ -52,17 +54,17 @@ class FeatureBlock:
         return self.step_categories[self.steps]
 
     @property
-    def numbers(self) -> NDArray[np.float32]:
+    def numbers(self) -> Singles:
         """(N, L, F) numbers; 0 at padding steps."""
         return self.step_numbers[self.steps]
 
     @property
-    def mask(self) -> NDArray[np.bool_]:
+    def mask(self) -> Mask:
         """(N, L) True at real steps."""
         return np.asarray(self.steps > 0)
 
     @property
-    def workload(self) -> NDArray[np.float32]:
+    def workload(self) -> Singles:
         """(N, V) the workload of each candidate."""
         return self.workload_vectors[self.workload_rows]
 
@@ -76,7 +78,7 @@ class FeatureBlock:
             published=None if self.published is None else self.published[rows],
         )
 
-    def step_counts(self) -> NDArray[np.int64]:
+    def step_counts(self) -> Ints:
         """(T,) how often each row of the step tables occurs; 0 for padding."""
         counts = np.zeros(len(self.step_numbers), dtype=np.int64)
         for start in range(0, len(self), _CHUNK):

@@ -15,9 +15,9 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from agents.records import Candidate, Workload, WorkloadId, canonical_json, content_hash
+from transfer.arrays import Groups, Singles
 from transfer.errors import TraceError, TransferError
 from transfer.features.blocks import FeatureBlock
 from transfer.features.hardware import HARDWARE_NAMES
@@ -95,7 +95,7 @@ class Extractor:
         self._rows = StepRows(self._table, self._crop_places)
         self._decided = MetaScheduleReader()
         self._summariser = Summariser()
-        self._vectors: dict[WorkloadId, NDArray[np.float32]] = {}
+        self._vectors: dict[WorkloadId, Singles] = {}
 
     def extract(
         self,
@@ -205,7 +205,7 @@ class Extractor:
         workloads: Sequence[Workload],
         sequences: Sequence[tuple[Primitive, ...]],
         table: StepTable,
-    ) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
+    ) -> tuple[Groups, Singles]:
         """Encode sequences with a table of the caller's.
 
         Args:
@@ -224,11 +224,11 @@ class Extractor:
     def _summary(
         self,
         workloads: Sequence[Workload],
-        steps: NDArray[np.int32],
+        steps: Groups,
         tiled: Sequence[str | None],
         lengths: Sequence[int],
         table: StepTable,
-    ) -> NDArray[np.float32]:
+    ) -> Singles:
         """(N, S) summaries of (N, L) rows of a table."""
         categories, numbers = table.rows()
         summary = np.empty((len(steps), len(self.spec.summary_names)), dtype=np.float32)
@@ -240,7 +240,7 @@ class Extractor:
             )
         return summary
 
-    def workload_vector(self, workload: Workload) -> NDArray[np.float32]:
+    def workload_vector(self, workload: Workload) -> Singles:
         """(V,) numbers that describe a workload, made once."""
         vector = self._vectors.get(workload.workload_id)
         if vector is None:
@@ -250,8 +250,8 @@ class Extractor:
     def _block(
         self,
         workloads: Sequence[Workload],
-        steps: NDArray[np.int32],
-        summary: NDArray[np.float32],
+        steps: Groups,
+        summary: Singles,
         sequences: Sequence[tuple[Primitive, ...]] = (),
         layout: PublishedLayout | None = None,
     ) -> FeatureBlock:

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from transfer.arrays import Rows, Singles
 from transfer.features.blocks import FeatureBlock
 from transfer.features.locations import LOCATION_NAMES, describe_locations
 from transfer.features.slots import NUMBER_NAMES
@@ -22,8 +23,8 @@ _POOL_ROWS = 8192
 def flat_inputs(
     features: FeatureBlock,
     category_sizes: Sequence[int],
-    rows: NDArray[np.int64] | None = None,
-) -> NDArray[np.float32]:
+    rows: Rows | None = None,
+) -> Singles:
     """Features without their sequence.
 
     Args:
@@ -49,7 +50,7 @@ def location_columns(number_size: int) -> int:
     return len(LOCATION_NAMES) if number_size == len(NUMBER_NAMES) else 0
 
 
-def _flatten(block: FeatureBlock, category_sizes: Sequence[int]) -> NDArray[np.float32]:
+def _flatten(block: FeatureBlock, category_sizes: Sequence[int]) -> Singles:
     mask, categories = block.mask, block.categories
     row, step = np.nonzero(mask)
     parts: list[NDArray[Any]] = [block.summary, block.workload]

@@ -15,6 +15,7 @@ from collections.abc import Iterator
 import numpy as np
 from numpy.typing import NDArray
 
+from transfer.arrays import Ints, Mask, Singles
 from transfer.features.slots import CATEGORY_PLACE, NUMBER_PLACE
 from transfer.language.primitives import Kind, Role, kind_index, role_index
 
@@ -33,9 +34,7 @@ LOCATION_NAMES: tuple[str, ...] = (
 )
 
 
-def describe_locations(
-    categories: NDArray[np.int16], numbers: NDArray[np.float32]
-) -> list[NDArray[np.float32]]:
+def describe_locations(categories: NDArray[np.int16], numbers: Singles) -> list[Singles]:
     """Columns of some candidates.
 
     Args:
@@ -53,10 +52,10 @@ def describe_locations(
     is_chosen = np.cumsum(is_kind[Kind.AN], axis=1) > 0
     is_producer = is_kind[Kind.CA] & (role != role_index(Role.WRITE_CACHE))
     is_producer |= is_kind[Kind.CR] | (is_kind[Kind.CI] & is_chosen)
-    columns: list[NDArray[np.float32]] = []
+    columns: list[Singles] = []
     rows = np.arange(len(kind))
 
-    def read(is_there: NDArray[np.bool_], step: NDArray[np.int64], name: str) -> NDArray[np.float32]:
+    def read(is_there: Mask, step: Ints, name: str) -> Singles:
         return np.where(is_there, numbers[rows, step, NUMBER_PLACE[name]], np.float32(0))
 
     for is_there, step in _first(is_producer, _PRODUCERS):
@@ -69,9 +68,7 @@ def describe_locations(
     return columns
 
 
-def _first(
-    is_selected: NDArray[np.bool_], count: int
-) -> Iterator[tuple[NDArray[np.bool_], NDArray[np.int64]]]:
+def _first(is_selected: Mask, count: int) -> Iterator[tuple[Mask, Ints]]:
     """(N,) whether there is a first, second ... wanted step, and (N,) its place, 0 where there is none."""
     number = np.cumsum(is_selected, axis=1)
     for place in range(count):

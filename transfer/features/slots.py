@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from transfer.arrays import Groups, Singles
 from transfer.language.primitives import (
     DETAIL_COUNT,
     KIND_COUNT,
@@ -169,9 +170,9 @@ class StepTable:
         self._size = 0
         # Fresh arrays: blocks made before hold views of the old ones.
         self._category_rows: NDArray[np.int16] = np.zeros((0, len(CATEGORY_SIZES)), dtype=np.int16)
-        self._number_rows: NDArray[np.float32] = np.zeros((0, len(NUMBER_NAMES)), dtype=np.float32)
+        self._number_rows: Singles = np.zeros((0, len(NUMBER_NAMES)), dtype=np.float32)
 
-    def look_up(self, sequences: Sequence[Sequence[Primitive]], max_steps: int) -> NDArray[np.int32]:
+    def look_up(self, sequences: Sequence[Sequence[Primitive]], max_steps: int) -> Groups:
         """Row of the table for each step.
 
         Args:
@@ -210,7 +211,7 @@ class StepTable:
         self._ids[step[:3]] = row
         return row
 
-    def rows(self) -> tuple[NDArray[np.int16], NDArray[np.float32]]:
+    def rows(self) -> tuple[NDArray[np.int16], Singles]:
         """The table: (T, C) categories and (T, F) numbers. Rows once returned never change."""
         if self._numbers:
             self._category_rows = _append(self._category_rows, self._size, self._categories)
@@ -221,7 +222,7 @@ class StepTable:
         return self._category_rows[: self._size], self._number_rows[: self._size]
 
 
-def laid_out(flat: Sequence[int], lengths: Sequence[int], max_steps: int) -> NDArray[np.int32]:
+def laid_out(flat: Sequence[int], lengths: Sequence[int], max_steps: int) -> Groups:
     """(N, L) rows of sequences, one after the other in `flat`; 0 where there is no step."""
     mask = np.arange(max_steps) < np.asarray(lengths, dtype=np.int64)[:, None]
     rows = np.zeros(mask.shape, dtype=np.int32)

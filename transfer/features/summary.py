@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from agents.records import Workload, WorkloadId
+from transfer.arrays import Floats, Ints, Mask, Rows, Singles
 from transfer.errors import BudgetError
 from transfer.features.access import block_accesses
 from transfer.features.box_access import BlockAccess
@@ -82,8 +83,8 @@ class Summariser:
         tiled: Sequence[str | None],
         lengths: Sequence[int],
         categories: NDArray[np.int16],
-        numbers: NDArray[np.float32],
-    ) -> NDArray[np.float32]:
+        numbers: Singles,
+    ) -> Singles:
         """Summaries of some candidates.
 
         Args:
@@ -155,9 +156,7 @@ def tiled_block(sequence: Sequence[Primitive]) -> str | None:
     return None
 
 
-def _same_axes(
-    rows: NDArray[np.int64], is_split: NDArray[np.bool_], reduction: NDArray[np.bool_]
-) -> list[NDArray[np.int64]]:
+def _same_axes(rows: Rows, is_split: Mask, reduction: Mask) -> list[Ints]:
     """Rows parted by the axes that they tile, rows without any left out."""
     patterns, part = np.unique(
         np.concatenate([is_split[rows], reduction[rows]], axis=1), axis=0, return_inverse=True
@@ -165,17 +164,15 @@ def _same_axes(
     return [rows[part.ravel() == place] for place in range(len(patterns)) if patterns[place].any()]
 
 
-def _describe_steps(
-    summary: NDArray[np.float64], categories: NDArray[np.int16], numbers: NDArray[np.float32]
-) -> None:
+def _describe_steps(summary: Floats, categories: NDArray[np.int16], numbers: Singles) -> None:
     """Fill the numbers that come from single steps: annotations, caches, places of producers."""
     kind, role, detail = (categories[:, :, CATEGORY_PLACE[name]] for name in ("kind", "role", "detail"))
     value, extent = (numbers[:, :, NUMBER_PLACE[name]] for name in ("value", "extent"))
 
-    def is_kind(step_kind: Kind) -> NDArray[np.bool_]:
+    def is_kind(step_kind: Kind) -> Mask:
         return np.asarray(kind == kind_index(step_kind))
 
-    def largest(values: NDArray[np.float32], where: NDArray[np.bool_]) -> NDArray[np.float32]:
+    def largest(values: Singles, where: Mask) -> Singles:
         return np.asarray(np.where(where, values, 0).max(axis=1, initial=0))
 
     of_cache = role == role_index(Role.WRITE_CACHE)
@@ -202,7 +199,7 @@ def _describe_steps(
         summary[:, _PLACE[name]] = values
 
 
-def _relate_unrolling(summary: NDArray[np.float64]) -> None:
+def _relate_unrolling(summary: Floats) -> None:
     """Whether the loops inside each inner cut stay under the unrolling limit; a vector counts once."""
     limit = np.log2(np.maximum(1, np.exp2(summary[:, _PLACE["unroll"]]) - 1))
     tiled = summary[:, _PLACE["tiled"]] > 0

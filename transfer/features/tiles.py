@@ -16,11 +16,10 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from transfer.arrays import Floats, Ints, Mask, Singles
 from transfer.features.box_access import BlockAccess
 from transfer.features.slots import AXES, CATEGORY_PLACE, FACTORS, NUMBER_PLACE
 from transfer.language.primitives import REDUCTION, SPATIAL, Kind, Role, detail_index, kind_index, role_index
-
-Floats = NDArray[np.float64]
 
 _SPATIAL_AXES, _SPATIAL_LEVELS = 4, 4
 _REDUCTION_AXES, _REDUCTION_LEVELS = 3, 2
@@ -76,9 +75,9 @@ class Splits(NamedTuple):
     #: (N, AXES, J) factors, 1 where there is none.
     factors: Floats
     #: (N, AXES) True at reductions.
-    reduction: NDArray[np.bool_]
+    reduction: Mask
     #: (N, AXES) True at axes that are split.
-    is_split: NDArray[np.bool_]
+    is_split: Mask
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -88,7 +87,7 @@ class Tiles:
     #: (n, A, J) factors, 1 where there is none.
     factors: Floats
     #: (A,) True at reductions.
-    reduction: NDArray[np.bool_]
+    reduction: Mask
 
     def inside(self, spatial_levels: int, reduction_levels: int) -> Floats:
         """(n, A) iterations of each axis inside so many of its innermost levels."""
@@ -97,9 +96,7 @@ class Tiles:
         return np.asarray(np.where(is_inside, self.factors, 1).prod(axis=2))
 
 
-def read_tiles(
-    categories: NDArray[np.int16], numbers: NDArray[np.float32], on_gpu: NDArray[np.bool_]
-) -> Splits:
+def read_tiles(categories: NDArray[np.int16], numbers: Singles, on_gpu: Mask) -> Splits:
     """Tile factors of the tiled block, out of the slots of N sequences.
 
     Args:
@@ -131,9 +128,7 @@ def read_tiles(
     return Splits(tiles, reduction, is_split)
 
 
-def tiles_of_access(
-    factors: Floats, is_split: NDArray[np.bool_], reduction: NDArray[np.bool_], access: BlockAccess
-) -> Tiles | None:
+def tiles_of_access(factors: Floats, is_split: Mask, reduction: Mask, access: BlockAccess) -> Tiles | None:
     """Tiles of every axis of an access; None where the schedule tiles other axes than it has.
 
     Args:
@@ -238,7 +233,7 @@ def describe_memory(tiles: Tiles, access: BlockAccess) -> dict[str, Floats]:
     return columns
 
 
-def _real_loops(tiles: Tiles) -> tuple[Floats, NDArray[np.int64]]:
+def _real_loops(tiles: Tiles) -> tuple[Floats, Ints]:
     """Extents and axes of the innermost loops with more than one iteration, (n, _LOOPS) each.
 
     Where there are fewer such loops, the outermost loop stands in.

@@ -23,10 +23,10 @@ from typing import Any, ClassVar, Literal, Self, cast
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from transfer.arrays import Floats, Singles
 from transfer.errors import TransferError
 from transfer.features.blocks import FeatureBlock
 from transfer.features.extractor import FeatureSpec
@@ -182,7 +182,7 @@ class MtlTLP(TlpModel):
             )
         return self.network.decoders[self.device_ids.index(device_id)]
 
-    def score(self, block: FeatureBlock, device_id: str) -> NDArray[np.float64]:
+    def score(self, block: FeatureBlock, device_id: str) -> Floats:
         """Score candidates of any workloads for one device.
 
         Returns:
@@ -214,7 +214,7 @@ class MtlTLP(TlpModel):
         published_of(block, self.layout)
 
 
-def published_of(block: FeatureBlock, layout: PublishedLayout) -> NDArray[np.float32]:
+def published_of(block: FeatureBlock, layout: PublishedLayout) -> Singles:
     """(N, L, E) published features of a block.
 
     Raises:

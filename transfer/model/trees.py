@@ -15,13 +15,11 @@ from typing import Any, cast
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from transfer.arrays import Floats, Singles
 from transfer.errors import TransferError
 from transfer.features.hardware import fitted_hardware
-
-Floats = NDArray[np.float64]
 
 #: How sharply a logarithm of a score is bent where it nears 0: below -1 it stays what it is to within 0.2 %.
 _BEND = 5.0
@@ -57,7 +55,7 @@ class Trees(nn.Module):
         twin._booster = self._booster
         return twin
 
-    def log_speeds(self, flat: NDArray[np.float32], hardware: NDArray[np.float32]) -> Floats:
+    def log_speeds(self, flat: Singles, hardware: Singles) -> Floats:
         """Estimate logarithms of best latency / latency.
 
         Args:
@@ -82,7 +80,7 @@ class Trees(nn.Module):
         """Numbers of a candidate and of its device that the trees read."""
         return int(self._loaded().num_features())
 
-    def margins(self, x: NDArray[np.float32]) -> Floats:
+    def margins(self, x: Singles) -> Floats:
         """(N,) sums of the trees, without the offset, for (N, P + H) of `tree_inputs`."""
         if not len(x):
             return np.zeros(0)
@@ -133,7 +131,7 @@ def pack(raw: bytes) -> bytes:
     return zlib.compress(raw)
 
 
-def tree_inputs(flat: NDArray[np.float32], hardware: NDArray[np.float32]) -> NDArray[np.float32]:
+def tree_inputs(flat: Singles, hardware: Singles) -> Singles:
     """(N, P + H): a candidate's flat features, then the device; (H,) or (N, H) of them."""
     beside = np.broadcast_to(np.asarray(hardware, dtype=np.float32), (len(flat), hardware.shape[-1]))
     return np.concatenate([np.asarray(flat, dtype=np.float32), beside], axis=1)

@@ -12,9 +12,8 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from transfer.search.process import Floats
+from transfer.arrays import Floats, Singles
 
 #: Small steps and shallow trees: of a few dozen candidates each leaf should hold some.
 _SETTINGS = {
@@ -37,7 +36,7 @@ _MANY = 64
 class GrownTrees:
     """Trees of (n, P) features, (n,) opinions of the head and (n,) values, higher for faster ones."""
 
-    def __init__(self, features: NDArray[np.float32], head: Floats, values: Floats) -> None:
+    def __init__(self, features: Singles, head: Floats, values: Floats) -> None:
         import xgboost
 
         # In one workload three features in five are the same for all candidates.
@@ -48,17 +47,17 @@ class GrownTrees:
         settings: dict[str, Any] = _SETTINGS | {"base_score": float(values.mean())}
         self._booster = xgboost.train(settings, rows, num_boost_round=_TREES)
 
-    def mean(self, features: NDArray[np.float32], head: Floats) -> Floats:
+    def mean(self, features: Singles, head: Floats) -> Floats:
         """(N,) expected values of candidates with (N, P) features."""
         inputs = self._inputs(features, head)
         means: Floats = np.asarray(self._booster.inplace_predict(inputs), dtype=np.float64)
         return means
 
-    def _inputs(self, features: NDArray[np.float32], head: Floats) -> NDArray[np.float32]:
+    def _inputs(self, features: Singles, head: Floats) -> Singles:
         return np.concatenate([features[:, self._used], head[:, None].astype(np.float32)], axis=1)
 
 
-def left_out_means(features: NDArray[np.float32], head: Floats, values: Floats) -> Floats:
+def left_out_means(features: Singles, head: Floats, values: Floats) -> Floats:
     """(n,) expected values of measured candidates, each by trees that do not know it."""
     parts = _PARTS if len(values) < _MANY else _PARTS_OF_MANY
     part = np.random.default_rng(0).permutation(len(values)) % parts

@@ -16,12 +16,12 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 import numpy as np
-from numpy.typing import NDArray
 from threadpoolctl import ThreadpoolController
 
+from transfer.arrays import Floats, Singles
 from transfer.data.ranking import rank_agreement
 from transfer.search.grown_trees import GrownTrees, left_out_means
-from transfer.search.process import Floats, Process, fit_process
+from transfer.search.process import Process, fit_process
 
 #: Measured candidates that a fit takes at most: the best half of them, and the newest. Bounds its time.
 _MOST = 320
@@ -51,7 +51,7 @@ class Learner:
     is_trusted: bool = True
     #: Measured candidates that the guard had then.
     _judged: int = 0
-    _features: list[NDArray[np.float32]] = field(default_factory=list)
+    _features: list[Singles] = field(default_factory=list)
     _head: list[Floats] = field(default_factory=list)
     _speed: list[Floats] = field(default_factory=list)
     _process: Process | None = None
@@ -68,7 +68,7 @@ class Learner:
         """Highest logarithm of a speed that was measured; -infinity before."""
         return max((float(speeds.max()) for speeds in self._speed), default=-np.inf)
 
-    def learn(self, features: NDArray[np.float32], head: Floats, latency_secs: Floats) -> None:
+    def learn(self, features: Singles, head: Floats, latency_secs: Floats) -> None:
         """Take in a round.
 
         Args:
@@ -90,7 +90,7 @@ class Learner:
             self._speed = [speed]
             self._process = None
 
-    def log_speeds(self, features: NDArray[np.float32], head: Floats) -> Floats:
+    def log_speeds(self, features: Singles, head: Floats) -> Floats:
         """(N,) expected logarithms of speeds up to a constant; the head's where the guard says so."""
         if not self.count:
             return head
@@ -98,7 +98,7 @@ class Learner:
             self._fitted(features)
             return self._mean(features, head) if self.is_trusted else head
 
-    def choose(self, features: NDArray[np.float32], head: Floats, count: int, boldness: float) -> list[int]:
+    def choose(self, features: Singles, head: Floats, count: int, boldness: float) -> list[int]:
         """Choose a batch: promising candidates that do not repeat each other.
 
         One after the other, the candidate with the highest mean + boldness * spread is taken; the spread of
@@ -128,7 +128,7 @@ class Learner:
             covariance = covariance - np.outer(column, column) / (column[place] + process.noise**2)
         return chosen
 
-    def gain(self, features: NDArray[np.float32], head: Floats, seed: int) -> float:
+    def gain(self, features: Singles, head: Floats, seed: int) -> float:
         """What the measurement of a batch may gain: by this share the best latency falls in 1 of 10 cases.
 
         Args:
@@ -152,18 +152,18 @@ class Learner:
         highest = float(np.quantile(drawn.max(axis=1), _QUANTILE))
         return float(-np.expm1(min(0.0, self.best - highest)))
 
-    def _mean(self, features: NDArray[np.float32], head: Floats) -> Floats:
+    def _mean(self, features: Singles, head: Floats) -> Floats:
         """(N,) expected logarithms of speeds, of what is fitted."""
         assert self._process is not None
         mean = self._process.mean(features, head)
         return mean if self._trees is None else (mean + self._trees.mean(features, head)) / 2
 
-    def _fitted(self, features: NDArray[np.float32]) -> Process:
+    def _fitted(self, features: Singles) -> Process:
         if self._process is None:
             self._process = self._fit(features)
         return self._process
 
-    def _fit(self, others: NDArray[np.float32]) -> Process:
+    def _fit(self, others: Singles) -> Process:
         if not self._speed:
             nothing = np.zeros(0)
             return fit_process(others[:0], nothing, nothing, others)

@@ -19,9 +19,9 @@ from typing import Literal
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from transfer.arrays import Rows, Singles
 from transfer.data.dataset import Dataset
 from transfer.errors import TransferError
 from transfer.features.published_features import PublishedLayout
@@ -37,8 +37,6 @@ from transfer.model.mtl_tlp import (
 )
 from transfer.train.config import TrainConfig, torch_device
 from transfer.train.rows import training_labels
-
-Rows = NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,7 +112,7 @@ def train_mtl_tlp(
 
 
 def train_network(
-    steps: NDArray[np.float32], rows: Rows, labels: NDArray[np.float32], config: TlpConfig, seed: int
+    steps: Singles, rows: Rows, labels: Singles, config: TlpConfig, seed: int
 ) -> tuple[TlpNetwork, tuple[float, ...]]:
     """Train one network, and take the weights of its epoch of least validation loss.
 
@@ -160,14 +158,14 @@ def train_network(
     return network, tuple(history)
 
 
-def batches(steps: NDArray[np.float32], rows: Rows, size: int, torch_device: str) -> Iterator[Tensor]:
+def batches(steps: Singles, rows: Rows, size: int, torch_device: str) -> Iterator[Tensor]:
     """(size, L, E) features of some rows, a batch at a time, where torch computes."""
     for start in range(0, len(rows), size):
         batch = torch.from_numpy(np.asarray(steps[rows[start : start + size]], dtype=np.float32))
         yield batch.to(torch_device)
 
 
-def _loss(scores: Tensor, labels: NDArray[np.float32], config: TlpConfig) -> Tensor | None:
+def _loss(scores: Tensor, labels: Singles, config: TlpConfig) -> Tensor | None:
     """Plain sum over the heads that have labels here; None without any."""
     measure = mixed_lambda_rank if config.loss == "rank" else mean_square
     targets = torch.from_numpy(labels).to(scores.device)
@@ -181,9 +179,9 @@ def _loss(scores: Tensor, labels: NDArray[np.float32], config: TlpConfig) -> Ten
 
 def _validate(
     network: TlpNetwork,
-    steps: NDArray[np.float32],
+    steps: Singles,
     rows: Rows,
-    labels: NDArray[np.float32],
+    labels: Singles,
     config: TlpConfig,
 ) -> float:
     network.eval()

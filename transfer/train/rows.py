@@ -13,14 +13,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
-from numpy.typing import NDArray
 
+from transfer.arrays import Ints, Mask, Rows, Singles
 from transfer.data.dataset import Dataset
 from transfer.data.labels import relative_speed
 from transfer.errors import TransferError
 from transfer.features.hardware import vector_distances
 
-Positions = NDArray[np.int64]
+Positions = Ints
 
 #: Seconds that Ansor and MetaSchedule write for a candidate that failed.
 FAILURE_SECS = 1e10
@@ -37,7 +37,7 @@ class TrainingRows:
     #: (n,) row numbers of the dataset, those of one workload together.
     rows: Positions
     #: (n, D) relative speed, one column for each of `device_ids`; NaN where there is none.
-    labels: NDArray[np.float32]
+    labels: Singles
     #: Positions of each workload in which a device has two candidates to compare.
     groups: tuple[Positions, ...]
     #: Workloads left out because no device has two measured candidates of them.
@@ -66,14 +66,14 @@ class TrainingRows:
         sizes = (min(len(group), max(most, per_epoch)) for group in self.groups)
         return sum(-(-size // most) for size in sizes)
 
-    def comparable(self, parts: Sequence[Positions]) -> NDArray[np.bool_]:
+    def comparable(self, parts: Sequence[Positions]) -> Mask:
         """(G, D) True where a device has at least two labels in a part, so that there is a pair to rank."""
         starts = np.cumsum([0, *(len(part) for part in parts[:-1])])
         present = np.isfinite(self.labels[np.concatenate(parts)])
         return np.asarray(np.add.reduceat(present, starts, axis=0, dtype=np.int64) >= 2)
 
 
-def trainable_devices(dataset: Dataset, rows: NDArray[np.int64]) -> tuple[str, ...]:
+def trainable_devices(dataset: Dataset, rows: Rows) -> tuple[str, ...]:
     """Devices with at least two measured candidates of one workload among `rows`."""
     measured = np.isfinite(dataset.latency_secs[rows])
     enough = (labels_by_workload(dataset, rows, measured) >= 2).any(axis=0)
@@ -82,7 +82,7 @@ def trainable_devices(dataset: Dataset, rows: NDArray[np.int64]) -> tuple[str, .
 
 def gather_rows(
     dataset: Dataset,
-    rows: NDArray[np.int64],
+    rows: Rows,
     device_ids: tuple[str, ...],
     *,
     need_all: bool = True,
@@ -130,8 +130,8 @@ def gather_rows(
 
 
 def training_labels(
-    dataset: Dataset, rows: NDArray[np.int64], devices: Sequence[str], *, keep_failures: bool = False
-) -> NDArray[np.float32]:
+    dataset: Dataset, rows: Rows, devices: Sequence[str], *, keep_failures: bool = False
+) -> Singles:
     """Relative speeds of the rows to learn from, refusing what cannot be learnt.
 
     Args:
@@ -167,16 +167,14 @@ def training_labels(
     return labels.astype(np.float32)
 
 
-def labels_by_workload(
-    dataset: Dataset, rows: NDArray[np.int64], present: NDArray[np.bool_]
-) -> NDArray[np.int64]:
+def labels_by_workload(dataset: Dataset, rows: Rows, present: Mask) -> Ints:
     """(W, columns) number of rows of each workload where `present` (n, columns) is true."""
     group, workloads = dataset.group[rows], len(dataset.workload_ids)
     counts = [np.bincount(group[column], minlength=workloads) for column in present.T]
     return np.stack(counts, axis=1) if counts else np.zeros((workloads, 0), dtype=np.int64)
 
 
-def with_lent_latencies(dataset: Dataset, rows: NDArray[np.int64], device_ids: Sequence[str]) -> Dataset:
+def with_lent_latencies(dataset: Dataset, rows: Rows, device_ids: Sequence[str]) -> Dataset:
     """The dataset with latencies that devices lend each other; itself where nothing is lacking.
 
     A head learns from the candidates that its device measured. Devices of a fleet measure different

@@ -16,6 +16,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from transfer.arrays import Ints, Mask
 from transfer.data.batches import lay_out
 from transfer.errors import TransferError
 from transfer.model.fleet_tlp import FleetTLP
@@ -101,8 +102,8 @@ class Stepper:
         self,
         data: TrainingRows,
         parts: Sequence[Positions],
-        heads: NDArray[np.int64],
-        used: NDArray[np.bool_],
+        heads: Ints,
+        used: Mask,
     ) -> Tensor:
         """(A, G) losses of some parts for some heads, 0 where `used` (G, A) is false."""
         batch = lay_out(parts)

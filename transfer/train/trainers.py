@@ -13,8 +13,8 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from transfer.arrays import Rows
 from transfer.data.dataset import Dataset
 from transfer.errors import TransferError
 from transfer.features.published_features import LAYOUTS, PublishedLayout
@@ -25,8 +25,6 @@ from transfer.train.published_procedure import published_config, train_mtl_tlp
 from transfer.train.training import TrainRun, train
 from transfer.train.tree_fit import continue_trees
 from transfer.train.validity import fit_validity
-
-Rows = NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

@@ -18,6 +18,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from transfer.arrays import Floats, Rows, Singles
 from transfer.data.dataset import Dataset
 from transfer.data.splits import few_places
 from transfer.features.flat import location_columns
@@ -26,8 +27,6 @@ from transfer.model.fleet_tlp import FleetTLP
 from transfer.model.trees import Trees, pack, tree_inputs
 from transfer.train.config import TrainConfig
 from transfer.train.losses import MIN_LABEL
-
-Rows = NDArray[np.int64]
 
 #: Most candidates of a workload on a device, and most rows in all: bounds time and memory.
 _MOST_OF_WORKLOAD, _MOST_ROWS = 256, 100_000
@@ -158,16 +157,16 @@ class _Examples:
     """What trees learn from: n candidates, each once for each device that measured it."""
 
     #: (n, P + H) what the trees read.
-    x: NDArray[np.float32]
+    x: Singles
     #: (n,) column of the device in the dataset, and number of workload and device together.
     column_of: Rows
     place: Rows
     #: (n,) logarithm of the relative speed; the same less its mean over the workload on the device.
-    log_speed: NDArray[np.float64]
-    target: NDArray[np.float64]
-    weight: NDArray[np.float64]
+    log_speed: Floats
+    target: Floats
+    weight: Floats
     #: (P + H,) how likely each number is offered to a tree beside the others.
-    columns: NDArray[np.float64]
+    columns: Floats
 
 
 def _examples(
@@ -218,10 +217,10 @@ def _examples(
 
 
 def grow(
-    x: NDArray[np.float32],
-    target: NDArray[np.float64],
-    weight: NDArray[np.float64],
-    columns: NDArray[np.float64] | None = None,
+    x: Singles,
+    target: Floats,
+    weight: Floats,
+    columns: Floats | None = None,
     *,
     count: int,
     seed: int,
@@ -241,10 +240,10 @@ def grow(
 
 def _boosted(
     earlier: bytes,
-    x: NDArray[np.float32],
-    target: NDArray[np.float64],
-    weight: NDArray[np.float64],
-    columns: NDArray[np.float64] | None,
+    x: Singles,
+    target: Floats,
+    weight: Floats,
+    columns: Floats | None,
     count: int,
     settings: dict[str, Any],
     *,
@@ -263,7 +262,7 @@ def _boosted(
     return bytes(trained.save_raw("ubj"))
 
 
-def _centred(values: NDArray[np.float64], group: NDArray[np.integer]) -> NDArray[np.float64]:
+def _centred(values: Floats, group: NDArray[np.integer]) -> Floats:
     """Values less the mean of their workload."""
     count = np.bincount(group)
     return np.asarray(values - (np.bincount(group, values) / np.maximum(1, count))[group])
