@@ -21,9 +21,9 @@ from benchmarks.onboarding_cases import FewShotSet, Situation, with_few_shot
 from benchmarks.onboarding_label_change import Siblings, estimate_by_changes
 from benchmarks.rivals.base import flat_of, hardware_of, need, places_of, sources_measured_test, speeds_of
 from benchmarks.rivals.mlp import MlpConfig, SummaryMlp
+from transfer.adapt.source_model import part_latencies
 from transfer.arrays import Floats, Rows
 from transfer.data.labels import relative_speed
-from transfer.data.latency_parts import part_latencies
 from transfer.data.ranking import rank_agreement
 from transfer.train.rows import trainable_devices
 

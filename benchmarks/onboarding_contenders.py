@@ -29,8 +29,8 @@ from transfer.adapt.base import Regime, Strategy, is_enough
 from transfer.adapt.sample_selection import Choice, Selector, choose_in_rounds
 from transfer.arrays import Floats
 from transfer.data.dataset import Dataset
+from transfer.data.metrics import measure_workloads
 from transfer.errors import TransferError
-from transfer.evaluate.evaluator import judge_by
 from transfer.model.fleet_tlp import FleetTLP
 from transfer.model.inputs import torch_threads
 from transfer.train.config import TrainConfig
@@ -184,7 +184,9 @@ def judged(
     # Of constant scores tau is 0.
     judged_scores = np.zeros(len(case.test)) if scores is None else scores
     names = (top1, top5, "tau_by_workload")
-    groups, values = judge_by(names, dataset, case.target, case.test, judged_scores)
+    truth = dataset.latency_secs[case.test, dataset.column(case.target)]
+    # All measures would take longer than the fit.
+    groups, _, values = measure_workloads(names, judged_scores, truth, dataset.group[case.test])
     return Point(
         contender=name,
         regime=case.regime,

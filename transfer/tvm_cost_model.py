@@ -163,9 +163,10 @@ class Scorer:
         Raises:
             TransferError: One of them is neither, or both kinds are mixed.
         """
-        if any(isinstance(one, str) for one in schedules):
-            return self._score_texts(workload, schedules)
-        if strangers := [one for one in schedules if not hasattr(one, "trace")]:
+        texts = sum(isinstance(one, str) for one in schedules)
+        if texts not in (0, len(schedules)):
+            raise TransferError("a scorer takes schedules or JSON texts of traces, and not both in one call")
+        if not texts and (strangers := [one for one in schedules if not hasattr(one, "trace")]):
             raise TransferError(
                 "a scorer takes schedules of TVM (`tvm.s_tir.Schedule`) or the JSON texts of traces, got "
                 f"{type(strangers[0]).__name__}"
@@ -175,7 +176,8 @@ class Scorer:
         if len(readable):
             found = self._head_scores(block)
             learner = self._learners.get(workload.workload_id)
-            if learner is not None:
+            # Of texts the head alone is asked.
+            if learner is not None and not texts:
                 speeds = learner.log_speeds(self._flat(block), _logarithms(found))
                 if learner.is_trusted:
                     found = bounded_scores(speeds - learner.best)
@@ -202,15 +204,12 @@ class Scorer:
 
     def _read(self, workload: Workload, schedules: Sequence[Any]) -> tuple[Ints, FeatureBlock]:
         """Places of schedules that can be read, and their features."""
-        layout = self._head.model.layout
         try:
-            block = self._extractor.extract_live(workload, schedules, layout)
+            return np.arange(len(schedules)), self._extract(workload, schedules)
         except TraceError:
             # One that cannot be read must not end the search.
             readable = np.flatnonzero([self._is_readable(workload, one) for one in schedules])
-            kept = [schedules[place] for place in readable.tolist()]
-            return readable, self._extractor.extract_live(workload, kept, layout)
-        return np.arange(len(schedules)), block
+            return readable, self._extract(workload, [schedules[place] for place in readable.tolist()])
 
     def _head_scores(self, block: FeatureBlock) -> Floats:
         # One thread, as in evaluation: more would add up in another order.
@@ -220,30 +219,17 @@ class Scorer:
     def _flat(self, block: FeatureBlock) -> Singles:
         return flat_inputs(block, self._spec.category_sizes)
 
-    def _score_texts(self, workload: Workload, traces: Sequence[Any]) -> Floats:
-        """Score traces as records keep them."""
-        if not all(isinstance(one, str) for one in traces):
-            raise TransferError("a scorer takes schedules or JSON texts of traces, and not both in one call")
-        scores, model = np.full(len(traces), LEAST_SCORE), self._head.model
-        readable, candidates = [], []
-        for place, trace in enumerate(traces):
-            one = Candidate(workload_id=workload.workload_id, trace=trace)
-            try:
-                self._extractor.read(one, workload)
-            except TraceError:
-                continue
-            readable.append(place)
-            candidates.append(one)
-        if candidates:
-            of = {workload.workload_id: workload}
-            block = self._extractor.extract(of, candidates, model.layout)
-            scores[readable] = self._head_scores(block)
-        result: Floats = np.maximum(scores, LEAST_SCORE)
-        return result
+    def _extract(self, workload: Workload, schedules: Sequence[Any]) -> FeatureBlock:
+        layout = self._head.model.layout
+        if not isinstance(next(iter(schedules), None), str):
+            return self._extractor.extract_live(workload, schedules, layout)
+        # Traces as records keep them.
+        candidates = [Candidate(workload_id=workload.workload_id, trace=trace) for trace in schedules]
+        return self._extractor.extract([workload] * len(candidates), candidates, layout)
 
     def _is_readable(self, workload: Workload, schedule: Any) -> bool:
         try:
-            self._extractor.extract_live(workload, [schedule])
+            self._extract(workload, [schedule])
         except TraceError:
             return False
         return True

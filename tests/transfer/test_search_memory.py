@@ -18,8 +18,7 @@ from tests.dataset_fixtures import NRM_TRACE, gmm_trace, gmm_workload
 from transfer.errors import TraceError
 from transfer.features.extractor import Extractor
 from transfer.search.decisions import DesignTable, Genes
-from transfer.search.grown_trees import GrownTrees, left_out_means
-from transfer.search.learner import Learner
+from transfer.search.learner import GrownTrees, Learner, left_out_means
 from transfer.search.population import EvolutionSettings, Individual, evolve, turned
 from transfer.search.process import Process, fit_process
 

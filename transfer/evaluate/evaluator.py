@@ -9,14 +9,14 @@ Legend: G workloads, n rows held out.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 
 from transfer.arrays import Floats, Groups, Rows
 from transfer.data.dataset import Dataset
 from transfer.data.intervals import LEVEL, RESAMPLES, Estimate, Resampled, resample_ratio
-from transfer.data.metrics import Metrics, evaluate_ranking, measure_workloads, merge
+from transfer.data.metrics import Metrics, evaluate_ranking, merge
 from transfer.errors import TransferError
 
 
@@ -40,19 +40,6 @@ def judge(
     if np.bincount(group[np.isfinite(latency)]).max(initial=0) < least:
         return None
     return evaluate_ranking(scores, latency, group, dataset.weight, noise_floor=noise_floor, least=least)
-
-
-def judge_by(
-    measures: Collection[str], dataset: Dataset, device_id: str, rows: Rows, scores: Floats
-) -> tuple[Groups, dict[str, Floats]]:
-    """A few measures (names in `Metrics`), where all of them would take longer than the fit.
-
-    Arguments as of `judge`; of the rows one at least was measured. Gives (G,) workloads, and (G,) values by
-    name.
-    """
-    latency, group = _truth(dataset, device_id, rows)
-    groups, _, values = measure_workloads(measures, scores, latency, group)
-    return groups, values
 
 
 def judge_folds(

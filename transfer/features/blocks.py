@@ -11,8 +11,7 @@ steps, W distinct workloads.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -98,8 +97,3 @@ class FeatureBlock:
         ):
             names.append("summary")
         return tuple(names)
-
-    def arrays(self) -> Mapping[str, NDArray[Any]]:
-        """What it is made of, by name."""
-        arrays = {field.name: getattr(self, field.name) for field in fields(self)}
-        return {name: array for name, array in arrays.items() if array is not None}

@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
 from itertools import pairwise
 from typing import Any, ClassVar, Literal, Self, cast
 
@@ -120,16 +119,6 @@ def mean_square(scores: Tensor, labels: Tensor) -> Tensor:
     return F.mse_loss(scores, labels)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MtlTlpConfig:
-    """Everything needed to build an `MtlTLP` without its weights."""
-
-    #: Family of devices whose layout it reads: a key of `transfer.features.published_features.LAYOUTS`.
-    family: str
-    #: Hash of that layout.
-    spec_hash: str
-
-
 class MtlTLP(TlpModel):
     """One network with a decoder for each device.
 
@@ -145,9 +134,8 @@ class MtlTLP(TlpModel):
         super().__init__()
         self.layout = layout
         self.trees = None
-        self.config = MtlTlpConfig(family=layout.family, spec_hash=layout.hash)
         self._device_ids = tuple(device_ids)
-        self.network = TlpNetwork(layout.width, len(self._device_ids))
+        self.network = TlpNetwork(layout.width, len(device_ids))
 
     @property
     def device_ids(self) -> tuple[str, ...]:
@@ -155,8 +143,8 @@ class MtlTLP(TlpModel):
         return self._device_ids
 
     def settings(self) -> dict[str, Any]:
-        """Family and hash of the layout."""
-        return asdict(self.config)
+        """Family (a key of `LAYOUTS`) and hash of the layout."""
+        return {"family": self.layout.family, "spec_hash": self.layout.hash}
 
     @classmethod
     def features_hash(cls, settings: Mapping[str, Any], spec: FeatureSpec | None) -> str | None:

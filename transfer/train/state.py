@@ -15,7 +15,7 @@ import re
 import shutil
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -36,14 +36,31 @@ from transfer.checked_folder import (
     sha256,
 )
 from transfer.train import CURVES_NAME
-from transfer.train.config import EpochReport
-from transfer.train.epochs import TrainingProgress
+from transfer.train.config import EpochReport, TrainConfig
 from transfer.train.step import Stepper
 
 #: Version of the layout of a state.
 STATE_VERSION = 1
 _TENSORS_NAME = "state.safetensors"
 _FOLDER = re.compile(r"epoch-(\d{6})")
+
+
+@dataclass(slots=True)
+class TrainingProgress:
+    """How far a run has come, beside the weights and the optimiser's averages."""
+
+    #: One report for each epoch that is over.
+    history: list[EpochReport] = field(default_factory=list)
+    #: Steps done.
+    steps: int = 0
+    #: Lowest validation loss, its epoch, and the weights of then; None without validation.
+    best: tuple[float, int, dict[str, Tensor]] | None = None
+
+    def is_over(self, config: TrainConfig) -> bool:
+        """Whether all epochs are done, or the last ones brought nothing."""
+        epoch = len(self.history)
+        stalled = self.best is not None and epoch - self.best[1] >= config.patience
+        return epoch >= config.epochs or stalled
 
 
 def save_state(folder: Path, run: Mapping[str, Any], stepper: Stepper, progress: TrainingProgress) -> None:

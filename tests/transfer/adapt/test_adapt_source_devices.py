@@ -9,8 +9,7 @@ from tests.model_fixtures import CONFIG, make_dataset, with_latency
 from tests.strategy_fixtures import task_of
 from transfer.adapt.base import Adapted, unmeasured
 from transfer.adapt.source_devices import SourceCorrection, SourceDevices
-from transfer.adapt.source_model import fit_source_model, hardware_mix
-from transfer.data.latency_parts import fast_weights, part_latencies
+from transfer.adapt.source_model import fast_weights, fit_source_model, hardware_mix, part_latencies
 from transfer.data.ranking import kendall_tau
 from transfer.errors import TransferError
 from transfer.model.encoder import ModelSizes
