@@ -32,7 +32,7 @@ QUICK_MLP = MlpConfig(width=32, epochs=20, learning_rate=5e-3, dropout=0.0)
 def rankers() -> list[Ranker]:
     return [
         PublishedTlp(QUICK_TLP),
-        PublishedTlp(replace(QUICK_TLP, loss="mse", sequence="lstm"), multi_task=True),
+        PublishedTlp(QUICK_TLP, multi_task=True, variant="lstm"),
         NearestDevice(),
         NearestDevice("mean"),
         SummaryMlp(QUICK_MLP),

@@ -22,8 +22,6 @@ from transfer.features.hardware import vector_distances
 
 Positions = Ints
 
-#: Seconds that Ansor and MetaSchedule write for a candidate that failed.
-FAILURE_SECS = 1e10
 #: Most alike devices that are asked: of a thousand devices each would ask all others else.
 _MOST_LENDERS = 4
 
@@ -129,17 +127,13 @@ def gather_rows(
     )
 
 
-def training_labels(
-    dataset: Dataset, rows: Rows, devices: Sequence[str], *, keep_failures: bool = False
-) -> Singles:
+def training_labels(dataset: Dataset, rows: Rows, devices: Sequence[str]) -> Singles:
     """Relative speeds of the rows to learn from, refusing what cannot be learnt.
 
     Args:
         dataset: Candidates of all devices.
         rows: Row numbers.
         devices: Devices wanted.
-        keep_failures: Give failed candidates the label of a latency of `FAILURE_SECS`, as TLP does. A
-            workload without any ok candidate stays unlabelled even so (TLP gives each of its rows 1e-4).
 
     Returns:
         (n, D) labels in (0, 1], NaN where there is none.
@@ -155,16 +149,8 @@ def training_labels(
             "two measured candidates there; measure more candidates of the same workload"
         )
     columns = [dataset.column(device_id) for device_id in devices]
-    latency, group = dataset.latency_secs[rows][:, columns], dataset.group[rows]
-    workloads = len(dataset.workload_ids)
-    labels = relative_speed(latency, group, workloads)
-    if keep_failures:
-        failed = dataset.failed[rows][:, columns]
-        with_failures = relative_speed(np.where(failed, FAILURE_SECS, latency), group, workloads)
-        has_ok = np.zeros((workloads, len(columns)), dtype=np.bool_)
-        np.logical_or.at(has_ok, group, np.isfinite(labels))
-        labels = np.where(failed & has_ok[group], with_failures, labels)
-    return labels.astype(np.float32)
+    latency, workloads = dataset.latency_secs[rows][:, columns], len(dataset.workload_ids)
+    return relative_speed(latency, dataset.group[rows], workloads).astype(np.float32)
 
 
 def labels_by_workload(dataset: Dataset, rows: Rows, present: Mask) -> Ints:
