@@ -120,16 +120,11 @@ SOLVERS = '''"""Solvers of MIOpen: a trace is the name of one."""
 
 from __future__ import annotations
 
-from collections import Counter
-
 from agents.records import Workload
 from transfer.language.primitives import Kind, Primitive
 
 
 class SolverReader:
-    def __init__(self) -> None:
-        self.unknown: Counter[str] = Counter()
-
     def read(self, trace: str, workload: Workload | None = None) -> tuple[Primitive, ...]:
         return (Primitive(Kind.AN, (-1, 1), (trace.strip('"'), "", "none")),)
 '''

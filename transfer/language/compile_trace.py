@@ -9,14 +9,13 @@ instructions at the end of a trace. Called by `transfer.language.meta_schedule` 
 from __future__ import annotations
 
 import re
-from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from transfer.language.budget import WalkBudget
 from transfer.language.program import ProgramStage
 from transfer.language.trace_stages import StageTable
-from transfer.language.trace_steps import HANDLERS, PLAIN, PREFIX, other_step
+from transfer.language.trace_steps import HANDLERS, PREFIX, other_step
 from transfer.language.trace_values import CompiledSpace, Sampled, Tail
 from transfer.language.trace_walk import Instruction, Walker
 
@@ -66,12 +65,7 @@ def compile_plan(
             _take(walker, instruction)
         return walker.result()
 
-    unknown = Counter(
-        instruction.kind
-        for instruction in parsed
-        if instruction.kind not in _HANDLERS and instruction.kind not in PLAIN
-    )
-    return CompiledSpace(head.result(), unknown, locations, follow)
+    return CompiledSpace(head.result(), locations, follow)
 
 
 def begins_postprocessing(kind: str, attributes: list[Any]) -> bool:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
@@ -61,23 +60,19 @@ class CompiledSpace:
 
     Args:
         head: Its steps up to the first sampled compute location.
-        unknown: How often each instruction that nobody knows occurs.
         locations: Instructions that sample a compute location.
         follow: Compiles what comes after the head, given these locations.
 
     Attributes:
-        unknown: The same.
         size: About how much of it is kept for later, in steps and decisions.
     """
 
     def __init__(
         self,
         head: Tail,
-        unknown: Counter[str],
         locations: tuple[int, ...],
         follow: Callable[[tuple[int, ...]], Tail],
     ) -> None:
-        self.unknown = unknown
         self.size = 0
         self._head = head
         self._locations = locations
