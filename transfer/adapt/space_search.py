@@ -19,7 +19,6 @@ Legend: N candidates, S sources, F numbers, n measured ones.
 from __future__ import annotations
 
 import itertools
-from typing import NamedTuple
 
 import numpy as np
 from scipy.linalg import solve_triangular
@@ -52,23 +51,19 @@ _LAGS = (1, 2, 3)
 _LEAST_WEIGHT = 1e-3
 
 
-class _Scales(NamedTuple):
-    """One setting of the scales."""
-
-    length: float
-    weight: float
-    factor: float
-
-
 class _Member:
-    """The Gaussian process of one setting, extended by one measurement at a time.
+    """The Gaussian process of one setting of the scales, extended by one measurement at a time.
 
     Attributes:
+        length: Factor of the lengths over the numbers.
+        weight: Variance of the weight of a source.
+        factor: Of the variance.
         basis: (n, N) rows of the inverse Cholesky factor times the covariance with all candidates.
         variance: (N,) of each candidate given what was measured.
     """
 
-    def __init__(self, prior: Singles) -> None:
+    def __init__(self, length: float, weight: float, factor: float, prior: Singles) -> None:
+        self.length, self.weight, self.factor = length, weight, factor
         self.basis = np.zeros((0, len(prior)), dtype=np.float32)
         self.variance = prior.copy()
         self._factor = np.zeros((0, 0))
@@ -114,14 +109,11 @@ class SpaceSearch:
         lengths, self._variance = _differences(times, units)
         self._numbers = (units / lengths).astype(np.float32)
         self._ties = 1e-9 * np.random.default_rng(seed).random(len(secs))
-        self._scales = [
-            _Scales(*combination) for combination in itertools.product(_LENGTHS, _WEIGHTS, _FACTORS)
-        ]
         spread = (self._times**2).sum(axis=1)
         level = np.float32(_LEVEL)
         self._members = [
-            _Member(scales.weight * spread + np.float32(scales.factor * self._variance) + level)
-            for scales in self._scales
+            _Member(length, weight, factor, weight * spread + np.float32(factor * self._variance) + level)
+            for length, weight, factor in itertools.product(_LENGTHS, _WEIGHTS, _FACTORS)
         ]
         self._rows: list[int] = []
         self._logs: list[float] = []
@@ -203,10 +195,9 @@ class SpaceSearch:
         for length in _LENGTHS:
             numbers = ((1 + _matern(apart / np.float32(length**2))) / 2).prod(axis=1)
             kernels[length] = of_times * times + of_numbers * numbers + of_both * times * numbers
-        for member, scales in zip(self._members, self._scales, strict=True):
-            covariance = (
-                np.float32(scales.weight) * linear + np.float32(scales.factor) * kernels[scales.length]
-            )
+        for member in self._members:
+            covariance = np.float32(member.weight) * linear
+            covariance += np.float32(member.factor) * kernels[member.length]
             member.extend(row, covariance + np.float32(_LEVEL))
         self._rows.append(row)
 

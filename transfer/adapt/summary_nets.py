@@ -42,6 +42,10 @@ _LIMIT = 6.0
 _ROWS = 8192
 
 
+#: Arrays of `SummaryNets` in the order of a network's parameters.
+_LAYERS = ("nets_in", "nets_in_bias", "nets_mid", "nets_mid_bias", "nets_out", "nets_out_bias")
+
+
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class SummaryNets:
     """Trained networks; arrays are float32, ready to be stored."""
@@ -152,17 +156,10 @@ def _learn(
 
 def _set(net: nn.Sequential, nets: SummaryNets, place: int) -> None:
     """Give a network the values of one that was stored: the inverse of `_as_arrays`."""
-    values = (
-        nets.nets_in[place].T,
-        nets.nets_in_bias[place],
-        nets.nets_mid[place].T,
-        nets.nets_mid_bias[place],
-        nets.nets_out[place][None],
-        nets.nets_out_bias[place].reshape(1),
-    )
     with torch.no_grad():
-        for parameter, value in zip(net.parameters(), values, strict=True):
-            parameter.copy_(torch.from_numpy(np.ascontiguousarray(value)))
+        for parameter, name in zip(net.parameters(), _LAYERS, strict=True):
+            value = np.ascontiguousarray(getattr(nets, name)[place].T)
+            parameter.copy_(torch.from_numpy(value).reshape(parameter.shape))
 
 
 def _as_arrays(nets: Sequence[nn.Sequential], mean: Singles, std: Singles) -> SummaryNets:

@@ -120,6 +120,5 @@ def is_beyond_luck(gains: Floats, among: int = 1) -> bool:
     """
     if len(gains) < _LEAST_SURE:
         return False
-    beyond = float(stdtrit(len(gains) - 1, 1 - (1 - _SURE) / among))
-    uncertainty = beyond * float(gains.std(ddof=1)) / np.sqrt(len(gains))
-    return bool(gains.mean() > uncertainty)
+    # One side of an interval that leaves as much out on the other.
+    return student_interval(gains, 1 - 2 * (1 - _SURE) / among).is_above_zero

@@ -11,7 +11,6 @@ Legend: n candidates of one workload, A axes of the tiled block, J tile levels (
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -69,17 +68,6 @@ MEMORY_NAMES: tuple[str, ...] = (
 )
 
 
-class Splits(NamedTuple):
-    """Splits of the tiled block of N candidates."""
-
-    #: (N, AXES, J) factors, 1 where there is none.
-    factors: Floats
-    #: (N, AXES) True at reductions.
-    reduction: Mask
-    #: (N, AXES) True at axes that are split.
-    is_split: Mask
-
-
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Tiles:
     """Tile factors of n candidates that tile the same axes of the same block."""
@@ -96,13 +84,17 @@ class Tiles:
         return np.asarray(np.where(is_inside, self.factors, 1).prod(axis=2))
 
 
-def read_tiles(categories: NDArray[np.int16], numbers: Singles, on_gpu: Mask) -> Splits:
+def read_tiles(categories: NDArray[np.int16], numbers: Singles, on_gpu: Mask) -> tuple[Floats, Mask, Mask]:
     """Tile factors of the tiled block, out of the slots of N sequences.
 
     Args:
         categories: (N, L, C) category slots.
         numbers: (N, L, F) number slots.
         on_gpu: (N,) True where fewer than five spatial levels still are blocks and threads.
+
+    Returns:
+        (N, AXES, J) factors, 1 where there is none; (N, AXES) True at reductions; (N, AXES) True at axes that
+        are split.
     """
     axis = categories[:, :, CATEGORY_PLACE["axis"]].astype(np.int64) - 2
     detail = categories[:, :, CATEGORY_PLACE["detail"]]
@@ -125,7 +117,7 @@ def read_tiles(categories: NDArray[np.int16], numbers: Singles, on_gpu: Mask) ->
     reduction[row, place] = reduces
     is_split = np.zeros_like(reduction)
     is_split[row, place] = True
-    return Splits(tiles, reduction, is_split)
+    return tiles, reduction, is_split
 
 
 def tiles_of_access(factors: Floats, is_split: Mask, reduction: Mask, access: BlockAccess) -> Tiles | None:

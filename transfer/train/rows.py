@@ -96,13 +96,7 @@ def gather_rows(
     Raises:
         TransferError: A device has no pair to learn from; a latency or a feature is not finite.
     """
-    able = trainable_devices(dataset, rows)
-    unable = [device_id for device_id in device_ids if device_id not in able]
-    if len(unable) == len(device_ids) or (need_all and unable):
-        raise TransferError(
-            f"cannot train a head for {', '.join(unable) or 'any device'}: among {len(rows)} rows no "
-            "workload has two measured candidates; measure more candidates of the same workload"
-        )
+    _need_pairs(dataset, rows, device_ids, need_all=need_all)
     bad = dataset.features.take(rows).not_finite()
     if bad:
         raise TransferError(
@@ -141,16 +135,21 @@ def training_labels(dataset: Dataset, rows: Rows, devices: Sequence[str]) -> Sin
     Raises:
         TransferError: On a device no workload has two measured candidates among the rows.
     """
-    able = trainable_devices(dataset, rows)
-    unable = [device_id for device_id in devices if device_id not in able]
-    if unable or not devices:
-        raise TransferError(
-            f"cannot learn {', '.join(unable) or 'without a device'}: among {len(rows)} rows no workload has "
-            "two measured candidates there; measure more candidates of the same workload"
-        )
+    _need_pairs(dataset, rows, devices)
     columns = [dataset.column(device_id) for device_id in devices]
     latency, workloads = dataset.latency_secs[rows][:, columns], len(dataset.workload_ids)
     return relative_speed(latency, dataset.group[rows], workloads).astype(np.float32)
+
+
+def _need_pairs(dataset: Dataset, rows: Rows, device_ids: Sequence[str], *, need_all: bool = True) -> None:
+    """Refuse devices without two measured candidates of one workload among the rows; one may do for all."""
+    able = trainable_devices(dataset, rows)
+    unable = [device_id for device_id in device_ids if device_id not in able]
+    if len(unable) == len(device_ids) or (need_all and unable):
+        raise TransferError(
+            f"cannot train a head for {', '.join(unable) or 'any device'}: among {len(rows)} rows no "
+            "workload has two measured candidates there; measure more candidates of the same workload"
+        )
 
 
 def labels_by_workload(dataset: Dataset, rows: Rows, present: Mask) -> Ints:

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import re
 import shutil
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -42,7 +41,6 @@ from transfer.train.step import Stepper
 #: Version of the layout of a state.
 STATE_VERSION = 1
 _TENSORS_NAME = "state.safetensors"
-_FOLDER = re.compile(r"epoch-(\d{6})")
 
 
 @dataclass(slots=True)
@@ -89,7 +87,7 @@ def save_state(folder: Path, run: Mapping[str, Any], stepper: Stepper, progress:
     name = f"epoch-{len(progress.history):06d}"
     if not (folder / name).exists():
         put_folder(folder / name, {_TENSORS_NAME: raw, MANIFEST_NAME: text.encode()})
-    for _, older in _states(folder)[:-1]:
+    for older in _states(folder)[:-1]:
         shutil.rmtree(older, ignore_errors=True)
 
 
@@ -158,7 +156,7 @@ def load_state(folder: Path, run: Mapping[str, Any], stepper: Stepper) -> Traini
     states = _states(folder)
     if not states:
         return TrainingProgress()
-    path = states[-1][1]
+    path = states[-1]
     cure = f"delete {folder} to start over, or give another run folder"
     try:
         manifest = json.loads(read_file(path, MANIFEST_NAME, MOST_MANIFEST_BYTES))
@@ -184,7 +182,7 @@ def load_state(folder: Path, run: Mapping[str, Any], stepper: Stepper) -> Traini
 
 def remove_states(folder: Path) -> None:
     """Remove what was kept of a run that is over."""
-    for _, path in _states(folder):
+    for path in _states(folder):
         shutil.rmtree(path, ignore_errors=True)
 
 
@@ -220,12 +218,9 @@ def _as_json(value: Any) -> Any:
     return json.loads(json.dumps(value))
 
 
-def _states(folder: Path) -> list[tuple[int, Path]]:
-    """Epochs kept in a folder, oldest first."""
-    if not folder.is_dir():
-        return []
-    matches = ((_FOLDER.fullmatch(path.name), path) for path in folder.iterdir())
-    return sorted((int(match.group(1)), path) for match, path in matches if match)
+def _states(folder: Path) -> list[Path]:
+    """States kept in a folder, oldest first."""
+    return sorted(folder.glob("epoch-" + "[0-9]" * 6))
 
 
 def digest(*tensors: Any) -> str:
