@@ -188,7 +188,7 @@ class KeptPoints:
                 dataset.latency_secs,
                 dataset.failed,
                 dataset.group,
-                dataset.features.described,
+                dataset.features.summary,
                 dataset.hardware,
             ),
         )

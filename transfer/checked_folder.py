@@ -49,10 +49,7 @@ def put_folder(directory: Path, files: Mapping[str, bytes]) -> None:
     part = Path(tempfile.mkdtemp(prefix=f".{directory.name}.", suffix=".part", dir=directory.parent))
     try:
         for name, raw in files.items():
-            with (part / name).open("xb") as file:
-                file.write(raw)
-                file.flush()
-                os.fsync(file.fileno())
+            _write_synced(part / name, raw)
         # Readers of the registry may be other users.
         part.chmod(0o755)
         _sync_folder(part)
@@ -121,6 +118,13 @@ def read_checked(directory: Path, name: str, expected: str, cure: str = "restore
             f"{expected[:12]}); {cure}"
         )
     return raw
+
+
+def _write_synced(path: Path, raw: bytes) -> None:
+    with path.open("xb") as file:
+        file.write(raw)
+        file.flush()
+        os.fsync(file.fileno())
 
 
 def _sync_folder(path: Path) -> None:

@@ -30,7 +30,10 @@ def with_target_head(source: FleetTLP, part: Dataset, target_device: str, *, see
     if target_device not in model.device_ids:
         with scoped_seed(seed):
             model.add_head(target_device, like=most_similar_heads(source, part, target_device))
-        tell_hardware(model, part, target_device)
+        if model.trees is not None:
+            # They judge for a device by its own hardware.
+            vector = part.hardware[part.column(target_device)].astype(np.float32)
+            model.set_hardware(target_device, torch.from_numpy(vector))
     return model
 
 
@@ -55,13 +58,6 @@ def with_heads(
     for device_id in sorted(set(model.device_ids) - set(device_ids)):
         model.drop_head(device_id)
     return model
-
-
-def tell_hardware(model: FleetTLP, part: Dataset, device_id: str) -> None:
-    """Have a model's trees, if it has any, judge for a device by its own hardware."""
-    if model.trees is not None:
-        vector = part.hardware[part.column(device_id)].astype(np.float32)
-        model.set_hardware(device_id, torch.from_numpy(vector))
 
 
 def most_similar_heads(source: FleetTLP, part: Dataset, target_device: str) -> tuple[str, ...]:

@@ -65,20 +65,18 @@ class LiveReader:
             raise TraceError("a schedule has no trace; make it with tracing on, as MetaSchedule does")
         form, owner = _tvm_form(), workload.workload_id
         instructions, decisions = form.parts(self._beginning(trace, owner))
-        space = self._compiled(owner, instructions, form.is_equal)
+        space = self._compiled(owner, instructions)
         if space is None:
             instructions, decisions = form.parts(self._cut_off(trace, owner))
-            space = self._compiled(owner, instructions, form.is_equal) or self._new(workload, instructions)
+            space = self._compiled(owner, instructions) or self._new(workload, instructions)
         return Decided(space, dict([_decision(pair, form.entry) for pair in decisions[:]]))
 
-    def _compiled(
-        self, owner: str, instructions: Any, is_equal: Callable[[Any, Any], bool]
-    ) -> CompiledSpace | None:
+    def _compiled(self, owner: str, instructions: Any) -> CompiledSpace | None:
         # Most comparisons end at the first instruction that differs; a structural hash would read all, and
         # is the same for some instructions that differ in small numbers.
         spaces = self._spaces.get(owner, [])
         for place, (cached, space) in enumerate(spaces):
-            if is_equal(cached, instructions):
+            if _tvm_form().is_equal(cached, instructions):
                 spaces.insert(0, spaces.pop(place))
                 return space
         return None

@@ -60,8 +60,7 @@ class _Walk:
 
     def take(self, entity: list[Any]) -> tuple[Primitive, ...]:
         """Read all knobs."""
-        knobs = [knob for knob in entity if _is_knob(knob)]
-        chosen = {knob[0]: knob[2] for knob in knobs}
+        chosen = {knob[0]: knob[2] for knob in entity if _is_knob(knob)}
         tensor_core = len(self._template.axes) == 3 and chosen.keys() >= _TENSOR_CORE_KNOBS
         if tensor_core:
             self._tensor_core(chosen)
