@@ -245,13 +245,12 @@ def judge_fits(
     """
     names = tuple(dict.fromkeys(fit.ranker.name for fit in fits))
     seeds = tuple(dict.fromkeys(fit.seed for fit in fits))
-    splits_of: dict[int, dict[int, Split]] = {seed: {} for seed in seeds}
+    splits = {(fit.seed, fit.place): fit.split for fit in fits}
     floors = dict(noise_floors or {})
     runs: dict[tuple[str, str], dict[int, list[Metrics]]] = defaultdict(lambda: defaultdict(list))
     seconds: dict[str, list[float]] = {name: [] for name in names}
     judged_in: dict[str, set[tuple[int, int]]] = defaultdict(set)
     for done, (fit, (scores, took)) in enumerate(zip(fits, fit_scores, strict=True), start=1):
-        splits_of[fit.seed][fit.place] = fit.split
         seconds[fit.ranker.name].append(took)
         for device_id, values in scores.items():
             floor = floors.get(device_id, 0.0)
@@ -272,7 +271,7 @@ def judge_fits(
                     total=len(fits),
                 )
             )
-    left_out = _left_out(dataset, splits_of, judged_in)
+    left_out = _left_out(dataset, splits, judged_in)
     judged = tuple(str(device_id) for device_id in dataset.device_ids if device_id not in left_out)
     if not judged:
         raise DatasetError(
@@ -282,9 +281,9 @@ def judge_fits(
         rankers=names,
         device_ids=judged,
         seeds=seeds,
-        splits=tuple(split.name for split in splits_of[seeds[0]].values()),
+        splits=tuple(split.name for (seed, _), split in splits.items() if seed == seeds[0]),
         workload_ids=dataset.workload_ids,
-        metrics=dict(_aligned({key: runs[key] for key in ((n, d) for n in names for d in judged)}, judged)),
+        metrics=_aligned(runs, names, judged),
         left_out=left_out,
         seconds={name: float(np.mean(values)) for name, values in seconds.items()},
         noise_floors={device_id: floors[device_id] for device_id in judged if device_id in floors},
@@ -293,21 +292,22 @@ def judge_fits(
 
 def _left_out(
     dataset: Dataset,
-    splits_of: Mapping[int, Mapping[int, Split]],
+    splits: Mapping[tuple[int, int], Split],
     judged_in: Mapping[str, set[tuple[int, int]]],
 ) -> dict[str, str]:
-    """Devices that not every split could judge where it should have, with the reason."""
+    """Devices that not every split could judge where it should have, with the reason.
+
+    `splits` are by seed and place, of which `judged_in` has those that judged a device.
+    """
     reasons = {}
     for column, device_id in enumerate(map(str, dataset.device_ids)):
         due = set()
-        for seed, several in splits_of.items():
-            for place, split in several.items():
-                is_target = split.targets is None or device_id in split.targets
-                counts = np.bincount(
-                    dataset.group[split.test][np.isfinite(dataset.latency_secs[split.test, column])]
-                )
-                if is_target and counts.max(initial=0) >= LEAST_CANDIDATES:
-                    due.add((seed, place))
+        for key, split in splits.items():
+            measured = np.isfinite(dataset.latency_secs[split.test, column])
+            counts = np.bincount(dataset.group[split.test][measured])
+            is_target = split.targets is None or device_id in split.targets
+            if is_target and counts.max(initial=0) >= LEAST_CANDIDATES:
+                due.add(key)
         if not due:
             reasons[device_id] = (
                 f"no held-out workload has {LEAST_CANDIDATES} measured candidates there; measure more"
@@ -320,26 +320,24 @@ def _left_out(
 
 
 def _aligned(
-    runs: Mapping[tuple[str, str], Mapping[int, list[Metrics]]], device_ids: Sequence[str]
-) -> Iterator[tuple[tuple[str, str], tuple[Metrics, ...]]]:
-    """Metrics by seed, over the workloads that every seed judged."""
-    merged = {key: [merge(parts) for parts in by_seed.values()] for key, by_seed in runs.items()}
-    for device_id in device_ids:
-        mine = {key: several for key, several in merged.items() if key[1] == device_id}
+    runs: Mapping[tuple[str, str], Mapping[int, list[Metrics]]], names: Sequence[str], judged: Sequence[str]
+) -> dict[tuple[str, str], tuple[Metrics, ...]]:
+    """Metrics by seed of each ranker and device, over the workloads that every seed judged."""
+    metrics = {}
+    for device_id in judged:
+        merged = {name: [merge(parts) for parts in runs[name, device_id].values()] for name in names}
         shared = set.intersection(
-            *(set(metrics.groups.tolist()) for several in mine.values() for metrics in several)
+            *(set(run.groups.tolist()) for several in merged.values() for run in several)
         )
         if not shared:
             raise DatasetError(
                 f"no workload was judged on {device_id!r} with every seed; give more data or fewer seeds"
             )
-        for key, several in mine.items():
-            yield (
-                key,
-                tuple(
-                    metrics.take(np.flatnonzero(np.isin(metrics.groups, list(shared)))) for metrics in several
-                ),
+        for name, several in merged.items():
+            metrics[name, device_id] = tuple(
+                run.take(np.flatnonzero(np.isin(run.groups, list(shared)))) for run in several
             )
+    return metrics
 
 
 def _fit_and_score(fit: Fit, whole: Dataset, learnt_before: tuple[str, ...]) -> FitScores:

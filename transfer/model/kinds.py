@@ -16,8 +16,8 @@ BOOSTED = "boosted"
 
 #: Kinds whose models read the published features of TLP, which are made only where somebody asks for them.
 _READING_PUBLISHED = frozenset({MTL_TLP})
-#: Kinds whose models take heads of new devices, and that a later training goes on from; models of another kind
-#: are trained from nothing each time.
+#: Kinds whose models take heads of new devices, and that a later training goes on from; models of another
+#: kind are trained from nothing each time.
 _EXTENSIBLE = frozenset({FLEET_TLP})
 #: Kinds that are trained, in the order in which they are judged, by value of the setting `training.model`.
 KINDS: Mapping[str, tuple[str, ...]] = {
