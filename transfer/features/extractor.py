@@ -193,7 +193,7 @@ class Extractor:
             raise TransferError(f"no reader for dialect {candidate.dialect!r}; known: {dialects}")
         try:
             if workload is not None:
-                self._summariser.check(workload)
+                self._summariser.accesses_of(workload)
             return reader.read(candidate.trace, workload)
         except TraceError as error:
             raise TraceError(

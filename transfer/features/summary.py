@@ -69,14 +69,6 @@ class Summariser:
     def __init__(self) -> None:
         self._accesses: dict[WorkloadId, dict[str, BlockAccess] | BudgetError] = {}
 
-    def check(self, workload: Workload) -> None:
-        """Refuse a workload whose candidates cannot be summarised.
-
-        Raises:
-            BudgetError: Its module takes more work to read than any real one.
-        """
-        self._of(workload)
-
     def summarise(
         self,
         workloads: Sequence[Workload],
@@ -105,7 +97,7 @@ class Summariser:
             if block is not None:
                 groups[workload.workload_id, block].append(row)
         accesses = {
-            (workload_id, block): self._of(workloads[members[0]]).get(block)
+            (workload_id, block): self.accesses_of(workloads[members[0]]).get(block)
             for (workload_id, block), members in groups.items()
         }
         on_gpu = np.zeros(len(workloads), dtype=np.bool_)
@@ -134,8 +126,12 @@ class Summariser:
             bounded = np.clip(np.nan_to_num(summary, posinf=_BOUND, neginf=-_BOUND), -_BOUND, _BOUND)
         return bounded.astype(np.float32)
 
-    def _of(self, workload: Workload) -> dict[str, BlockAccess]:
-        """Memory accesses of a workload's blocks by name, parsed at the first call."""
+    def accesses_of(self, workload: Workload) -> dict[str, BlockAccess]:
+        """Memory accesses of a workload's blocks by name, parsed at the first call.
+
+        Raises:
+            BudgetError: Its module takes more work to read than any real one: nothing of it is summarised.
+        """
         accesses = self._accesses.get(workload.workload_id)
         if accesses is None:
             try:
