@@ -179,7 +179,7 @@ def _is_in_bounds(field: str, value: Any) -> bool:
     if not value:
         return field == "L"
     are_integers = len(value) <= MAX_ITEMS and _INTEGERS.issuperset(map(type, value))
-    return are_integers and min(value) >= 0 and max(value) <= _MOST[field]
+    return bool(are_integers and min(value) >= 0 and max(value) <= _MOST[field])
 
 
 def main_stage_flops(steps: Sequence[Sequence[Any]]) -> float:
