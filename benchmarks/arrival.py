@@ -138,10 +138,10 @@ def _judge(folder: Path, target: DeviceId, version: str, asked: set[str], known:
         asked: Candidates that its head has learnt from.
         known: Candidates that any device had measured when the head was made.
     """
-    from transfer.adapt.base import Regime
+    from benchmarks.onboarding_cases import Case, FewShotSet, visible_dataset, with_few_shot
+    from transfer.adapt.base import FewShotTask, Regime
     from transfer.adapt.kept import load_adapted
     from transfer.adapt.registry import strategies
-    from transfer.evaluate.onboarding_cases import Case, FewShotSet, visible_dataset, with_few_shot
 
     dataset = load_snapshot(Store.read(folder / "runs" / "store")).dataset
     truth = dataset.latency_secs[:, dataset.column(target)]
@@ -162,9 +162,16 @@ def _judge(folder: Path, target: DeviceId, version: str, asked: set[str], known:
     )
     view = with_few_shot(visible_dataset(dataset, case), target, FewShotSet(few_shot, truth[few_shot]))
     head = load_adapted(folder / "runs" / "models" / version, target)
-    scratch = strategies()["scratch"].adapt(
-        None, view, target, few_shot, source_rows=source_rows, config=train_config(24), seed=0
+    task = FewShotTask(
+        source=None,
+        dataset=view,
+        target=target,
+        few_shot=few_shot,
+        source_rows=source_rows,
+        config=train_config(24),
+        seed=0,
     )
+    scratch = strategies()["scratch"].adapt(task)
 
     def compared(rows: np.ndarray) -> dict[str, Any]:
         ours, theirs = (

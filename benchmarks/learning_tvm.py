@@ -21,9 +21,9 @@ from agents.programs.trace_rules import read_trace
 from agents.records import Workload
 from agents.trust import is_imported
 from benchmarks.rivals.base import hold_out_workloads, need, unknown_device
+from transfer.arrays import Floats, Rows
 from transfer.data.dataset import Dataset
 from transfer.errors import TransferError
-from transfer.evaluate.rankers import Rows, Scores
 from transfer.model.fleet_tlp import scoped_seed
 from transfer.model.inputs import torch_threads
 from transfer.train.rows import training_labels
@@ -133,7 +133,7 @@ class _TvmRanker:
             usable = np.isfinite(labels[:, place])
             self._models[device_id] = self._train(dataset, rows[usable], labels[usable, place], seed)
 
-    def score(self, dataset: Dataset, rows: Rows, device_id: str) -> Scores:
+    def score(self, dataset: Dataset, rows: Rows, device_id: str) -> Floats:
         """Predicted relative speeds. See `Ranker.score`."""
         self._check(dataset)
         if device_id not in self._models:
@@ -150,7 +150,7 @@ class _TvmRanker:
     def _train(self, dataset: Dataset, rows: Rows, labels: NDArray[np.float32], seed: int) -> Any:
         raise NotImplementedError
 
-    def _predict(self, model: Any, rows: Rows) -> Scores:
+    def _predict(self, model: Any, rows: Rows) -> Floats:
         raise NotImplementedError
 
 
@@ -167,7 +167,7 @@ class TvmXgb(_TvmRanker):
         model._train(xs=self.features.of(rows, XGB_COLUMNS), ys=labels)
         return model
 
-    def _predict(self, model: Any, rows: Rows) -> Scores:
+    def _predict(self, model: Any, rows: Rows) -> Floats:
         return np.asarray(model._predict(xs=self.features.of(rows, XGB_COLUMNS)), dtype=np.float64)
 
 
@@ -219,7 +219,7 @@ class TvmMlp(_TvmRanker):
                 network.load_state_dict(best[1])
         return network
 
-    def _predict(self, model: Any, rows: Rows) -> Scores:
+    def _predict(self, model: Any, rows: Rows) -> Floats:
         from tvm.s_tir.meta_schedule.cost_model.mlp_model import SegmentDataLoader
 
         loader = SegmentDataLoader(self.features.of(rows), None, batch_size=_BATCH, shuffle=False)

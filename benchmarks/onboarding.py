@@ -1,7 +1,7 @@
 """What a new device's head is worth after k measured candidates: `python -m benchmarks.onboarding --json`.
 
 Leaves out each device of a store in turn and onboards it from the others' records, in regimes that are
-never mixed (`transfer.evaluate.onboarding_cases`), by every strategy and the baselines that must stand beside
+never mixed (`benchmarks.onboarding_cases`), by every strategy and the baselines that must stand beside
 it. Nothing is measured: stored records answer. Stores are those given, else that of `make run` and the
 AutoTVM logs beside the checkout, as far as they are there. `--quick` gives the same keys in about ten
 minutes; `--table FILE` writes the page that `docs/results/` keeps.
@@ -18,6 +18,7 @@ from typing import Annotated, Any
 
 from benchmarks.harness import Figures, Option, benchmark, command_of, working_folder
 from benchmarks.onboarding_baselines import baselines
+from benchmarks.onboarding_cases import networks_to_hold_out
 from benchmarks.onboarding_curve import SAMPLES, Adapting, Contender
 from benchmarks.onboarding_extras import COVERED, Experiment, across, breadth, coverage, selectors
 from benchmarks.onboarding_parts import DeviceSet, as_json, device_sets
@@ -26,7 +27,6 @@ from benchmarks.tables import interval, page, write_page
 from transfer.adapt.base import Regime
 from transfer.adapt.registry import NAMES, auto, strategies
 from transfer.adapt.sample_selection import SELECTORS
-from transfer.evaluate.onboarding_cases import networks_to_hold_out
 from transfer.train.config import TrainConfig
 
 _PARTS = ("selectors", "coverage", "breadth", "across")

@@ -17,17 +17,15 @@ from typing import Any, cast
 import numpy as np
 from numpy.typing import NDArray
 
+from benchmarks.onboarding_cases import FewShotSet, Situation, with_few_shot
 from benchmarks.onboarding_label_change import Siblings, estimate_by_changes
 from benchmarks.rivals.base import flat_of, hardware_of, need, places_of, sources_measured_test, speeds_of
 from benchmarks.rivals.mlp import MlpConfig, SummaryMlp
+from transfer.adapt.source_model import part_latencies
+from transfer.arrays import Floats, Rows
 from transfer.data.labels import relative_speed
-from transfer.data.latency_parts import part_latencies
 from transfer.data.ranking import rank_agreement
-from transfer.evaluate.onboarding_cases import FewShotSet, Situation, with_few_shot
-from transfer.evaluate.rankers import Rows, Scores
 from transfer.train.rows import trainable_devices
-
-Floats = NDArray[np.float64]
 
 #: Trees of all scopes: the middle of the grid of `benchmarks.rivals.trees`, the same for every k: a choice
 #: made on a few dozen labels is mostly luck.
@@ -62,11 +60,11 @@ class FewShot:
         score: Does it; None where it can say nothing with so little.
     """
 
-    def __init__(self, name: str, score: Callable[[Situation, FewShotSet], Scores | None]) -> None:
+    def __init__(self, name: str, score: Callable[[Situation, FewShotSet], Floats | None]) -> None:
         self.name = name
         self._score = score
 
-    def score(self, situation: Situation, few_shot: FewShotSet) -> Scores | None:
+    def score(self, situation: Situation, few_shot: FewShotSet) -> Floats | None:
         """(test rows,) scores, higher is faster; None where it does not apply."""
         return self._score(situation, few_shot)
 
@@ -85,16 +83,16 @@ def baselines() -> list[FewShot]:
     ]
 
 
-def _mean_rank(situation: Situation, few_shot: FewShotSet) -> Scores | None:
+def _mean_rank(situation: Situation, few_shot: FewShotSet) -> Floats | None:
     if not sources_measured_test(situation):
         return None
     places = places_of(situation)[situation.test]
     known = np.isfinite(places)
-    found: Scores = np.where(known, places, 0).sum(axis=1) / np.maximum(1, known.sum(axis=1))
+    found: Floats = np.where(known, places, 0).sum(axis=1) / np.maximum(1, known.sum(axis=1))
     return found
 
 
-def _nearest(situation: Situation, few_shot: FewShotSet) -> Scores | None:
+def _nearest(situation: Situation, few_shot: FewShotSet) -> Floats | None:
     if not sources_measured_test(situation):
         return None
     result = np.zeros(len(situation.test))
@@ -124,7 +122,7 @@ def nearest_sources(situation: Situation, few_shot: FewShotSet) -> list[int]:
     return [place for *_, place in sorted(found)]
 
 
-def _trees_alone(situation: Situation, few_shot: FewShotSet) -> Scores | None:
+def _trees_alone(situation: Situation, few_shot: FewShotSet) -> Floats | None:
     lists = _target_list(situation, few_shot)
     if lists is None:
         return None
@@ -133,7 +131,7 @@ def _trees_alone(situation: Situation, few_shot: FewShotSet) -> Scores | None:
     )
 
 
-def _trees_pooled(situation: Situation, few_shot: FewShotSet) -> Scores | None:
+def _trees_pooled(situation: Situation, few_shot: FewShotSet) -> Floats | None:
     def inputs(rows: Rows, device_id: str) -> NDArray[np.float32]:
         beside = np.broadcast_to(
             hardware_of(situation, device_id), (len(rows), situation.dataset.hardware.shape[1])
@@ -143,7 +141,7 @@ def _trees_pooled(situation: Situation, few_shot: FewShotSet) -> Scores | None:
     return _learnt_across(situation, few_shot, inputs)
 
 
-def _trees_residual(situation: Situation, few_shot: FewShotSet) -> Scores | None:
+def _trees_residual(situation: Situation, few_shot: FewShotSet) -> Floats | None:
     def inputs(rows: Rows, _: str) -> NDArray[np.float32]:
         return flat_of(situation)[rows]
 
@@ -155,7 +153,7 @@ def _trees_residual(situation: Situation, few_shot: FewShotSet) -> Scores | None
     return own(situation.test, situation.target)
 
 
-def _trees_with_sources(situation: Situation, few_shot: FewShotSet) -> Scores | None:
+def _trees_with_sources(situation: Situation, few_shot: FewShotSet) -> Floats | None:
     if not sources_measured_test(situation) or len(situation.sources) < 2:
         return None
     order = [situation.sources[place] for place in nearest_sources(situation, few_shot)]
@@ -189,7 +187,7 @@ def _trees_with_sources(situation: Situation, few_shot: FewShotSet) -> Scores | 
     return _learnt_across(situation, few_shot, inputs)
 
 
-def _trees_of_changes(situation: Situation, few_shot: FewShotSet) -> Scores | None:
+def _trees_of_changes(situation: Situation, few_shot: FewShotSet) -> Floats | None:
     if not sources_measured_test(situation):
         return None
     dataset = situation.dataset
@@ -208,7 +206,7 @@ def _trees_of_changes(situation: Situation, few_shot: FewShotSet) -> Scores | No
     return None if found is None else -found[situation.test]
 
 
-def _mlp_fine_tuned(situation: Situation, few_shot: FewShotSet) -> Scores | None:
+def _mlp_fine_tuned(situation: Situation, few_shot: FewShotSet) -> Floats | None:
     dataset = situation.dataset
     sources = list(trainable_devices(dataset, situation.source_rows))
 
@@ -220,7 +218,7 @@ def _mlp_fine_tuned(situation: Situation, few_shot: FewShotSet) -> Scores | None
     source = situation.once("mlp of sources", make)
     if _target_list(situation, few_shot) is None:
         scores = [source.score(dataset, situation.test, one) for one in sources]
-        return cast(Scores, np.mean(scores, axis=0))
+        return cast(Floats, np.mean(scores, axis=0))
     own = SummaryMlp(MlpConfig(), start=source)
     seen = with_few_shot(dataset, situation.target, few_shot)
     own.fit(seen, few_shot.rows, [situation.target], situation.seed)
@@ -251,10 +249,10 @@ def _source_lists(situation: Situation) -> list[Labelled]:
 
 
 _Inputs = Callable[[Rows, str], NDArray[np.float32]]
-_Predict = Callable[[Rows, str], Scores]
+_Predict = Callable[[Rows, str], Floats]
 
 
-def _learnt_across(situation: Situation, few_shot: FewShotSet, inputs: _Inputs) -> Scores:
+def _learnt_across(situation: Situation, few_shot: FewShotSet, inputs: _Inputs) -> Floats:
     """Trees over all source devices, and the target where it has anything to compare."""
     mine = _target_list(situation, few_shot)
     lists = [*_source_lists(situation), *([mine] if mine is not None else [])]
@@ -281,7 +279,7 @@ def _boost(
     matrix.set_group(np.unique(np.concatenate(group), return_counts=True)[1])
     booster = xgboost.train({**_PARAMS, "seed": situation.seed}, matrix, num_boost_round=_ROUNDS)
 
-    def predict(rows: Rows, device_id: str) -> Scores:
+    def predict(rows: Rows, device_id: str) -> Floats:
         below = np.zeros(len(rows)) if start is None else start(rows, device_id)
         scores = booster.inplace_predict(inputs(rows, device_id), base_margin=below, predict_type="margin")
         return np.asarray(scores, dtype=np.float64)

@@ -5,7 +5,7 @@ ways; all see the same dataset, in which whatever they may not see is taken out.
 are kept, a JSON file each, under a hash of everything that they follow from but the code: a curve that gains
 a contender or a number of samples runs that alone.
 
-What is new and what is held out: `transfer.evaluate.onboarding_cases`. Called by `benchmarks.onboarding`;
+What is new and what is held out: `benchmarks.onboarding_cases`. Called by `benchmarks.onboarding`;
 knows no store. What was found is read by `benchmarks.onboarding_table`.
 """
 
@@ -25,25 +25,24 @@ import numpy as np
 
 from agents.records import Workload, WorkloadId, canonical_json, content_hash
 from benchmarks.harness import kept, read_kept
-from benchmarks.tables import interval
-from fleet.onboarding.adaptation import Onboarding, expectation
-from transfer.adapt.base import Regime, Strategy, is_enough
-from transfer.adapt.sample_selection import Selector
-from transfer.data.dataset import Dataset
-from transfer.errors import TransferError
-from transfer.evaluate.evaluator import judge_by
-from transfer.evaluate.onboarding_cases import (
+from benchmarks.onboarding_cases import (
     Case,
     CasePlan,
     FewShotSet,
     Situation,
-    choose_few_shot,
     make_cases,
     situation_of,
     visible_dataset,
     with_few_shot,
 )
-from transfer.evaluate.rankers import Scores
+from benchmarks.tables import interval
+from fleet.onboarding.adaptation import Onboarding, expectation
+from transfer.adapt.base import Regime, Strategy, is_enough
+from transfer.adapt.sample_selection import Choice, Selector, choose_in_rounds
+from transfer.arrays import Floats
+from transfer.data.dataset import Dataset
+from transfer.data.metrics import measure_workloads
+from transfer.errors import TransferError
 from transfer.model.fleet_tlp import FleetTLP
 from transfer.model.inputs import torch_threads
 from transfer.processes import run_each
@@ -80,7 +79,7 @@ class Baseline(Protocol):
         """In tables."""
         ...
 
-    def score(self, situation: Situation, few_shot: FewShotSet) -> Scores | None:
+    def score(self, situation: Situation, few_shot: FewShotSet) -> Floats | None:
         """(test rows,) scores, higher is faster; None where it does not apply."""
         ...
 
@@ -167,7 +166,7 @@ def run_curve(
         TransferError: A contender cannot be fitted, or a process died.
     """
     data = digest(
-        dataset.latency_secs, dataset.failed, dataset.group, dataset.features.described, dataset.hardware
+        dataset.latency_secs, dataset.failed, dataset.group, dataset.features.summary, dataset.hardware
     )
 
     def path(case: Case, asked: Asked) -> Path:
@@ -226,12 +225,15 @@ def _points(
         )
 
     truth = dataset.latency_secs[:, dataset.column(case.target)]
+    choice = Choice(
+        dataset=view, target=case.target, pool=case.pool, source_model=source_model, seed=case.seed
+    )
     for k, contender in contenders:
         selector = contender.selector if isinstance(contender, Adapting) else plan.selector
         rows = situation.once(
             f"few-shot set {selector.name} {k}",
-            lambda k=k, selector=selector: choose_few_shot(  # type: ignore[misc]
-                selector, situation, case.pool, truth, len(case.pool) if k is None else k, source_model
+            lambda k=k, selector=selector: choose_in_rounds(  # type: ignore[misc]
+                selector, choice, truth, len(case.pool) if k is None else k
             ),
         )
         few_shot = FewShotSet(rows, truth[rows])
@@ -272,7 +274,7 @@ def _judged(
     case: Case,
     dataset: Dataset,
     samples: tuple[int | None, int],
-    scores: Scores | None,
+    scores: Floats | None,
     seconds: float,
     expected: dict[str, list[float]] | None = None,
 ) -> Point:
@@ -291,7 +293,8 @@ def _judged(
     names = (f"{kind}top1_by_workload", f"{kind}top5_by_workload", "tau_by_workload")
     # Of constant scores tau is 0.
     judged_scores = np.zeros(len(case.test)) if scores is None else scores
-    groups, values = judge_by(names, dataset, case.target, case.test, judged_scores)
+    truth = dataset.latency_secs[case.test, dataset.column(case.target)]
+    groups, _, values = measure_workloads(names, judged_scores, truth, dataset.group[case.test])
     top1, top5, tau = (values[one].tolist() for one in names)
     return Point(
         contender=name,

@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.onboarding_cases import CasePlan, make_cases
 from benchmarks.onboarding_curve import (
     RANDOM,
     Adapting,
@@ -28,10 +29,9 @@ from benchmarks.tables import interval
 from transfer.adapt.base import Regime, Strategy
 from transfer.adapt.multitask import Scratch
 from transfer.adapt.nearest import Nearest
-from transfer.adapt.sample_choice import Choice, Rows, first_of
-from transfer.adapt.sample_selection import SELECTORS
+from transfer.adapt.sample_selection import SELECTORS, Choice, first_of
 from transfer.adapt.source_devices import SourceDevices
-from transfer.evaluate.onboarding_cases import CasePlan, make_cases
+from transfer.arrays import Rows
 from transfer.features.hardware import HARDWARE_NAMES
 from transfer.train.config import TrainConfig
 

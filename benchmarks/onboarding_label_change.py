@@ -21,8 +21,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks.rivals.base import need
+from transfer.adapt.source_model import Agreed, fast_weights
+from transfer.arrays import Floats, Groups
 from transfer.data.labels import group_min
-from transfer.data.latency_parts import Agreed, Floats, Groups, fast_weights
 
 #: Most rows of pairs among source devices that trees are fitted to.
 _MOST_ROWS = 30_000

@@ -26,7 +26,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -34,6 +34,7 @@ from numpy.typing import NDArray
 from agents.records import Workload, content_hash
 from benchmarks.harness import Figures, Option, benchmark, kept, read_kept, working_folder
 from benchmarks.onboarding_baselines import baselines
+from benchmarks.onboarding_cases import Case, FewShotSet, situation_of, visible_dataset
 from benchmarks.pretrained_figures import SAMPLES, breadth_figures, broad, expectations, figures
 from benchmarks.pretrained_ship import ShippedAbout, ship, train_model
 from fleet.datasets.admission import open_dataset
@@ -43,15 +44,14 @@ from fleet.models.shipped_model import has_shipped
 from fleet.models.versions import load_snapshot, train_config
 from fleet.onboarding.adaptation import AUTO, strategy_for
 from fleet.store.store import Store
-from transfer.adapt.base import Adapted, Regime, Strategy, without_device
+from transfer.adapt.base import Adapted, FewShotTask, Regime, Strategy, without_device
 from transfer.adapt.multitask import Scratch
 from transfer.adapt.nearest import day_zero_head
 from transfer.adapt.registry import NAMES, strategies
+from transfer.arrays import Floats
 from transfer.data.dataset import Dataset
 from transfer.data.metrics import evaluate_ranking
 from transfer.data.splits import few_of_each, leave_networks_out
-from transfer.evaluate.onboarding_cases import Case, FewShotSet, situation_of, visible_dataset
-from transfer.evaluate.rankers import Scores
 from transfer.model.fleet_tlp import FleetTLP
 from transfer.processes import run_each
 
@@ -162,10 +162,18 @@ class _Trial:
         self, way: Strategy, source: FleetTLP, known: Dataset, chosen: Rows, source_rows: Rows, epochs: int
     ) -> Adapted:
         """The profile's head from some samples of what is known."""
-        how: dict[str, Any] = {"config": train_config(epochs), "seed": self.case.seed}
-        return way.adapt(source, known, self.case.target, chosen, source_rows=source_rows, **how)
+        task = FewShotTask(
+            source=source,
+            dataset=known,
+            target=self.case.target,
+            few_shot=chosen,
+            source_rows=source_rows,
+            config=train_config(epochs),
+            seed=self.case.seed,
+        )
+        return way.adapt(task)
 
-    def judge(self, name: str, scores: Scores, rows: Rows) -> None:
+    def judge(self, name: str, scores: Floats, rows: Rows) -> None:
         """Note top-1 and top-5 by workload, as a search asks: nobody measured any of the candidates."""
         latency, group = self.dataset.latency_secs[rows, self.column], self.dataset.group[rows]
         metrics = evaluate_ranking(scores, latency, group, least=_LEAST)

@@ -11,10 +11,9 @@ not count):
   are random, and its trees grown to random values: the time hardly depends on them.
 
 Ours is timed with a fresh extractor, so that each design space is compiled in the time. `fleet tune` holds
-candidates as decisions in known design spaces, without a schedule: `ratio_decisions` is of their features. As
-in a search, places in design spaces are drawn only for a model that reads them, which this one does not. Each
-time is the median of some repeats. At the end, 4,096 candidates are scored from ready features on two cores
-(wall seconds). Takes about four minutes.
+candidates as decisions in known design spaces, without a schedule: `ratio_decisions` is of their features.
+Each time is the median of some repeats. At the end, 4,096 candidates are scored from ready features on two
+cores (wall seconds). Takes about four minutes.
 """
 
 from __future__ import annotations
@@ -94,7 +93,7 @@ def measure(options: Options) -> Figures:
     }
 
     def live(reader: Extractor, case: _Case) -> Any:
-        return reader.extract_live(case.workload, case.schedules, places=model.reads_place)
+        return reader.extract_live(case.workload, case.schedules)
 
     ways: dict[str, Callable[[_Case], Any]] = {
         "tvm_features": lambda case: _per_store(case.context, case.candidates),
@@ -102,7 +101,7 @@ def measure(options: Options) -> Figures:
         "tvm_predict": lambda case: xgb_model.predict(case.context, case.candidates),
         "features_and_model": lambda case: model.score(live(extractor[0], case), _HEAD),
         "features_of_decisions": lambda case: extractor[0].extract_decided(
-            case.workload, decided[case.workload.name], places=model.reads_place
+            case.workload, decided[case.workload.name]
         ),
     }
     # A full collection walks all candidates of the benchmark, and would strike one side by chance.

@@ -103,6 +103,18 @@ def with_latency(dataset: Dataset, rows: Any, device_id: str | None, secs: Any) 
     return replace(dataset, latency_secs=latency)
 
 
+def of_devices(dataset: Dataset, *device_ids: str) -> Dataset:
+    """The same candidates with the measurements of some devices only."""
+    columns = [dataset.column(device_id) for device_id in device_ids]
+    return replace(
+        dataset,
+        device_ids=tuple(dataset.device_ids[column] for column in columns),
+        latency_secs=dataset.latency_secs[:, columns],
+        failed=dataset.failed[:, columns],
+        hardware=dataset.hardware[columns],
+    )
+
+
 def published(dataset: Dataset) -> Dataset:
     """The dataset with stand-ins for published features: enough of the real ones to learn from."""
     block = dataset.features

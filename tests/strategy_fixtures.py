@@ -4,13 +4,35 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
-from transfer.adapt.base import Adapted
+from transfer.adapt.base import Adapted, FewShotTask
 from transfer.adapt.nearest import Nearest
 from transfer.data.dataset import Dataset
+from transfer.model.fleet_tlp import FleetTLP
+from transfer.train.config import TrainConfig
+
+
+def task_of(
+    source: FleetTLP | None,
+    dataset: Dataset,
+    target: str,
+    few_shot: np.ndarray,
+    source_rows: np.ndarray,
+    config: TrainConfig,
+    seed: int = 0,
+) -> FewShotTask:
+    """The task of giving a device a head."""
+    return FewShotTask(
+        source=source,
+        dataset=dataset,
+        target=target,
+        few_shot=few_shot,
+        source_rows=source_rows,
+        config=config,
+        seed=seed,
+    )
 
 
 @dataclass(frozen=True)
@@ -24,10 +46,10 @@ class LikeNearest:
     changes: Callable[[Adapted, str], None] = lambda *_: None
     least_samples: int = 0
 
-    def adapt(self, source: Any, dataset: Dataset, device: str, few_shot: np.ndarray, **how: Any) -> Adapted:
-        self.sees(dataset, few_shot, how["source_rows"])
-        adapted = Nearest().adapt(source, dataset, device, few_shot, **how)
-        self.changes(adapted, device)
+    def adapt(self, task: FewShotTask) -> Adapted:
+        self.sees(task.dataset, task.few_shot, task.source_rows)
+        adapted = Nearest().adapt(task)
+        self.changes(adapted, task.target)
         return adapted
 
 

@@ -10,8 +10,7 @@ import hashlib
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from pathlib import Path
 
 from agents.regular_files import read_regular
@@ -45,31 +44,20 @@ def put_folder(directory: Path, files: Mapping[str, bytes]) -> None:
         CheckpointError: The name was taken meanwhile.
         OSError: There is no room, or no permission; nothing is left behind then.
     """
-    with whole_folder(directory) as part:
-        for name, raw in files.items():
-            _write_synced(part / name, raw)
-        # Readers of the registry may be other users.
-        part.chmod(0o755)
-
-
-@contextmanager
-def whole_folder(directory: Path) -> Iterator[Path]:
-    """A private folder beside a name that is free; it gets the name when the block ends, or goes.
-
-    Args:
-        directory: The name; its parent is made as needed.
-
-    Raises:
-        CheckpointError: The name was taken meanwhile.
-        OSError: There is no room, or no permission.
-    """
     directory.parent.mkdir(parents=True, exist_ok=True)
     # Beside the target, because a rename is atomic only inside one file system.
     part = Path(tempfile.mkdtemp(prefix=f".{directory.name}.", suffix=".part", dir=directory.parent))
     try:
-        yield part
+        for name, raw in files.items():
+            _write_synced(part / name, raw)
+        # Readers of the registry may be other users.
+        part.chmod(0o755)
         _sync_folder(part)
-        _rename(part, directory)
+        try:
+            # An empty folder only would be replaced.
+            part.rename(directory)
+        except OSError as error:
+            raise CheckpointError(f"{directory}: could not be put in place: {error}") from error
         _sync_folder(directory.parent)
     finally:
         shutil.rmtree(part, ignore_errors=True)
@@ -145,11 +133,3 @@ def _sync_folder(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
-
-
-def _rename(part: Path, directory: Path) -> None:
-    """Rename, refusing a target that appeared meanwhile (rename(2) would replace an empty folder only)."""
-    try:
-        part.rename(directory)
-    except OSError as error:
-        raise CheckpointError(f"{directory}: could not be put in place: {error}") from error

@@ -23,12 +23,12 @@ from typing import Any
 
 import numpy as np
 from msgspec.structs import replace
-from numpy.typing import NDArray
 
 from agents.records import Candidate, Workload, WorkloadId, canonical_json
 from transfer.adapt.base import Adapted
 from transfer.adapt.kept import files_of, load_adapted
 from transfer.adapt.source_devices import SourceCorrection
+from transfer.arrays import Floats, Ints, Singles
 from transfer.errors import TraceError, TransferError
 from transfer.features.blocks import FeatureBlock
 from transfer.features.extractor import DEFAULT_SPEC, Extractor, FeatureSpec
@@ -150,7 +150,7 @@ class Scorer:
             self._workloads[workload_id] = found
         return found
 
-    def score(self, workload: Workload, schedules: Sequence[Any]) -> NDArray[np.float64]:
+    def score(self, workload: Workload, schedules: Sequence[Any]) -> Floats:
         """Score schedules of one workload.
 
         Args:
@@ -163,9 +163,10 @@ class Scorer:
         Raises:
             TransferError: One of them is neither, or both kinds are mixed.
         """
-        if any(isinstance(one, str) for one in schedules):
-            return self._score_texts(workload, schedules)
-        if strangers := [one for one in schedules if not hasattr(one, "trace")]:
+        texts = sum(isinstance(one, str) for one in schedules)
+        if texts not in (0, len(schedules)):
+            raise TransferError("a scorer takes schedules or JSON texts of traces, and not both in one call")
+        if not texts and (strangers := [one for one in schedules if not hasattr(one, "trace")]):
             raise TransferError(
                 "a scorer takes schedules of TVM (`tvm.s_tir.Schedule`) or the JSON texts of traces, got "
                 f"{type(strangers[0]).__name__}"
@@ -175,12 +176,13 @@ class Scorer:
         if len(readable):
             found = self._head_scores(block)
             learner = self._learners.get(workload.workload_id)
-            if learner is not None:
+            # Of texts the head alone is asked.
+            if learner is not None and not texts:
                 speeds = learner.log_speeds(self._flat(block), _logarithms(found))
                 if learner.is_trusted:
                     found = bounded_scores(speeds - learner.best)
             scores[readable] = found
-        result: NDArray[np.float64] = np.maximum(scores, LEAST_SCORE)
+        result: Floats = np.maximum(scores, LEAST_SCORE)
         return result
 
     def learn(
@@ -200,50 +202,34 @@ class Scorer:
             learner = self._learners.setdefault(workload.workload_id, Learner())
             learner.learn(self._flat(block), _logarithms(self._head_scores(block)), latency)
 
-    def _read(self, workload: Workload, schedules: Sequence[Any]) -> tuple[NDArray[np.int64], FeatureBlock]:
+    def _read(self, workload: Workload, schedules: Sequence[Any]) -> tuple[Ints, FeatureBlock]:
         """Places of schedules that can be read, and their features."""
-        layout, places = self._head.model.layout, self._head.model.reads_place
         try:
-            block = self._extractor.extract_live(workload, schedules, layout, places=places)
+            return np.arange(len(schedules)), self._extract(workload, schedules)
         except TraceError:
             # One that cannot be read must not end the search.
             readable = np.flatnonzero([self._is_readable(workload, one) for one in schedules])
-            kept = [schedules[place] for place in readable.tolist()]
-            return readable, self._extractor.extract_live(workload, kept, layout, places=places)
-        return np.arange(len(schedules)), block
+            return readable, self._extract(workload, [schedules[place] for place in readable.tolist()])
 
-    def _head_scores(self, block: FeatureBlock) -> NDArray[np.float64]:
+    def _head_scores(self, block: FeatureBlock) -> Floats:
         # One thread, as in evaluation: more would add up in another order.
         with torch_threads(1):
             return self._head.score_unseen(block)
 
-    def _flat(self, block: FeatureBlock) -> NDArray[np.float32]:
+    def _flat(self, block: FeatureBlock) -> Singles:
         return flat_inputs(block, self._spec.category_sizes)
 
-    def _score_texts(self, workload: Workload, traces: Sequence[Any]) -> NDArray[np.float64]:
-        """Score traces as records keep them."""
-        if not all(isinstance(one, str) for one in traces):
-            raise TransferError("a scorer takes schedules or JSON texts of traces, and not both in one call")
-        scores, model = np.full(len(traces), LEAST_SCORE), self._head.model
-        readable, candidates = [], []
-        for place, trace in enumerate(traces):
-            one = Candidate(workload_id=workload.workload_id, trace=trace)
-            try:
-                self._extractor.read(one, workload)
-            except TraceError:
-                continue
-            readable.append(place)
-            candidates.append(one)
-        if candidates:
-            of = {workload.workload_id: workload}
-            block = self._extractor.extract(of, candidates, model.layout, places=model.reads_place)
-            scores[readable] = self._head_scores(block)
-        result: NDArray[np.float64] = np.maximum(scores, LEAST_SCORE)
-        return result
+    def _extract(self, workload: Workload, schedules: Sequence[Any]) -> FeatureBlock:
+        layout = self._head.model.layout
+        if not isinstance(next(iter(schedules), None), str):
+            return self._extractor.extract_live(workload, schedules, layout)
+        # Traces as records keep them.
+        candidates = [Candidate(workload_id=workload.workload_id, trace=trace) for trace in schedules]
+        return self._extractor.extract([workload] * len(candidates), candidates, layout)
 
     def _is_readable(self, workload: Workload, schedule: Any) -> bool:
         try:
-            self._extractor.extract_live(workload, [schedule], places=False)
+            self._extract(workload, [schedule])
         except TraceError:
             return False
         return True
@@ -320,7 +306,7 @@ def cost_model(scorer: Scorer) -> Any:
                     ]
                 )
 
-        def predict(self, context: Any, candidates: Sequence[Any]) -> NDArray[np.float64]:
+        def predict(self, context: Any, candidates: Sequence[Any]) -> Floats:
             workload = scorer.workload_of(context.mod)
             return scorer.score(workload, [candidate.sch for candidate in candidates])
 
@@ -333,8 +319,8 @@ def _latency_secs(result: Any) -> float | None:
     return min(secs) if secs and result.error_msg is None and 0 < min(secs) < _FAILED_SECS else None
 
 
-def _logarithms(scores: NDArray[np.float64]) -> NDArray[np.float64]:
-    logarithms: NDArray[np.float64] = np.log(np.maximum(scores, _LEAST_LEARNT))
+def _logarithms(scores: Floats) -> Floats:
+    logarithms: Floats = np.log(np.maximum(scores, _LEAST_LEARNT))
     return logarithms
 
 

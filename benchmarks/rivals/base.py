@@ -16,12 +16,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from benchmarks.onboarding_cases import Situation
+from transfer.arrays import Rows
 from transfer.data.dataset import Dataset
 from transfer.data.labels import relative_speed
 from transfer.data.ranking import places_in
 from transfer.errors import TransferError
-from transfer.evaluate.onboarding_cases import Situation
-from transfer.evaluate.rankers import Ranker, Rows
+from transfer.evaluate.rankers import Ranker
 from transfer.features.flat import flat_inputs
 
 Floats = NDArray[np.float64]
@@ -90,8 +91,7 @@ def flat_features(dataset: Dataset, rows: Rows) -> NDArray[np.float32]:
     Returns:
         (n, P), see `transfer.features.flat.flat_inputs`.
     """
-    has_place = dataset.features.place_rows is not None
-    return flat_inputs(dataset.features, dataset.spec.category_sizes, rows, place=has_place)
+    return flat_inputs(dataset.features, dataset.spec.category_sizes, rows)
 
 
 def hold_out_workloads(dataset: Dataset, rows: Rows, share: float, seed: int) -> tuple[Rows, Rows]:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator, Sequence
+from dataclasses import fields
 from pathlib import Path
 
 import numpy as np
@@ -17,7 +18,7 @@ from transfer.evaluate.compare import Fit, FitScores, run_fits
 from transfer.train.state import digest
 
 #: Attributes of rankers that tell how they learn, beside their name.
-_SETTINGS = ("config", "grid", "rounds")
+_SETTINGS = ("config", "variant", "grid", "rounds")
 
 
 def run_kept_fits(fits: Sequence[Fit], dataset: Dataset, folder: Path, workers: int) -> Iterator[FitScores]:
@@ -27,6 +28,7 @@ def run_kept_fits(fits: Sequence[Fit], dataset: Dataset, folder: Path, workers: 
     everything that scores follow from (dataset, rows, ranker, settings, seed) but the code: delete the folder
     when a ranker was changed.
     """
+    arrays = (getattr(dataset.features, field.name) for field in fields(dataset.features))
     data = digest(
         np.array(dataset.candidate_ids),
         np.array(dataset.device_ids),
@@ -34,7 +36,7 @@ def run_kept_fits(fits: Sequence[Fit], dataset: Dataset, folder: Path, workers: 
         dataset.latency_secs,
         dataset.failed,
         dataset.hardware,
-        *dataset.features.arrays().values(),
+        *(array for array in arrays if array is not None),
     )
     # Before any ranker is fitted: names follow from what it was told.
     paths = [folder / f"{fit.ranker.name}-{_name(fit, data)}.json" for fit in fits]

@@ -15,9 +15,9 @@ import torch
 from torch import Tensor, nn
 
 from benchmarks.rivals.base import unknown_device
+from transfer.arrays import Floats, Rows
 from transfer.data.batches import PaddedBatch, draw_batches
 from transfer.data.dataset import Dataset
-from transfer.evaluate.rankers import Rows, Scores
 from transfer.model.encoder import Standardise
 from transfer.model.fleet_tlp import scoped_seed
 from transfer.model.inputs import torch_threads
@@ -93,7 +93,7 @@ class SummaryMlp:
                 schedule.step()
             self._trunk.eval()
 
-    def score(self, dataset: Dataset, rows: Rows, device_id: str) -> Scores:
+    def score(self, dataset: Dataset, rows: Rows, device_id: str) -> Floats:
         """Relative speeds in (0, 1). See `Ranker.score`."""
         if device_id not in self._heads:
             raise unknown_device(self, device_id, self._heads)

@@ -13,10 +13,10 @@ from typing import Literal
 import numpy as np
 
 from benchmarks.rivals.base import places_on, unknown_device
+from transfer.arrays import Floats, Rows
 from transfer.data.dataset import Dataset
 from transfer.data.ranking import rank_agreement
 from transfer.errors import TransferError
-from transfer.evaluate.rankers import Rows, Scores
 from transfer.train.rows import training_labels
 
 
@@ -56,7 +56,7 @@ class NearestDevice:
                 )
             self.order[device_id] = tuple(sorted(agreement, key=lambda source: -agreement[source]))
 
-    def score(self, dataset: Dataset, rows: Rows, device_id: str) -> Scores:
+    def score(self, dataset: Dataset, rows: Rows, device_id: str) -> Floats:
         """Share of the workload's candidates that are no faster, among all that the source measured.
 
         0 where no source measured the candidate, or it failed there. See `Ranker.score`.

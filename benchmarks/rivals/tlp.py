@@ -7,18 +7,35 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor, nn
+from torch.nn import functional as F
 
 from benchmarks.rivals.base import unknown_device
+from transfer.arrays import Floats, Rows
 from transfer.data.dataset import Dataset
 from transfer.errors import TransferError
-from transfer.evaluate.rankers import Rows, Scores
 from transfer.model.inputs import torch_threads
-from transfer.model.mtl_tlp import TlpNetwork
+from transfer.model.mtl_tlp import TlpNetwork, mixed_lambda_rank
 from transfer.train.published_procedure import TlpConfig, batches, train_network
 from transfer.train.rows import training_labels
 
 #: Rows of one forward pass when nothing is learnt, as in the published evaluation.
 _SCORE_ROWS = 4000
+
+
+class LstmTlp(TlpNetwork):
+    """The paper's table 3: an LSTM in place of attention, of which only the last step is left."""
+
+    def __init__(self, width: int, heads: int = 1) -> None:
+        super().__init__(width, heads)
+        size = self.attention.embed_dim
+        del self.attention
+        self.lstm = nn.LSTM(size, size, batch_first=True)
+
+    def mixed(self, x: Tensor) -> Tensor:
+        """(N, 1, W) the last step."""
+        last: Tensor = self.lstm(x)[0][:, -1:]
+        return last
 
 
 class PublishedTlp:
@@ -29,11 +46,15 @@ class PublishedTlp:
     Args:
         config: How to train.
         multi_task: Train all devices at once.
+        variant: Of the paper's table 3: `lstm`, or `mse` for its loss without a bound on the score.
     """
 
-    def __init__(self, config: TlpConfig | None = None, *, multi_task: bool = False) -> None:
+    def __init__(
+        self, config: TlpConfig | None = None, *, multi_task: bool = False, variant: str = ""
+    ) -> None:
         self.config = config or TlpConfig()
         self.multi_task = multi_task
+        self.variant = variant
         self._networks: dict[str, tuple[TlpNetwork, int]] = {}
         #: Validation loss of each epoch of the last network trained.
         self.validation_losses: tuple[float, ...] = ()
@@ -42,8 +63,7 @@ class PublishedTlp:
     def name(self) -> str:
         """`tlp` or `mtl-tlp`, and the variant."""
         parts = ["mtl-tlp" if self.multi_task else "tlp"]
-        parts += ["lstm"] * (self.config.sequence == "lstm") + ["mse"] * (self.config.loss == "mse")
-        parts += ["failures"] * self.config.keep_failures
+        parts += [self.variant] * bool(self.variant)
         if self.config.batch != TlpConfig().batch:
             parts.append(f"batch-{self.config.batch}")
         return "-".join(parts)
@@ -52,17 +72,23 @@ class PublishedTlp:
         """Train from nothing. See `Ranker.fit`."""
         steps = self._steps(dataset)
         self._networks = {}
-        labels = training_labels(dataset, rows, devices, keep_failures=self.config.keep_failures)
+        labels = training_labels(dataset, rows, devices)
         heads = [tuple(devices)] if self.multi_task else [(device_id,) for device_id in devices]
         for members in heads:
             columns = [list(devices).index(device_id) for device_id in members]
             labelled = np.isfinite(labels[:, columns]).any(axis=1)
             network, self.validation_losses = train_network(
-                steps, rows[labelled], labels[labelled][:, columns], self.config, seed
+                steps,
+                rows[labelled],
+                labels[labelled][:, columns],
+                self.config,
+                seed,
+                make=LstmTlp if self.variant == "lstm" else TlpNetwork,
+                measure=F.mse_loss if self.variant == "mse" else mixed_lambda_rank,
             )
             self._networks |= {device_id: (network, place) for place, device_id in enumerate(members)}
 
-    def score(self, dataset: Dataset, rows: Rows, device_id: str) -> Scores:
+    def score(self, dataset: Dataset, rows: Rows, device_id: str) -> Floats:
         """Sums of the decoder over the steps. See `Ranker.score`."""
         steps = self._steps(dataset)
         if device_id not in self._networks:

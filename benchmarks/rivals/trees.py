@@ -14,9 +14,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks.rivals.base import flat_features, hold_out_workloads, need, unknown_device
+from transfer.arrays import Floats, Rows
 from transfer.data.dataset import Dataset
 from transfer.data.ranking import rank_agreement
-from transfer.evaluate.rankers import Rows, Scores
 from transfer.train.rows import training_labels
 
 Params = Mapping[str, Any]
@@ -42,7 +42,7 @@ _LEVELS = 256
 _LONGEST_LIST = 5000
 
 #: Predicts (n,) from (n, P) and a number of trees.
-_Predict = Callable[[NDArray[np.float32], int], Scores]
+_Predict = Callable[[NDArray[np.float32], int], Floats]
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +113,7 @@ class BoostedTrees:
                 self._models[device_id] = model, count
                 self.chosen[device_id] = {**params, "rounds": count}
 
-    def score(self, dataset: Dataset, rows: Rows, device_id: str) -> Scores:
+    def score(self, dataset: Dataset, rows: Rows, device_id: str) -> Floats:
         """Raw predictions of the trees. See `Ranker.score`."""
         if device_id not in self._models:
             raise unknown_device(self, device_id, tuple(self._models))
@@ -168,7 +168,7 @@ def _train_xgboost(table: _Table, params: Params, rounds: int, seed: int) -> _Pr
     settings = {"tree_method": "hist", "base_score": 0.0, "seed": seed, "nthread": 1, "verbosity": 0}
     booster = xgboost.train({**settings, **params}, matrix, num_boost_round=rounds)
 
-    def predict(x: NDArray[np.float32], count: int) -> Scores:
+    def predict(x: NDArray[np.float32], count: int) -> Floats:
         scores = booster.inplace_predict(x, iteration_range=(0, count), predict_type="margin")
         return np.asarray(scores, dtype=np.float64)
 
@@ -192,7 +192,7 @@ def _train_lightgbm(table: _Table, params: Params, rounds: int, seed: int) -> _P
     }
     booster = lightgbm.train({**settings, **params}, data, num_boost_round=rounds)
 
-    def predict(x: NDArray[np.float32], count: int) -> Scores:
+    def predict(x: NDArray[np.float32], count: int) -> Floats:
         raw = booster.predict(x, num_iteration=count, raw_score=True, num_threads=1)
         return np.asarray(raw, dtype=np.float64)
 

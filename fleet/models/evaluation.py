@@ -30,8 +30,7 @@ if TYPE_CHECKING:
     from fleet.config.settings import FleetConfig
     from transfer.data.metrics import Metrics
     from transfer.data.splits import Split
-    from transfer.evaluate.compare import Finished
-    from transfer.evaluate.comparison import Comparison
+    from transfer.evaluate.compare import Comparison, Finished
     from transfer.evaluate.rankers import Ranker
 
 

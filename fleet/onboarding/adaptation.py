@@ -71,15 +71,18 @@ class Onboarding:
 
     def adapt(self, strategy: Strategy, rows: Rows, hidden: Rows | None = None) -> Adapted:
         """Make a head from some of the samples, without what source devices measured of `hidden` rows."""
-        return strategy.adapt(
-            self.source,
-            self.dataset,
-            self.target,
-            rows,
+        from transfer.adapt.base import FewShotTask
+
+        task = FewShotTask(
+            source=self.source,
+            dataset=self.dataset,
+            target=self.target,
+            few_shot=rows,
             source_rows=self.source_rows if hidden is None else np.setdiff1d(self.source_rows, hidden),
             config=self.config,
             seed=self.seed,
         )
+        return strategy.adapt(task)
 
 
 def strategy_for(

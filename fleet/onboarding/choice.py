@@ -158,8 +158,7 @@ def choose(
     """
     import numpy as np
 
-    from transfer.adapt.sample_choice import Choice
-    from transfer.adapt.sample_selection import selector_named
+    from transfer.adapt.sample_selection import Choice, selector_named
 
     dataset = snapshot.dataset
     by_id = {candidate.candidate_id: candidate for pool in pools.values() for candidate in pool}

@@ -24,10 +24,11 @@ from fleet.store.store import Store
 if TYPE_CHECKING:
     from fleet.config.settings import FleetConfig
     from transfer.data.dataset import Dataset
-    from transfer.evaluate.onboarding_cases import Case
 
 #: Most candidates of a workload that are looked at: imported logs have thousands.
 _MOST = 128
+#: Share of a workload's candidates that the head is judged on.
+_JUDGED_SHARE = 0.5
 
 
 def onboard_recorded(settings: FleetConfig, device: str) -> dict[str, Any]:
@@ -45,7 +46,6 @@ def onboard_recorded(settings: FleetConfig, device: str) -> dict[str, Any]:
     strategy = strategy_for(settings.onboarding.strategy, onboarding.regime)
     with clock.part("adapt"):
         adapted = onboarding.adapt(strategy, onboarding.few_shot)
-    case = recorded.case
     result: dict[str, Any] = {
         "device": device,
         "replay": True,
@@ -57,10 +57,10 @@ def onboard_recorded(settings: FleetConfig, device: str) -> dict[str, Any]:
         "likeness": recorded.likeness,
     }
     with clock.part("report"):
-        result |= adaptation_report(onboarding, adapted, strategy, case.test)
-    scores = adapted.score(recorded.view, case.test)
+        result |= adaptation_report(onboarding, adapted, strategy, recorded.test)
+    scores = adapted.score(recorded.view, recorded.test)
     # What the head's first choices really reach on the rows held back, beside a random choice.
-    judgement = judge_folds(recorded.dataset, device, [(case.test, scores)])
+    judgement = judge_folds(recorded.dataset, device, [(recorded.test, scores)])
     names = ("top1", "top5", "tau", "random_top1", "random_top5")
     result["truth"] = {name: round(float(getattr(judgement, name)), 4) for name in names}
     result["seconds"] = clock.parts
@@ -75,7 +75,8 @@ class _Recorded:
     dataset: Dataset
     #: Without any of them.
     view: Dataset
-    case: Case
+    #: Rows that the head is judged on.
+    test: np.ndarray
     sources: tuple[str, ...]
     onboarding: Onboarding
     #: Samples that failed.
@@ -88,36 +89,32 @@ def _look_up(settings: FleetConfig, device: str, clock: Clock) -> _Recorded:
     """Train a model of the source devices, choose the few-shot set, and look up what it measured."""
     from transfer.adapt.base import Regime
     from transfer.adapt.fingerprint import distances, from_anchors
-    from transfer.adapt.sample_selection import selector_named
+    from transfer.adapt.sample_selection import Choice, choose_in_rounds, selector_named
     from transfer.data.splits import few_of_each
-    from transfer.evaluate.onboarding_cases import (
-        CasePlan,
-        FewShotSet,
-        choose_few_shot,
-        make_cases,
-        situation_of,
-        visible_dataset,
-        with_few_shot,
-    )
+    from transfer.train.rows import trainable_devices
     from transfer.train.training import train
 
     seed, samples = settings.training.seed, settings.onboarding.samples
     with clock.part("read"):
         dataset = _family(settings, device)
         dataset = dataset.take(few_of_each(dataset, np.arange(len(dataset)), _MOST, seed))
-    plan = CasePlan(regimes=(Regime.DEVICE_NEW,), targets=(device,), seeds=(seed,))
-    [case] = make_cases(dataset, None, plan)
-    samples = min(samples, len(case.pool))
-    view, config = visible_dataset(dataset, case), train_config(settings.training.epochs)
-    situation = situation_of(view, case)
-    sources = situation.sources
+    pool, test, source_rows = _divided(dataset, device, seed)
+    samples = min(samples, len(pool))
+    column, config = dataset.column(device), train_config(settings.training.epochs)
+    may_see = np.zeros(dataset.latency_secs.shape, dtype=np.bool_)
+    may_see[source_rows] = True
+    may_see[:, column] = False
+    view = dataset.where(may_see)
+    sources = tuple(name for name in trainable_devices(view, source_rows) if name != device)
     with clock.part("train"):
-        source = train(view, case.source_rows, config=config, seed=seed, devices=sources).model
-    truth = dataset.latency_secs[:, dataset.column(device)]
+        source = train(view, source_rows, config=config, seed=seed, devices=sources).model
+    truth = dataset.latency_secs[:, column]
     with clock.part("choose"):
+        choice = Choice(dataset=view, target=device, pool=pool, source_model=lambda: source, seed=seed)
         selector = selector_named(settings.onboarding.selector)
-        few_shot = choose_few_shot(selector, situation, case.pool, truth, samples, lambda: source)
-    few_shot_view = with_few_shot(view, device, FewShotSet(few_shot, truth[few_shot]))
+        few_shot = choose_in_rounds(selector, choice, truth, samples)
+    may_see[few_shot, column] = True
+    few_shot_view = dataset.where(may_see)
     failed = int((~np.isfinite(truth[few_shot])).sum())
     if samples and failed == len(few_shot):
         raise FleetError(
@@ -129,8 +126,8 @@ def _look_up(settings: FleetConfig, device: str, clock: Clock) -> _Recorded:
         target=device,
         few_shot=few_shot,
         source=source,
-        source_rows=case.source_rows,
-        regime=case.regime,
+        source_rows=source_rows,
+        regime=Regime.DEVICE_NEW,
         config=config,
         seed=seed,
     )
@@ -138,12 +135,35 @@ def _look_up(settings: FleetConfig, device: str, clock: Clock) -> _Recorded:
     return _Recorded(
         dataset=dataset,
         view=view,
-        case=case,
+        test=test,
         sources=sources,
         onboarding=onboarding,
         failed=failed,
         likeness=distances(anchors[device], anchors.values()) if anchors else {},
     )
+
+
+def _divided(dataset: Dataset, device: str, seed: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Rows that the device may "measure", that it is judged on, and that its source devices measured.
+
+    Raises:
+        FleetError: There is nothing to judge by.
+    """
+    from transfer.data.splits import within_workload
+
+    half, column = within_workload(dataset, _JUDGED_SHARE, seed), dataset.column(device)
+    measured = np.isfinite(dataset.latency_secs)
+    by_others = np.delete(measured, column, axis=1).any(axis=1)
+    tried = measured[:, column] | dataset.failed[:, column]
+    pool = half.train[(tried & by_others)[half.train]]
+    test = half.test[(measured[:, column] & by_others)[half.test]]
+    test = test[np.bincount(dataset.group[test], minlength=1)[dataset.group[test]] >= 2]
+    if not len(test) or len(pool) < 2:
+        raise FleetError(
+            f"nothing to judge: no held-out workload has two candidates measured on {device} and on source "
+            "devices; collect more, or name another device"
+        )
+    return pool, test, np.flatnonzero(by_others)
 
 
 def _family(settings: FleetConfig, device: str) -> Dataset:

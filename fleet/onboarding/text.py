@@ -8,7 +8,7 @@ from fleet.json_types import Json
 
 #: Why an onboarding has fewer samples than it was asked for.
 WHY_FEWER = "source devices have measured no more candidates; `fleet collect` on one of them makes more"
-#: What is put in order in each regime (`transfer.evaluate.onboarding_cases`).
+#: What is put in order in each regime (`transfer.adapt.base.Regime`).
 _MEANT = {
     "device-new": "candidates that source devices measured; expect less of others",
     "candidate-new": "unmeasured candidates of workloads that source devices know",

@@ -96,8 +96,8 @@ class DecisionScorer:
 
         head = self._champion()
         model = None if head is None else head.model
-        layout, places = (None, False) if model is None else (model.layout, model.reads_place)
-        block = self._reader.extract_decided(workload, decided, layout, places=places)
+        layout = None if model is None else model.layout
+        block = self._reader.extract_decided(workload, decided, layout)
         ours = model if isinstance(model, FleetTLP) else None
         features = flat_inputs(block, DEFAULT_SPEC.category_sizes) if ours is None else ours.flat(block)
         if head is None or not len(block):

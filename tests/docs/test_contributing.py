@@ -53,8 +53,8 @@ class Guess:
     name: str = "guess"
     least_samples: int = 0
 
-    def adapt(self, *arguments: Any, **options: Any) -> Any:
-        return Nearest().adapt(*arguments, **options)
+    def adapt(self, task: Any) -> Any:
+        return Nearest().adapt(task)
 '''
 
 #: Runs in the copy, and prints what it finds of each.
@@ -119,16 +119,11 @@ SOLVERS = '''"""Solvers of a library: a trace is the name of one."""
 
 from __future__ import annotations
 
-from collections import Counter
-
 from agents.records import Workload
 from transfer.language.primitives import Kind, Primitive
 
 
 class SolverReader:
-    def __init__(self) -> None:
-        self.unknown: Counter[str] = Counter()
-
     def read(self, trace: str, workload: Workload | None = None) -> tuple[Primitive, ...]:
         return (Primitive(Kind.AN, (-1, 1), (trace.strip('"'), "", "none")),)
 '''

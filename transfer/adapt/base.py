@@ -15,8 +15,8 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
-from numpy.typing import NDArray
 
+from transfer.arrays import Floats, Groups, Rows
 from transfer.data.dataset import Dataset
 from transfer.errors import TransferError
 from transfer.features.blocks import FeatureBlock
@@ -51,7 +51,7 @@ class Adapted:
     #: What the strategy chose on the way (learning rate, sources ...), as JSON values, for reports.
     notes: Mapping[str, Any] = field(default_factory=dict)
 
-    def score(self, dataset: Dataset, rows: NDArray[np.int64]) -> NDArray[np.float64]:
+    def score(self, dataset: Dataset, rows: Rows) -> Floats:
         """Score candidates for the device.
 
         Args:
@@ -67,7 +67,7 @@ class Adapted:
             return self.model.score(dataset.features.take(rows), self.device_id)
         return self.correction.score(self.model, without_device(dataset, self.device_id), rows)
 
-    def score_unseen(self, block: FeatureBlock) -> NDArray[np.float64]:
+    def score_unseen(self, block: FeatureBlock) -> Floats:
         """Score candidates that nobody has measured, as a search asks.
 
         Args:
@@ -89,6 +89,49 @@ class Adapted:
         return head + sum(array.nbytes for array in self.correction.arrays().values())
 
 
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class FewShotTask:
+    """What the head of a new device, the target, is to be made from."""
+
+    #: Model of the source devices; None where there is none yet.
+    source: FleetTLP | None
+    #: Candidates of all devices; the target must be one of them, for its hardware vector.
+    dataset: Dataset
+    target: str
+    #: Rows whose target latency may be seen; labels are relative to the best of them. May be empty for a
+    #: strategy whose `least_samples` is 0.
+    few_shot: Rows
+    #: Rows whose latencies on the other devices may be seen.
+    source_rows: Rows
+    #: How the source model was, or would be, trained; a strategy may train for less long.
+    config: TrainConfig
+    #: Of everything random.
+    seed: int
+
+    def samples(self) -> Dataset:
+        """The few-shot rows, with the target's measurements alone; raises as `visible_part`."""
+        return visible_part(self.dataset, self.target, self.few_shot, self.few_shot[:0])
+
+    def visible(self, *, need_few_shot: bool = True) -> Dataset:
+        """All that may be seen; raises as `visible_part`."""
+        return visible_part(
+            self.dataset, self.target, self.few_shot, self.source_rows, need_few_shot=need_few_shot
+        )
+
+    def need_source(self, strategy: str) -> FleetTLP:
+        """The source model, refused where it is missing or has no head.
+
+        Raises:
+            TransferError: There is none.
+        """
+        if self.source is None or not self.source.device_ids:
+            raise TransferError(
+                f"strategy {strategy!r} starts from a model of other devices and was given none; train one "
+                "first, or use 'scratch'"
+            )
+        return self.source
+
+
 class Strategy(Protocol):
     """One way to make a head for a new device.
 
@@ -106,28 +149,8 @@ class Strategy(Protocol):
         """Measured candidates that it needs; 0 where it can do without."""
         ...
 
-    def adapt(
-        self,
-        source: FleetTLP | None,
-        dataset: Dataset,
-        target_device: str,
-        few_shot_rows: NDArray[np.int64],
-        *,
-        source_rows: NDArray[np.int64],
-        config: TrainConfig,
-        seed: int,
-    ) -> Adapted:
-        """Give a model with a head for `target_device`.
-
-        Args:
-            source: Model of the source devices; None where there is none yet.
-            dataset: Candidates of all devices; `target_device` must be one of them, for its hardware vector.
-            target_device: The new device.
-            few_shot_rows: Rows whose target latency may be seen; labels are relative to the best of them.
-                May be empty where `least_samples` is 0.
-            source_rows: Rows whose latencies on the other devices may be seen.
-            config: How the source model was, or would be, trained; a strategy may train for less long.
-            seed: Of everything random.
+    def adapt(self, task: FewShotTask) -> Adapted:
+        """Give a model with a head for the task's target.
 
         Raises:
             TransferError: The few-shot set cannot rank anything, or the strategy needs a source model.
@@ -135,7 +158,7 @@ class Strategy(Protocol):
         ...
 
 
-def is_enough(strategy: Strategy, group: NDArray[np.int32], latency_secs: NDArray[np.float64]) -> bool:
+def is_enough(strategy: Strategy, group: Groups, latency_secs: Floats) -> bool:
     """Whether a strategy can work with samples: as many as it needs, and a pair to compare if it needs any.
 
     Args:
@@ -153,8 +176,8 @@ def is_enough(strategy: Strategy, group: NDArray[np.int32], latency_secs: NDArra
 def visible_part(
     dataset: Dataset,
     target_device: str,
-    few_shot_rows: NDArray[np.int64],
-    source_rows: NDArray[np.int64],
+    few_shot_rows: Rows,
+    source_rows: Rows,
     *,
     need_few_shot: bool = True,
 ) -> Dataset:
@@ -175,13 +198,12 @@ def visible_part(
         TransferError: No few-shot row has a target latency.
     """
     column = dataset.column(target_device)
-    few_shot_rows = np.asarray(few_shot_rows, dtype=np.int64)
     if need_few_shot and not np.isfinite(dataset.latency_secs[few_shot_rows, column]).any():
         raise TransferError(
             f"none of the {len(few_shot_rows)} few-shot rows has an ok measurement on {target_device!r}; "
             f"measure candidates there first"
         )
-    rows = np.union1d(few_shot_rows, source_rows).astype(np.int64)
+    rows = np.union1d(few_shot_rows, source_rows)
     part = dataset.take(rows)
     hidden = np.repeat(~np.isin(rows, source_rows)[:, None], len(dataset.device_ids), axis=1)
     hidden[:, column] = ~np.isin(rows, few_shot_rows)
@@ -200,21 +222,7 @@ def without_device(dataset: Dataset, device_id: str) -> Dataset:
     return dataset.where(visible)
 
 
-def unmeasured(dataset: Dataset, rows: NDArray[np.int64]) -> Dataset:
+def unmeasured(dataset: Dataset, rows: Rows) -> Dataset:
     """Some rows as if nobody had measured them, for `Adapted.score` in *device and workload new*."""
     part = dataset.take(rows)
     return part.where(np.zeros_like(part.failed))
-
-
-def need_source(source: FleetTLP | None, strategy: str) -> FleetTLP:
-    """The source model, refused where it is missing or has no head.
-
-    Raises:
-        TransferError: There is none.
-    """
-    if source is None or not source.device_ids:
-        raise TransferError(
-            f"strategy {strategy!r} starts from a model of other devices and was given none; train one "
-            "first, or use 'scratch'"
-        )
-    return source

@@ -13,13 +13,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
+from transfer.arrays import Floats, Groups
 from transfer.data.intervals import LEVEL, Estimate
 from transfer.errors import TransferError
-
-Floats = NDArray[np.float64]
-Groups = NDArray[np.int32]
 
 #: Draws of what may be; more change the third digit.
 _DRAWS = 400

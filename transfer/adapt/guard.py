@@ -14,22 +14,16 @@ from functools import partial
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from transfer.adapt.base import Adapted, Regime, Strategy, is_enough
+from transfer.adapt.base import Adapted, FewShotTask, Regime, Strategy, is_enough
 from transfer.adapt.maml import Maml
 from transfer.adapt.multitask import Scratch
 from transfer.adapt.source_devices import SourceDevices
+from transfer.arrays import Floats, Groups, Mask, Rows
 from transfer.data.dataset import Dataset
 from transfer.data.intervals import is_beyond_luck
 from transfer.data.ranking import order_agreement
 from transfer.errors import TransferError
-from transfer.model.fleet_tlp import FleetTLP
-from transfer.train.config import TrainConfig
-
-Rows = NDArray[np.int64]
-Mask = NDArray[np.bool_]
-Floats = NDArray[np.float64]
 
 #: Parts that samples are held back in.
 _FOLDS = 3
@@ -51,51 +45,37 @@ class Auto:
     name: str = "auto"
     least_samples: int = 0
 
-    def adapt(
-        self,
-        source: FleetTLP | None,
-        dataset: Dataset,
-        target_device: str,
-        few_shot_rows: Rows,
-        *,
-        source_rows: Rows,
-        config: TrainConfig,
-        seed: int,
-    ) -> Adapted:
+    def adapt(self, task: FewShotTask) -> Adapted:
         """Choose, check, adapt. See `Strategy.adapt`; `notes` say what was chosen and why."""
-        rows = np.asarray(few_shot_rows, dtype=np.int64)
-        latency = dataset.latency_secs[:, dataset.column(target_device)]
+        rows, dataset = task.few_shot, task.dataset
+        latency = dataset.latency_secs[:, dataset.column(task.target)]
 
         def able(some: Rows) -> list[Strategy]:
             return [
                 strategy
                 for strategy in self.strategies
-                if (source is not None or isinstance(strategy, Scratch))
+                if (task.source is not None or isinstance(strategy, Scratch))
                 and is_enough(strategy, dataset.group[some], latency[some])
             ]
 
         def make(strategy: Strategy, some: Rows, hidden: Rows) -> Adapted:
-            visible_rows = np.setdiff1d(source_rows, hidden)
-            return strategy.adapt(
-                source, dataset, target_device, some, source_rows=visible_rows, config=config, seed=seed
-            )
+            visible_rows = np.setdiff1d(task.source_rows, hidden)
+            return strategy.adapt(replace(task, few_shot=some, source_rows=visible_rows))
 
         measured = int(np.isfinite(latency[rows]).sum())
         if not (possible := able(rows)):
             raise TransferError(
-                f"no strategy can give {target_device!r} a head from {measured} measurements; measure at "
+                f"no strategy can give {task.target!r} a head from {measured} measurements; measure at "
                 "least two candidates of one workload there, or train a model of its source devices first"
             )
         chosen, check = possible[0], f"none: {measured} measurements are too few to keep some back"
         notes: dict[str, Any] = {"strategy": chosen.name, "check": check}
-        held = _held_for_check(dataset.group[rows], latency[rows], self.regime, seed)
+        held = _held_for_check(dataset.group[rows], latency[rows], self.regime, task.seed)
         if held is not None and chosen in (checked := able(rows[~held])) and len(checked) > 1:
             rivals = [
                 rival
                 for rival in checked
-                if rival is not chosen
-                and _is_fair(rival, self.regime)
-                and _is_ready(rival, source, config, seed)
+                if rival is not chosen and _is_fair(rival, self.regime) and _is_ready(rival, task)
             ]
 
             def agreement(strategy: Strategy) -> Floats:
@@ -118,9 +98,13 @@ def _is_fair(rival: Strategy, regime: Regime) -> bool:
     return regime is not Regime.CANDIDATE_NEW or isinstance(rival, Scratch)
 
 
-def _is_ready(rival: Strategy, source: FleetTLP | None, config: TrainConfig, seed: int) -> bool:
+def _is_ready(rival: Strategy, task: FewShotTask) -> bool:
     """Whether a rival takes seconds: nobody waits for a start of meta-learning, which a training makes."""
-    return source is None or not isinstance(rival, Maml) or rival.has_start(source, config, seed)
+    return (
+        task.source is None
+        or not isinstance(rival, Maml)
+        or rival.has_start(task.source, task.config, task.seed)
+    )
 
 
 def _checked(
@@ -174,7 +158,7 @@ def judge(agreements: Mapping[str, Floats], chosen: str) -> dict[str, Any]:
     }
 
 
-def agreement_by_workload(group: NDArray[np.int32], scores: Floats, latency_secs: Floats) -> Floats:
+def agreement_by_workload(group: Groups, scores: Floats, latency_secs: Floats) -> Floats:
     """(workloads,) share of the pairs in the right order, of workloads where two candidates ran."""
     ran = np.isfinite(latency_secs)
     workloads, counts = np.unique(group[ran], return_counts=True)
@@ -185,7 +169,7 @@ def agreement_by_workload(group: NDArray[np.int32], scores: Floats, latency_secs
     return np.array(shares)
 
 
-def folds(group: NDArray[np.int32], regime: Regime, seed: int) -> list[Mask]:
+def folds(group: Groups, regime: Regime, seed: int) -> list[Mask]:
     """Masks over samples: what is held back in turn, so that held-back ones can be compared with each other.
 
     Args:
@@ -249,7 +233,7 @@ def for_check(strategy: Strategy, regime: Regime) -> Strategy:
     return strategy
 
 
-def _held_for_check(group: NDArray[np.int32], latency_secs: Floats, regime: Regime, seed: int) -> Mask | None:
+def _held_for_check(group: Groups, latency_secs: Floats, regime: Regime, seed: int) -> Mask | None:
     """The samples to check by; None where either side would have too little to compare."""
     ran = np.isfinite(latency_secs)
     for held in folds(group, regime, seed)[:1]:

@@ -11,8 +11,8 @@ from collections.abc import Sequence
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
+from transfer.arrays import Rows
 from transfer.data.dataset import Dataset
 from transfer.features.hardware import vector_distances
 from transfer.model.fleet_tlp import FleetTLP, scoped_seed
@@ -30,12 +30,15 @@ def with_target_head(source: FleetTLP, part: Dataset, target_device: str, *, see
     if target_device not in model.device_ids:
         with scoped_seed(seed):
             model.add_head(target_device, like=most_similar_heads(source, part, target_device))
-        tell_hardware(model, part, target_device)
+        if model.trees is not None:
+            # They judge for a device by its own hardware.
+            vector = part.hardware[part.column(target_device)].astype(np.float32)
+            model.set_hardware(target_device, torch.from_numpy(vector))
     return model
 
 
 def with_heads(
-    source: FleetTLP, dataset: Dataset, rows: NDArray[np.int64], device_ids: Sequence[str], *, seed: int
+    source: FleetTLP, dataset: Dataset, rows: Rows, device_ids: Sequence[str], *, seed: int
 ) -> FleetTLP:
     """Copy a model, with a head for exactly these devices; a new one is like the most similar source head.
 
@@ -55,13 +58,6 @@ def with_heads(
     for device_id in sorted(set(model.device_ids) - set(device_ids)):
         model.drop_head(device_id)
     return model
-
-
-def tell_hardware(model: FleetTLP, part: Dataset, device_id: str) -> None:
-    """Have a model's trees, if it has any, judge for a device by its own hardware."""
-    if model.trees is not None:
-        vector = part.hardware[part.column(device_id)].astype(np.float32)
-        model.set_hardware(device_id, torch.from_numpy(vector))
 
 
 def most_similar_heads(source: FleetTLP, part: Dataset, target_device: str) -> tuple[str, ...]:

@@ -13,12 +13,11 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from safetensors import SafetensorError
 from safetensors.torch import load as load_tensors
 from safetensors.torch import save as save_tensors
@@ -27,9 +26,10 @@ from torch.func import functional_call
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from agents.records import canonical_json, content_hash
-from transfer.adapt.base import Adapted, need_source, visible_part
+from transfer.adapt.base import Adapted, FewShotTask
 from transfer.adapt.heads import with_target_head
 from transfer.adapt.tuning_loop import choose_rate
+from transfer.arrays import Ints
 from transfer.checked_folder import put_file, read_file
 from transfer.data.batches import lay_out
 from transfer.data.dataset import Dataset
@@ -149,32 +149,20 @@ class Maml:
     starts: Path | None = field(default=None, compare=False, repr=False)
     _starts: dict[str, MetaStart] = field(default_factory=dict, compare=False, repr=False)
 
-    def adapt(
-        self,
-        source: FleetTLP | None,
-        dataset: Dataset,
-        target_device: str,
-        few_shot_rows: NDArray[np.int64],
-        *,
-        source_rows: NDArray[np.int64],
-        config: TrainConfig,
-        seed: int,
-    ) -> Adapted:
+    def adapt(self, task: FewShotTask) -> Adapted:
         """Meta-train unless done before, choose the number of steps on the few-shot set, take them."""
-        nothing = np.zeros(0, dtype=np.int64)
-        part = visible_part(dataset, target_device, few_shot_rows, nothing)
-        source_part = visible_part(dataset, target_device, nothing, source_rows, need_few_shot=False)
-        start = self.start(need_source(source, self.name), source_part, config, seed)
-        first = with_target_head(start.model, part, target_device, seed=seed)
+        part, target, config, seed = task.samples(), task.target, task.config, task.seed
+        source_part = replace(task, few_shot=task.few_shot[:0]).visible(need_few_shot=False)
+        start = self.start(task.need_source(self.name), source_part, config, seed)
+        first = with_target_head(start.model, part, target, seed=seed)
 
         def fit(visible: Dataset, steps: float) -> FleetTLP:
-            return _stepped(first, start.rates, visible, target_device, config, int(steps))
+            return _stepped(first, start.rates, visible, target, config, int(steps))
 
-        counts = [float(count) for count in self.steps]
-        steps, tried = choose_rate(first, part, target_device, counts, seed, fit)
+        steps, tried = choose_rate(first, part, target, [float(count) for count in self.steps], seed, fit)
         model = fit(part, steps) if steps else first
         notes = {"steps": int(steps), "agreement": {str(int(count)): tau for count, tau in tried.items()}}
-        return Adapted(device_id=target_device, model=model, notes=notes)
+        return Adapted(device_id=target, model=model, notes=notes)
 
     def has_start(self, source: FleetTLP, config: TrainConfig, seed: int) -> bool:
         """Whether the start for a source model is there; without a folder it is made when it is needed."""
@@ -252,7 +240,7 @@ class Maml:
         scorer: _Scorer,
         log_rates: Parameters,
         data: TrainingRows,
-        group: NDArray[np.int64],
+        group: Ints,
         config: TrainConfig,
         random: np.random.Generator,
     ) -> Tensor | None:
@@ -289,7 +277,7 @@ def _stepped(
     return model
 
 
-def _task(data: TrainingRows, groups: Sequence[NDArray[np.int64]]) -> _Task:
+def _task(data: TrainingRows, groups: Sequence[Ints]) -> _Task:
     """Positions of some workloads as one batch."""
     batch = lay_out(groups)
     labels = torch.from_numpy(data.labels[batch.rows][:, 0])[batch.place]

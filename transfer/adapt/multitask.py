@@ -11,14 +11,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
-from transfer.adapt.base import Adapted, visible_part
+from transfer.adapt.base import Adapted, FewShotTask
 from transfer.adapt.heads import with_target_head
 from transfer.adapt.tuning_loop import shortened
-from transfer.data.dataset import Dataset
-from transfer.model.fleet_tlp import FleetTLP
-from transfer.train.config import TrainConfig
 from transfer.train.rows import trainable_devices
 from transfer.train.training import TrainRun, train
 
@@ -41,27 +37,17 @@ class MultiTask:
     learning_rate_share: float = 0.3
     least_samples: int = 2
 
-    def adapt(
-        self,
-        source: FleetTLP | None,
-        dataset: Dataset,
-        target_device: str,
-        few_shot_rows: NDArray[np.int64],
-        *,
-        source_rows: NDArray[np.int64],
-        config: TrainConfig,
-        seed: int,
-    ) -> Adapted:
-        """Train with replay; without `source`, from a new model. See `Strategy.adapt`."""
-        part = visible_part(dataset, target_device, few_shot_rows, source_rows)
-        rows = np.arange(len(part))
-        init = None if source is None else with_target_head(source, part, target_device, seed=seed)
-        head_ids = part.device_ids if init is None else init.device_ids
-        devices = [d for d in trainable_devices(part, rows) if d in head_ids or d == target_device]
-        if source is not None:
+    def adapt(self, task: FewShotTask) -> Adapted:
+        """Train with replay; without a source model, from a new one. See `Strategy.adapt`."""
+        part, target, config, seed, init = task.visible(), task.target, task.config, task.seed, None
+        if task.source is not None:
+            init = with_target_head(task.source, part, target, seed=seed)
             config = shortened(config, self.epoch_share, self.learning_rate_share)
+        rows = np.arange(len(part))
+        head_ids = part.device_ids if init is None else init.device_ids
+        devices = [d for d in trainable_devices(part, rows) if d in head_ids or d == target]
         model = train(part, rows, config=config, seed=seed, devices=devices, run=TrainRun(init=init)).model
-        return Adapted(device_id=target_device, model=model, notes={"sources": list(devices)})
+        return Adapted(device_id=target, model=model, notes={"sources": list(devices)})
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,19 +60,9 @@ class Scratch:
     name: str = "scratch"
     least_samples: int = 2
 
-    def adapt(
-        self,
-        source: FleetTLP | None,
-        dataset: Dataset,
-        target_device: str,
-        few_shot_rows: NDArray[np.int64],
-        *,
-        source_rows: NDArray[np.int64],
-        config: TrainConfig,
-        seed: int,
-    ) -> Adapted:
-        """Train from nothing; `source` and `source_rows` are not looked at. See `Strategy.adapt`."""
-        part = visible_part(dataset, target_device, few_shot_rows, np.zeros(0, dtype=np.int64))
+    def adapt(self, task: FewShotTask) -> Adapted:
+        """Train from nothing on nothing but the samples. See `Strategy.adapt`."""
+        part = task.samples()
         rows = np.arange(len(part))
-        model = train(part, rows, config=config, seed=seed, devices=(target_device,)).model
-        return Adapted(device_id=target_device, model=model)
+        model = train(part, rows, config=task.config, seed=task.seed, devices=(task.target,)).model
+        return Adapted(device_id=task.target, model=model)

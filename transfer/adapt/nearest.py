@@ -9,18 +9,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 
-from transfer.adapt.base import Adapted, need_source, visible_part
+from transfer.adapt.base import Adapted, FewShotTask
 from transfer.adapt.heads import most_similar_heads
-from transfer.data.dataset import Dataset
+from transfer.arrays import Singles
 from transfer.features.hardware import hardware_table, vector_distances
 from transfer.model.fleet_tlp import FleetTLP
-from transfer.train.config import TrainConfig
-
-Vector = NDArray[np.float32]
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,32 +25,21 @@ class Nearest:
     name: str = "nearest"
     least_samples: int = 0
 
-    def adapt(
-        self,
-        source: FleetTLP | None,
-        dataset: Dataset,
-        target_device: str,
-        few_shot_rows: NDArray[np.int64],
-        *,
-        source_rows: NDArray[np.int64],
-        config: TrainConfig,
-        seed: int,
-    ) -> Adapted:
+    def adapt(self, task: FewShotTask) -> Adapted:
         """Choose and copy; nothing is trained. See `Strategy.adapt`."""
-        model = need_source(source, self.name).copy()
-        part = visible_part(dataset, target_device, few_shot_rows, source_rows, need_few_shot=False)
-        like = most_similar_heads(model, part, target_device)
+        model, target = task.need_source(self.name).copy(), task.target
+        like = most_similar_heads(model, task.visible(need_few_shot=False), target)
         # Of several the first: heads have hidden units of their own, so their mean is none of them.
-        if target_device not in model.device_ids:
-            model.add_head(target_device, like=like[0])
-        return Adapted(device_id=target_device, model=model, notes={"sources": [like[0]]})
+        if target not in model.device_ids:
+            model.add_head(target, like=like[0])
+        return Adapted(device_id=target, model=model, notes={"sources": [like[0]]})
 
 
 def day_zero_head(
     source: FleetTLP,
     target_device: str,
-    vector: Vector,
-    hardware: Mapping[str, Vector],
+    vector: Singles,
+    hardware: Mapping[str, Singles],
     distances: Mapping[str, float] | None = None,
 ) -> Adapted:
     """Give a copy of a model a head for a device that has measured nothing but reference programs.
@@ -74,22 +58,16 @@ def day_zero_head(
     Returns:
         The head; its notes name the most alike device (`sources`), and by what it is alike (`likeness`).
 
-    Raises:
-        TransferError: The model has no head.
     """
-    model = need_source(source, "day_zero").copy()
+    model = source.copy()
     sources = [device_id for device_id in model.device_ids if device_id in hardware]
-    by = "fingerprint"
-    near = (
-        {device_id: distances[device_id] for device_id in sources if device_id in distances}
-        if distances
-        else {}
-    )
+    by, known = "fingerprint", distances or {}
+    near = {device_id: known[device_id] for device_id in sources if device_id in known}
     if len(near) < len(sources):
         by = "hardware"
         table = hardware_table([vector, *(hardware[device_id] for device_id in sources)])
         near = dict(zip(sources, vector_distances(table, 0)[1:].tolist(), strict=True))
-    like = min(near, key=lambda device_id: (near[device_id], device_id)) if near else model.device_ids[0]
+    like = min(near, key=lambda device_id: (near[device_id], device_id), default=model.device_ids[0])
     model.add_head(target_device, like=like)
     if model.trees is not None:
         # Measured numbers that nobody measured here are left out: they would be read as zeros.
@@ -97,6 +75,6 @@ def day_zero_head(
     notes = {
         "sources": [like],
         "likeness": by,
-        "distance": {device_id: round(near[device_id], 4) for device_id in near},
+        "distance": {device_id: round(apart, 4) for device_id, apart in near.items()},
     }
     return Adapted(device_id=target_device, model=model.eval(), notes=notes)

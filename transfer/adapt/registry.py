@@ -8,14 +8,12 @@ from __future__ import annotations
 from pathlib import Path
 
 from transfer.adapt.base import Regime, Strategy
-from transfer.adapt.boosted import Boosted
-from transfer.adapt.finetune import FineTuneHead
 from transfer.adapt.guard import Auto
 from transfer.adapt.maml import Maml
-from transfer.adapt.momentum import Momentum
 from transfer.adapt.multitask import MultiTask, Scratch
 from transfer.adapt.nearest import Nearest
 from transfer.adapt.source_devices import SourceDevices
+from transfer.adapt.tuned_heads import Boosted, FineTuneHead, Momentum
 
 #: What `auto` takes first, and what that is checked against.
 GUARDED = ("source_devices", "multitask", "maml", "scratch")

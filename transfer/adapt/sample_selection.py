@@ -10,27 +10,120 @@ Legend: P rows of the pool.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 import numpy as np
-from numpy.typing import NDArray
 
-from transfer.adapt.sample_choice import (
-    Choice,
-    Rows,
-    enough,
-    first_of,
-    in_turns,
-)
 from transfer.adapt.space_search import SpaceSearch
+from transfer.arrays import Floats, Rows
 from transfer.data.dataset import Dataset
+from transfer.data.ranking import places_in
 from transfer.errors import TransferError
 from transfer.features.flat import flat_inputs
+from transfer.model.fleet_tlp import FleetTLP
 
 #: Measured candidates of each sampled workload: fewer give no ranking, more leave out workloads. With 64
 #: samples on one split, 8 of each of 8 workloads did a little better than 4 of each of 16 (tau .52 and .51).
 _SAMPLES_PER_WORKLOAD = 8
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class Choice:
+    """What a selector chooses from.
+
+    Attributes:
+        dataset: Holds the candidates; of the source devices it shows what they measured, of the target
+            nothing.
+        target: The new device.
+        pool: Rows that can be measured on the target, those in `measured` too.
+        source_model: Gives a model of the source devices when it is called; not called by those who need
+            none.
+        seed: Of every draw.
+        measured: Rows that were measured already.
+        measured_secs: Their seconds on the target, NaN where one failed; empty where the way to choose does
+            not look at them.
+    """
+
+    dataset: Dataset
+    target: str
+    pool: Rows
+    source_model: Callable[[], FleetTLP]
+    seed: int
+    measured: Rows = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
+    measured_secs: Floats = field(default_factory=lambda: np.zeros(0))
+    _places: Floats | None = field(default=None, init=False)
+
+    @property
+    def sources(self) -> Sequence[int]:
+        """Columns of the other devices."""
+        return [place for place, device_id in enumerate(self.dataset.device_ids) if device_id != self.target]
+
+    def places(self) -> Floats:
+        """(P, sources) place of each row of the pool in its workload, 1 for the fastest, NaN for none."""
+        if self._places is None:
+            group = self.dataset.group[self.pool]
+            latency = self.dataset.latency_secs[np.ix_(self.pool, np.array(self.sources, dtype=np.int64))]
+            self._places = np.stack([places_in(-column, group) for column in latency.T], axis=1)
+        return self._places
+
+    def expected(self) -> Floats:
+        """(P,) expected place in the workload: mean over source devices, or their heads where unmeasured."""
+        places = self.places()
+        has_place = np.isfinite(places)
+        mean: Floats = np.where(has_place, places, 0).sum(axis=1) / np.maximum(1, has_place.sum(axis=1))
+        missing = ~has_place.any(axis=1)
+        if missing.any():
+            mean[missing] = self.head_places().mean(axis=1)[missing]
+        return mean
+
+    def head_places(self) -> Floats:
+        """(P, heads) place of each row in its workload by the heads of the source devices."""
+        model = self.source_model()
+        group, block = self.dataset.group[self.pool], self.dataset.features.take(self.pool)
+        return np.stack(
+            [places_in(model.score(block, device_id), group) for device_id in model.device_ids], axis=1
+        )
+
+
+def in_turns(choice: Choice, key: Floats, per_workload: int) -> Rows:
+    """All rows of the pool: of each workload, in random order, the `per_workload` lowest keys, then more.
+
+    Args:
+        choice: The pool.
+        key: (P,) lowest first inside of a workload.
+        per_workload: Rows of a workload before the next one has its turn.
+    """
+    group = choice.dataset.group[choice.pool]
+    groups = np.unique(group)
+    turn_of = np.random.default_rng(choice.seed).permutation(len(groups))
+    order = np.lexsort((key, group))
+    place = np.arange(len(order)) - np.searchsorted(group[order], group[order])
+    turn = turn_of[np.searchsorted(groups, group[order])]
+    ordered: Rows = choice.pool[order[np.lexsort((place, turn, place // per_workload))]]
+    return ordered
+
+
+def check_enough(choice: Choice, count: int) -> None:
+    """Refuse a choice of more rows than were not measured yet.
+
+    Raises:
+        TransferError: They are fewer than `count`.
+    """
+    unmeasured = int((~np.isin(choice.pool, choice.measured)).sum())
+    if not 0 <= count <= unmeasured:
+        raise TransferError(
+            f"cannot choose {count} candidates for {choice.target!r}: {unmeasured} of {len(choice.pool)} "
+            f"known ones were not measured yet; ask for at most {unmeasured}, or measure more on its source "
+            "devices"
+        )
+
+
+def first_of(choice: Choice, ordered: Rows, count: int) -> Rows:
+    """The first `count` rows of an order that were not measured yet."""
+    check_enough(choice, count)
+    return ordered[~np.isin(ordered, choice.measured)][:count]
 
 
 class Selector(Protocol):
@@ -74,7 +167,7 @@ class Fastest:
 
     def choose(self, choice: Choice, count: int) -> Rows:
         """See `Selector.choose`."""
-        enough(choice, count)
+        check_enough(choice, count)
         group = choice.dataset.group[choice.pool]
         groups = np.random.default_rng(choice.seed).permutation(np.unique(group))
         # (turns that its workload had before, the workload's place, place within it, row); where some
@@ -95,10 +188,8 @@ class Fastest:
 
     def _order(self, choice: Choice, rows: Rows, count: int) -> Rows:
         """Rows of one workload that were not measured yet, best first."""
-        dataset, measured_secs = (
-            choice.dataset,
-            dict(zip(choice.measured.tolist(), choice.measured_secs, strict=False)),
-        )
+        dataset = choice.dataset
+        measured_secs = dict(zip(choice.measured.tolist(), choice.measured_secs, strict=False))
         cells = np.ix_(rows, np.array(choice.sources, dtype=np.int64))
         secs = dataset.latency_secs[cells]
         failed = dataset.failed[cells] & ~np.isfinite(secs)
@@ -137,9 +228,22 @@ def selector_named(name: str) -> Selector:
     return SELECTORS[name]
 
 
-def draw_few_shot(
-    dataset: Dataset, device_id: str, rows: NDArray[np.int64], samples: int, *, seed: int
-) -> NDArray[np.int64]:
+def choose_in_rounds(selector: Selector, choice: Choice, truth: Floats, count: int) -> Rows:
+    """Rows of the pool to measure where all that would be measured is known, ascending.
+
+    As in an onboarding (`rounds`), a way that looks at results is shown the `truth`, (N,) seconds on the
+    target, of the rows that it has chosen before.
+    """
+    if count >= len(choice.pool):
+        return np.sort(choice.pool)
+    chosen = choice.measured
+    for so_far in rounds(selector.name, count) if count else ():
+        choice = replace(choice, measured=chosen, measured_secs=truth[chosen])
+        chosen = np.concatenate([chosen, selector.choose(choice, so_far - len(chosen))])
+    return np.sort(chosen)
+
+
+def draw_few_shot(dataset: Dataset, device_id: str, rows: Rows, samples: int, *, seed: int) -> Rows:
     """Draw the few candidates whose target latency adaptation may see.
 
     Workloads are drawn at random, then candidates in turn from each, so that every sample has others to be

@@ -15,20 +15,18 @@ from dataclasses import dataclass, fields, replace
 from typing import Any, ClassVar
 
 import numpy as np
-from numpy.typing import NDArray
 
-from transfer.adapt.base import Adapted, need_source, visible_part
+from transfer.adapt.base import Adapted, FewShotTask
 from transfer.adapt.heads import with_target_head
 from transfer.adapt.source_model import SourceModel, fit_source_model
 from transfer.adapt.summary_nets import SummaryNets, fit_nets, tune_nets
 from transfer.adapt.tuning_loop import tune
+from transfer.arrays import Floats, Rows, Singles
 from transfer.data.dataset import Dataset
 from transfer.data.labels import group_min
 from transfer.errors import TransferError
 from transfer.features.blocks import FeatureBlock
-from transfer.model.fleet_tlp import FleetTLP
 from transfer.model.tlp_model import TlpModel
-from transfer.train.config import TrainConfig
 from transfer.train.rows import trainable_devices
 from transfer.train.tree_fit import fit_trees
 
@@ -65,53 +63,41 @@ class SourceDevices:
     trains_head: bool = True
     least_samples: int = 0
 
-    def adapt(
-        self,
-        source: FleetTLP | None,
-        dataset: Dataset,
-        target_device: str,
-        few_shot_rows: NDArray[np.int64],
-        *,
-        source_rows: NDArray[np.int64],
-        config: TrainConfig,
-        seed: int,
-    ) -> Adapted:
+    def adapt(self, task: FewShotTask) -> Adapted:
         """Fit the source devices' part, then the head. Without an ok sample it does what k = 0 gives.
 
         Raises:
             TransferError: There is no source model, or no source device has a latency.
         """
-        source = need_source(source, self.name)
-        part = visible_part(dataset, target_device, few_shot_rows, source_rows, need_few_shot=False)
+        source, target, config, seed = task.need_source(self.name), task.target, task.config, task.seed
+        part = task.visible(need_few_shot=False)
         sources = [
             str(device_id)
             for device_id in part.device_ids
-            if device_id != target_device and len(part.rows_of(device_id)) >= 2
+            if device_id != target and len(part.rows_of(device_id)) >= 2
         ]
         if not sources:
             raise TransferError(
-                f"strategy {self.name!r} needs a device beside {target_device!r} with latencies among the "
+                f"strategy {self.name!r} needs a device beside {target!r} with latencies among the "
                 "source rows; use 'finetune_head' or 'scratch'"
             )
-        source_model, log_secs = fit_source_model(part, target_device, sources, seed)
-        column = part.column(target_device)
+        source_model, log_secs = fit_source_model(part, target, sources, seed)
+        column = part.column(target)
         latency = part.latency_secs.copy()
         measured = np.isfinite(latency[:, column])
         latency[:, column] = np.where(measured, latency[:, column], np.exp(log_secs))
         estimated = replace(part, latency_secs=latency)
-        model = with_target_head(source, part, target_device, seed=seed)
+        model = with_target_head(source, part, target, seed=seed)
         everything = np.arange(len(estimated))
         able = trainable_devices(estimated, everything)
-        devices = [
-            device_id for device_id in able if device_id == target_device or device_id in source.device_ids
-        ]
+        devices = [device_id for device_id in able if device_id == target or device_id in source.device_ids]
         nets, head_share, nets_share = None, 0.0, 0.0
-        if self.trains_head and target_device in devices:
+        if self.trains_head and target in devices:
             per_epoch = -(-len(np.unique(estimated.group)) // config.workloads_per_batch)
             epochs = min(round(config.epochs * self.epoch_share), self.most_steps // per_epoch)
             how = replace(config, epochs=max(1, epochs), learning_rate=config.learning_rate * self.rate_share)
             tune(model, estimated, devices, how, seed)
-            alone = _stands_alone(part, target_device)
+            alone = _stands_alone(part, target)
             fit_trees(
                 model,
                 part if alone else estimated,
@@ -119,13 +105,13 @@ class SourceDevices:
                 devices,
                 config=config,
                 seed=seed,
-                alone=target_device if alone else None,
+                alone=target if alone else None,
             )
             head_share = _HEAD_SHARE
             if self.nets:
-                nets = fit_nets(estimated, target_device, config.loss, self.nets, seed)
+                nets = fit_nets(estimated, target, config.loss, self.nets, seed)
                 if alone:
-                    nets = tune_nets(nets, part, target_device, config.loss, seed)
+                    nets = tune_nets(nets, part, target, config.loss, seed)
                     nets_share = _TUNED_SHARE
         notes = {
             "sources": sources,
@@ -134,9 +120,9 @@ class SourceDevices:
             "strength": source_model.strength,
         }
         return Adapted(
-            device_id=target_device,
+            device_id=target,
             model=model,
-            correction=SourceCorrection(target_device, source_model, nets, head_share, nets_share),
+            correction=SourceCorrection(target, source_model, nets, head_share, nets_share),
             notes=notes,
         )
 
@@ -158,7 +144,7 @@ class SourceCorrection:
     #: Weight of the networks on what they did not; 0 where head, trees and networks count alike.
     nets_share: float = 0.0
 
-    def arrays(self) -> dict[str, NDArray[np.float32]]:
+    def arrays(self) -> dict[str, Singles]:
         """The learnt numbers, ready for safetensors."""
         values = {field.name: getattr(self.source_model, field.name) for field in fields(SourceModel)}
         if self.nets is not None:
@@ -176,9 +162,7 @@ class SourceCorrection:
         }
 
     @classmethod
-    def restored(
-        cls, arrays: Mapping[str, NDArray[np.float32]], settings: Mapping[str, Any]
-    ) -> SourceCorrection:
+    def restored(cls, arrays: Mapping[str, Singles], settings: Mapping[str, Any]) -> SourceCorrection:
         """Inverse of `arrays` and `settings`.
 
         Raises:
@@ -198,7 +182,7 @@ class SourceCorrection:
                 "adapt the device again"
             ) from error
 
-    def score(self, model: TlpModel, dataset: Dataset, rows: NDArray[np.int64]) -> NDArray[np.float64]:
+    def score(self, model: TlpModel, dataset: Dataset, rows: Rows) -> Floats:
         """Relative speeds in (0, 1], or the head's where nobody measured. See `Adapted.score`."""
         rows = np.asarray(rows, dtype=np.int64)
         around, value = self.source_model.predict(dataset, np.unique(dataset.group[rows]))
@@ -231,11 +215,11 @@ class SourceCorrection:
         scores[around[chosen]] = np.exp(least[chosen] - filled[chosen])
         return scores[rows]
 
-    def score_unseen(self, model: TlpModel, block: FeatureBlock) -> NDArray[np.float64]:
+    def score_unseen(self, model: TlpModel, block: FeatureBlock) -> Floats:
         """The ensemble of head and networks. See `Adapted.score_unseen`."""
         return np.asarray(np.exp(self._log_scores(model, block)))
 
-    def _log_scores(self, model: TlpModel, block: FeatureBlock) -> NDArray[np.float64]:
+    def _log_scores(self, model: TlpModel, block: FeatureBlock) -> Floats:
         """Logarithms of relative speeds: a weighted mean over head and trees (in one score) and networks."""
         head = np.log(np.maximum(model.score(block, self.device_id), 1e-12))
         if self.nets is None:

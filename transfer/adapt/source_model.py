@@ -4,7 +4,7 @@ Called by `transfer.adapt.source_devices`. All of it works on logarithms of seco
 the same distance everywhere, and inside a workload. A latency is the sum of three parts:
 
 - what all devices agree on: the mean of the source devices over the candidate (`Agreed.shared`,
-  `transfer.data.latency_parts`);
+  `transfer.adapt.source_model`);
 - what each source device says beside it, of the candidate itself (`Agreed.own`) and as a linear function of
   the candidate's features; both are carried over to the target by likeness of hardware, which may
   extrapolate;
@@ -24,11 +24,68 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from transfer.arrays import Floats, Groups, Ints, Mask, Rows, Singles
 from transfer.data.dataset import Dataset
-from transfer.data.latency_parts import fast_weights, part_latencies
+from transfer.data.labels import group_min
 
-Floats = NDArray[np.float64]
-Groups = NDArray[np.int32]
+#: Passes that part a table with holes into row and column effects.
+_PASSES = 8
+#: A candidate that is e times slower than the best of its workload counts 1/e.
+_FAST = 1.0
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Agreed:
+    """Source devices' log latencies parted."""
+
+    #: (n,) log seconds that the source devices agree on; NaN where none measured the row.
+    shared: Floats
+    #: (n, S) what a source device says beside it; 0 where it did not measure the row.
+    own: Floats
+
+
+def part_latencies(latency_secs: Floats, group: Groups) -> Agreed:
+    """Part source devices' latencies into what they share and what is their own.
+
+    A source device that lacks some candidates of a workload must not make those look fast or slow, so each
+    has a level in each workload, found together with the means by going to and fro.
+
+    Args:
+        latency_secs: (n, S) seconds, NaN where there is none.
+        group: (n,) workload of each row.
+    """
+    is_measured = np.isfinite(latency_secs)
+    values = np.where(is_measured, np.log(np.where(is_measured, latency_secs, 1.0)), 0.0)
+    count = int(group.max(initial=-1)) + 1
+    per_row = is_measured.sum(axis=1)
+    per_level = np.zeros((count, is_measured.shape[1]))
+    np.add.at(per_level, group, is_measured)
+    # Where no candidate ties two source devices together, each one's mean is its level: what a slow device
+    # measured must not look slow beside what a fast one did.
+    level = np.zeros_like(per_level)
+    np.add.at(level, group, values)
+    level /= np.maximum(1, per_level)
+    shared = np.zeros(len(group))
+    for _ in range(_PASSES):
+        rest = np.where(is_measured, values - level[group], 0.0)
+        shared = rest.sum(axis=1) / np.maximum(1, per_row)
+        rest = np.where(is_measured, values - shared[:, None], 0.0)
+        total = np.zeros_like(level)
+        np.add.at(total, group, rest)
+        level = total / np.maximum(1, per_level)
+        # Only differences of levels are defined.
+        level -= (level * (per_level > 0)).sum(axis=1, keepdims=True) / np.maximum(
+            1, (per_level > 0).sum(axis=1, keepdims=True)
+        )
+    own = np.where(is_measured, values - shared[:, None] - level[group], 0.0)
+    return Agreed(np.where(per_row > 0, shared, np.nan), own)
+
+
+def fast_weights(value: Floats, group: Groups) -> Floats:
+    """(n,) weights in (0, 1] that fall with the distance to the best of the workload; 0 where unknown."""
+    least = group_min(value[:, None], group, int(group.max(initial=-1)) + 1)[group, 0]
+    return np.asarray(np.nan_to_num(np.exp(-(value - least) / _FAST)))
+
 
 #: Ridge of a source device's linear part, in candidates. On four ISA profiles 30 to 300 did alike.
 _RIDGE = 100.0
@@ -61,18 +118,18 @@ class SourceModel:
     #: Devices whose latencies are looked at, in the order of the weights.
     sources: tuple[str, ...]
     #: (P,) constants of the features.
-    mean: NDArray[np.float32]
-    std: NDArray[np.float32]
+    mean: Singles
+    std: Singles
     #: (P,) slope over the features, and (S,) over the source devices' own parts.
-    slope: NDArray[np.float32]
-    own_slope: NDArray[np.float32]
+    slope: Singles
+    own_slope: Singles
     #: (m, P) measured candidates and (m,) their weights in the smooth part; empty where it is not used.
-    smooth_at: NDArray[np.float32]
-    smooth_by: NDArray[np.float32]
+    smooth_at: Singles
+    smooth_by: Singles
     #: Which of the strengths was chosen; 0 is "none".
     strength: int
 
-    def predict(self, dataset: Dataset, groups: NDArray[np.integer]) -> tuple[NDArray[np.int64], Floats]:
+    def predict(self, dataset: Dataset, groups: NDArray[np.integer]) -> tuple[Ints, Floats]:
         """Log seconds, up to a constant of the workload, of all candidates of some workloads.
 
         Args:
@@ -91,7 +148,7 @@ class SourceModel:
             value = value + _alike(x, self.smooth_at.astype(np.float64)) @ self.smooth_by
         return rows, value
 
-    def _source_secs(self, dataset: Dataset, rows: NDArray[np.int64]) -> Floats:
+    def _source_secs(self, dataset: Dataset, rows: Rows) -> Floats:
         """(n, S) what the source devices measured, as far as the dataset shows it."""
         columns = [
             dataset.latency_secs[rows, dataset.column(device_id)]
@@ -181,15 +238,13 @@ def hardware_mix(
     return np.asarray(np.linalg.solve(inner + ridge * np.eye(len(sources)), apart @ target_offset))
 
 
-def standardised(
-    dataset: Dataset, rows: NDArray[np.int64], mean: NDArray[np.float32], std: NDArray[np.float32]
-) -> Floats:
+def standardised(dataset: Dataset, rows: Rows, mean: Singles, std: Singles) -> Floats:
     """(n, P) summaries of candidates in units of their spread."""
     summary = np.asarray(dataset.features.summary[rows], dtype=np.float64)
     return np.clip((summary - mean) / std, -_LIMIT, _LIMIT)
 
 
-def centred(x: Floats, group: Groups, is_known: NDArray[np.bool_]) -> Floats:
+def centred(x: Floats, group: Groups, is_known: Mask) -> Floats:
     """Features less the mean of the workload's known candidates: what sets a candidate apart from them."""
     count = int(group.max(initial=-1)) + 1
     total = np.zeros((count, x.shape[1]))
@@ -198,7 +253,7 @@ def centred(x: Floats, group: Groups, is_known: NDArray[np.bool_]) -> Floats:
     return np.asarray(x - (total / np.maximum(1, each)[:, None])[group])
 
 
-def _constants(part: Dataset, rows: NDArray[np.int64]) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+def _constants(part: Dataset, rows: Rows) -> tuple[Singles, Singles]:
     summary = np.asarray(part.features.summary[rows], dtype=np.float64)
     std = summary.std(axis=0)
     return summary.mean(axis=0).astype(np.float32), np.where(std > 1e-4, std, 1.0).astype(np.float32)
@@ -236,9 +291,7 @@ def _alike(a: Floats, b: Floats) -> Floats:
     return np.asarray(np.exp(-np.maximum(squares, 0.0) / max(1, a.shape[1])))
 
 
-def _fit_extra(
-    x: Floats, own: Floats, rest: Floats, measured: NDArray[np.int64], weight: Floats, group: Groups
-) -> _Extra:
+def _fit_extra(x: Floats, own: Floats, rest: Floats, measured: Ints, weight: Floats, group: Groups) -> _Extra:
     """Gaussian process over what source devices leave unexplained of the target's measurements: (m,) `rest`.
 
     Features `x` (n, P), source devices' `own` parts (n, S), `weight` and `group` (n,) are of all candidates,

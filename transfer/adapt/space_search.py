@@ -19,15 +19,12 @@ Legend: N candidates, S sources, F numbers, n measured ones.
 from __future__ import annotations
 
 import itertools
-from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 from scipy.linalg import solve_triangular
 from scipy.stats import norm
 
-Floats = NDArray[np.float64]
-Rows = NDArray[np.int64]
+from transfer.arrays import Floats, Mask, Rows, Singles
 
 #: Slower than the fastest by more than this factor is all the same.
 _SLOWEST = 8.0
@@ -54,28 +51,24 @@ _LAGS = (1, 2, 3)
 _LEAST_WEIGHT = 1e-3
 
 
-class _Scales(NamedTuple):
-    """One setting of the scales."""
-
-    length: float
-    weight: float
-    factor: float
-
-
 class _Member:
-    """The Gaussian process of one setting, extended by one measurement at a time.
+    """The Gaussian process of one setting of the scales, extended by one measurement at a time.
 
     Attributes:
+        length: Factor of the lengths over the numbers.
+        weight: Variance of the weight of a source.
+        factor: Of the variance.
         basis: (n, N) rows of the inverse Cholesky factor times the covariance with all candidates.
         variance: (N,) of each candidate given what was measured.
     """
 
-    def __init__(self, prior: NDArray[np.float32]) -> None:
+    def __init__(self, length: float, weight: float, factor: float, prior: Singles) -> None:
+        self.length, self.weight, self.factor = length, weight, factor
         self.basis = np.zeros((0, len(prior)), dtype=np.float32)
         self.variance = prior.copy()
         self._factor = np.zeros((0, 0))
 
-    def extend(self, row: int, covariance: NDArray[np.float32]) -> None:
+    def extend(self, row: int, covariance: Singles) -> None:
         """Take up a measured row; `covariance` is that of all candidates with it."""
         count = len(self.basis)
         line = self.basis[:, row].copy()
@@ -87,12 +80,12 @@ class _Member:
         factor[:count, :count], factor[count, :count], factor[count, count] = self._factor, line, pivot
         self._factor = factor
 
-    def shrink(self, count: int, variance: NDArray[np.float32]) -> None:
+    def shrink(self, count: int, variance: Singles) -> None:
         """Go back to the first `count` measurements."""
         self.basis, self._factor = self.basis[:count], self._factor[:count, :count]
         self.variance = variance
 
-    def posterior(self, residual: Floats) -> tuple[NDArray[np.float32], float]:
+    def posterior(self, residual: Floats) -> tuple[Singles, float]:
         """(N,) what to add to the prior mean, and the log likelihood of the measured residuals."""
         solved = solve_triangular(self._factor, residual, lower=True)
         likelihood = -0.5 * float(solved @ solved) - float(np.log(np.diag(self._factor)).sum())
@@ -116,14 +109,11 @@ class SpaceSearch:
         lengths, self._variance = _differences(times, units)
         self._numbers = (units / lengths).astype(np.float32)
         self._ties = 1e-9 * np.random.default_rng(seed).random(len(secs))
-        self._scales = [
-            _Scales(*combination) for combination in itertools.product(_LENGTHS, _WEIGHTS, _FACTORS)
-        ]
         spread = (self._times**2).sum(axis=1)
         level = np.float32(_LEVEL)
         self._members = [
-            _Member(scales.weight * spread + np.float32(scales.factor * self._variance) + level)
-            for scales in self._scales
+            _Member(length, weight, factor, weight * spread + np.float32(factor * self._variance) + level)
+            for length, weight, factor in itertools.product(_LENGTHS, _WEIGHTS, _FACTORS)
         ]
         self._rows: list[int] = []
         self._logs: list[float] = []
@@ -138,7 +128,7 @@ class SpaceSearch:
         self._extend(row)
         self._logs.append(float(np.log(secs)) if np.isfinite(secs) and secs > 0 else np.inf)
 
-    def choose(self, count: int, allowed: NDArray[np.bool_] | None = None) -> Rows:
+    def choose(self, count: int, allowed: Mask | None = None) -> Rows:
         """Rows to measure next, best first.
 
         Several at once are chosen as if each had come out as expected.
@@ -172,7 +162,7 @@ class SpaceSearch:
         """(N,) expected logarithm of each candidate's time over that of the best measured one."""
         return self._gain(np.ones(len(self._mean), dtype=np.bool_))[1]
 
-    def _gain(self, is_free: NDArray[np.bool_]) -> tuple[Floats, Floats]:
+    def _gain(self, is_free: Mask) -> tuple[Floats, Floats]:
         """(N,) expected improvement of each row, and its expected logarithm."""
         if not self._rows:
             return np.where(is_free, -self._mean - self._ties, -np.inf), self._mean
@@ -205,18 +195,17 @@ class SpaceSearch:
         for length in _LENGTHS:
             numbers = ((1 + _matern(apart / np.float32(length**2))) / 2).prod(axis=1)
             kernels[length] = of_times * times + of_numbers * numbers + of_both * times * numbers
-        for member, scales in zip(self._members, self._scales, strict=True):
-            covariance = (
-                np.float32(scales.weight) * linear + np.float32(scales.factor) * kernels[scales.length]
-            )
+        for member in self._members:
+            covariance = np.float32(member.weight) * linear
+            covariance += np.float32(member.factor) * kernels[member.length]
             member.extend(row, covariance + np.float32(_LEVEL))
         self._rows.append(row)
 
 
-def _matern(square: NDArray[np.float32]) -> NDArray[np.float32]:
+def _matern(square: Singles) -> Singles:
     """Matern's kernel of smoothness 5/2 at squared distances."""
     far = np.sqrt(5 * square + np.float32(1e-12))
-    kernel: NDArray[np.float32] = (1 + far + far * far / 3) * np.exp(-far)
+    kernel: Singles = (1 + far + far * far / 3) * np.exp(-far)
     return kernel
 
 

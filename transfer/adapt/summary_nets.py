@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from scipy.special import erf
 from torch import nn
 
+from transfer.arrays import Floats, Singles
 from transfer.data.batches import draw_batches
 from transfer.data.dataset import Dataset
 from transfer.model.fleet_tlp import scoped_seed
@@ -41,22 +42,26 @@ _LIMIT = 6.0
 _ROWS = 8192
 
 
+#: Arrays of `SummaryNets` in the order of a network's parameters.
+_LAYERS = ("nets_in", "nets_in_bias", "nets_mid", "nets_mid_bias", "nets_out", "nets_out_bias")
+
+
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class SummaryNets:
     """Trained networks; arrays are float32, ready to be stored."""
 
     #: (P,) constants of the inputs.
-    nets_mean: NDArray[np.float32]
-    nets_std: NDArray[np.float32]
+    nets_mean: Singles
+    nets_std: Singles
     #: (M, P, W), (M, W), (M, W, W), (M, W), (M, W), (M,)
-    nets_in: NDArray[np.float32]
-    nets_in_bias: NDArray[np.float32]
-    nets_mid: NDArray[np.float32]
-    nets_mid_bias: NDArray[np.float32]
-    nets_out: NDArray[np.float32]
-    nets_out_bias: NDArray[np.float32]
+    nets_in: Singles
+    nets_in_bias: Singles
+    nets_mid: Singles
+    nets_mid_bias: Singles
+    nets_out: Singles
+    nets_out_bias: Singles
 
-    def log_scores(self, summary: NDArray[np.floating]) -> NDArray[np.float64]:
+    def log_scores(self, summary: NDArray[np.floating]) -> Floats:
         """(M, N) logarithms of relative speeds in (0, 1) of candidates with (N, P) summaries."""
         scores = np.empty((len(self.nets_in), len(summary)))
         for start in range(0, len(summary), _ROWS):
@@ -118,9 +123,7 @@ def _taught(
     return _as_arrays(nets, mean, std)
 
 
-def _standardised(
-    summary: NDArray[np.floating], mean: NDArray[np.float32], std: NDArray[np.float32]
-) -> NDArray[np.floating]:
+def _standardised(summary: NDArray[np.floating], mean: Singles, std: Singles) -> NDArray[np.floating]:
     scaled: NDArray[np.floating] = np.clip((summary - mean) / std, -_LIMIT, _LIMIT)
     return scaled
 
@@ -153,22 +156,13 @@ def _learn(
 
 def _set(net: nn.Sequential, nets: SummaryNets, place: int) -> None:
     """Give a network the values of one that was stored: the inverse of `_as_arrays`."""
-    values = (
-        nets.nets_in[place].T,
-        nets.nets_in_bias[place],
-        nets.nets_mid[place].T,
-        nets.nets_mid_bias[place],
-        nets.nets_out[place][None],
-        nets.nets_out_bias[place].reshape(1),
-    )
     with torch.no_grad():
-        for parameter, value in zip(net.parameters(), values, strict=True):
-            parameter.copy_(torch.from_numpy(np.ascontiguousarray(value)))
+        for parameter, name in zip(net.parameters(), _LAYERS, strict=True):
+            value = np.ascontiguousarray(getattr(nets, name)[place].T)
+            parameter.copy_(torch.from_numpy(value).reshape(parameter.shape))
 
 
-def _as_arrays(
-    nets: Sequence[nn.Sequential], mean: NDArray[np.float32], std: NDArray[np.float32]
-) -> SummaryNets:
+def _as_arrays(nets: Sequence[nn.Sequential], mean: Singles, std: Singles) -> SummaryNets:
     parameters = [[parameter.detach().numpy() for parameter in net.parameters()] for net in nets]
     first, first_bias, second, second_bias, last, last_bias = (
         np.stack(several).astype(np.float32) for several in zip(*parameters, strict=True)
@@ -197,5 +191,5 @@ def _network(slots: int) -> nn.Sequential:
     )
 
 
-def _gelu(x: NDArray[np.float32]) -> NDArray[np.float32]:
+def _gelu(x: Singles) -> Singles:
     return np.asarray(0.5 * x * (1 + erf(x / np.sqrt(2.0))), dtype=np.float32)

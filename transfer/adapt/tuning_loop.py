@@ -1,6 +1,6 @@
 """The loop that fine-tuning strategies share, and the choice of a learning rate on the few-shot set.
 
-The loop is that of `transfer.train.epochs` without what a few dozen rows do not need (validation, resuming,
+The loop is that of `transfer.train.training` without what a few dozen rows do not need (validation, resuming,
 several workers), and with what strategies need: some layers left alone, and a look at the weights after each
 step. Called by the strategies only.
 """

@@ -5,13 +5,13 @@ Made of records by `transfer.data.joined_records`. Knows nothing of where record
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
 from agents.records import CandidateId, DeviceId, WorkloadId
+from transfer.arrays import Floats, Groups, Ints, Mask, Singles
 from transfer.data.labels import relative_speed
 from transfer.errors import DatasetError
 from transfer.features.blocks import FeatureBlock
@@ -29,25 +29,25 @@ class Dataset:
     #: (W,) workloads that `group` points at.
     workload_ids: tuple[WorkloadId, ...]
     #: (N,) index into `workload_ids`.
-    group: NDArray[np.int32]
+    group: Groups
     #: (D,) columns of the arrays below.
     device_ids: tuple[DeviceId, ...]
     #: (N, D) seconds of one run, NaN where there is no ok measurement.
-    latency_secs: NDArray[np.float64]
+    latency_secs: Floats
     #: (N, D) True where the candidate itself failed on the device.
-    failed: NDArray[np.bool_]
+    failed: Mask
     #: (W,) floating-point operations of one run.
-    flops: NDArray[np.float64]
+    flops: Floats
     #: (W,) occurrences over all networks.
-    weight: NDArray[np.float64]
+    weight: Floats
     #: (D, H) hardware vectors.
-    hardware: NDArray[np.float32]
+    hardware: Singles
 
     def __len__(self) -> int:
         """Number of candidates."""
         return len(self.candidate_ids)
 
-    def where(self, is_visible: NDArray[np.bool_]) -> Dataset:
+    def where(self, is_visible: Mask) -> Dataset:
         """The same candidates, with every measurement taken out that is not among the (N, D) `is_visible`."""
         return replace(
             self,
@@ -55,7 +55,7 @@ class Dataset:
             failed=self.failed & is_visible,
         )
 
-    def take(self, rows: NDArray[np.integer] | NDArray[np.bool_]) -> Dataset:
+    def take(self, rows: NDArray[np.integer] | Mask) -> Dataset:
         """The dataset of some rows, in the order given; workloads and devices keep their indexes.
 
         Args:
@@ -71,18 +71,7 @@ class Dataset:
             failed=self.failed[index],
         )
 
-    def of_devices(self, device_ids: Iterable[str]) -> Dataset:
-        """The same candidates with the measurements of some devices only."""
-        columns = [self.column(device_id) for device_id in device_ids]
-        return replace(
-            self,
-            device_ids=tuple(self.device_ids[column] for column in columns),
-            latency_secs=self.latency_secs[:, columns],
-            failed=self.failed[:, columns],
-            hardware=self.hardware[columns],
-        )
-
-    def labels(self, rows: NDArray[np.integer] | NDArray[np.bool_] | None = None) -> NDArray[np.float64]:
+    def labels(self, rows: NDArray[np.integer] | Mask | None = None) -> Floats:
         """Relative speeds; the best candidate of each workload among the rows given has 1.
 
         Args:
@@ -107,6 +96,6 @@ class Dataset:
             names = ", ".join(self.device_ids)
             raise DatasetError(f"the dataset has no device {device_id!r}; it has: {names}") from None
 
-    def rows_of(self, device_id: str) -> NDArray[np.int64]:
+    def rows_of(self, device_id: str) -> Ints:
         """Indexes of the rows with an ok latency on a device."""
         return np.flatnonzero(~np.isnan(self.latency_secs[:, self.column(device_id)]))

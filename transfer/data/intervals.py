@@ -13,10 +13,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 from scipy.special import stdtrit
 
-Floats = NDArray[np.float64]
+from transfer.arrays import Floats
 
 #: Share of the resamples inside an interval unless told otherwise.
 LEVEL = 0.9
@@ -121,6 +120,5 @@ def is_beyond_luck(gains: Floats, among: int = 1) -> bool:
     """
     if len(gains) < _LEAST_SURE:
         return False
-    beyond = float(stdtrit(len(gains) - 1, 1 - (1 - _SURE) / among))
-    uncertainty = beyond * float(gains.std(ddof=1)) / np.sqrt(len(gains))
-    return bool(gains.mean() > uncertainty)
+    # One side of an interval that leaves as much out on the other.
+    return student_interval(gains, 1 - 2 * (1 - _SURE) / among).is_above_zero

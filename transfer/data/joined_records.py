@@ -26,6 +26,7 @@ from agents.records import (
     Workload,
     WorkloadId,
 )
+from transfer.arrays import Floats, Ints
 from transfer.data.dataset import Dataset
 from transfer.data.labels import check_latency
 from transfer.errors import DatasetError, TraceError
@@ -242,7 +243,7 @@ class _Joiner:
         )
 
 
-def _sorted_places(numbers: Mapping[_Name, int]) -> tuple[tuple[_Name, ...], NDArray[np.int64]]:
+def _sorted_places(numbers: Mapping[_Name, int]) -> tuple[tuple[_Name, ...], Ints]:
     """Names in their order, and of each number the place of its name."""
     ordered = tuple(sorted(numbers))
     places = np.empty(len(ordered), dtype=np.int64)
@@ -250,9 +251,7 @@ def _sorted_places(numbers: Mapping[_Name, int]) -> tuple[tuple[_Name, ...], NDA
     return ordered, places
 
 
-def _medians(
-    rows: NDArray[Any], columns: NDArray[Any], seconds: NDArray[Any]
-) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.float64]]:
+def _medians(rows: NDArray[Any], columns: NDArray[Any], seconds: NDArray[Any]) -> tuple[Ints, Ints, Floats]:
     """The median of the seconds of each (row, column); of an even number the mean of the middle two."""
     order = np.lexsort((seconds, columns, rows))
     rows, columns, seconds = rows[order], columns[order], seconds[order]

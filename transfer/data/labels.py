@@ -8,12 +8,12 @@ measured, or failed, has no label (NaN): a failure is told by `Dataset.failed`, 
 from __future__ import annotations
 
 import numpy as np
-from numpy.typing import NDArray
 
+from transfer.arrays import Floats, Groups
 from transfer.errors import DatasetError
 
 
-def check_latency(latency_secs: NDArray[np.float64]) -> None:
+def check_latency(latency_secs: Floats) -> None:
     """Refuse latencies that no clock gives.
 
     Args:
@@ -30,7 +30,7 @@ def check_latency(latency_secs: NDArray[np.float64]) -> None:
         )
 
 
-def group_min(values: NDArray[np.float64], group: NDArray[np.int32], groups: int) -> NDArray[np.float64]:
+def group_min(values: Floats, group: Groups, groups: int) -> Floats:
     """Least value of each group, column by column; NaN values are passed over.
 
     Args:
@@ -47,9 +47,7 @@ def group_min(values: NDArray[np.float64], group: NDArray[np.int32], groups: int
     return least
 
 
-def relative_speed(
-    latency_secs: NDArray[np.float64], group: NDArray[np.int32], groups: int
-) -> NDArray[np.float64]:
+def relative_speed(latency_secs: Floats, group: Groups, groups: int) -> Floats:
     """Labels of the rows given: least latency of the (workload, device) over the latency.
 
     Args:
@@ -64,5 +62,5 @@ def relative_speed(
         DatasetError: A latency is zero, negative or infinite.
     """
     check_latency(latency_secs)
-    labels: NDArray[np.float64] = group_min(latency_secs, group, groups)[group] / latency_secs
+    labels: Floats = group_min(latency_secs, group, groups)[group] / latency_secs
     return labels

@@ -19,6 +19,7 @@ from dataclasses import dataclass, fields
 import numpy as np
 from numpy.typing import NDArray
 
+from transfer.arrays import Floats, Groups, Ints
 from transfer.data.labels import check_latency
 from transfer.data.ranking import (
     best_of_k,
@@ -33,8 +34,6 @@ from transfer.data.ranking import (
 )
 from transfer.errors import DatasetError
 
-Floats = NDArray[np.float64]
-
 #: Share of the candidates that MetaTune's error looks at.
 _FAST = 0.25
 
@@ -44,9 +43,9 @@ class Metrics:
     """Ranking quality on one device over G workloads; every array is (G,), in the order of `groups`."""
 
     #: Index of each workload that has enough measured candidates.
-    groups: NDArray[np.int32]
+    groups: Groups
     #: Candidates measured.
-    counts: NDArray[np.int64]
+    counts: Ints
     #: Weight of the workload.
     weight: Floats
     #: Least latency, in seconds.
@@ -169,7 +168,7 @@ MEASURES = (
 def evaluate_ranking(
     scores: Floats,
     latency_secs: Floats,
-    group: NDArray[np.int32],
+    group: Groups,
     weight: Floats | None = None,
     *,
     noise_floor: float = 0.0,
@@ -191,11 +190,11 @@ def measure_workloads(
     names: Collection[str],
     scores: Floats,
     latency_secs: Floats,
-    group: NDArray[np.int32],
+    group: Groups,
     *,
     noise_floor: float = 0.0,
     least: int = 1,
-) -> tuple[NDArray[np.int32], NDArray[np.int64], dict[str, Floats]]:
+) -> tuple[Groups, Ints, dict[str, Floats]]:
     """Some measures of scores on one device, workload by workload.
 
     Args:

@@ -12,12 +12,10 @@ from __future__ import annotations
 import math
 
 import numpy as np
-from numpy.typing import NDArray
 
+from transfer.arrays import Floats, Groups
 from transfer.data.labels import check_latency
 from transfer.errors import DatasetError
-
-Floats = NDArray[np.float64]
 
 
 def best_of_k(scores: Floats, values: Floats, k: int) -> float:
@@ -170,7 +168,7 @@ def square_error(scores: Floats, latency_secs: Floats, share: float = 1.0) -> fl
     return float(((scores - truth)[fastest] ** 2).mean())
 
 
-def rank_agreement(scores: Floats, truth: Floats, group: NDArray[np.int32]) -> float:
+def rank_agreement(scores: Floats, truth: Floats, group: Groups) -> float:
     """Mean over workloads of Kendall's tau-b between score and truth; rows with a NaN truth are passed over.
 
     Args:
@@ -189,7 +187,7 @@ def rank_agreement(scores: Floats, truth: Floats, group: NDArray[np.int32]) -> f
     return float(np.mean(agreements)) if len(usable) else 0.0
 
 
-def places_in(scores: Floats, group: NDArray[np.int32]) -> Floats:
+def places_in(scores: Floats, group: Groups) -> Floats:
     """(n,) place of each score inside its workload, from above 0 to 1 for the best; NaN stays NaN."""
     from scipy.stats import rankdata  # half a second, as for Kendall's tau
 

@@ -17,9 +17,9 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 import numpy as np
-from numpy.typing import NDArray
 
 from agents.records import Workload, WorkloadId
+from transfer.arrays import Groups, Ints, Mask, Rows
 from transfer.data.dataset import Dataset
 from transfer.errors import DatasetError
 
@@ -49,14 +49,14 @@ class Split:
 
     #: What is held out, for reports: `fold 2 of 5`, a network, a device.
     name: str
-    train: NDArray[np.int64]
-    test: NDArray[np.int64]
+    train: Rows
+    test: Rows
     #: Devices whose latencies may be learnt from; None for all.
     sources: tuple[str, ...] | None = None
     #: Devices to be judged on the test rows; None for all.
     targets: tuple[str, ...] | None = None
 
-    def visible(self, dataset: Dataset) -> NDArray[np.bool_]:
+    def visible(self, dataset: Dataset) -> Mask:
         """(N, D) True where a latency may be learnt from."""
         is_visible = np.zeros(dataset.latency_secs.shape, dtype=np.bool_)
         is_visible[self.train] = True
@@ -258,12 +258,12 @@ def near_copies(
     return copies_by_workload
 
 
-def few_of_each(dataset: Dataset, rows: NDArray[np.int64], most: int, seed: int) -> NDArray[np.int64]:
+def few_of_each(dataset: Dataset, rows: Rows, most: int, seed: int) -> Ints:
     """A random choice of at most `most` rows of each workload, in ascending order."""
     return np.sort(rows[few_places(dataset.group[rows], most, np.random.default_rng(seed))])
 
 
-def few_places(group: NDArray[np.int32], most: int, random: np.random.Generator) -> NDArray[np.int64]:
+def few_places(group: Groups, most: int, random: np.random.Generator) -> Ints:
     """Places of at most `most` members of each (n,) group, ascending; `random` draws once for all of them."""
     shuffled = random.permutation(len(group))
     order = shuffled[np.argsort(group[shuffled], kind="stable")]

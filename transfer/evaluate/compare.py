@@ -9,28 +9,123 @@ from __future__ import annotations
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
+from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from agents.records import WorkloadId
+from transfer.arrays import Floats
 from transfer.data.dataset import Dataset
-from transfer.data.metrics import Metrics, merge
+from transfer.data.intervals import LEVEL, Estimate
+from transfer.data.metrics import MEASURES, Metrics, merge
 from transfer.data.ranking import places_in
 from transfer.data.splits import Split
 from transfer.errors import DatasetError
-from transfer.evaluate.comparison import Comparison
+from transfer.evaluate import evaluator
 from transfer.evaluate.evaluator import judge
 from transfer.evaluate.rankers import Ranker
 from transfer.model.inputs import torch_threads
 from transfer.processes import run_each
 from transfer.train.rows import trainable_devices
 
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Comparison:
+    """How rankers did on the same workloads with the same seeds."""
+
+    rankers: tuple[str, ...]
+    #: Devices that were judged.
+    device_ids: tuple[str, ...]
+    seeds: tuple[int, ...]
+    #: Names of the splits (of the first seed).
+    splits: tuple[str, ...]
+    #: Workloads that the metrics' groups point at.
+    workload_ids: tuple[WorkloadId, ...]
+    #: Metrics of each seed by (ranker, device): the same workloads in the same order for all of a device. A
+    #: ranker may have run with the first few seeds only.
+    metrics: Mapping[tuple[str, str], tuple[Metrics, ...]]
+    #: Why a device was not judged, by device.
+    left_out: Mapping[str, str]
+    #: Mean wall seconds of fitting one split and scoring its test rows, by ranker.
+    seconds: Mapping[str, float]
+    #: Noise floor used in `noise_regret`, by device; those not listed had none.
+    noise_floors: Mapping[str, float] = field(default_factory=dict)
+
+    def estimate(self, ranker: str, device_id: str, measure: str, level: float = LEVEL) -> Estimate:
+        """One of `MEASURES` with its interval over workloads and seeds, which holds `level` of the resamples.
+
+        Raises:
+            DatasetError: Ranker, device or measure is unknown.
+        """
+        return evaluator.estimate(self._runs(ranker, device_id, measure), measure, level)
+
+    def difference(
+        self, ranker: str, other: str, device_id: str, measure: str, level: float = LEVEL
+    ) -> Estimate:
+        """`ranker` less `other`, with the interval of a paired bootstrap; arguments as for `estimate`."""
+        mine, theirs = (self._runs(name, device_id, measure) for name in (ranker, other))
+        return evaluator.difference(mine, theirs, measure, level)
+
+    def _runs(self, ranker: str, device_id: str, measure: str) -> tuple[Metrics, ...]:
+        if (ranker, device_id) not in self.metrics or measure not in MEASURES:
+            raise DatasetError(
+                f"no {measure!r} of {ranker!r} on {device_id!r}; compared were {', '.join(self.rankers)} on "
+                f"{', '.join(self.device_ids)} by {', '.join(MEASURES)}"
+            )
+        return self.metrics[ranker, device_id]
+
+    def as_json(self, level: float = LEVEL) -> dict[str, Any]:
+        """Everything, JSON-ready: estimates as [value, low, high], and what is behind them by workload."""
+        devices: dict[str, Any] = {}
+        for device_id in self.device_ids:
+            first = self.metrics[self.rankers[0], device_id][0]
+            devices[device_id] = {
+                "workloads": [self.workload_ids[index] for index in first.groups],
+                "candidates": first.counts.tolist(),
+                "noise_floor": self.noise_floors.get(device_id),
+                # Extra time of a random choice.
+                "random_regret": float((first.random_of_1_secs / first.best_secs - 1).mean()),
+                "rankers": {ranker: self._ranker_json(ranker, device_id, level) for ranker in self.rankers},
+                "differences": {
+                    f"{self.rankers[0]} less {other}": {
+                        measure: _listed(self.difference(self.rankers[0], other, device_id, measure, level))
+                        for measure in MEASURES
+                        if not measure.startswith("random")
+                    }
+                    for other in self.rankers[1:]
+                },
+            }
+        return {
+            "rankers": list(self.rankers),
+            "seeds": list(self.seeds),
+            "splits": list(self.splits),
+            "level": level,
+            "devices": devices,
+            "left_out": dict(self.left_out),
+            "seconds": dict(self.seconds),
+        }
+
+    def _ranker_json(self, ranker: str, device_id: str, level: float) -> dict[str, Any]:
+        runs = self.metrics[ranker, device_id]
+        return {
+            **{name: _listed(self.estimate(ranker, device_id, name, level)) for name in MEASURES},
+            "by_workload": {
+                name: [getattr(run, f"{name}_by_workload").tolist() for run in runs]
+                for name in ("top1", "top5", "pairwise", "tau", "regret")
+            },
+        }
+
+
+def _listed(estimate: Estimate) -> list[float]:
+    return [estimate.value, estimate.low, estimate.high]
+
+
 #: Splits of each seed; the same for all seeds where they are given as a list.
 Splits = Sequence[Split] | Callable[[int], Sequence[Split]]
 #: What a fitted ranker says of the test rows, (rows of the split,) by device, and the seconds that it took.
-FitScores = tuple[Mapping[str, NDArray[np.float64]], float]
+FitScores = tuple[Mapping[str, Floats], float]
 
 #: A workload is judged where this many of its held-out candidates were measured: of one alone, any ranker
 #: finds the best.
@@ -150,13 +245,12 @@ def judge_fits(
     """
     names = tuple(dict.fromkeys(fit.ranker.name for fit in fits))
     seeds = tuple(dict.fromkeys(fit.seed for fit in fits))
-    splits_of: dict[int, dict[int, Split]] = {seed: {} for seed in seeds}
+    splits = {(fit.seed, fit.place): fit.split for fit in fits}
     floors = dict(noise_floors or {})
     runs: dict[tuple[str, str], dict[int, list[Metrics]]] = defaultdict(lambda: defaultdict(list))
     seconds: dict[str, list[float]] = {name: [] for name in names}
     judged_in: dict[str, set[tuple[int, int]]] = defaultdict(set)
     for done, (fit, (scores, took)) in enumerate(zip(fits, fit_scores, strict=True), start=1):
-        splits_of[fit.seed][fit.place] = fit.split
         seconds[fit.ranker.name].append(took)
         for device_id, values in scores.items():
             floor = floors.get(device_id, 0.0)
@@ -177,7 +271,7 @@ def judge_fits(
                     total=len(fits),
                 )
             )
-    left_out = _left_out(dataset, splits_of, judged_in)
+    left_out = _left_out(dataset, splits, judged_in)
     judged = tuple(str(device_id) for device_id in dataset.device_ids if device_id not in left_out)
     if not judged:
         raise DatasetError(
@@ -187,9 +281,9 @@ def judge_fits(
         rankers=names,
         device_ids=judged,
         seeds=seeds,
-        splits=tuple(split.name for split in splits_of[seeds[0]].values()),
+        splits=tuple(split.name for (seed, _), split in splits.items() if seed == seeds[0]),
         workload_ids=dataset.workload_ids,
-        metrics=dict(_aligned({key: runs[key] for key in ((n, d) for n in names for d in judged)}, judged)),
+        metrics=_aligned(runs, names, judged),
         left_out=left_out,
         seconds={name: float(np.mean(values)) for name, values in seconds.items()},
         noise_floors={device_id: floors[device_id] for device_id in judged if device_id in floors},
@@ -198,21 +292,22 @@ def judge_fits(
 
 def _left_out(
     dataset: Dataset,
-    splits_of: Mapping[int, Mapping[int, Split]],
+    splits: Mapping[tuple[int, int], Split],
     judged_in: Mapping[str, set[tuple[int, int]]],
 ) -> dict[str, str]:
-    """Devices that not every split could judge where it should have, with the reason."""
+    """Devices that not every split could judge where it should have, with the reason.
+
+    `splits` are by seed and place, of which `judged_in` has those that judged a device.
+    """
     reasons = {}
     for column, device_id in enumerate(map(str, dataset.device_ids)):
         due = set()
-        for seed, several in splits_of.items():
-            for place, split in several.items():
-                is_target = split.targets is None or device_id in split.targets
-                counts = np.bincount(
-                    dataset.group[split.test][np.isfinite(dataset.latency_secs[split.test, column])]
-                )
-                if is_target and counts.max(initial=0) >= LEAST_CANDIDATES:
-                    due.add((seed, place))
+        for key, split in splits.items():
+            measured = np.isfinite(dataset.latency_secs[split.test, column])
+            counts = np.bincount(dataset.group[split.test][measured])
+            is_target = split.targets is None or device_id in split.targets
+            if is_target and counts.max(initial=0) >= LEAST_CANDIDATES:
+                due.add(key)
         if not due:
             reasons[device_id] = (
                 f"no held-out workload has {LEAST_CANDIDATES} measured candidates there; measure more"
@@ -225,26 +320,24 @@ def _left_out(
 
 
 def _aligned(
-    runs: Mapping[tuple[str, str], Mapping[int, list[Metrics]]], device_ids: Sequence[str]
-) -> Iterator[tuple[tuple[str, str], tuple[Metrics, ...]]]:
-    """Metrics by seed, over the workloads that every seed judged."""
-    merged = {key: [merge(parts) for parts in by_seed.values()] for key, by_seed in runs.items()}
-    for device_id in device_ids:
-        mine = {key: several for key, several in merged.items() if key[1] == device_id}
+    runs: Mapping[tuple[str, str], Mapping[int, list[Metrics]]], names: Sequence[str], judged: Sequence[str]
+) -> dict[tuple[str, str], tuple[Metrics, ...]]:
+    """Metrics by seed of each ranker and device, over the workloads that every seed judged."""
+    metrics = {}
+    for device_id in judged:
+        merged = {name: [merge(parts) for parts in runs[name, device_id].values()] for name in names}
         shared = set.intersection(
-            *(set(metrics.groups.tolist()) for several in mine.values() for metrics in several)
+            *(set(run.groups.tolist()) for several in merged.values() for run in several)
         )
         if not shared:
             raise DatasetError(
                 f"no workload was judged on {device_id!r} with every seed; give more data or fewer seeds"
             )
-        for key, several in mine.items():
-            yield (
-                key,
-                tuple(
-                    metrics.take(np.flatnonzero(np.isin(metrics.groups, list(shared)))) for metrics in several
-                ),
+        for name, several in merged.items():
+            metrics[name, device_id] = tuple(
+                run.take(np.flatnonzero(np.isin(run.groups, list(shared)))) for run in several
             )
+    return metrics
 
 
 def _fit_and_score(fit: Fit, whole: Dataset, learnt_before: tuple[str, ...]) -> FitScores:

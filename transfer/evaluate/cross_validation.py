@@ -16,12 +16,12 @@ from functools import partial
 from typing import TypeVar
 
 import numpy as np
-from numpy.typing import NDArray
 
-from transfer.adapt.base import Strategy, unmeasured, visible_part
+from transfer.adapt.base import FewShotTask, Strategy, unmeasured
 from transfer.adapt.heads import with_target_head
 from transfer.adapt.multitask import MultiTask, Scratch
 from transfer.adapt.sample_selection import draw_few_shot
+from transfer.arrays import Floats, Ints, Rows
 from transfer.data.dataset import Dataset
 from transfer.data.intervals import Estimate
 from transfer.data.metrics import Metrics, merge
@@ -52,10 +52,10 @@ class CrossValidationPlan:
 class Scored:
     """Predicted and measured values of one device's held-out candidates, for plots; all arrays are (n,)."""
 
-    rows: NDArray[np.int64]
-    scores: NDArray[np.float64]
+    rows: Rows
+    scores: Floats
     #: Relative speed among the held-out candidates, NaN where not measured.
-    labels: NDArray[np.float64]
+    labels: Floats
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -99,7 +99,7 @@ class _Fold:
     """Scores of one fold's test rows, by (part, device)."""
 
     split: Split
-    scores: dict[tuple[str, str], NDArray[np.float64]]
+    scores: dict[tuple[str, str], Floats]
     seconds: dict[str, float]
 
 
@@ -215,7 +215,7 @@ def _onboard(
     split, seed = job
     target = plan.target_device
     seconds: dict[str, float] = {}
-    scores: dict[tuple[str, str], NDArray[np.float64]] = {}
+    scores: dict[tuple[str, str], Floats] = {}
     unseen = unmeasured(dataset, split.test)
     held = unseen.features
 
@@ -236,11 +236,19 @@ def _onboard(
         )
         for device_id in sources:
             scores["source", device_id] = model.score(held, device_id)
-        visible = visible_part(dataset, target, few_shot, split.train)
-        scores["nearest", target] = with_target_head(model, visible, target, seed=seed).score(held, target)
+        task = FewShotTask(
+            source=model,
+            dataset=dataset,
+            target=target,
+            few_shot=few_shot,
+            source_rows=split.train,
+            config=plan.config,
+            seed=seed,
+        )
+        nearest = with_target_head(model, task.visible(), target, seed=seed)
+        scores["nearest", target] = nearest.score(held, target)
         for part, strategy in (("warm", plan.strategy), ("scratch", Scratch())):
-            adapt = partial(strategy.adapt, model, dataset, target, few_shot)
-            adapted = timed(part, partial(adapt, source_rows=split.train, config=plan.config, seed=seed))
+            adapted = timed(part, partial(strategy.adapt, task))
             # Nobody has measured a held-out workload: source devices' labels must not help.
             scores[part, target] = adapted.score(unseen, np.arange(len(unseen)))
         full = timed("full", lambda: train(dataset, split.train, config=plan.config, seed=seed).model)
@@ -251,7 +259,7 @@ def _onboard(
 def judged(
     dataset: Dataset,
     device_id: str,
-    folds: Sequence[tuple[NDArray[np.int64], NDArray[np.float64]]],
+    folds: Sequence[tuple[Ints, Floats]],
     seed: int,
 ) -> Approach:
     """Judge the scores of held-out rows, fold by fold; folds without measurements are left out.

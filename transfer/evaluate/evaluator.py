@@ -9,18 +9,15 @@ Legend: G workloads, n rows held out.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 
 import numpy as np
-from numpy.typing import NDArray
 
+from transfer.arrays import Floats, Groups, Rows
 from transfer.data.dataset import Dataset
 from transfer.data.intervals import LEVEL, RESAMPLES, Estimate, Resampled, resample_ratio
-from transfer.data.metrics import Metrics, evaluate_ranking, measure_workloads, merge
+from transfer.data.metrics import Metrics, evaluate_ranking, merge
 from transfer.errors import TransferError
-
-Rows = NDArray[np.int64]
-Floats = NDArray[np.float64]
 
 
 def judge(
@@ -45,19 +42,6 @@ def judge(
     return evaluate_ranking(scores, latency, group, dataset.weight, noise_floor=noise_floor, least=least)
 
 
-def judge_by(
-    measures: Collection[str], dataset: Dataset, device_id: str, rows: Rows, scores: Floats
-) -> tuple[NDArray[np.int32], dict[str, Floats]]:
-    """A few measures (names in `Metrics`), where all of them would take longer than the fit.
-
-    Arguments as of `judge`; of the rows one at least was measured. Gives (G,) workloads, and (G,) values by
-    name.
-    """
-    latency, group = _truth(dataset, device_id, rows)
-    groups, _, values = measure_workloads(measures, scores, latency, group)
-    return groups, values
-
-
 def judge_folds(
     dataset: Dataset, device_id: str, folds: Iterable[tuple[Rows, Floats]], *, least: int = 2
 ) -> Metrics:
@@ -75,7 +59,7 @@ def judge_folds(
     return merge(judged_parts)
 
 
-def _truth(dataset: Dataset, device_id: str, rows: Rows) -> tuple[Floats, NDArray[np.int32]]:
+def _truth(dataset: Dataset, device_id: str, rows: Rows) -> tuple[Floats, Groups]:
     return dataset.latency_secs[rows, dataset.column(device_id)], dataset.group[rows]
 
 

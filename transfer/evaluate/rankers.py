@@ -11,19 +11,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-import numpy as np
-from numpy.typing import NDArray
-
 from transfer.adapt.base import Adapted
+from transfer.arrays import Floats, Rows
 from transfer.data.dataset import Dataset
 from transfer.errors import TransferError
 from transfer.model.kinds import FLEET_TLP
 from transfer.model.tlp_model import TlpModel
 from transfer.train.config import TrainConfig
 from transfer.train.trainers import TrainingTask, train_model
-
-Rows = NDArray[np.int64]
-Scores = NDArray[np.float64]
 
 
 class Ranker(Protocol):
@@ -52,7 +47,7 @@ class Ranker(Protocol):
         """
         ...
 
-    def score(self, dataset: Dataset, rows: Rows, device_id: str) -> Scores:
+    def score(self, dataset: Dataset, rows: Rows, device_id: str) -> Floats:
         """Score some rows for one device.
 
         Args:
@@ -85,8 +80,8 @@ class ModelRanker:
         task = TrainingTask(dataset=dataset, rows=rows, devices=devices, config=self.config, seed=seed)
         self.model = train_model(self.kind, task).model
 
-    def score(self, dataset: Dataset, rows: Rows, device_id: str) -> Scores:
-        """Scores of the device's head. See `Ranker.score`."""
+    def score(self, dataset: Dataset, rows: Rows, device_id: str) -> Floats:
+        """Floats of the device's head. See `Ranker.score`."""
         if self.model is None:
             raise TransferError(f"ranker {self.name!r} is not fitted; call fit first")
         return self.model.score(dataset.features.take(rows), device_id)
@@ -107,7 +102,7 @@ class KeptRanker:
         for device_id in devices:
             self.model.head(device_id)
 
-    def score(self, dataset: Dataset, rows: Rows, device_id: str) -> Scores:
-        """Scores of the device's head as it is served. See `Ranker.score`."""
+    def score(self, dataset: Dataset, rows: Rows, device_id: str) -> Floats:
+        """Floats of the device's head as it is served. See `Ranker.score`."""
         head = self.heads.get(device_id) or Adapted(device_id=device_id, model=self.model)
         return head.score_unseen(dataset.features.take(rows))

@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from agents.records import Candidate, Workload, WorkloadId
+from transfer.arrays import Ints, Singles
 from transfer.errors import TraceError
 from transfer.features.blocks import FeatureBlock
 from transfer.features.extractor import Extractor
@@ -41,13 +42,12 @@ class BlockBuilder:
         self._table = StepTable()
         self._pending: list[tuple[Workload, tuple[Primitive, ...]]] = []
         self._pending_numbers = 0
-        self._vectors: dict[WorkloadId, tuple[int, NDArray[np.float32]]] = {}
+        self._vectors: dict[WorkloadId, tuple[int, Singles]] = {}
         #: Why candidates of a workload cannot be taken; empty where they can.
         self._faults: dict[WorkloadId, str] = {}
         self._steps = _Rows(np.int32, spec.max_steps)
         self._workloads = _Rows(np.int32, 1)
         self._summary = _Rows(np.float32, len(spec.summary_names))
-        self._places = _Rows(np.int32, 1)
         self._published = None if layout is None else _Rows(np.float32, layout.steps * layout.width)
 
     def add(self, workload: Workload, candidate: Candidate) -> None:
@@ -88,7 +88,7 @@ class BlockBuilder:
         if fault:
             raise TraceError(fault)
 
-    def finish(self, order: NDArray[np.int64]) -> FeatureBlock:
+    def finish(self, order: Ints) -> FeatureBlock:
         """The block; the builder is used up.
 
         Args:
@@ -109,8 +109,6 @@ class BlockBuilder:
             if vectors
             else np.zeros((0, len(self._extractor.spec.workload_names)), dtype=np.float32),
             summary=self._summary.ordered(order),
-            place_rows=self._places.ordered(order)[:, 0],
-            place_scales=self._extractor.place_scales(),
             published=published,
         )
 
@@ -120,8 +118,7 @@ class BlockBuilder:
             return
         workloads = [workload for workload, _ in self._pending]
         sequences = [sequence for _, sequence in self._pending]
-        steps, summary, place_rows = self._extractor.encode(workloads, sequences, self._table)
-        self._places.append(place_rows[:, None])
+        steps, summary = self._extractor.encode(workloads, sequences, self._table)
         self._steps.append(steps)
         self._summary.append(summary)
         self._workloads.append(
@@ -154,7 +151,7 @@ class _Rows:
         self._array[self._used : needed] = rows
         self._used = needed
 
-    def ordered(self, order: NDArray[np.int64]) -> NDArray[Any]:
+    def ordered(self, order: Ints) -> NDArray[Any]:
         """The rows in this order, which names each once; the rows given before are used up."""
         array = self._array
         self._array = np.zeros((0, array.shape[1]), dtype=array.dtype)

@@ -11,17 +11,14 @@ steps, W distinct workloads.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from transfer.errors import TransferError
+from transfer.arrays import Groups, Ints, Mask, Singles
 
-#: A place is cut here: so far outside of its sample it says "large", not how large.
-_PLACE_LIMIT = 6.0
 #: Rows looked at in one go where a whole block is checked.
 _CHUNK = 65536
 
@@ -31,25 +28,20 @@ class FeatureBlock:
     """Features of N candidates. The properties make dense arrays: ask them of batches, not of millions."""
 
     #: (N, L) rows of the two step tables; 0 is padding.
-    steps: NDArray[np.int32]
+    steps: Groups
     #: (T, C) indexes into the vocabularies; row 0 is all 0.
     step_categories: NDArray[np.int16]
     #: (T, F) numbers; row 0 is all 0.
-    step_numbers: NDArray[np.float32]
+    step_numbers: Singles
     #: (N,) rows of `workload_vectors`.
-    workload_rows: NDArray[np.int32]
+    workload_rows: Groups
     #: (W, V) one vector a workload.
-    workload_vectors: NDArray[np.float32]
+    workload_vectors: Singles
     #: (N, S) derived numbers of each whole candidate.
-    summary: NDArray[np.float32]
-    #: (N,) rows of `place_scales`; None where nobody reads places.
-    place_rows: NDArray[np.int32] | None = None
-    #: (K, 2, P) what the first P numbers of a summary are compared with: their means in a sample of the
-    #: candidate's design space, and inverse deviations (`transfer.features.place`).
-    place_scales: NDArray[np.float32] | None = None
+    summary: Singles
     #: (N, L', E) features of published TLP, L' and E those of its layout; None where no model wants them, for
     #: they take four times as much as all else.
-    published: NDArray[np.float32] | None = None
+    published: Singles | None = None
 
     def __len__(self) -> int:
         """Number of candidates."""
@@ -61,44 +53,19 @@ class FeatureBlock:
         return self.step_categories[self.steps]
 
     @property
-    def numbers(self) -> NDArray[np.float32]:
+    def numbers(self) -> Singles:
         """(N, L, F) numbers; 0 at padding steps."""
         return self.step_numbers[self.steps]
 
     @property
-    def mask(self) -> NDArray[np.bool_]:
+    def mask(self) -> Mask:
         """(N, L) True at real steps."""
         return np.asarray(self.steps > 0)
 
     @property
-    def workload(self) -> NDArray[np.float32]:
+    def workload(self) -> Singles:
         """(N, V) the workload of each candidate."""
         return self.workload_vectors[self.workload_rows]
-
-    @property
-    def place(self) -> NDArray[np.float32]:
-        """(N, P) the first P numbers of the summary in units of a sample of the design space.
-
-        Raises:
-            TransferError: The block was made without.
-        """
-        if self.place_rows is None or self.place_scales is None:
-            raise TransferError(
-                "these features have no place in the design space; extract them again with places"
-            )
-        scales = self.place_scales[self.place_rows]
-        apart = (self.summary[:, : scales.shape[2]] - scales[:, 0]) * scales[:, 1]
-        places: NDArray[np.float32] = np.clip(apart, -_PLACE_LIMIT, _PLACE_LIMIT).astype(
-            np.float32, copy=False
-        )
-        return places
-
-    @property
-    def described(self) -> NDArray[np.float32]:
-        """(N, S + P) the summary, and behind it the place where there is one."""
-        if self.place_rows is None:
-            return self.summary
-        return np.concatenate([self.summary, self.place], axis=1)
 
     def take(self, rows: NDArray[Any]) -> FeatureBlock:
         """Features of some rows (indexes or mask), in the order given; the tables are shared."""
@@ -107,11 +74,10 @@ class FeatureBlock:
             steps=self.steps[rows],
             workload_rows=self.workload_rows[rows],
             summary=self.summary[rows],
-            place_rows=None if self.place_rows is None else self.place_rows[rows],
             published=None if self.published is None else self.published[rows],
         )
 
-    def step_counts(self) -> NDArray[np.int64]:
+    def step_counts(self) -> Ints:
         """(T,) how often each row of the step tables occurs; 0 for padding."""
         counts = np.zeros(len(self.step_numbers), dtype=np.int64)
         for start in range(0, len(self), _CHUNK):
@@ -131,8 +97,3 @@ class FeatureBlock:
         ):
             names.append("summary")
         return tuple(names)
-
-    def arrays(self) -> Mapping[str, NDArray[Any]]:
-        """What it is made of, by name."""
-        arrays = {field.name: getattr(self, field.name) for field in fields(self)}
-        return {name: array for name, array in arrays.items() if array is not None}

@@ -10,7 +10,8 @@ import math
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
+
+from transfer.arrays import Floats
 
 _ELEMENT_BYTES = {"8": 1, "16": 2, "32": 4, "64": 8}
 
@@ -22,14 +23,14 @@ class BufferAccess:
     element_bytes: int
     shape: tuple[int, ...]
     #: (K, A) how far an index moves when an axis moves by one (by `divisors` where that is above 1).
-    coefficients: NDArray[np.float64]
+    coefficients: Floats
     #: (K, A) iterations of an axis that share an index: 4 where 4 channels of a group do.
-    divisors: NDArray[np.float64]
+    divisors: Floats
     #: (K,) extent that one iteration touches.
-    base: NDArray[np.float64]
+    base: Floats
     is_write: bool
 
-    def elements(self, tiles: NDArray[np.float64]) -> NDArray[np.float64]:
+    def elements(self, tiles: Floats) -> Floats:
         """Elements in the box that tiles of the axes touch.
 
         Args:
@@ -41,7 +42,7 @@ class BufferAccess:
         steps = np.ceil(tiles[..., None, :] / self.divisors) - 1
         reach = self.base + (steps * self.coefficients).sum(axis=-1)
         boxes = np.clip(np.ceil(reach), 1, np.maximum(1, self.shape))
-        elements: NDArray[np.float64] = boxes.prod(axis=-1)
+        elements: Floats = boxes.prod(axis=-1)
         return elements
 
     def stride(self, axis: int) -> float:

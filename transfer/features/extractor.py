@@ -15,9 +15,9 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from agents.records import Candidate, Workload, WorkloadId, canonical_json, content_hash
+from transfer.arrays import Groups, Singles
 from transfer.errors import TraceError, TransferError
 from transfer.features.blocks import FeatureBlock
 from transfer.features.hardware import HARDWARE_NAMES
@@ -95,15 +95,13 @@ class Extractor:
         self._rows = StepRows(self._table, self._crop_places)
         self._decided = MetaScheduleReader()
         self._summariser = Summariser()
-        self._vectors: dict[WorkloadId, NDArray[np.float32]] = {}
+        self._vectors: dict[WorkloadId, Singles] = {}
 
     def extract(
         self,
         workloads: Sequence[Workload] | Mapping[WorkloadId, Workload],
         candidates: Sequence[Candidate],
         layout: PublishedLayout | None = None,
-        *,
-        places: bool = True,
     ) -> FeatureBlock:
         """Features of some candidates.
 
@@ -111,27 +109,21 @@ class Extractor:
             workloads: The workload of each candidate, or a mapping that holds all of them.
             candidates: Schedules of any mix of workloads.
             layout: Of the published features that the block is to hold too; None for none.
-            places: Whether it is to hold the places in design spaces, which few models read
-                (`TlpModel.reads_place`) and which take a sixth of the time.
 
         Raises:
             TraceError: A trace is not a schedule of its dialect.
             TransferError: A dialect has no reader, or a workload is missing.
         """
-        self._summariser.make_room()
         rows = _rows_of(workloads, candidates)
         pairs = zip(rows, candidates, strict=True)
         sequences = [self.read(candidate, workload) for workload, candidate in pairs]
-        encoded = self.encode(rows, sequences, self._table, places=places)
-        return self._block(rows, *encoded, sequences, layout, places=places)
+        return self._block(rows, *self.encode(rows, sequences, self._table), sequences, layout)
 
     def extract_live(
         self,
         workload: Workload,
         schedules: Sequence[Any],
         layout: PublishedLayout | None = None,
-        *,
-        places: bool = True,
     ) -> FeatureBlock:
         """Features of schedules in memory, equal to the last bit to those of their traces' JSON.
 
@@ -139,21 +131,18 @@ class Extractor:
             workload: What all of them schedule.
             schedules: TVM schedules with a trace (`tvm.s_tir.Schedule`); only `trace` is read.
             layout: As of `extract`.
-            places: As of `extract`.
 
         Raises:
             TraceError: A trace cannot be read.
         """
         candidates = [self._live.read(schedule.trace, workload) for schedule in schedules]
-        return self.extract_decided(workload, candidates, layout, places=places)
+        return self.extract_decided(workload, candidates, layout)
 
     def extract_decided(
         self,
         workload: Workload,
         candidates: Sequence[Decided],
         layout: PublishedLayout | None = None,
-        *,
-        places: bool = True,
     ) -> FeatureBlock:
         """Features of decisions made in compiled design spaces, equal to the last bit to those of traces.
 
@@ -163,24 +152,21 @@ class Extractor:
             workload: What all of them schedule.
             candidates: N candidates.
             layout: As of `extract`.
-            places: As of `extract`.
 
         Raises:
             TraceError: A decision is missing or of another form.
         """
-        self._summariser.make_room()
         workloads = [workload] * len(candidates)
         if layout is not None:
             # Published features are made of the steps themselves.
             sequences = [candidate.space.fill(candidate.decisions) for candidate in candidates]
-            encoded = self.encode(workloads, sequences, self._table, places=places)
-            return self._block(workloads, *encoded, sequences, layout, places=places)
+            encoded = self.encode(workloads, sequences, self._table)
+            return self._block(workloads, *encoded, sequences, layout)
         form_rows = self._rows.find(candidates)
         lengths = [len(rows) for _, rows in form_rows]
         steps = laid_out([row for _, rows in form_rows for row in rows], lengths, self.spec.max_steps)
         tiled = [form.tiled for form, _ in form_rows]
-        summary = self._summary(workloads, steps, tiled, lengths, self._table, places=places)
-        return self._block(workloads, steps, *summary, places=places)
+        return self._block(workloads, steps, self._summary(workloads, steps, tiled, lengths, self._table))
 
     def decided(self, workload: Workload, trace: str) -> Decided:
         """The design space and the decisions of a MetaSchedule trace.
@@ -207,7 +193,7 @@ class Extractor:
             raise TransferError(f"no reader for dialect {candidate.dialect!r}; known: {dialects}")
         try:
             if workload is not None:
-                self._summariser.check(workload)
+                self._summariser.accesses_of(workload)
             return reader.read(candidate.trace, workload)
         except TraceError as error:
             raise TraceError(
@@ -219,55 +205,42 @@ class Extractor:
         workloads: Sequence[Workload],
         sequences: Sequence[tuple[Primitive, ...]],
         table: StepTable,
-        *,
-        places: bool = True,
-    ) -> tuple[NDArray[np.int32], NDArray[np.float32], NDArray[np.int32]]:
+    ) -> tuple[Groups, Singles]:
         """Encode sequences with a table of the caller's.
 
         Args:
             workloads: The workload of each sequence.
             sequences: N sequences, of any length.
             table: Takes up the steps that it has not met.
-            places: As of `extract`.
 
         Returns:
-            (N, L) rows of the table, the (N, S) summaries, and (N,) rows of `place_scales`.
+            (N, L) rows of the table, and the (N, S) summaries.
         """
         cropped = [self.crop(sequence) for sequence in sequences]
         steps = table.look_up(cropped, self.spec.max_steps)
-        tiled, lengths = (
-            [tiled_block(sequence) for sequence in cropped],
-            [len(sequence) for sequence in cropped],
-        )
-        return steps, *self._summary(workloads, steps, tiled, lengths, table, places=places)
-
-    def place_scales(self) -> NDArray[np.float32]:
-        """(K, 2, P) scales that rows of `encode` point at; more may come behind, until the next `extract`."""
-        return self._summariser.scales()
+        tiled, lengths = map(tiled_block, cropped), map(len, cropped)
+        return steps, self._summary(workloads, steps, [*tiled], [*lengths], table)
 
     def _summary(
         self,
         workloads: Sequence[Workload],
-        steps: NDArray[np.int32],
+        steps: Groups,
         tiled: Sequence[str | None],
         lengths: Sequence[int],
         table: StepTable,
-        *,
-        places: bool,
-    ) -> tuple[NDArray[np.float32], NDArray[np.int32]]:
-        """(N, S) summaries of (N, L) rows of a table, and (N,) rows of `place_scales`."""
+    ) -> Singles:
+        """(N, S) summaries of (N, L) rows of a table."""
         categories, numbers = table.rows()
         summary = np.empty((len(steps), len(self.spec.summary_names)), dtype=np.float32)
-        place_rows = np.empty(len(steps), dtype=np.int32)
         for start in range(0, len(steps), _CHUNK):
             part = slice(start, start + _CHUNK)
             used = steps[part, : max(lengths[part])]
-            summary[part], place_rows[part] = self._summariser.summarise(
-                workloads[part], tiled[part], lengths[part], categories[used], numbers[used], places=places
+            summary[part] = self._summariser.summarise(
+                workloads[part], tiled[part], lengths[part], categories[used], numbers[used]
             )
-        return summary, place_rows
+        return summary
 
-    def workload_vector(self, workload: Workload) -> NDArray[np.float32]:
+    def workload_vector(self, workload: Workload) -> Singles:
         """(V,) numbers that describe a workload, made once."""
         vector = self._vectors.get(workload.workload_id)
         if vector is None:
@@ -277,13 +250,10 @@ class Extractor:
     def _block(
         self,
         workloads: Sequence[Workload],
-        steps: NDArray[np.int32],
-        summary: NDArray[np.float32],
-        place_rows: NDArray[np.int32],
+        steps: Groups,
+        summary: Singles,
         sequences: Sequence[tuple[Primitive, ...]] = (),
         layout: PublishedLayout | None = None,
-        *,
-        places: bool,
     ) -> FeatureBlock:
         """The block of rows of the extractor's own table; `sequences` only where there is a layout."""
         categories, numbers = self._table.rows()
@@ -300,8 +270,6 @@ class Extractor:
             workload_rows=np.array(rows, dtype=np.int32),
             workload_vectors=vectors,
             summary=summary,
-            place_rows=place_rows if places else None,
-            place_scales=self.place_scales() if places else None,
             published=None if layout is None else published_features(sequences, layout),
         )
 

@@ -12,9 +12,9 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from agents.records import ANSOR_HARDWARE_PARAMS, Descriptor, DeviceSpec, Family
+from transfer.arrays import Floats, Singles
 
 HARDWARE_NAMES: tuple[str, ...] = (
     "threads",
@@ -189,7 +189,7 @@ def _is_arm(descriptor: Descriptor) -> bool:
     return descriptor.arch.lower().startswith(("aarch64", "arm"))
 
 
-def hardware_vector(spec: DeviceSpec, descriptor: Descriptor) -> NDArray[np.float32]:
+def hardware_vector(spec: DeviceSpec, descriptor: Descriptor) -> Singles:
     """Describe one device; sizes, counts and clocks as log2(1 + x), unknown ones as 0.
 
     Args:
@@ -206,7 +206,7 @@ def hardware_vector(spec: DeviceSpec, descriptor: Descriptor) -> NDArray[np.floa
     return np.concatenate([claimed, np.array(measured, dtype=np.float32)])
 
 
-def hardware_table(vectors: Sequence[NDArray[np.float32]]) -> NDArray[np.float32]:
+def hardware_table(vectors: Sequence[Singles]) -> Singles:
     """(D, H) vectors of several devices, with measured numbers only where each device has all of them.
 
     Half of a column unknown would tell who was measured, and not how fast it is.
@@ -220,7 +220,7 @@ def hardware_table(vectors: Sequence[NDArray[np.float32]]) -> NDArray[np.float32
     return np.stack([vector[:named] if len(vector) in WIDTHS else vector for vector in vectors])
 
 
-def vector_distances(hardware: NDArray[np.float32], own: int) -> NDArray[np.float64]:
+def vector_distances(hardware: Singles, own: int) -> Floats:
     """(D,) distances of (D, H) hardware vectors to that of row `own`.
 
     Each slot is in units of its spread over all devices.
@@ -232,7 +232,7 @@ def vector_distances(hardware: NDArray[np.float32], own: int) -> NDArray[np.floa
     return np.asarray(np.linalg.norm(scaled - scaled[own], axis=1), dtype=np.float64)
 
 
-def fitted_hardware(vector: NDArray[np.float32], width: int) -> NDArray[np.float32]:
+def fitted_hardware(vector: Singles, width: int) -> Singles:
     """(..., width) vectors as a model with or without the measured numbers reads them.
 
     Numbers that it does not read are cut off, those that nobody measured are NaN, which trees take as
@@ -247,7 +247,7 @@ def fitted_hardware(vector: NDArray[np.float32], width: int) -> NDArray[np.float
     return np.concatenate([vector, unknown], axis=-1)
 
 
-def _host_vector(spec: DeviceSpec, descriptor: Descriptor) -> NDArray[np.float32]:
+def _host_vector(spec: DeviceSpec, descriptor: Descriptor) -> Singles:
     isa = target_isa(spec.target, descriptor)
     x86, arm = _is_x86(descriptor), _is_arm(descriptor)
     ansor = (*descriptor.ansor_params, *(0,) * len(ANSOR_HARDWARE_PARAMS))[: len(ANSOR_HARDWARE_PARAMS)]
@@ -287,7 +287,7 @@ def card_of(spec: DeviceSpec, descriptor: Descriptor) -> dict[str, str]:
     return next((card for card in cards if card.get("index", "") == str(spec.index)), cards[0])
 
 
-def _gpu_vector(card: dict[str, str]) -> NDArray[np.float32]:
+def _gpu_vector(card: dict[str, str]) -> Singles:
     """The vector of a GPU; sizes as log2(1 + x), unknown ones as 0."""
     values = {slot: _log(_number(card.get(name, ""))) for slot, name in GPU_SLOTS.items()}
     arch = card.get("arch", "")

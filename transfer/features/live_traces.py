@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from bisect import insort
 from collections.abc import Callable
+from functools import cache
 from typing import Any, NamedTuple
 
 from agents.records import Workload, canonical_json
@@ -27,7 +28,7 @@ _SPACE_LIMIT, _OF_WORKLOAD = 4096, 256
 
 
 class TraceForm(NamedTuple):
-    """How traces are taken apart."""
+    """How TVM's traces are taken apart."""
 
     #: A trace as `[instructions, decisions]`, decisions as `[instruction, value]`, in any containers.
     parts: Callable[[Any], Any]
@@ -38,14 +39,9 @@ class TraceForm(NamedTuple):
 
 
 class LiveReader:
-    """Reads traces of schedules in memory; keeps the compiled form of each design space met.
+    """Reads traces of schedules in memory; keeps the compiled form of each design space met."""
 
-    Args:
-        form: How traces are taken apart; TVM's own way where None.
-    """
-
-    def __init__(self, form: TraceForm | None = None) -> None:
-        self._form = form
+    def __init__(self) -> None:
         self._reader = MetaScheduleReader()
         #: By workload, instructions and their space, the one met last first.
         self._spaces: dict[str, list[tuple[Any, CompiledSpace]]] = {}
@@ -67,24 +63,20 @@ class LiveReader:
         """
         if trace is None:
             raise TraceError("a schedule has no trace; make it with tracing on, as MetaSchedule does")
-        if self._form is None:
-            self._form = _tvm_form()
-        form, owner = self._form, workload.workload_id
+        form, owner = _tvm_form(), workload.workload_id
         instructions, decisions = form.parts(self._beginning(trace, owner))
-        space = self._compiled(owner, instructions, form.is_equal)
+        space = self._compiled(owner, instructions)
         if space is None:
             instructions, decisions = form.parts(self._cut_off(trace, owner))
-            space = self._compiled(owner, instructions, form.is_equal) or self._new(workload, instructions)
+            space = self._compiled(owner, instructions) or self._new(workload, instructions)
         return Decided(space, dict([_decision(pair, form.entry) for pair in decisions[:]]))
 
-    def _compiled(
-        self, owner: str, instructions: Any, is_equal: Callable[[Any, Any], bool]
-    ) -> CompiledSpace | None:
+    def _compiled(self, owner: str, instructions: Any) -> CompiledSpace | None:
         # Most comparisons end at the first instruction that differs; a structural hash would read all, and
         # is the same for some instructions that differ in small numbers.
         spaces = self._spaces.get(owner, [])
         for place, (cached, space) in enumerate(spaces):
-            if is_equal(cached, instructions):
+            if _tvm_form().is_equal(cached, instructions):
                 spaces.insert(0, spaces.pop(place))
                 return space
         return None
@@ -134,6 +126,7 @@ def _decision(pair: Any, entry: Callable[[Any, int], Any]) -> tuple[int, Any]:
     return int(entry(pair, 0)), value
 
 
+@cache
 def _tvm_form() -> TraceForm:
     from tvm_ffi import get_global_func
 

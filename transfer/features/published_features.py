@@ -18,9 +18,9 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from agents.records import Family, canonical_json, content_hash
+from transfer.arrays import Singles
 from transfer.language.primitives import Primitive
 from transfer.language.to_ansor import to_ansor_steps
 
@@ -78,9 +78,7 @@ GPU_LAYOUT = PublishedLayout(
 LAYOUTS: Mapping[str, PublishedLayout] = {layout.family: layout for layout in (CPU_LAYOUT, GPU_LAYOUT)}
 
 
-def published_features(
-    sequences: Sequence[Sequence[Primitive]], layout: PublishedLayout
-) -> NDArray[np.float32]:
+def published_features(sequences: Sequence[Sequence[Primitive]], layout: PublishedLayout) -> Singles:
     """Features of some schedules of any dialect, by way of Ansor's steps.
 
     Args:

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from transfer.arrays import Groups, Singles
 from transfer.language.primitives import (
     DETAIL_COUNT,
     KIND_COUNT,
@@ -95,31 +96,26 @@ def _hashed_bucket(name: str) -> int:
 def encode(step: Primitive) -> tuple[list[int], list[float]]:
     """Slots of one primitive, in the order of `CATEGORY_SIZES` and `NUMBER_NAMES`."""
     block, role, detail = step.names
-    axis = -1
-    slots = [0.0] * len(NUMBER_NAMES)
-    numbers = step.numbers
+    axis, numbers = -1, step.numbers
+    slots: dict[str, float] = {}
     if step.kind in _SPLITS and len(numbers) >= 3:
-        axis = numbers[0]
-        _encode_split(slots, numbers[1], numbers[2:])
+        axis, slots = numbers[0], _split_slots(numbers[1], numbers[2:])
     elif step.kind is Kind.CA and len(numbers) == 3:
-        depth, slots[NUMBER_PLACE["around"]], slots[NUMBER_PLACE["inside"]] = (
-            numbers[0],
-            *map(_log, numbers[1:]),
-        )
-        slots[NUMBER_PLACE["has_depth"]] = float(depth >= 0)
-        slots[NUMBER_PLACE["depth"]] = _log(max(0, depth))
+        depth, around, inside = numbers
+        slots = {"around": _log(around), "inside": _log(inside)}
+        slots |= {"has_depth": float(depth >= 0), "depth": _log(max(0, depth))}
     elif step.kind is Kind.AN and len(numbers) == 2:
-        axis = numbers[0]
-        slots[NUMBER_PLACE["value"]], slots[NUMBER_PLACE["has_value"]] = _log(numbers[1]), 1.0
+        axis, slots = numbers[0], {"value": _log(numbers[1]), "has_value": 1.0}
     elif step.kind is Kind.PR and len(numbers) == 1:
-        slots[NUMBER_PLACE["value"]], slots[NUMBER_PLACE["has_value"]] = _log(numbers[0]), 1.0
+        slots = {"value": _log(numbers[0]), "has_value": 1.0}
     elif step.kind in (Kind.FU, Kind.RE) and numbers:
-        slots[NUMBER_PLACE["count"]] = _log(numbers[0])
-        slots[NUMBER_PLACE["extent"]] = _log(numbers[1]) if len(numbers) > 1 else 0.0
+        slots = {"count": _log(numbers[0]), "extent": _log(numbers[1]) if len(numbers) > 1 else 0.0}
     else:
         axis = numbers[0] if step.kind is Kind.RF and numbers else -1
-        for place, number in enumerate(numbers[:_OTHERS]):
-            slots[NUMBER_PLACE["other_0"] + place] = math.copysign(_log(number), number)
+        slots = {
+            f"other_{place}": math.copysign(_log(number), number)
+            for place, number in enumerate(numbers[:_OTHERS])
+        }
     categories = [
         kind_index(step.kind),
         role_index(role),
@@ -127,23 +123,21 @@ def encode(step: Primitive) -> tuple[list[int], list[float]]:
         block_bucket(block),
         UNKNOWN if axis < 0 else 2 + min(axis, AXES - 1),
     ]
-    return categories, slots
+    return categories, [slots.get(name, 0.0) for name in NUMBER_NAMES]
 
 
-def _encode_split(slots: list[float], extent: int, factors: tuple[int, ...]) -> None:
-    """Fill the slots of a split: factors innermost first, and the tiles that they multiply up to."""
-    slots[NUMBER_PLACE["extent"]] = _log(extent)
-    slots[NUMBER_PLACE["factors"]] = float(len(factors))
-    tile = 1
+def _split_slots(extent: int, factors: tuple[int, ...]) -> dict[str, float]:
+    """Slots of a split: factors innermost first, and the tiles that they multiply up to."""
+    inner, tile = factors[-1], 1
+    slots = {"extent": _log(extent), "factors": float(len(factors)), "inner_is_one": float(inner == 1)}
     for place, factor in enumerate(reversed(factors[-FACTORS:])):
-        slots[NUMBER_PLACE["factor_0"] + place] = _log(factor)
+        slots[f"factor_{place}"] = _log(factor)
         tile *= max(1, factor)
         if 1 <= place < FACTORS - 1:
-            slots[NUMBER_PLACE["tile_1"] + place - 1] = _log(tile)
-    inner = factors[-1]
-    slots[NUMBER_PLACE["inner_is_one"]] = float(inner == 1)
+            slots[f"tile_{place}"] = _log(tile)
     for width in (4, 8, 16):
-        slots[NUMBER_PLACE[f"inner_by_{width}"]] = float(inner > 0 and inner % width == 0)
+        slots[f"inner_by_{width}"] = float(inner > 0 and inner % width == 0)
+    return slots
 
 
 class StepTable:
@@ -169,9 +163,9 @@ class StepTable:
         self._size = 0
         # Fresh arrays: blocks made before hold views of the old ones.
         self._category_rows: NDArray[np.int16] = np.zeros((0, len(CATEGORY_SIZES)), dtype=np.int16)
-        self._number_rows: NDArray[np.float32] = np.zeros((0, len(NUMBER_NAMES)), dtype=np.float32)
+        self._number_rows: Singles = np.zeros((0, len(NUMBER_NAMES)), dtype=np.float32)
 
-    def look_up(self, sequences: Sequence[Sequence[Primitive]], max_steps: int) -> NDArray[np.int32]:
+    def look_up(self, sequences: Sequence[Sequence[Primitive]], max_steps: int) -> Groups:
         """Row of the table for each step.
 
         Args:
@@ -210,7 +204,7 @@ class StepTable:
         self._ids[step[:3]] = row
         return row
 
-    def rows(self) -> tuple[NDArray[np.int16], NDArray[np.float32]]:
+    def rows(self) -> tuple[NDArray[np.int16], Singles]:
         """The table: (T, C) categories and (T, F) numbers. Rows once returned never change."""
         if self._numbers:
             self._category_rows = _append(self._category_rows, self._size, self._categories)
@@ -221,7 +215,7 @@ class StepTable:
         return self._category_rows[: self._size], self._number_rows[: self._size]
 
 
-def laid_out(flat: Sequence[int], lengths: Sequence[int], max_steps: int) -> NDArray[np.int32]:
+def laid_out(flat: Sequence[int], lengths: Sequence[int], max_steps: int) -> Groups:
     """(N, L) rows of sequences, one after the other in `flat`; 0 where there is no step."""
     mask = np.arange(max_steps) < np.asarray(lengths, dtype=np.int64)[:, None]
     rows = np.zeros(mask.shape, dtype=np.int32)

@@ -14,10 +14,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from agents.records import Workload, WorkloadId
+from transfer.arrays import Floats, Ints, Mask, Rows, Singles
 from transfer.errors import BudgetError
 from transfer.features.access import block_accesses
 from transfer.features.box_access import BlockAccess
-from transfer.features.place import PLACE_NAMES, place_scale
 from transfer.features.slots import CATEGORY_PLACE, NUMBER_PLACE
 from transfer.features.tiles import (
     MEMORY_NAMES,
@@ -25,7 +25,6 @@ from transfer.features.tiles import (
     Tiles,
     describe_memory,
     describe_tiles,
-    levels_of,
     read_tiles,
     tiles_of_access,
 )
@@ -39,9 +38,6 @@ _AT = ("depth", "around", "inside")
 _UNROLLED_CUTS = 3
 #: Largest magnitude of a number: a log2 of anything real is far below.
 _BOUND = 1000.0
-#: Forms of tilings whose scales are kept, some 2 KB each; a network has a few hundred, traces of strangers as
-#: many as they like.
-_MOST_SCALES = 16_384
 
 SUMMARY_NAMES: tuple[str, ...] = (
     *TILE_NAMES,
@@ -68,38 +64,10 @@ _PLACE = {name: place for place, name in enumerate(SUMMARY_NAMES)}
 
 
 class Summariser:
-    """Makes summaries; keeps the memory accesses of each workload met, and the scales of its design space."""
+    """Makes summaries; keeps the memory accesses of each workload met."""
 
     def __init__(self) -> None:
         self._accesses: dict[WorkloadId, dict[str, BlockAccess] | BudgetError] = {}
-        self._scale_rows: dict[tuple[object, ...], int] = {}
-        self._start_over()
-
-    def _start_over(self) -> None:
-        self._scale_rows.clear()
-        #: Where nothing is known of a design space, every place is 0.
-        self._scales = [np.zeros((2, len(PLACE_NAMES)), dtype=np.float32)]
-        # A fresh array: blocks made before hold the old one.
-        self._stacked = np.zeros((0, 2, len(PLACE_NAMES)), dtype=np.float32)
-
-    def make_room(self) -> None:
-        """Start over where many scales are kept: rows from before mean nothing in `scales` then."""
-        if len(self._scale_rows) > _MOST_SCALES:
-            self._start_over()
-
-    def scales(self) -> NDArray[np.float32]:
-        """(K, 2, P) all scales so far; see `FeatureBlock.place_scales`."""
-        if len(self._stacked) < len(self._scales):
-            self._stacked = np.stack(self._scales)
-        return self._stacked
-
-    def check(self, workload: Workload) -> None:
-        """Refuse a workload whose candidates cannot be summarised.
-
-        Raises:
-            BudgetError: Its module takes more work to read than any real one.
-        """
-        self._of(workload)
 
     def summarise(
         self,
@@ -107,10 +75,8 @@ class Summariser:
         tiled: Sequence[str | None],
         lengths: Sequence[int],
         categories: NDArray[np.int16],
-        numbers: NDArray[np.float32],
-        *,
-        places: bool,
-    ) -> tuple[NDArray[np.float32], NDArray[np.int32]]:
+        numbers: Singles,
+    ) -> Singles:
         """Summaries of some candidates.
 
         Args:
@@ -119,29 +85,25 @@ class Summariser:
             lengths: Primitives of each candidate.
             categories: (N, L, C) category slots of the primitives.
             numbers: (N, L, F) number slots.
-            places: Whether anybody reads the places in design spaces: drawing their samples takes time.
 
         Returns:
-            (N, S) values in the order of `SUMMARY_NAMES`, 0 where the schedule does not tell; and (N,) rows
-            of `scales`, 0 without places.
+            (N, S) values in the order of `SUMMARY_NAMES`, 0 where the schedule does not tell.
         """
         summary = np.zeros((len(workloads), len(SUMMARY_NAMES)))
         summary[:, _PLACE["steps"]] = lengths
-        place_rows = np.zeros(len(workloads), dtype=np.int32)
         _describe_steps(summary, categories, numbers)
         groups: dict[tuple[WorkloadId, str], list[int]] = defaultdict(list)
         for row, (workload, block) in enumerate(zip(workloads, tiled, strict=True)):
             if block is not None:
                 groups[workload.workload_id, block].append(row)
         accesses = {
-            (workload_id, block): self._of(workloads[members[0]]).get(block)
+            (workload_id, block): self.accesses_of(workloads[members[0]]).get(block)
             for (workload_id, block), members in groups.items()
         }
         on_gpu = np.zeros(len(workloads), dtype=np.bool_)
         for key, access in accesses.items():
             on_gpu[groups[key]] = access is not None and access.on_gpu
-        splits = read_tiles(categories, numbers, on_gpu)
-        factors, reduction, is_split, _ = splits
+        factors, reduction, is_split = read_tiles(categories, numbers, on_gpu)
         # Factors that no program has may overflow; what comes of them is cut to the bound.
         with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
             for key, members in groups.items():
@@ -160,51 +122,16 @@ class Summariser:
                         columns |= describe_memory(whole, access)
                     for name, values in columns.items():
                         summary[rows, _PLACE[name]] = values
-                    if places:
-                        levels = splits.counts[rows][:, _axes_of(access, is_split[first], whole)]
-                        about = (*key, on_gpu[first])
-                        place_rows[rows] = self._places(about, tiles, levels, access if whole else None)
             _relate_unrolling(summary)
             bounded = np.clip(np.nan_to_num(summary, posinf=_BOUND, neginf=-_BOUND), -_BOUND, _BOUND)
-        return bounded.astype(np.float32), place_rows
+        return bounded.astype(np.float32)
 
-    def _places(
-        self,
-        key: tuple[object, ...],
-        tiles: Tiles,
-        counts: NDArray[np.int64],
-        access: BlockAccess | None,
-    ) -> NDArray[np.int32]:
-        """(n,) rows of `scales` for candidates of one workload.
+    def accesses_of(self, workload: Workload) -> dict[str, BlockAccess]:
+        """Memory accesses of a workload's blocks by name, parsed at the first call.
 
-        Args:
-            key: The block, and whether its outer tiles are a GPU's.
-            tiles: Of the candidates.
-            counts: (n, A) factors that each axis was split into; 0 where it was not.
-            access: For tiles of all axes of the block.
+        Raises:
+            BudgetError: Its module takes more work to read than any real one: nothing of it is summarised.
         """
-        extents = tiles.factors.prod(axis=2)
-        alike, first, place = np.unique(
-            np.concatenate([extents, counts], axis=1), axis=0, return_index=True, return_inverse=True
-        )
-        scale_rows = np.zeros(len(alike), dtype=np.int32)
-        for number, (row, values) in enumerate(zip(first.tolist(), alike.tolist(), strict=True)):
-            of_all = (*key, access is not None, *tiles.reduction.tolist(), *values)
-            if of_all not in self._scale_rows:
-                sample = Tiles(factors=tiles.factors[row : row + 1], reduction=tiles.reduction)
-                levels = [
-                    levels_of(int(count), bool(is_reduction), bool(key[-1])).tolist()
-                    for count, is_reduction in zip(counts[row], tiles.reduction, strict=True)
-                ]
-                scale = place_scale(sample, levels, access)
-                self._scale_rows[of_all] = 0 if scale is None else len(self._scales)
-                if scale is not None:
-                    self._scales.append(scale)
-            scale_rows[number] = self._scale_rows[of_all]
-        return scale_rows[place.ravel()]
-
-    def _of(self, workload: Workload) -> dict[str, BlockAccess]:
-        """Memory accesses of a workload's blocks by name, parsed at the first call."""
         accesses = self._accesses.get(workload.workload_id)
         if accesses is None:
             try:
@@ -225,18 +152,7 @@ def tiled_block(sequence: Sequence[Primitive]) -> str | None:
     return None
 
 
-def _axes_of(
-    access: BlockAccess | None, is_split: NDArray[np.bool_], whole: Tiles | None
-) -> NDArray[np.int64]:
-    """Number that the steps give each axis of the tiles."""
-    if access is None or whole is None:
-        return np.flatnonzero(is_split)
-    return np.array(access.axes or range(len(access.extents)), dtype=np.int64)
-
-
-def _same_axes(
-    rows: NDArray[np.int64], is_split: NDArray[np.bool_], reduction: NDArray[np.bool_]
-) -> list[NDArray[np.int64]]:
+def _same_axes(rows: Rows, is_split: Mask, reduction: Mask) -> list[Ints]:
     """Rows parted by the axes that they tile, rows without any left out."""
     patterns, part = np.unique(
         np.concatenate([is_split[rows], reduction[rows]], axis=1), axis=0, return_inverse=True
@@ -244,17 +160,15 @@ def _same_axes(
     return [rows[part.ravel() == place] for place in range(len(patterns)) if patterns[place].any()]
 
 
-def _describe_steps(
-    summary: NDArray[np.float64], categories: NDArray[np.int16], numbers: NDArray[np.float32]
-) -> None:
+def _describe_steps(summary: Floats, categories: NDArray[np.int16], numbers: Singles) -> None:
     """Fill the numbers that come from single steps: annotations, caches, places of producers."""
     kind, role, detail = (categories[:, :, CATEGORY_PLACE[name]] for name in ("kind", "role", "detail"))
     value, extent = (numbers[:, :, NUMBER_PLACE[name]] for name in ("value", "extent"))
 
-    def is_kind(step_kind: Kind) -> NDArray[np.bool_]:
+    def is_kind(step_kind: Kind) -> Mask:
         return np.asarray(kind == kind_index(step_kind))
 
-    def largest(values: NDArray[np.float32], where: NDArray[np.bool_]) -> NDArray[np.float32]:
+    def largest(values: Singles, where: Mask) -> Singles:
         return np.asarray(np.where(where, values, 0).max(axis=1, initial=0))
 
     of_cache = role == role_index(Role.WRITE_CACHE)
@@ -281,7 +195,7 @@ def _describe_steps(
         summary[:, _PLACE[name]] = values
 
 
-def _relate_unrolling(summary: NDArray[np.float64]) -> None:
+def _relate_unrolling(summary: Floats) -> None:
     """Whether the loops inside each inner cut stay under the unrolling limit; a vector counts once."""
     limit = np.log2(np.maximum(1, np.exp2(summary[:, _PLACE["unroll"]]) - 1))
     tiled = summary[:, _PLACE["tiled"]] > 0

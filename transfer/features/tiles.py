@@ -11,16 +11,14 @@ Legend: n candidates of one workload, A axes of the tiled block, J tile levels (
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from transfer.arrays import Floats, Ints, Mask, Singles
 from transfer.features.box_access import BlockAccess
 from transfer.features.slots import AXES, CATEGORY_PLACE, FACTORS, NUMBER_PLACE
 from transfer.language.primitives import REDUCTION, SPATIAL, Kind, Role, detail_index, kind_index, role_index
-
-Floats = NDArray[np.float64]
 
 _SPATIAL_AXES, _SPATIAL_LEVELS = 4, 4
 _REDUCTION_AXES, _REDUCTION_LEVELS = 3, 2
@@ -70,19 +68,6 @@ MEMORY_NAMES: tuple[str, ...] = (
 )
 
 
-class Splits(NamedTuple):
-    """Splits of the tiled block of N candidates."""
-
-    #: (N, AXES, J) factors, 1 where there is none.
-    factors: Floats
-    #: (N, AXES) True at reductions.
-    reduction: NDArray[np.bool_]
-    #: (N, AXES) True at axes that are split.
-    is_split: NDArray[np.bool_]
-    #: (N, AXES) factors of each split.
-    counts: NDArray[np.int64]
-
-
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Tiles:
     """Tile factors of n candidates that tile the same axes of the same block."""
@@ -90,7 +75,7 @@ class Tiles:
     #: (n, A, J) factors, 1 where there is none.
     factors: Floats
     #: (A,) True at reductions.
-    reduction: NDArray[np.bool_]
+    reduction: Mask
 
     def inside(self, spatial_levels: int, reduction_levels: int) -> Floats:
         """(n, A) iterations of each axis inside so many of its innermost levels."""
@@ -99,15 +84,17 @@ class Tiles:
         return np.asarray(np.where(is_inside, self.factors, 1).prod(axis=2))
 
 
-def read_tiles(
-    categories: NDArray[np.int16], numbers: NDArray[np.float32], on_gpu: NDArray[np.bool_]
-) -> Splits:
+def read_tiles(categories: NDArray[np.int16], numbers: Singles, on_gpu: Mask) -> tuple[Floats, Mask, Mask]:
     """Tile factors of the tiled block, out of the slots of N sequences.
 
     Args:
         categories: (N, L, C) category slots.
         numbers: (N, L, F) number slots.
         on_gpu: (N,) True where fewer than five spatial levels still are blocks and threads.
+
+    Returns:
+        (N, AXES, J) factors, 1 where there is none; (N, AXES) True at reductions; (N, AXES) True at axes that
+        are split.
     """
     axis = categories[:, :, CATEGORY_PLACE["axis"]].astype(np.int64) - 2
     detail = categories[:, :, CATEGORY_PLACE["detail"]]
@@ -130,19 +117,10 @@ def read_tiles(
     reduction[row, place] = reduces
     is_split = np.zeros_like(reduction)
     is_split[row, place] = True
-    counts = np.zeros(reduction.shape, dtype=np.int64)
-    counts[row, place] = count
-    return Splits(tiles, reduction, is_split, counts)
+    return tiles, reduction, is_split
 
 
-def levels_of(count: int, is_reduction: bool, on_gpu: bool) -> NDArray[np.int64]:
-    """(count,) levels that the factors of a split have, innermost first."""
-    return np.arange(count) if is_reduction else _LEVELS[int(on_gpu), count, :count]
-
-
-def tiles_of_access(
-    factors: Floats, is_split: NDArray[np.bool_], reduction: NDArray[np.bool_], access: BlockAccess
-) -> Tiles | None:
+def tiles_of_access(factors: Floats, is_split: Mask, reduction: Mask, access: BlockAccess) -> Tiles | None:
     """Tiles of every axis of an access; None where the schedule tiles other axes than it has.
 
     Args:
@@ -247,7 +225,7 @@ def describe_memory(tiles: Tiles, access: BlockAccess) -> dict[str, Floats]:
     return columns
 
 
-def _real_loops(tiles: Tiles) -> tuple[Floats, NDArray[np.int64]]:
+def _real_loops(tiles: Tiles) -> tuple[Floats, Ints]:
     """Extents and axes of the innermost loops with more than one iteration, (n, _LOOPS) each.
 
     Where there are fewer such loops, the outermost loop stands in.

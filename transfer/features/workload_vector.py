@@ -10,9 +10,9 @@ import math
 import zlib
 
 import numpy as np
-from numpy.typing import NDArray
 
 from agents.records import Workload
+from transfer.arrays import Singles
 
 #: Operators with a slot of their own: TVM's operator suite (`te_workload.CONFIGS`); others are hashed.
 _OPERATORS = ("C1D", "C2D", "C3D", "GMM", "GRP", "DIL", "DEP", "T2D", "CAP", "NRM", "SFM", "CBR", "TBG")
@@ -37,7 +37,7 @@ WORKLOAD_NAMES: tuple[str, ...] = (
 )
 
 
-def workload_vector(workload: Workload) -> NDArray[np.float32]:
+def workload_vector(workload: Workload) -> Singles:
     """Describe one workload; sizes as log2(1 + x), ratios as log2.
 
     Returns:

@@ -13,15 +13,14 @@ mutated this one: they are kept in the step that states them and trusted nowhere
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any, NamedTuple
 
 from agents.records import Workload
 from transfer.language.ansor_stages import AnsorLoop, StageLoops, StageOrder, TooManyLoopsError, split_factors
 from transfer.language.ansor_steps import (
     ANNOTATIONS,
-    TAGS,
     TILED_LENGTHS,
     check_text,
     is_well_formed,
@@ -40,15 +39,7 @@ _UNKNOWN = Primitive(Kind.UNK)
 
 
 class AnsorReader:
-    """Reads lists of transform steps.
-
-    Attributes:
-        unknown: How many steps became UNK primitives: by tag where nobody knows it, by `TAG: reason` where
-            the fields of a known step make no sense.
-    """
-
-    def __init__(self) -> None:
-        self.unknown: Counter[str] = Counter()
+    """Reads lists of transform steps; those that nobody knows, or that make no sense, become UNK."""
 
     def read(self, trace: str, workload: Workload | None = None) -> tuple[Primitive, ...]:
         """Read one trace.
@@ -63,12 +54,12 @@ class AnsorReader:
         Raises:
             TraceError: The text is not such a list, or is larger than any schedule.
         """
-        return _Walk(self.unknown, is_checked=check_text(trace)).take(parse_steps(trace))
+        return _Walk(is_checked=check_text(trace)).take(parse_steps(trace))
 
 
-def read_steps(steps: list[Any], unknown: Counter[str]) -> tuple[Primitive, ...]:
-    """Read steps that are parsed already; those that become UNK are counted in `unknown`."""
-    return _Walk(unknown).take(steps)
+def read_steps(steps: list[Any]) -> tuple[Primitive, ...]:
+    """Read steps that are parsed already."""
+    return _Walk().take(steps)
 
 
 class _Raw(NamedTuple):
@@ -92,14 +83,13 @@ class _Split(NamedTuple):
 
 
 class _BadFieldsError(Exception):
-    """The fields of a step contradict each other or the steps before; the message is the reason counted."""
+    """The fields of a step contradict each other or the steps before; the message says how."""
 
 
 class _Walk:
     """Walks the steps of one schedule."""
 
-    def __init__(self, unknown: Counter[str], *, is_checked: bool = False) -> None:
-        self._unknown = unknown
+    def __init__(self, *, is_checked: bool = False) -> None:
         #: Whether all steps are known to be well-formed.
         self._is_checked = is_checked
         self._order = StageOrder()
@@ -119,26 +109,15 @@ class _Walk:
         raw: list[_Raw | None] = []
         for index, step in enumerate(steps):
             self._index = index
-            if not (self._is_checked or is_well_formed(step)):
-                self._count(step)
-                raw.append(None)
-                continue
-            try:
-                raw.append(_HANDLERS[step[0]](self, *step[1:]))
-            except (_BadFieldsError, TooManyLoopsError) as error:
-                self._unknown[f"{step[0]}: {error}"] += 1
-                raw.append(None)
+            made = None
+            if self._is_checked or is_well_formed(step):
+                with suppress(_BadFieldsError, TooManyLoopsError):
+                    made = _HANDLERS[step[0]](self, *step[1:])
+            raw.append(made)
         for stage, levels in self._levels.items():
             if levels > TILED_LENGTHS:
                 self._roles.setdefault(stage, _TILED)
         return tuple([self._named(step) for step in raw])
-
-    def _count(self, step: Any) -> None:
-        tag = step[0] if isinstance(step, list) and step else ""
-        if not isinstance(tag, str) or not tag:
-            self._unknown["not a step"] += 1
-        else:
-            self._unknown[f"{tag}: malformed" if tag in TAGS else tag[:32]] += 1
 
     def _named(self, step: _Raw | None) -> Primitive:
         if step is None:

@@ -19,10 +19,7 @@ MOST_LOOPS = 256
 
 
 class TooManyLoopsError(Exception):
-    """A step on a stage that has, or would get, more loops than any schedule; the message is the reason."""
-
-    def __init__(self) -> None:
-        super().__init__("too many loops")
+    """A step on a stage that has, or would get, more loops than any schedule."""
 
 
 class AnsorLoop(NamedTuple):

@@ -43,73 +43,64 @@ TILED_LENGTHS = 3
 
 _NAME = 256
 
-
-def _forms(*shapes: tuple[type, ...]) -> frozenset[tuple[type, ...]]:
-    return frozenset((str, *shape) for shape in shapes)
-
-
-_THREE = (int, int, int)
-# Flags were written as booleans by some early versions, and left out by the earliest.
-_FORMS: dict[str, frozenset[tuple[type, ...]]] = {
-    "AN": _forms(_THREE),
-    "FU": _forms((int, list)),
-    "PR": _forms((int, int, str)),
-    "RE": _forms((int, list)),
-    "SP": _forms((*_THREE, list, int), (*_THREE, list, bool), (*_THREE, list)),
-    "FSP": _forms((int, *_THREE)),
-    "FFSP": _forms((int, int, list, int, int), (int, int, list, int, bool), (int, int, list, int)),
-    "SA": _forms((int, *_THREE)),
-    "CA": _forms(_THREE),
-    "CI": _forms((int,)),
-    "CR": _forms((int,)),
-    "CHR": _forms((int, str, list)),
-    "CHW": _forms((int, str)),
-    "RF": _forms(_THREE),
+#: Fields of each step behind its tag, the most frequent steps first: P position of a stage or a loop, N
+#: number, T short text, L list of positions, F list of numbers, B flag.
+_FIELDS = {
+    "AN": "PPP",
+    "CA": "PPP",
+    "RF": "PPP",
+    "SP": "PPNFB",
+    "FU": "PL",
+    "RE": "PL",
+    "FSP": "PPPP",
+    "PR": "PPT",
+    "FFSP": "PPLPB",
+    "CI": "P",
+    "CR": "P",
+    "CHW": "PT",
+    "CHR": "PTL",
+    "SA": "PPNN",
 }
 #: The fourteen tags.
-TAGS = frozenset(_FORMS)
-_FLAT = frozenset({"AN", "FSP", "SA", "CA", "CI", "CR", "RF"})
-_LIST_PLACE = {"FU": 2, "RE": 2, "SP": 4, "FFSP": 3, "CHR": 3}
-_TEXT_PLACE = {"PR": 3, "CHR": 2, "CHW": 2}
-#: Places of the numbers in steps that hold more than numbers.
-_NUMBER_PLACES = {
-    "FU": (1,),
-    "PR": (1, 2),
-    "RE": (1,),
-    "SP": (1, 2),
-    "FFSP": (1, 2, 4),
-    "CHR": (1,),
-    "CHW": (1,),
+TAGS = frozenset(_FIELDS)
+_TYPES = {"P": int, "N": int, "T": str, "L": list, "F": list, "B": int}
+_LIST_PLACE = {
+    tag: place
+    for tag, fields in _FIELDS.items()
+    for place, field in enumerate(fields, start=1)
+    if field in "LF"
 }
 _INTEGERS = frozenset({int})
-# Regular expressions of the fields: a stage or a loop, a number, a short text, lists of the first two.
-_FIELDS = {
+_MOST = {"P": MAX_POSITION, "L": MAX_POSITION, "N": MAX_NUMBER, "F": MAX_NUMBER}
+_PATTERNS = {
     "P": r"\d{1,3}+",
     "N": r"\d{1,18}+",
-    "T": r'"[^"\\]{0,256}+"',
+    "T": rf'"[^"\\]{{0,{_NAME}}}+"',
     "L": rf"\[(?:\d{{1,3}}+(?:,\d{{1,3}}+){{0,{MAX_ITEMS - 1}}}+)?\]",
     "F": rf"\[\d{{1,18}}+(?:,\d{{1,18}}+){{0,{MAX_ITEMS - 1}}}+\]",
+    "B": "[01]",
 }
-# One alternative for each form, the most frequent first.
-_CANONICAL_FORMS = (
-    '(?:AN|CA|RF)",P,P,P',
-    'SP",P,P,N,F,[01]',
-    '(?:FU|RE)",P,L',
-    'FSP",P,P,P,P',
-    'PR",P,P,T',
-    'FFSP",P,P,L,P,[01]',
-    'C[IR]",P',
-    'CHW",P,T',
-    'CHR",P,T,L',
-    'SA",P,P,N,N',
-)
+
+
+def _forms(fields: str) -> frozenset[tuple[type, ...]]:
+    """Types of a step's items; early versions wrote a flag as a boolean, the earliest left it out."""
+    whole = (str, *(_TYPES[field] for field in fields))
+    return frozenset({whole, (*whole[:-1], bool), whole[:-1]} if fields[-1] == "B" else {whole})
+
+
+_FORMS = {tag: _forms(fields) for tag, fields in _FIELDS.items()}
 
 
 def _canonical() -> re.Pattern[str]:
-    forms = "|".join(
-        re.sub(",([PNTLF])", lambda match: "," + _FIELDS[match[1]], form) for form in _CANONICAL_FORMS
+    """Steps in canonical JSON, one alternative for all tags with the same fields."""
+    tags_of: dict[str, list[str]] = {}
+    for tag, fields in _FIELDS.items():
+        tags_of.setdefault(fields, []).append(tag)
+    forms = (
+        ",".join([f'(?:{"|".join(tags)})"', *map(_PATTERNS.__getitem__, fields)])
+        for fields, tags in tags_of.items()
     )
-    step = rf'\["(?:{forms})\]'
+    step = rf'\["(?:{"|".join(forms)})\]'
     return re.compile(rf"\[(?:{step}(?:,{step})*+)?\]")
 
 
@@ -175,28 +166,20 @@ def is_well_formed(step: Any) -> bool:
             return False
     except (TypeError, KeyError, IndexError):
         return False
-    if tag in _FLAT:
-        # Of a storage alignment the last two numbers are factor and offset.
-        places = step[1:3] if tag == "SA" else step[1:]
-        return bool(min(step[1:]) >= 0 and max(places) <= MAX_POSITION and max(step[1:]) <= MAX_NUMBER)
-    place = _LIST_PLACE.get(tag)
-    if place is not None:
-        items = step[place]
-        if items and (not _INTEGERS.issuperset(map(type, items)) or min(items) < 0 or len(items) > MAX_ITEMS):
-            return False
-        if tag == "SP":
-            return bool(
-                0 <= step[1] <= MAX_POSITION
-                and 0 <= step[2] <= MAX_POSITION
-                and 0 <= step[3] <= MAX_NUMBER
-                and items
-                and max(items) <= MAX_NUMBER
-            )
-        if items and max(items) > MAX_POSITION:
-            return False
-    elif len(step[_TEXT_PLACE[tag]]) > _NAME:
-        return False
-    return all(0 <= step[number] <= MAX_POSITION for number in _NUMBER_PLACES[tag])
+    # A flag has no bounds.
+    return all(map(_is_in_bounds, _FIELDS[tag].removesuffix("B"), step[1:]))
+
+
+def _is_in_bounds(field: str, value: Any) -> bool:
+    """Whether a field of the right type holds no more than any real one."""
+    if field == "T":
+        return len(value) <= _NAME
+    if field in "PN":
+        return 0 <= value <= _MOST[field]
+    if not value:
+        return field == "L"
+    are_integers = len(value) <= MAX_ITEMS and _INTEGERS.issuperset(map(type, value))
+    return bool(are_integers and min(value) >= 0 and max(value) <= _MOST[field])
 
 
 def main_stage_flops(steps: Sequence[Sequence[Any]]) -> float:

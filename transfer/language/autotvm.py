@@ -17,7 +17,6 @@ from __future__ import annotations
 import copy
 import json
 import re
-from collections import Counter
 from typing import Any
 
 from agents.records import Workload
@@ -41,7 +40,7 @@ _TEXTS = frozenset({str})
 def check_entity(value: object) -> str:
     """Say why a value is no config entity, "" where it plausibly is one.
 
-    A knob of an unknown kind passes: the reader makes it an unknown step, and counts it.
+    A knob of an unknown kind passes: the reader makes it an unknown step.
 
     Args:
         value: What JSON gave: a list of `[name, kind, value]`.
@@ -76,13 +75,10 @@ def check_entity(value: object) -> str:
 class AutoTVMReader:
     """Reads config entities; keeps what is known of each workload met.
 
-    Attributes:
-        unknown: How many knobs became UNK primitives: by kind where nobody knows it, by `KIND: reason` where
-            the value of a known kind makes no sense.
+    Knobs of a kind that nobody knows, or of a value that makes no sense, become UNK.
     """
 
     def __init__(self) -> None:
-        self.unknown: Counter[str] = Counter()
         self._calls: dict[str, tuple[Template, list[Any] | None]] = {}
 
     def read(self, trace: str, workload: Workload | None = None) -> tuple[Primitive, ...]:
@@ -103,8 +99,8 @@ class AutoTVMReader:
         if steps is not None:
             filled = _fill_steps(steps, entity)
             if filled is not None:
-                return read_steps(filled, self.unknown)
-        return read_knobs(entity, template, self.unknown)
+                return read_steps(filled)
+        return read_knobs(entity, template)
 
     def _call(self, module_json: str) -> tuple[Template, list[Any] | None]:
         """Template of a workload, and the Ansor steps among its arguments if there are any."""

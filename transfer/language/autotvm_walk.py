@@ -5,7 +5,6 @@ Called by `transfer.language.autotvm` only, which parses entities and finds temp
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
@@ -39,21 +38,20 @@ _TENSOR_CORE_KNOBS = frozenset(
 )
 
 
-def read_knobs(entity: list[Any], template: Template, unknown: Counter[str]) -> tuple[Primitive, ...]:
-    """Read the knobs of an entity; those that become UNK are counted in `unknown`."""
-    return _Walk(template, unknown).take(entity)
+def read_knobs(entity: list[Any], template: Template) -> tuple[Primitive, ...]:
+    """Read the knobs of an entity."""
+    return _Walk(template).take(entity)
 
 
 class _BadValueError(Exception):
-    """The value of a knob cannot be meant; the message is the reason counted."""
+    """The value of a knob cannot be meant; the message says why."""
 
 
 class _Walk:
     """Walks the knobs of one entity."""
 
-    def __init__(self, template: Template, unknown: Counter[str]) -> None:
+    def __init__(self, template: Template) -> None:
         self._template = template
-        self._unknown = unknown
         self._nest: list[LoopName] = [(axis, INNER) for axis in range(len(template.axes))]
         #: Factors of the axes split so far.
         self._factors: dict[int, tuple[int, ...]] = {}
@@ -62,30 +60,24 @@ class _Walk:
 
     def take(self, entity: list[Any]) -> tuple[Primitive, ...]:
         """Read all knobs."""
-        knobs = [knob for knob in entity if _is_knob(knob)]
-        chosen = {knob[0]: knob[2] for knob in knobs}
+        chosen = {knob[0]: knob[2] for knob in entity if _is_knob(knob)}
         tensor_core = len(self._template.axes) == 3 and chosen.keys() >= _TENSOR_CORE_KNOBS
         if tensor_core:
             self._tensor_core(chosen)
         for knob in entity:
-            if not _is_knob(knob):
-                self._unk("not a knob")
+            if not _is_knob(knob) or knob[1] not in _HANDLERS:
+                self._unk()
                 continue
             name, kind, value = knob
             if tensor_core and name in _TENSOR_CORE_KNOBS:
                 continue
-            handler = _HANDLERS.get(kind)
-            if handler is None:
-                self._unk(kind[:32])
-                continue
             try:
-                handler(self, name, value)
-            except _BadValueError as error:
-                self._unk(f"{kind}: {error}")
+                _HANDLERS[kind](self, name, value)
+            except _BadValueError:
+                self._unk()
         return tuple(self._steps)
 
-    def _unk(self, reason: str) -> None:
-        self._unknown[reason] += 1
+    def _unk(self) -> None:
         self._steps.append(Primitive(Kind.UNK))
 
     def _emit(
@@ -210,7 +202,7 @@ class _Walk:
         size = {knob: chosen[knob] for knob in _TENSOR_CORE_KNOBS}
         rows = size["wmma_m"]
         if not all(type(number) is int and 0 <= number <= MAX_NUMBER for number in size.values()):
-            self._unk("ot: not a whole number")
+            self._unk()
             return
         columns = _WMMA_COLUMNS.get(rows, 0)
         tiles = (

@@ -9,15 +9,13 @@ instructions at the end of a trace. Called by `transfer.language.meta_schedule` 
 from __future__ import annotations
 
 import re
-from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from transfer.language.budget import WalkBudget
 from transfer.language.program import ProgramStage
-from transfer.language.trace_block_steps import BLOCK_HANDLERS, PLAIN, other_step
-from transfer.language.trace_loop_steps import LOOP_HANDLERS, PREFIX
 from transfer.language.trace_stages import StageTable
+from transfer.language.trace_steps import HANDLERS, PREFIX, other_step
 from transfer.language.trace_values import CompiledSpace, Sampled, Tail
 from transfer.language.trace_walk import Instruction, Walker
 
@@ -67,12 +65,7 @@ def compile_plan(
             _take(walker, instruction)
         return walker.result()
 
-    unknown = Counter(
-        instruction.kind
-        for instruction in parsed
-        if instruction.kind not in _HANDLERS and instruction.kind not in PLAIN
-    )
-    return CompiledSpace(head.result(), unknown, locations, follow)
+    return CompiledSpace(head.result(), locations, follow)
 
 
 def begins_postprocessing(kind: str, attributes: list[Any]) -> bool:
@@ -103,8 +96,7 @@ def _sample_location(walker: Walker, instruction: Instruction) -> None:
 
 
 _HANDLERS: dict[str, Callable[[Walker, Instruction], None]] = {
-    **LOOP_HANDLERS,
-    **BLOCK_HANDLERS,
+    **HANDLERS,
     "SampleCategorical": _sample_choice,
     _LOCATION: _sample_location,
     **dict.fromkeys(_TILES, _sample_tile),

@@ -21,7 +21,6 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections import Counter
 from collections.abc import Iterator, Mapping
 from functools import lru_cache
 from typing import Any, NamedTuple
@@ -124,14 +123,7 @@ def _check_value(value: Any, remaining: int, levels: int) -> int:
 
 
 class KnobReader:
-    """Reads configurations.
-
-    Attributes:
-        unknown: Always empty: a knob of unknown meaning is read as its name and number.
-    """
-
-    def __init__(self) -> None:
-        self.unknown: Counter[str] = Counter()
+    """Reads configurations; a knob of unknown meaning is read as its name and number."""
 
     def read(self, trace: str, workload: Workload | None = None) -> tuple[Primitive, ...]:
         """Read one configuration.

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import json
 import re
-from collections import Counter
 from typing import Any
 
 from agents.records import Workload
@@ -44,14 +43,9 @@ _UNANNOTATE_KEY = re.compile(rf'\["Unannotate",\["b\d+"\],\["(?:{POSTPROCESSED_P
 
 
 class MetaScheduleReader:
-    """Reads traces; keeps the compiled form of each design space met.
-
-    Attributes:
-        unknown: How many steps of each unknown instruction kind were read (each became an UNK primitive).
-    """
+    """Reads traces; keeps the compiled form of each design space met."""
 
     def __init__(self) -> None:
-        self.unknown: Counter[str] = Counter()
         # By workload ("" where its program is not known) and the text of the instructions.
         self._plans: dict[tuple[str, str], CompiledSpace] = {}
         #: Characters that the plans count as.
@@ -75,8 +69,6 @@ class MetaScheduleReader:
             TraceError: The text is not such a trace, or is larger than any.
         """
         plan, decisions = self._plan(trace, workload)
-        if plan.unknown:
-            self.unknown.update(plan.unknown)
         before = plan.size
         try:
             return plan.fill(decisions)

@@ -38,7 +38,6 @@ Encoders read those three fields only. The rest says which loops a step moves, a
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Sequence
 from enum import StrEnum
 from typing import NamedTuple, Protocol
@@ -188,13 +187,7 @@ class Primitive(NamedTuple):
 
 
 class Reader(Protocol):
-    """Turns the text of one dialect's schedules into primitives.
-
-    Attributes:
-        unknown: How often each instruction that nobody knows was read (each became an UNK primitive).
-    """
-
-    unknown: Counter[str]
+    """Turns the text of one dialect's schedules into primitives; what nobody knows becomes an UNK one."""
 
     def read(self, trace: str, workload: Workload | None = None) -> tuple[Primitive, ...]:
         """Read one schedule.

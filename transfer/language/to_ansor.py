@@ -2,13 +2,12 @@
 
 Called by the export of records and by the published TLP layout, which knows Ansor's steps only. A sequence
 that was read from Ansor's steps comes back as the same steps; of one from another dialect the primitives
-that Ansor lacks are left out and counted. Whether Ansor could apply the result to some program is not asked:
+that Ansor lacks are left out. Whether Ansor could apply the result to some program is not asked:
 the extents of another compiler's loops are its own.
 """
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
@@ -30,23 +29,16 @@ _MOST_SPLITS, _MOST_LEVELS = 64, 16
 Step = list[object]
 
 
-def to_ansor_steps(steps: Sequence[Primitive], left_out: Counter[str] | None = None) -> list[list[object]]:
-    """Write steps in Ansor's form (record format v0.6).
-
-    Args:
-        steps: A sequence of any dialect.
-        left_out: Counts, if given, what has no place among Ansor's steps: `KIND` or `KIND detail`.
+def to_ansor_steps(steps: Sequence[Primitive]) -> list[Step]:
+    """Write steps of any dialect in Ansor's form (record format v0.6).
 
     Returns:
         Lists `[tag, stage, ...]` of integers, short texts and lists of integers, ready for JSON.
     """
     writer = _Writer(steps)
     for step in steps:
-        written = writer.write(step)
-        if written is not None:
+        if (written := writer.write(step)) is not None:
             writer.steps.append(written)
-        elif left_out is not None:
-            left_out[f"{step.kind.value} {step.names[2]}".strip()] += 1
     return writer.steps
 
 

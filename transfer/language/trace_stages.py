@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from transfer.language.budget import WalkBudget
-from transfer.language.primitives import CREATED, Role
+from transfer.language.primitives import CREATED, Kind, Primitive, Role
 from transfer.language.program import ProgramStage
 from transfer.language.trace_values import Amount
 
@@ -58,6 +58,12 @@ class TraceStage:
     inlined: bool = False
     #: Whether own loops and place are no longer known: positions would be guesses.
     lost: bool = False
+
+    def step(
+        self, kind: Kind, detail: str = "", loops: tuple[int, ...] = (), targets: tuple[int, ...] = ()
+    ) -> Primitive:
+        """A step on this stage, its numbers left out."""
+        return Primitive(kind, (), (self.name, str(self.role), detail), self.number, loops, targets)
 
 
 class StageTable:

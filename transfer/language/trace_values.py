@@ -7,12 +7,11 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
 from transfer.errors import TraceError
-from transfer.language.primitives import MAX_NUMBER, Kind, Primitive, extent_product
+from transfer.language.primitives import MAX_NUMBER, Primitive, extent_product
 
 #: Sets of sampled compute locations kept per design space before starting over.
 _TAIL_LIMIT = 2048
@@ -26,21 +25,6 @@ _FORM_LIMIT = 4096
 #: By the index of the instruction: a number, or a list or tuple of them.
 Decisions = Mapping[int, Any]
 Fill = Callable[[Decisions], Primitive]
-
-
-class Step(NamedTuple):
-    """What a step is about, known before any decision."""
-
-    kind: Kind
-    #: Block, role and detail.
-    names: tuple[str, str, str]
-    stage: int
-    loops: tuple[int, ...] = ()
-    targets: tuple[int, ...] = ()
-
-    def with_numbers(self, numbers: tuple[int, ...]) -> Primitive:
-        """The step once its numbers are known."""
-        return Primitive(self.kind, numbers, self.names, self.stage, self.loops, self.targets)
 
 
 class Hole(NamedTuple):
@@ -76,23 +60,19 @@ class CompiledSpace:
 
     Args:
         head: Its steps up to the first sampled compute location.
-        unknown: How often each instruction that nobody knows occurs.
         locations: Instructions that sample a compute location.
         follow: Compiles what comes after the head, given these locations.
 
     Attributes:
-        unknown: The same.
         size: About how much of it is kept for later, in steps and decisions.
     """
 
     def __init__(
         self,
         head: Tail,
-        unknown: Counter[str],
         locations: tuple[int, ...],
         follow: Callable[[tuple[int, ...]], Tail],
     ) -> None:
-        self.unknown = unknown
         self.size = 0
         self._head = head
         self._locations = locations
@@ -227,9 +207,9 @@ def as_int(value: Any) -> int:
     return int(min(max(value, -MAX_NUMBER), MAX_NUMBER))
 
 
-def tile_maker(instruction: int, parts: int, axis: int, step: Step) -> Fill:
+def tile_maker(instruction: int, parts: int, axis: int, step: Primitive) -> Fill:
     """What makes the split of an axis by one perfect tile: the step that traces mostly consist of."""
-    kind, names, stage, loops, _ = step
+    kind, _, names, stage, loops, targets = step
 
     def make(decisions: Decisions) -> Primitive:
         factors = decisions.get(instruction)
@@ -239,20 +219,21 @@ def tile_maker(instruction: int, parts: int, axis: int, step: Step) -> Fill:
             )
         whole = math.prod(factors) if parts <= _DEEPEST_NEST else extent_product(factors)
         whole = max(-MAX_NUMBER, min(whole, MAX_NUMBER))
-        return Primitive(kind, (axis, whole, *factors), names, stage, loops)
+        return Primitive(kind, (axis, whole, *factors), names, stage, loops, targets)
 
     return make
 
 
-def location_maker(place: int, extents: Sequence[Amount], counted: Sequence[bool], step: Step) -> Fill:
+def location_maker(place: int, extents: Sequence[Amount], counted: Sequence[bool], step: Primitive) -> Fill:
     """What makes a compute-at.
 
     Args:
         place: Depth of the loop in the nest; -1 unknown.
         extents: Extents of the nest, outermost first; empty where the trace does not tell.
         counted: Loops that count as iterations inside the location.
-        step: What it is about.
+        step: Without its numbers.
     """
+    kind, _, names, stage, loops, targets = step
     measure = _extents_maker(extents)
     is_known = 0 <= place < len(extents) <= _DEEPEST_NEST
 
@@ -262,7 +243,7 @@ def location_maker(place: int, extents: Sequence[Amount], counted: Sequence[bool
             sizes = measure(decisions)
             around = math.prod(sizes[: place + 1])
             inside = math.prod(itertools.compress(sizes[place + 1 :], counted[place + 1 :]))
-        return step.with_numbers((place, around, inside))
+        return Primitive(kind, (place, around, inside), names, stage, loops, targets)
 
     return make
 

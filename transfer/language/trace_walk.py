@@ -1,12 +1,11 @@
 """The state of a walk over the instructions of a MetaSchedule trace, and the steps it collects.
 
-The handlers of `trace_loop_steps` and `trace_block_steps` read and change it, one instruction at a time.
+The handlers of `trace_steps` read and change it, one instruction at a time.
 Called by them and by `transfer.language.compile_trace` only.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from transfer.language.budget import WalkBudget
@@ -18,7 +17,6 @@ from transfer.language.trace_values import (
     Hole,
     Product,
     Sampled,
-    Step,
     Tail,
     as_int,
     instructions_of,
@@ -69,21 +67,20 @@ class Walker:
         """Template and holes so far."""
         return Tail(tuple(self._template), tuple(self._holes))
 
-    def emit(self, step: Step, amounts: Sequence[Amount]) -> None:
-        """Add a step; one that waits for decisions leaves a hole."""
-        all_amounts = tuple(amounts)
-        integers = tuple(amount for amount in all_amounts if isinstance(amount, int))
-        if len(integers) == len(all_amounts):
-            self._template.append(step.with_numbers(integers))
+    def emit(self, step: Primitive, *amounts: Amount) -> None:
+        """Add a step with its numbers; one that waits for decisions leaves a hole."""
+        integers = tuple(amount for amount in amounts if isinstance(amount, int))
+        if len(integers) == len(amounts):
+            self._template.append(step._replace(numbers=integers))
         else:
             # Every candidate will multiply what is fused.
             self.table.budget.spend(
-                sum(len(amount.parts) for amount in all_amounts if isinstance(amount, Product))
+                sum(len(amount.parts) for amount in amounts if isinstance(amount, Product))
             )
             self.hole(
-                instructions_of(all_amounts),
-                lambda decisions: step.with_numbers(
-                    tuple(resolve(amount, decisions) for amount in all_amounts)
+                instructions_of(amounts),
+                lambda decisions: step._replace(
+                    numbers=tuple(resolve(amount, decisions) for amount in amounts)
                 ),
             )
 
@@ -114,11 +111,13 @@ class Walker:
         owner = self.table.owner(loop) if loop >= 0 else None
         return owner or TraceStage(lost=True)
 
-    def loop_step(self, kind: Kind, loop: int, detail: str) -> Step:
-        """A step on one loop."""
-        stage = self.owner(loop)
-        position = self.table.position(loop) if loop >= 0 else ()
-        return Step(kind, (stage.name, str(stage.role), detail), stage.number, position)
+    def position(self, loop: int) -> tuple[int, ...]:
+        """Position of a loop among its stage's own loops, `()` where unknown."""
+        return self.table.position(loop) if loop >= 0 else ()
+
+    def loop_step(self, kind: Kind, loop: int, detail: str) -> Primitive:
+        """A step on one loop, its numbers left out."""
+        return self.owner(loop).step(kind, detail, self.position(loop))
 
     def put(self, instruction: Instruction, old: list[int], new: list[int]) -> None:
         """Let outputs stand for new loops, in the place of old ones."""

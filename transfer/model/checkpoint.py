@@ -30,7 +30,6 @@ from transfer.checked_folder import (
     sha256,
 )
 from transfer.features.extractor import FeatureSpec
-from transfer.features.place import PLACE_HASH
 from transfer.model.fleet_tlp import FleetTLP
 from transfer.model.kinds import FLEET_TLP, KIND_KEY, model_kind
 from transfer.model.manifest import FORMAT_VERSION, OWN_KEYS, read_manifest
@@ -115,12 +114,6 @@ def load(directory: Path, spec: FeatureSpec | None = None) -> tuple[TlpModel, di
         raise CheckpointError(
             f"{directory}: model reads features {manifest['spec_hash']}, this program makes {features_hash} "
             f"(other vocabulary or slots); train it again or use the program that made it"
-        )
-    drawn = manifest["model"].get("place_hash", "")
-    if drawn not in ("", PLACE_HASH):
-        raise CheckpointError(
-            f"{directory}: model reads places {drawn}, this program makes {PLACE_HASH} (other samples of "
-            "design spaces); train it again or use the program that made it"
         )
     raw = read_checked(directory, TENSORS_NAME, manifest["tensors_sha256"])
     try:

@@ -51,8 +51,6 @@ class ModelSizes:
     head_width: int = 64
     #: Ramps that each summary slot is cut into, beside its standardised value.
     summary_ramps: int = 0
-    #: Read the place in the design space beside the summary, with ramps likewise (decision 44).
-    use_place: bool = False
     #: Let the trunk see the workload vector beside the summary. Losses compare candidates of one workload
     #: only, so with few workloads the vector serves to learn them by heart: with 29 training workloads,
     #: on one split, it cost 0.02 of Kendall's tau on the held-out ones. Worth trying with hundreds.
@@ -84,16 +82,6 @@ class ModelConfig:
     #: Hash of the feature spec the sizes come from.
     spec_hash: str
     sizes: ModelSizes = field(default_factory=ModelSizes)
-    #: Numbers of a place in the design space, and how their samples are drawn; 0 where it reads none.
-    place_size: int = 0
-    place_hash: str = ""
-    #: Numbers of where producers are computed that the trees read; 0 where they read none.
-    location_size: int = 0
-
-    @property
-    def described_size(self) -> int:
-        """Numbers of `FeatureBlock.described` that the model reads."""
-        return self.summary_size + self.place_size
 
 
 _CONFIG = TypeAdapter(ModelConfig)
@@ -106,16 +94,11 @@ def config_from(settings: Mapping[str, Any], tensors: int) -> ModelConfig:
         KeyError, TypeError, ValueError: It is none, a size is of no model, or there are more layers than
             tensors.
     """
-    # Types by the declaration; keys that it lacks are refused below.
-    _CONFIG.validate_json(json.dumps(settings), strict=True)
-    fields = dict(settings)
-    fields["category_sizes"] = tuple(fields["category_sizes"])
-    given_sizes = fields["sizes"]
-    sizes = fields["sizes"] = ModelSizes(**given_sizes)
-    config = ModelConfig(**fields)
-    if asdict(config).keys() != settings.keys() or asdict(sizes).keys() != given_sizes.keys():
-        raise ValueError("it lacks keys of a configuration")
-    numbers = [*fields["category_sizes"], *asdict(sizes).values(), *fields.values()]
+    config = _CONFIG.validate_json(json.dumps(settings), strict=True)
+    sizes, fields = config.sizes, asdict(config)
+    if fields.keys() != settings.keys() or fields["sizes"].keys() != settings["sizes"].keys():
+        raise ValueError("it lacks keys of a configuration, or has others")
+    numbers = [*config.category_sizes, *fields["sizes"].values(), *fields.values()]
     widths = (sizes.category_width, sizes.step_width, sizes.trunk_width, sizes.head_width)
     is_possible = all(0 <= number < _MOST_SIZE for number in numbers if isinstance(number, int))
     if not is_possible or min(*widths, sizes.attention_heads, *config.category_sizes) < 1:

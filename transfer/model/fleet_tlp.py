@@ -30,9 +30,6 @@ from transfer.errors import TransferError
 from transfer.features.blocks import FeatureBlock
 from transfer.features.extractor import FeatureSpec
 from transfer.features.flat import flat_inputs
-from transfer.features.locations import LOCATION_NAMES
-from transfer.features.place import PLACE_HASH, PLACE_NAMES
-from transfer.features.slots import NUMBER_NAMES
 from transfer.model.encoder import (
     ModelConfig,
     ModelSizes,
@@ -68,12 +65,11 @@ class FleetTLP(TlpModel):
         sizes = config.sizes
         self.config = config
         self.layout = None
-        self.reads_place = config.place_size > 0
         self.encoder = StepEncoder(config)
         self.workload = Standardise(config.workload_size)
-        self.summary = Standardise(config.described_size)
-        self.ramps = PiecewiseLinear(config.described_size, sizes.summary_ramps)
-        joined = 2 * sizes.step_width + config.described_size * (1 + sizes.summary_ramps)
+        self.summary = Standardise(config.summary_size)
+        self.ramps = PiecewiseLinear(config.summary_size, sizes.summary_ramps)
+        joined = 2 * sizes.step_width + config.summary_size * (1 + sizes.summary_ramps)
         joined += config.workload_size * sizes.use_workload
         self.join = nn.Linear(joined, sizes.trunk_width)
         self.trunk = Residual(sizes.trunk_width, sizes.dropout)
@@ -224,9 +220,8 @@ class FleetTLP(TlpModel):
         self.workload.fit(
             block.workload_vectors, np.bincount(block.workload_rows, minlength=len(block.workload_vectors))
         )
-        described = block.described[:, : self.config.described_size]
-        self.summary.fit(described)
-        self.ramps.fit(described)
+        self.summary.fit(block.summary)
+        self.ramps.fit(block.summary)
 
     def backbone(
         self, categories: Tensor, numbers: Tensor, mask: Tensor, workload: Tensor, summary: Tensor
@@ -238,12 +233,11 @@ class FleetTLP(TlpModel):
             numbers: (N, L, F) float.
             mask: (N, L) bool, true at real steps.
             workload: (N, V) float.
-            summary: (N, S) float, or more: `FeatureBlock.described`.
+            summary: (N, S) float.
 
         Returns:
             (N, T).
         """
-        summary = summary[:, : self.config.described_size]
         steps = self.encoder(categories, numbers, mask)
         parts = [steps, self.summary(summary), self.ramps(summary)]
         if self.config.sizes.use_workload:
@@ -287,13 +281,7 @@ class FleetTLP(TlpModel):
 
     def flat(self, block: FeatureBlock, rows: np.ndarray | None = None) -> np.ndarray:
         """(n, P) what the trees read of candidates, all or some rows of them."""
-        return flat_inputs(
-            block,
-            self.config.category_sizes,
-            rows,
-            place=self.config.place_size > 0,
-            locations=self.config.location_size > 0,
-        )
+        return flat_inputs(block, self.config.category_sizes, rows)
 
     def draft(self, flat: np.ndarray, device_id: str) -> np.ndarray | None:
         """What the trees alone say of `flat` features, in a tenth of the time of `score`: drafts of many.
@@ -348,7 +336,6 @@ class FleetTLP(TlpModel):
 
 def model_config(spec: FeatureSpec, sizes: ModelSizes | None = None) -> ModelConfig:
     """Configuration of a model that reads features of `spec`, by default with the sizes of `ModelSizes`."""
-    reads_place = sizes is not None and sizes.use_place
     return ModelConfig(
         category_sizes=spec.category_sizes,
         number_size=len(spec.number_names),
@@ -357,9 +344,6 @@ def model_config(spec: FeatureSpec, sizes: ModelSizes | None = None) -> ModelCon
         max_steps=spec.max_steps,
         spec_hash=spec.hash,
         sizes=sizes or ModelSizes(),
-        place_size=len(PLACE_NAMES) if reads_place else 0,
-        place_hash=PLACE_HASH if reads_place else "",
-        location_size=len(LOCATION_NAMES) if spec.number_names == NUMBER_NAMES else 0,
     )
 
 

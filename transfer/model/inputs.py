@@ -77,7 +77,7 @@ def block_tensors(
         torch.from_numpy(np.asarray(block.step_numbers[ids], dtype=np.float32)),
         torch.from_numpy(ids > 0),
         torch.from_numpy(np.asarray(block.workload_vectors[block.workload_rows[rows]], dtype=np.float32)),
-        torch.from_numpy(np.asarray(block.take(rows).described, dtype=np.float32)),
+        torch.from_numpy(np.asarray(block.summary[rows], dtype=np.float32)),
     )
 
 
@@ -87,13 +87,11 @@ def check_sizes(block: FeatureBlock, config: ModelConfig) -> None:
     Raises:
         TransferError: Naming each size that differs.
     """
-    places = 0 if block.place_scales is None else block.place_scales.shape[2]
     sizes = {
         "category slots": (block.step_categories.shape[1], len(config.category_sizes)),
         "number slots": (block.step_numbers.shape[1], config.number_size),
         "workload slots": (block.workload_vectors.shape[1], config.workload_size),
         "summary slots": (block.summary.shape[1], config.summary_size),
-        "place slots": (places, config.place_size or places),
     }
     wrong = [
         f"{name}: got {got}, expected {expected}"

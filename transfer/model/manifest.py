@@ -15,7 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from transfer.checked_folder import MANIFEST_NAME, MOST_MANIFEST_BYTES, CheckpointError, read_file
 
 #: Version of the folder's layout.
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 
 #: Unix seconds that a calendar has, up to the year 9999.
 Moment = Annotated[float, Field(ge=0.0, lt=253_402_300_800.0)]

@@ -17,16 +17,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
 from itertools import pairwise
-from typing import Any, ClassVar, Literal, Self, cast
+from typing import Any, ClassVar, Self, cast
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from transfer.arrays import Floats, Singles
 from transfer.errors import TransferError
 from transfer.features.blocks import FeatureBlock
 from transfer.features.extractor import FeatureSpec
@@ -34,8 +33,6 @@ from transfer.features.published_features import LAYOUTS, PublishedLayout
 from transfer.model.inputs import SCORE_BATCH, scoring
 from transfer.model.kinds import MTL_TLP
 from transfer.model.tlp_model import TlpModel
-
-Mixer = Literal["attention", "lstm"]
 
 _WIDTH = 256
 _ATTENTION_HEADS = 8
@@ -55,38 +52,32 @@ def _layers(*widths: int, last: bool) -> nn.Sequential:
 
 
 class TlpNetwork(nn.Module):
-    """Encoder, one attention or LSTM layer, two residual blocks, and a whole decoder for each head.
+    """Encoder, one layer of attention, two residual blocks, and a whole decoder for each head.
 
     Args:
         width: E, 22 for CPUs and 20 for GPUs.
         heads: D; 1 is TLP, more are MTL-TLP.
-        sequence: What mixes the steps; `lstm` is the variant of the paper's table 3.
     """
 
-    def __init__(self, width: int, heads: int = 1, sequence: Mixer = "attention") -> None:
+    def __init__(self, width: int, heads: int = 1) -> None:
         super().__init__()
         self.encoder = _layers(width, 64, 128, _WIDTH, _WIDTH, last=True)
-        self.attention = None
-        self.lstm = None
-        if sequence == "attention":
-            self.attention = nn.MultiheadAttention(_WIDTH, _ATTENTION_HEADS, batch_first=True)
-        else:
-            self.lstm = nn.LSTM(_WIDTH, _WIDTH, batch_first=True)
+        self.attention = nn.MultiheadAttention(_WIDTH, _ATTENTION_HEADS, batch_first=True)
         self.residual = nn.ModuleList(nn.Linear(_WIDTH, _WIDTH) for _ in range(_RESIDUAL_BLOCKS))
         self.decoders = nn.ModuleList(_layers(_WIDTH, _WIDTH, 128, 64, 1, last=False) for _ in range(heads))
 
     def forward(self, steps: Tensor) -> Tensor:
         """Score raw integer steps (N, L, E), all-zero rows as padding: (N, D)."""
-        x = self.encoder(steps)
-        if self.attention is not None:
-            # Asking for no attention weights changes no score, and saves this baseline some time.
-            x = x + self.attention(x, x, x, need_weights=False)[0]
-        else:
-            x = cast(nn.LSTM, self.lstm)(x)[0][:, -1:]
+        x = self.mixed(self.encoder(steps))
         for linear in self.residual:
             x = x + F.relu(linear(x))
-        # A sum over all L steps, padding included; of the LSTM only the last step is left.
+        # A sum over all L steps, padding included.
         return torch.cat([decoder(x).sum(dim=1) for decoder in self.decoders], dim=1)
+
+    def mixed(self, x: Tensor) -> Tensor:
+        """(N, L, W) encoded steps, each with what it takes of the others."""
+        # Asking for no attention weights changes no score, and saves this baseline some time.
+        return x + cast(Tensor, self.attention(x, x, x, need_weights=False)[0])
 
 
 def mixed_lambda_rank(scores: Tensor, labels: Tensor) -> Tensor:
@@ -115,21 +106,6 @@ def mixed_lambda_rank(scores: Tensor, labels: Tensor) -> Tensor:
     return -(log_share * weight).clamp(min=math.log(_FLOOR)).sum() / math.log(2)
 
 
-def mean_square(scores: Tensor, labels: Tensor) -> Tensor:
-    """Mean squared error against the label, without a bound on the score: the MSE variant of table 3."""
-    return F.mse_loss(scores, labels)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MtlTlpConfig:
-    """Everything needed to build an `MtlTLP` without its weights."""
-
-    #: Family of devices whose layout it reads: a key of `transfer.features.published_features.LAYOUTS`.
-    family: str
-    #: Hash of that layout.
-    spec_hash: str
-
-
 class MtlTLP(TlpModel):
     """One network with a decoder for each device.
 
@@ -144,11 +120,9 @@ class MtlTLP(TlpModel):
     def __init__(self, layout: PublishedLayout, device_ids: Sequence[str]) -> None:
         super().__init__()
         self.layout = layout
-        self.reads_place = False
         self.trees = None
-        self.config = MtlTlpConfig(family=layout.family, spec_hash=layout.hash)
         self._device_ids = tuple(device_ids)
-        self.network = TlpNetwork(layout.width, len(self._device_ids))
+        self.network = TlpNetwork(layout.width, len(device_ids))
 
     @property
     def device_ids(self) -> tuple[str, ...]:
@@ -156,8 +130,8 @@ class MtlTLP(TlpModel):
         return self._device_ids
 
     def settings(self) -> dict[str, Any]:
-        """Family and hash of the layout."""
-        return asdict(self.config)
+        """Family (a key of `LAYOUTS`) and hash of the layout."""
+        return {"family": self.layout.family, "spec_hash": self.layout.hash}
 
     @classmethod
     def features_hash(cls, settings: Mapping[str, Any], spec: FeatureSpec | None) -> str | None:
@@ -183,7 +157,7 @@ class MtlTLP(TlpModel):
             )
         return self.network.decoders[self.device_ids.index(device_id)]
 
-    def score(self, block: FeatureBlock, device_id: str) -> NDArray[np.float64]:
+    def score(self, block: FeatureBlock, device_id: str) -> Floats:
         """Score candidates of any workloads for one device.
 
         Returns:
@@ -215,7 +189,7 @@ class MtlTLP(TlpModel):
         published_of(block, self.layout)
 
 
-def published_of(block: FeatureBlock, layout: PublishedLayout) -> NDArray[np.float32]:
+def published_of(block: FeatureBlock, layout: PublishedLayout) -> Singles:
     """(N, L, E) published features of a block.
 
     Raises:

@@ -10,10 +10,9 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Self
 
-import numpy as np
-from numpy.typing import NDArray
 from torch import nn
 
+from transfer.arrays import Floats
 from transfer.features.blocks import FeatureBlock
 from transfer.features.extractor import FeatureSpec
 from transfer.features.published_features import PublishedLayout
@@ -30,8 +29,6 @@ class TlpModel(nn.Module, ABC):
     kind: ClassVar[str]
     #: Layout of the published features that it reads; None where it reads none.
     layout: PublishedLayout | None
-    #: Whether it reads a candidate's place in its design space.
-    reads_place: bool
     #: Of its ensemble with the network; None where it has none.
     trees: Trees | None
 
@@ -49,7 +46,7 @@ class TlpModel(nn.Module, ABC):
         """
 
     @abstractmethod
-    def score(self, block: FeatureBlock, device_id: str) -> NDArray[np.float64]:
+    def score(self, block: FeatureBlock, device_id: str) -> Floats:
         """Score candidates of any workloads for one device.
 
         Returns:

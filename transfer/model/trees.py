@@ -11,18 +11,15 @@ Legend: N candidates, P flat features, H hardware slots.
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable
 from typing import Any, cast
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from transfer.arrays import Floats, Singles
 from transfer.errors import TransferError
 from transfer.features.hardware import fitted_hardware
-
-Floats = NDArray[np.float64]
 
 #: How sharply a logarithm of a score is bent where it nears 0: below -1 it stays what it is to within 0.2 %.
 _BEND = 5.0
@@ -58,7 +55,7 @@ class Trees(nn.Module):
         twin._booster = self._booster
         return twin
 
-    def log_speeds(self, flat: NDArray[np.float32], hardware: NDArray[np.float32]) -> Floats:
+    def log_speeds(self, flat: Singles, hardware: Singles) -> Floats:
         """Estimate logarithms of best latency / latency.
 
         Args:
@@ -83,20 +80,23 @@ class Trees(nn.Module):
         """Numbers of a candidate and of its device that the trees read."""
         return int(self._loaded().num_features())
 
-    def margins(self, x: NDArray[np.float32]) -> Floats:
+    def margins(self, x: Singles) -> Floats:
         """(N,) sums of the trees, without the offset, for (N, P + H) of `tree_inputs`."""
         if not len(x):
             return np.zeros(0)
         return np.asarray(self._loaded().inplace_predict(x, predict_type="margin"), dtype=np.float64)
 
-    def extended(self, extend: Callable[[bytes], bytes]) -> Trees:
-        """These trees and more.
+    def booster(self) -> bytes:
+        """The booster as XGBoost saves it.
 
-        Args:
-            extend: Gives a booster with more trees for one, each as XGBoost saves it.
+        Raises:
+            zlib.error: It is damaged, or larger than any trees.
         """
-        raw = extend(_unpack(self.raw.numpy().tobytes()))
-        return Trees(pack(raw), float(self.offset), float(self.weight))
+        reader = zlib.decompressobj()
+        unpacked = reader.decompress(self.raw.numpy().tobytes(), _MOST_BYTES)
+        if not reader.eof:
+            raise zlib.error("they end too soon, or are larger than any trees")
+        return unpacked
 
     def _loaded(self) -> Any:
         if self._booster is None:
@@ -104,7 +104,7 @@ class Trees(nn.Module):
 
             booster = xgboost.Booster()
             try:
-                booster.load_model(bytearray(_unpack(self.raw.numpy().tobytes())))
+                booster.load_model(bytearray(self.booster()))
             except (xgboost.core.XGBoostError, zlib.error) as error:
                 raise TransferError(
                     f"the model's trees cannot be read: {str(error).splitlines()[0]}; restore the model or "
@@ -131,20 +131,7 @@ def pack(raw: bytes) -> bytes:
     return zlib.compress(raw)
 
 
-def _unpack(raw: bytes) -> bytes:
-    """Undo `pack`.
-
-    Raises:
-        zlib.error: It is damaged, or larger than any trees.
-    """
-    reader = zlib.decompressobj()
-    unpacked = reader.decompress(raw, _MOST_BYTES)
-    if not reader.eof:
-        raise zlib.error("they end too soon, or are larger than any trees")
-    return unpacked
-
-
-def tree_inputs(flat: NDArray[np.float32], hardware: NDArray[np.float32]) -> NDArray[np.float32]:
+def tree_inputs(flat: Singles, hardware: Singles) -> Singles:
     """(N, P + H): a candidate's flat features, then the device; (H,) or (N, H) of them."""
     beside = np.broadcast_to(np.asarray(hardware, dtype=np.float32), (len(flat), hardware.shape[-1]))
     return np.concatenate([np.asarray(flat, dtype=np.float32), beside], axis=1)

@@ -16,12 +16,12 @@ import math
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from itertools import accumulate
 from typing import Any, TypeAlias
 
 from agents.records import canonical_json
 from transfer.errors import TraceError
-from transfer.features.place import primes
 from transfer.language.compile_trace import begins_postprocessing
 
 #: What was sampled at one instruction: tile factors, or a number.
@@ -30,6 +30,8 @@ Value: TypeAlias = "tuple[int, ...] | int"
 Genes: TypeAlias = tuple[Value, ...]
 
 _TILE, _CHOICE, _LOCATION = "SamplePerfectTile", "SampleCategorical", "SampleComputeLocation"
+#: Trial division ends here; what is left counts as one prime.
+_LARGEST_PRIME = 1000
 #: Tries to draw a tile whose innermost factor is within the limit.
 _TRIES = 16
 #: Chance that a mutated tile is drawn anew, instead of one factor moving.
@@ -220,6 +222,19 @@ def _fits(kind: str, attributes: tuple[Any, ...], value: Any) -> bool:
 
 def _frozen(value: Any) -> Any:
     return tuple(map(_frozen, value)) if isinstance(value, list) else value
+
+
+@lru_cache(maxsize=4096)
+def primes(extent: int) -> tuple[int, ...]:
+    """Prime factors, ascending, with repetitions; what has no small ones counts as a prime."""
+    factors: list[int] = []
+    divisor = 2
+    while divisor <= _LARGEST_PRIME and divisor * divisor <= extent:
+        while extent % divisor == 0:
+            factors.append(divisor)
+            extent //= divisor
+        divisor += 1
+    return (*factors, extent) if extent > 1 else tuple(factors)
 
 
 def _tile(extent: int, parts: int, most_inner: int, dice: random.Random) -> tuple[int, ...]:

@@ -14,14 +14,72 @@ Legend: N candidates, n measured ones, P features.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 from threadpoolctl import ThreadpoolController
 
+from transfer.arrays import Floats, Singles
 from transfer.data.ranking import rank_agreement
-from transfer.search.grown_trees import GrownTrees, left_out_means
-from transfer.search.process import Floats, Process, fit_process
+from transfer.search.process import Process, fit_process
+
+#: Small steps and shallow trees: of a few dozen candidates each leaf should hold some.
+_SETTINGS = {
+    "max_depth": 4,
+    "eta": 0.1,
+    "min_child_weight": 2,
+    "subsample": 0.7,
+    "colsample_bynode": 0.5,
+    "nthread": 1,
+    "verbosity": 0,
+}
+_TREES = 80
+#: Weight of a candidate: its speed over the best, to this power. Order among the fast ones is what counts.
+_WEIGHT = 0.5
+#: Parts of the measured ones, each judged by trees of the others: of few ones most must teach.
+_PARTS, _PARTS_OF_MANY = 4, 2
+_MANY = 64
+
+
+class GrownTrees:
+    """Trees of (n, P) features, (n,) opinions of the head and (n,) values, higher for faster ones.
+
+    A process knows the neighbours of what was measured. Far from all of them it expects the mean of
+    everything, which is slow, so a search that followed it alone stayed where it began. Trees learn that a
+    tile is good wherever it stands. XGBoost is imported at the first fit.
+    """
+
+    def __init__(self, features: Singles, head: Floats, values: Floats) -> None:
+        import xgboost
+
+        # In one workload three features in five are the same for all candidates.
+        self._used = np.ptp(features, axis=0) > 0
+        rows = xgboost.DMatrix(
+            self._inputs(features, head), label=values, weight=np.exp(_WEIGHT * (values - values.max()))
+        )
+        settings: dict[str, Any] = _SETTINGS | {"base_score": float(values.mean())}
+        self._booster = xgboost.train(settings, rows, num_boost_round=_TREES)
+
+    def mean(self, features: Singles, head: Floats) -> Floats:
+        """(N,) expected values of candidates with (N, P) features."""
+        inputs = self._inputs(features, head)
+        means: Floats = np.asarray(self._booster.inplace_predict(inputs), dtype=np.float64)
+        return means
+
+    def _inputs(self, features: Singles, head: Floats) -> Singles:
+        return np.concatenate([features[:, self._used], head[:, None].astype(np.float32)], axis=1)
+
+
+def left_out_means(features: Singles, head: Floats, values: Floats) -> Floats:
+    """(n,) expected values of measured candidates, each by trees that do not know it."""
+    parts = _PARTS if len(values) < _MANY else _PARTS_OF_MANY
+    part = np.random.default_rng(0).permutation(len(values)) % parts
+    means = np.empty(len(values))
+    for fold in range(parts):
+        out = part == fold
+        means[out] = GrownTrees(features[~out], head[~out], values[~out]).mean(features[out], head[out])
+    return means
+
 
 #: Measured candidates that a fit takes at most: the best half of them, and the newest. Bounds its time.
 _MOST = 320
@@ -51,7 +109,7 @@ class Learner:
     is_trusted: bool = True
     #: Measured candidates that the guard had then.
     _judged: int = 0
-    _features: list[NDArray[np.float32]] = field(default_factory=list)
+    _features: list[Singles] = field(default_factory=list)
     _head: list[Floats] = field(default_factory=list)
     _speed: list[Floats] = field(default_factory=list)
     _process: Process | None = None
@@ -68,7 +126,7 @@ class Learner:
         """Highest logarithm of a speed that was measured; -infinity before."""
         return max((float(speeds.max()) for speeds in self._speed), default=-np.inf)
 
-    def learn(self, features: NDArray[np.float32], head: Floats, latency_secs: Floats) -> None:
+    def learn(self, features: Singles, head: Floats, latency_secs: Floats) -> None:
         """Take in a round.
 
         Args:
@@ -90,7 +148,7 @@ class Learner:
             self._speed = [speed]
             self._process = None
 
-    def log_speeds(self, features: NDArray[np.float32], head: Floats) -> Floats:
+    def log_speeds(self, features: Singles, head: Floats) -> Floats:
         """(N,) expected logarithms of speeds up to a constant; the head's where the guard says so."""
         if not self.count:
             return head
@@ -98,7 +156,7 @@ class Learner:
             self._fitted(features)
             return self._mean(features, head) if self.is_trusted else head
 
-    def choose(self, features: NDArray[np.float32], head: Floats, count: int, boldness: float) -> list[int]:
+    def choose(self, features: Singles, head: Floats, count: int, boldness: float) -> list[int]:
         """Choose a batch: promising candidates that do not repeat each other.
 
         One after the other, the candidate with the highest mean + boldness * spread is taken; the spread of
@@ -128,7 +186,7 @@ class Learner:
             covariance = covariance - np.outer(column, column) / (column[place] + process.noise**2)
         return chosen
 
-    def gain(self, features: NDArray[np.float32], head: Floats, seed: int) -> float:
+    def gain(self, features: Singles, head: Floats, seed: int) -> float:
         """What the measurement of a batch may gain: by this share the best latency falls in 1 of 10 cases.
 
         Args:
@@ -152,18 +210,18 @@ class Learner:
         highest = float(np.quantile(drawn.max(axis=1), _QUANTILE))
         return float(-np.expm1(min(0.0, self.best - highest)))
 
-    def _mean(self, features: NDArray[np.float32], head: Floats) -> Floats:
+    def _mean(self, features: Singles, head: Floats) -> Floats:
         """(N,) expected logarithms of speeds, of what is fitted."""
         assert self._process is not None
         mean = self._process.mean(features, head)
         return mean if self._trees is None else (mean + self._trees.mean(features, head)) / 2
 
-    def _fitted(self, features: NDArray[np.float32]) -> Process:
+    def _fitted(self, features: Singles) -> Process:
         if self._process is None:
             self._process = self._fit(features)
         return self._process
 
-    def _fit(self, others: NDArray[np.float32]) -> Process:
+    def _fit(self, others: Singles) -> Process:
         if not self._speed:
             nothing = np.zeros(0)
             return fit_process(others[:0], nothing, nothing, others)

@@ -15,8 +15,8 @@ from itertools import accumulate
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
+from transfer.arrays import Floats
 from transfer.search.decisions import Design, DesignTable, Genes, Value
 
 #: A value that so many candidates of a design had was tried.
@@ -32,7 +32,7 @@ class Individual(NamedTuple):
     genes: Genes
 
 
-Score = Callable[[Sequence[Individual]], NDArray[np.float64]]
+Score = Callable[[Sequence[Individual]], Floats]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,7 +57,7 @@ class Population:
     """Scored candidates, the best first."""
 
     individuals: list[Individual]
-    scores: NDArray[np.float64]
+    scores: Floats
 
     def __len__(self) -> int:
         """Number of candidates."""

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.linalg import cho_solve, cholesky, solve_triangular
 
-Floats = NDArray[np.float64]
+from transfer.arrays import Floats
 
 #: Tried: length scales in units of the usual distance of two candidates, standard deviations of f and noise.
 _SCALES = (0.4, 0.8, 1.6)

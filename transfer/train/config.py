@@ -54,9 +54,6 @@ class TrainConfig:
     #: One of `DEVICE_CHOICES`; "auto" takes a GPU where torch finds one. Equal seeds give equal weights on a
     #: CPU only.
     device: str = "auto"
-    #: Compute in bfloat16 on a GPU; weights, losses and updates stay in float32. On an H100 it trained slower
-    #: than float32: batches of this size are bound by the start of kernels.
-    mixed_precision: bool = False
 
     def __post_init__(self) -> None:
         for name in ("epochs", "workloads_per_batch", "patience", "threads"):

@@ -2,9 +2,9 @@
 
 The network and the loss are in `transfer.model.mtl_tlp`. The training is the published one too (TLP,
 ASPLOS'23, sections 4.3 and 5): random rows of all workloads in a batch, a random tenth of the rows (not of
-the workloads) to choose the epoch by, a constant learning rate. Two faults of the data are mended unless
-asked otherwise: failed candidates are left out, and each head uses the rows that have its label. Called by
-`transfer.train.trainers` for the model that serves (`train_mtl_tlp`).
+the workloads) to choose the epoch by, a constant learning rate. Two faults of the data are mended: failed
+candidates are left out, and each head uses the rows that have its label. Called by `transfer.train.trainers`
+for the model that serves (`train_mtl_tlp`).
 
 Legend: N candidates of a dataset, n rows to learn from, L steps, E width of a step, D heads.
 """
@@ -12,34 +12,26 @@ Legend: N candidates of a dataset, n rows to learn from, L steps, E width of a s
 from __future__ import annotations
 
 import math
-import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
-from typing import Literal
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from transfer.arrays import Rows, Singles
 from transfer.data.dataset import Dataset
 from transfer.errors import TransferError
 from transfer.features.published_features import PublishedLayout
 from transfer.model.fleet_tlp import scoped_seed
 from transfer.model.inputs import torch_threads
-from transfer.model.mtl_tlp import (
-    Mixer,
-    MtlTLP,
-    TlpNetwork,
-    mean_square,
-    mixed_lambda_rank,
-    published_of,
-)
+from transfer.model.mtl_tlp import MtlTLP, TlpNetwork, mixed_lambda_rank, published_of
 from transfer.train.config import TrainConfig, torch_device
 from transfer.train.rows import training_labels
 
-Rows = NDArray[np.int64]
+#: Loss of (n,) scores of one head against (n,) labels.
+Measure = Callable[[Tensor, Tensor], Tensor]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,10 +49,6 @@ class TlpConfig:
     gradient_clip: float = 0.5
     #: Share of the rows, at random, that the epoch is chosen by.
     validation_share: float = 0.1
-    loss: Literal["rank", "mse"] = "rank"
-    sequence: Mixer = "attention"
-    #: Keep failed candidates with a label near 0, as published.
-    keep_failures: bool = False
     #: Threads of torch on a CPU.
     threads: int = 1
     #: Where torch computes: `cpu`, `cuda`, `cuda:1`...
@@ -79,19 +67,6 @@ def published_config(config: TrainConfig) -> TlpConfig:
     )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MtlTlpResult:
-    """A trained MTL-TLP and how it came about."""
-
-    model: MtlTLP
-    #: Validation loss of each epoch; empty where there were too few rows to hold any back.
-    validation_losses: tuple[float, ...]
-    #: Wall seconds of the training.
-    seconds: float
-    #: Epoch whose weights the model has, counted from 1.
-    best_epoch: int
-
-
 def train_mtl_tlp(
     dataset: Dataset,
     rows: Rows,
@@ -100,14 +75,17 @@ def train_mtl_tlp(
     config: TlpConfig,
     seed: int,
     devices: Sequence[str],
-) -> MtlTlpResult:
+) -> tuple[MtlTLP, tuple[float, ...]]:
     """Train MTL-TLP with a head for each device, from nothing.
+
+    Gives the model with the weights of its best epoch, and the validation loss of each epoch: none where
+    there were too few rows to hold any back.
 
     Args:
         dataset: Candidates of all devices, with published features.
         rows: Row numbers to learn from; labels are relative to the best latency among them.
         layout: Of these features.
-        config: How to train; its attention variant serves, whatever its `sequence`.
+        config: How to train.
         seed: Of everything random: equal seeds give equal weights on a CPU.
         devices: Devices to give a head.
 
@@ -115,28 +93,30 @@ def train_mtl_tlp(
         TransferError: The features are missing or of another layout, a device has nothing to learn from, or
             the training diverged.
     """
-    started = time.perf_counter()
     steps = published_of(dataset.features, layout)
-    labels = training_labels(dataset, rows, devices, keep_failures=config.keep_failures)
+    labels = training_labels(dataset, rows, devices)
     labelled = np.isfinite(labels).any(axis=1)
     network, losses = train_network(steps, rows[labelled], labels[labelled], config, seed)
     model = MtlTLP(layout, devices)
     model.network.load_state_dict(network.state_dict())
-    return MtlTlpResult(
-        model=model.eval(),
-        validation_losses=losses,
-        seconds=time.perf_counter() - started,
-        best_epoch=1 + int(np.argmin(losses)) if losses else config.epochs,
-    )
+    return model.eval(), losses
 
 
 def train_network(
-    steps: NDArray[np.float32], rows: Rows, labels: NDArray[np.float32], config: TlpConfig, seed: int
+    steps: Singles,
+    rows: Rows,
+    labels: Singles,
+    config: TlpConfig,
+    seed: int,
+    *,
+    make: Callable[[int, int], TlpNetwork] = TlpNetwork,
+    measure: Measure = mixed_lambda_rank,
 ) -> tuple[TlpNetwork, tuple[float, ...]]:
     """Train one network, and take the weights of its epoch of least validation loss.
 
     Takes (N, L, E) published features, (n,) rows to learn from, and their (n, D) labels: relative speeds, a
     column for each head, NaN where there is none. Gives the validation loss of each epoch beside the network.
+    Variants of the paper `make` another network, or have another loss.
 
     Raises:
         TransferError: The training diverged.
@@ -147,7 +127,7 @@ def train_network(
     on_gpu = config.torch_device != "cpu"
     best, history = None, list[float]()
     with scoped_seed(seed), nullcontext() if on_gpu else torch_threads(config.threads):
-        network = TlpNetwork(steps.shape[2], labels.shape[1], config.sequence)
+        network = make(steps.shape[2], labels.shape[1])
         network.to(config.torch_device)
         optimizer = torch.optim.Adam(
             network.parameters(), lr=config.learning_rate, weight_decay=config.weight_decay
@@ -160,14 +140,14 @@ def train_network(
                 batches(steps, rows[shuffled], config.batch, config.torch_device),
                 strict=True,
             ):
-                loss = _loss(network(batch), labels[shuffled[start : start + config.batch]], config)
+                loss = _loss(network(batch), labels[shuffled[start : start + config.batch]], measure)
                 if loss is not None:
                     optimizer.zero_grad(set_to_none=True)
                     loss.backward()  # type: ignore[no-untyped-call]  # torch publishes no type for it
                     nn.utils.clip_grad_norm_(network.parameters(), config.gradient_clip)
                     optimizer.step()
             if len(held):
-                history.append(_validate(network, steps, rows[held], labels[held], config))
+                history.append(_validate(network, steps, rows[held], labels[held], config, measure))
                 if not math.isfinite(history[-1]):
                     raise TransferError(f"TLP diverged: validation loss {history[-1]}; lower the rate")
                 if best is None or history[-1] < best[0]:
@@ -177,16 +157,15 @@ def train_network(
     return network, tuple(history)
 
 
-def batches(steps: NDArray[np.float32], rows: Rows, size: int, torch_device: str) -> Iterator[Tensor]:
+def batches(steps: Singles, rows: Rows, size: int, torch_device: str) -> Iterator[Tensor]:
     """(size, L, E) features of some rows, a batch at a time, where torch computes."""
     for start in range(0, len(rows), size):
         batch = torch.from_numpy(np.asarray(steps[rows[start : start + size]], dtype=np.float32))
         yield batch.to(torch_device)
 
 
-def _loss(scores: Tensor, labels: NDArray[np.float32], config: TlpConfig) -> Tensor | None:
+def _loss(scores: Tensor, labels: Singles, measure: Measure) -> Tensor | None:
     """Plain sum over the heads that have labels here; None without any."""
-    measure = mixed_lambda_rank if config.loss == "rank" else mean_square
     targets = torch.from_numpy(labels).to(scores.device)
     losses = []
     for head in range(labels.shape[1]):
@@ -198,15 +177,16 @@ def _loss(scores: Tensor, labels: NDArray[np.float32], config: TlpConfig) -> Ten
 
 def _validate(
     network: TlpNetwork,
-    steps: NDArray[np.float32],
+    steps: Singles,
     rows: Rows,
-    labels: NDArray[np.float32],
+    labels: Singles,
     config: TlpConfig,
+    measure: Measure,
 ) -> float:
     network.eval()
     total, size = 0.0, config.batch
     with torch.no_grad():
         for number, batch in enumerate(batches(steps, rows, size, config.torch_device)):
-            loss = _loss(network(batch), labels[number * size : (number + 1) * size], config)
+            loss = _loss(network(batch), labels[number * size : (number + 1) * size], measure)
             total += 0.0 if loss is None else float(loss)
     return total

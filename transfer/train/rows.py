@@ -13,17 +13,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
-from numpy.typing import NDArray
 
+from transfer.arrays import Ints, Mask, Rows, Singles
 from transfer.data.dataset import Dataset
 from transfer.data.labels import relative_speed
 from transfer.errors import TransferError
 from transfer.features.hardware import vector_distances
 
-Positions = NDArray[np.int64]
+Positions = Ints
 
-#: Seconds that Ansor and MetaSchedule write for a candidate that failed.
-FAILURE_SECS = 1e10
 #: Most alike devices that are asked: of a thousand devices each would ask all others else.
 _MOST_LENDERS = 4
 
@@ -37,7 +35,7 @@ class TrainingRows:
     #: (n,) row numbers of the dataset, those of one workload together.
     rows: Positions
     #: (n, D) relative speed, one column for each of `device_ids`; NaN where there is none.
-    labels: NDArray[np.float32]
+    labels: Singles
     #: Positions of each workload in which a device has two candidates to compare.
     groups: tuple[Positions, ...]
     #: Workloads left out because no device has two measured candidates of them.
@@ -66,14 +64,14 @@ class TrainingRows:
         sizes = (min(len(group), max(most, per_epoch)) for group in self.groups)
         return sum(-(-size // most) for size in sizes)
 
-    def comparable(self, parts: Sequence[Positions]) -> NDArray[np.bool_]:
+    def comparable(self, parts: Sequence[Positions]) -> Mask:
         """(G, D) True where a device has at least two labels in a part, so that there is a pair to rank."""
         starts = np.cumsum([0, *(len(part) for part in parts[:-1])])
         present = np.isfinite(self.labels[np.concatenate(parts)])
         return np.asarray(np.add.reduceat(present, starts, axis=0, dtype=np.int64) >= 2)
 
 
-def trainable_devices(dataset: Dataset, rows: NDArray[np.int64]) -> tuple[str, ...]:
+def trainable_devices(dataset: Dataset, rows: Rows) -> tuple[str, ...]:
     """Devices with at least two measured candidates of one workload among `rows`."""
     measured = np.isfinite(dataset.latency_secs[rows])
     enough = (labels_by_workload(dataset, rows, measured) >= 2).any(axis=0)
@@ -82,7 +80,7 @@ def trainable_devices(dataset: Dataset, rows: NDArray[np.int64]) -> tuple[str, .
 
 def gather_rows(
     dataset: Dataset,
-    rows: NDArray[np.int64],
+    rows: Rows,
     device_ids: tuple[str, ...],
     *,
     need_all: bool = True,
@@ -98,13 +96,7 @@ def gather_rows(
     Raises:
         TransferError: A device has no pair to learn from; a latency or a feature is not finite.
     """
-    able = trainable_devices(dataset, rows)
-    unable = [device_id for device_id in device_ids if device_id not in able]
-    if len(unable) == len(device_ids) or (need_all and unable):
-        raise TransferError(
-            f"cannot train a head for {', '.join(unable) or 'any device'}: among {len(rows)} rows no "
-            "workload has two measured candidates; measure more candidates of the same workload"
-        )
+    _need_pairs(dataset, rows, device_ids, need_all=need_all)
     bad = dataset.features.take(rows).not_finite()
     if bad:
         raise TransferError(
@@ -129,17 +121,13 @@ def gather_rows(
     )
 
 
-def training_labels(
-    dataset: Dataset, rows: NDArray[np.int64], devices: Sequence[str], *, keep_failures: bool = False
-) -> NDArray[np.float32]:
+def training_labels(dataset: Dataset, rows: Rows, devices: Sequence[str]) -> Singles:
     """Relative speeds of the rows to learn from, refusing what cannot be learnt.
 
     Args:
         dataset: Candidates of all devices.
         rows: Row numbers.
         devices: Devices wanted.
-        keep_failures: Give failed candidates the label of a latency of `FAILURE_SECS`, as TLP does. A
-            workload without any ok candidate stays unlabelled even so (TLP gives each of its rows 1e-4).
 
     Returns:
         (n, D) labels in (0, 1], NaN where there is none.
@@ -147,36 +135,31 @@ def training_labels(
     Raises:
         TransferError: On a device no workload has two measured candidates among the rows.
     """
-    able = trainable_devices(dataset, rows)
-    unable = [device_id for device_id in devices if device_id not in able]
-    if unable or not devices:
-        raise TransferError(
-            f"cannot learn {', '.join(unable) or 'without a device'}: among {len(rows)} rows no workload has "
-            "two measured candidates there; measure more candidates of the same workload"
-        )
+    _need_pairs(dataset, rows, devices)
     columns = [dataset.column(device_id) for device_id in devices]
-    latency, group = dataset.latency_secs[rows][:, columns], dataset.group[rows]
-    workloads = len(dataset.workload_ids)
-    labels = relative_speed(latency, group, workloads)
-    if keep_failures:
-        failed = dataset.failed[rows][:, columns]
-        with_failures = relative_speed(np.where(failed, FAILURE_SECS, latency), group, workloads)
-        has_ok = np.zeros((workloads, len(columns)), dtype=np.bool_)
-        np.logical_or.at(has_ok, group, np.isfinite(labels))
-        labels = np.where(failed & has_ok[group], with_failures, labels)
-    return labels.astype(np.float32)
+    latency, workloads = dataset.latency_secs[rows][:, columns], len(dataset.workload_ids)
+    return relative_speed(latency, dataset.group[rows], workloads).astype(np.float32)
 
 
-def labels_by_workload(
-    dataset: Dataset, rows: NDArray[np.int64], present: NDArray[np.bool_]
-) -> NDArray[np.int64]:
+def _need_pairs(dataset: Dataset, rows: Rows, device_ids: Sequence[str], *, need_all: bool = True) -> None:
+    """Refuse devices without two measured candidates of one workload among the rows; one may do for all."""
+    able = trainable_devices(dataset, rows)
+    unable = [device_id for device_id in device_ids if device_id not in able]
+    if len(unable) == len(device_ids) or (need_all and unable):
+        raise TransferError(
+            f"cannot train a head for {', '.join(unable) or 'any device'}: among {len(rows)} rows no "
+            "workload has two measured candidates there; measure more candidates of the same workload"
+        )
+
+
+def labels_by_workload(dataset: Dataset, rows: Rows, present: Mask) -> Ints:
     """(W, columns) number of rows of each workload where `present` (n, columns) is true."""
     group, workloads = dataset.group[rows], len(dataset.workload_ids)
     counts = [np.bincount(group[column], minlength=workloads) for column in present.T]
     return np.stack(counts, axis=1) if counts else np.zeros((workloads, 0), dtype=np.int64)
 
 
-def with_lent_latencies(dataset: Dataset, rows: NDArray[np.int64], device_ids: Sequence[str]) -> Dataset:
+def with_lent_latencies(dataset: Dataset, rows: Rows, device_ids: Sequence[str]) -> Dataset:
     """The dataset with latencies that devices lend each other; itself where nothing is lacking.
 
     A head learns from the candidates that its device measured. Devices of a fleet measure different

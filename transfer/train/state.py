@@ -11,11 +11,10 @@ from __future__ import annotations
 
 import hashlib
 import json
-import re
 import shutil
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -36,14 +35,30 @@ from transfer.checked_folder import (
     sha256,
 )
 from transfer.train import CURVES_NAME
-from transfer.train.config import EpochReport
-from transfer.train.epochs import TrainingProgress
+from transfer.train.config import EpochReport, TrainConfig
 from transfer.train.step import Stepper
 
 #: Version of the layout of a state.
 STATE_VERSION = 1
 _TENSORS_NAME = "state.safetensors"
-_FOLDER = re.compile(r"epoch-(\d{6})")
+
+
+@dataclass(slots=True)
+class TrainingProgress:
+    """How far a run has come, beside the weights and the optimiser's averages."""
+
+    #: One report for each epoch that is over.
+    history: list[EpochReport] = field(default_factory=list)
+    #: Steps done.
+    steps: int = 0
+    #: Lowest validation loss, its epoch, and the weights of then; None without validation.
+    best: tuple[float, int, dict[str, Tensor]] | None = None
+
+    def is_over(self, config: TrainConfig) -> bool:
+        """Whether all epochs are done, or the last ones brought nothing."""
+        epoch = len(self.history)
+        stalled = self.best is not None and epoch - self.best[1] >= config.patience
+        return epoch >= config.epochs or stalled
 
 
 def save_state(folder: Path, run: Mapping[str, Any], stepper: Stepper, progress: TrainingProgress) -> None:
@@ -72,7 +87,7 @@ def save_state(folder: Path, run: Mapping[str, Any], stepper: Stepper, progress:
     name = f"epoch-{len(progress.history):06d}"
     if not (folder / name).exists():
         put_folder(folder / name, {_TENSORS_NAME: raw, MANIFEST_NAME: text.encode()})
-    for _, older in _states(folder)[:-1]:
+    for older in _states(folder)[:-1]:
         shutil.rmtree(older, ignore_errors=True)
 
 
@@ -141,7 +156,7 @@ def load_state(folder: Path, run: Mapping[str, Any], stepper: Stepper) -> Traini
     states = _states(folder)
     if not states:
         return TrainingProgress()
-    path = states[-1][1]
+    path = states[-1]
     cure = f"delete {folder} to start over, or give another run folder"
     try:
         manifest = json.loads(read_file(path, MANIFEST_NAME, MOST_MANIFEST_BYTES))
@@ -167,7 +182,7 @@ def load_state(folder: Path, run: Mapping[str, Any], stepper: Stepper) -> Traini
 
 def remove_states(folder: Path) -> None:
     """Remove what was kept of a run that is over."""
-    for _, path in _states(folder):
+    for path in _states(folder):
         shutil.rmtree(path, ignore_errors=True)
 
 
@@ -203,12 +218,9 @@ def _as_json(value: Any) -> Any:
     return json.loads(json.dumps(value))
 
 
-def _states(folder: Path) -> list[tuple[int, Path]]:
-    """Epochs kept in a folder, oldest first."""
-    if not folder.is_dir():
-        return []
-    matches = ((_FOLDER.fullmatch(path.name), path) for path in folder.iterdir())
-    return sorted((int(match.group(1)), path) for match, path in matches if match)
+def _states(folder: Path) -> list[Path]:
+    """States kept in a folder, oldest first."""
+    return sorted(folder.glob("epoch-" + "[0-9]" * 6))
 
 
 def digest(*tensors: Any) -> str:

@@ -1,6 +1,6 @@
 """One step of training: forward, loss, backward, update; and the loss of rows held out.
 
-Called by `transfer.train.epochs`. It sees one batch of parts of workloads at a time and knows of epochs
+Called by `transfer.train.training`. It sees one batch of parts of workloads at a time and knows of epochs
 nothing but the factor on the learning rate.
 
 Legend: B rows of a batch, G parts of workloads in it, n most candidates of one, A heads with a pair to rank.
@@ -16,6 +16,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from transfer.arrays import Ints, Mask
 from transfer.data.batches import lay_out
 from transfer.errors import TransferError
 from transfer.model.fleet_tlp import FleetTLP
@@ -101,20 +102,18 @@ class Stepper:
         self,
         data: TrainingRows,
         parts: Sequence[Positions],
-        heads: NDArray[np.int64],
-        used: NDArray[np.bool_],
+        heads: Ints,
+        used: Mask,
     ) -> Tensor:
         """(A, G) losses of some parts for some heads, 0 where `used` (G, A) is false."""
         batch = lay_out(parts)
         rows = data.rows[batch.rows]
         inputs = [tensor.to(self._device) for tensor in block_tensors(data.dataset.features, rows)]
-        mixed = self._device.type == "cuda" and self._config.mixed_precision
-        with torch.autocast(self._device.type, dtype=torch.bfloat16, enabled=mixed):
-            representation = self.model.backbone(*inputs)
-            logits = [self.model.logits(representation, data.device_ids[head]) for head in heads]
+        representation = self.model.backbone(*inputs)
+        logits = [self.model.logits(representation, data.device_ids[head]) for head in heads]
         # All heads at once: a call of torch costs more than its arithmetic on so few numbers.
         place, filled = batch.place.to(self._device), batch.filled.to(self._device)
-        scores = torch.stack(logits).float()[:, place].flatten(0, 1)
+        scores = torch.stack(logits)[:, place].flatten(0, 1)
         labels = self._move(data.labels[batch.rows][:, heads].T)[:, place].flatten(0, 1)
         mask = labels.isfinite() & filled.repeat(len(heads), 1)
         chosen = used.T.reshape(-1)

@@ -13,8 +13,8 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from transfer.arrays import Rows
 from transfer.data.dataset import Dataset
 from transfer.errors import TransferError
 from transfer.features.published_features import LAYOUTS, PublishedLayout
@@ -25,8 +25,6 @@ from transfer.train.published_procedure import published_config, train_mtl_tlp
 from transfer.train.training import TrainRun, train
 from transfer.train.tree_fit import continue_trees
 from transfer.train.validity import fit_validity
-
-Rows = NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -59,7 +57,7 @@ class Trained:
     #: Epoch whose weights it has, counted from 1.
     best_epoch: int
     #: Epochs that an interrupted run had done before.
-    resumed_epochs: int
+    resumed_epochs: int = 0
     #: For people only: what the losses and the speed were.
     curve: Mapping[str, Any]
 
@@ -122,15 +120,14 @@ def _train_boosted(task: TrainingTask) -> Trained:
         config=asdict(task.config),
         epochs_done=0,
         best_epoch=0,
-        resumed_epochs=0,
         curve={"trees_added": added},
     )
 
 
 def _train_mtl_tlp(task: TrainingTask) -> Trained:
     """From nothing; it holds back rows of its own to choose the epoch by, as published."""
-    config = published_config(task.config)
-    result = train_mtl_tlp(
+    started, config = time.perf_counter(), published_config(task.config)
+    model, losses = train_mtl_tlp(
         task.dataset,
         np.union1d(task.rows, task.stop_rows),
         layout=_layout_of(task.dataset),
@@ -138,15 +135,13 @@ def _train_mtl_tlp(task: TrainingTask) -> Trained:
         seed=task.seed,
         devices=task.devices,
     )
-    losses = result.validation_losses
     return Trained(
-        model=result.model,
-        seconds=result.seconds,
+        model=model,
+        seconds=time.perf_counter() - started,
         config=asdict(config),
         epochs_done=config.epochs,
-        best_epoch=result.best_epoch,
-        resumed_epochs=0,
-        curve={"validation_loss": losses[result.best_epoch - 1] if losses else None},
+        best_epoch=1 + int(np.argmin(losses)) if losses else config.epochs,
+        curve={"validation_loss": min(losses, default=None)},
     )
 
 

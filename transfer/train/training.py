@@ -6,8 +6,8 @@ workload. With a run folder, every epoch is kept and a killed run goes on where 
 `transfer.adapt`, `transfer.evaluate.cross_validation` and the refresh of the fleet. It must not know where a
 dataset comes from or where a model goes.
 
-The parts, all in `transfer.train`: `rows` (rows and labels), `step` (loss and update), `epochs`, `state`
-(what is kept, and curves).
+The parts, all in `transfer.train`: `rows` (rows and labels), `step` (loss and update), `state` (what is kept,
+and curves).
 """
 
 from __future__ import annotations
@@ -27,10 +27,9 @@ from transfer.errors import TransferError
 from transfer.model.fleet_tlp import FleetTLP, model_config, scoped_seed
 from transfer.model.inputs import torch_threads
 from transfer.train.config import EpochReport, TrainConfig, torch_device
-from transfer.train.epochs import TrainingProgress, run_epochs
 from transfer.train.rows import TrainingRows, gather_rows, trainable_devices, with_lent_latencies
-from transfer.train.state import digest, load_state, recording, remove_states
-from transfer.train.step import Stepper
+from transfer.train.state import TrainingProgress, digest, load_state, recording, remove_states
+from transfer.train.step import Stepper, learning_rate_curve
 from transfer.train.tree_fit import fit_trees
 from transfer.train.validity import fit_validity
 
@@ -195,3 +194,67 @@ def _identity(
         "data": digest(*arrays, training.dataset.group),
         "init": None if init is None else digest(*init.state_dict().values()),
     }
+
+
+def run_epochs(
+    stepper: Stepper,
+    training: TrainingRows,
+    validation: TrainingRows | None,
+    config: TrainConfig,
+    seed: int,
+    progress: TrainingProgress,
+    after_epoch: Callable[[EpochReport], None],
+) -> None:
+    """Run the epochs that are left; with validation, leave the weights of the best one in the model.
+
+    Model and optimiser are as they were at the end of the last epoch done; `progress` is brought up to date
+    after each epoch, before `after_epoch` is called.
+
+    Raises:
+        TransferError: Loss or gradient are not finite.
+    """
+    sizes = {"most": config.candidates_per_workload, "per_epoch": config.candidates_per_epoch}
+    per_epoch = -(-training.part_count(**sizes) // config.workloads_per_batch)
+    factor = learning_rate_curve(config.epochs * per_epoch, config.warmup_fraction)
+    # Judged on the same candidates after every epoch.
+    held = None if validation is None else validation.parts(**sizes, random=np.random.default_rng(seed))
+    while not progress.is_over(config):
+        started = time.perf_counter()
+        epoch = len(progress.history) + 1
+        random = np.random.default_rng((seed, epoch))
+        torch.manual_seed(_dropout_seed(seed, epoch))
+        parts = training.parts(**sizes, random=random)
+        order = random.permutation(len(parts))
+        stepper.model.train()
+        losses = []
+        for start in range(0, len(order), config.workloads_per_batch):
+            batch = [parts[place] for place in order[start : start + config.workloads_per_batch]]
+            loss = stepper.step(training, batch, factor(progress.steps))
+            progress.steps += 1
+            if loss is not None:
+                losses.append(loss)
+        validation_loss = None
+        if validation is not None and held is not None:
+            validation_loss = stepper.held_loss(validation, held)
+            if progress.best is None or validation_loss < progress.best[0]:
+                weights = {name: value.clone() for name, value in stepper.model.state_dict().items()}
+                progress.best = validation_loss, epoch, weights
+        progress.history.append(
+            EpochReport(
+                epoch=epoch,
+                # 0 where no random choice held a pair.
+                train_loss=sum(losses) / max(1, len(losses)),
+                validation_loss=validation_loss,
+                learning_rate=config.learning_rate * factor(progress.steps - 1),
+                samples=sum(len(part) for part in parts),
+                seconds=time.perf_counter() - started,
+            )
+        )
+        after_epoch(progress.history[-1])
+    if progress.best is not None:
+        stepper.model.load_state_dict(progress.best[2])
+
+
+def _dropout_seed(seed: int, epoch: int) -> int:
+    """A seed of its own for each epoch; the 1 tells it from the one that deals the batches."""
+    return int(np.random.SeedSequence((seed, epoch, 1)).generate_state(1, np.uint64)[0] >> np.uint64(1))

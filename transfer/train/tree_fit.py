@@ -12,27 +12,26 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from transfer.arrays import Floats, Rows, Singles
 from transfer.data.dataset import Dataset
 from transfer.data.splits import few_places
+from transfer.features.flat import location_columns
 from transfer.features.hardware import fitted_hardware
 from transfer.model.fleet_tlp import FleetTLP
 from transfer.model.trees import Trees, pack, tree_inputs
 from transfer.train.config import TrainConfig
 from transfer.train.losses import MIN_LABEL
 
-Rows = NDArray[np.int64]
-
 #: Most candidates of a workload on a device, and most rows in all: bounds time and memory.
 _MOST_OF_WORKLOAD, _MOST_ROWS = 256, 100_000
-#: How many times likelier a tree is offered a number of the summary, of locations, of the place, or of the
-#: hardware, than one of the others, which are twice as many and say less each.
+#: How many times likelier a tree is offered a number of the summary, of locations, or of the hardware, than
+#: one of the others, which are twice as many and say less each.
 _LIKELIER = 4.0
 #: A candidate counts as its relative speed, this at least: which of the slow ones is slower matters little.
 _LEAST_WEIGHT = 0.1
@@ -139,17 +138,17 @@ def continue_trees(
     count = min(_MOST_MORE_TREES, len(examples.target) // _EXAMPLES_PER_TREE)
     # The level of a workload is nothing that trees could know: what they say of it is no error.
     said = trees.margins(examples.x)
-    further = partial(
-        extend,
-        x=examples.x,
-        target=examples.target + said - _centred(said, examples.place),
-        weight=examples.weight,
-        columns=examples.columns,
-        count=count,
-        seed=seed,
-        threads=threads,
+    raw = _boosted(
+        trees.booster(),
+        examples.x,
+        examples.target + said - _centred(said, examples.place),
+        examples.weight,
+        examples.columns,
+        count,
+        {**_MORE_SETTINGS, "seed": seed, "nthread": threads},
+        from_zero=False,
     )
-    model.trees = trees.extended(further)
+    model.trees = Trees(pack(raw), float(trees.offset), float(trees.weight))
     return count
 
 
@@ -158,16 +157,16 @@ class _Examples:
     """What trees learn from: n candidates, each once for each device that measured it."""
 
     #: (n, P + H) what the trees read.
-    x: NDArray[np.float32]
+    x: Singles
     #: (n,) column of the device in the dataset, and number of workload and device together.
     column_of: Rows
     place: Rows
     #: (n,) logarithm of the relative speed; the same less its mean over the workload on the device.
-    log_speed: NDArray[np.float64]
-    target: NDArray[np.float64]
-    weight: NDArray[np.float64]
+    log_speed: Floats
+    target: Floats
+    weight: Floats
     #: (P + H,) how likely each number is offered to a tree beside the others.
-    columns: NDArray[np.float64]
+    columns: Floats
 
 
 def _examples(
@@ -204,7 +203,7 @@ def _examples(
         hardware = fitted_hardware(hardware, model.trees.input_count() - flat.shape[1])
     x = tree_inputs(flat[place], hardware[column_of])
     columns = np.ones(x.shape[1])
-    behind = flat.shape[1] - model.config.place_size - model.config.location_size
+    behind = flat.shape[1] - location_columns(model.config.number_size)
     columns[: dataset.features.summary.shape[1]] = columns[behind:] = _LIKELIER
     return _Examples(
         x=x,
@@ -218,10 +217,10 @@ def _examples(
 
 
 def grow(
-    x: NDArray[np.float32],
-    target: NDArray[np.float64],
-    weight: NDArray[np.float64],
-    columns: NDArray[np.float64] | None = None,
+    x: Singles,
+    target: Floats,
+    weight: Floats,
+    columns: Floats | None = None,
     *,
     count: int,
     seed: int,
@@ -239,28 +238,12 @@ def grow(
     return _boosted(beside, x, target, weight, columns, count, settings, from_zero=True)
 
 
-def extend(
-    raw: bytes,
-    x: NDArray[np.float32],
-    target: NDArray[np.float64],
-    weight: NDArray[np.float64],
-    columns: NDArray[np.float64],
-    *,
-    count: int,
-    seed: int,
-    threads: int = 1,
-) -> bytes:
-    """Fit `count` trees more to what those of `raw` leave of the target. Arguments are those of `grow`."""
-    settings = {**_MORE_SETTINGS, "seed": seed, "nthread": threads}
-    return _boosted(raw, x, target, weight, columns, count, settings, from_zero=False)
-
-
 def _boosted(
     earlier: bytes,
-    x: NDArray[np.float32],
-    target: NDArray[np.float64],
-    weight: NDArray[np.float64],
-    columns: NDArray[np.float64] | None,
+    x: Singles,
+    target: Floats,
+    weight: Floats,
+    columns: Floats | None,
     count: int,
     settings: dict[str, Any],
     *,
@@ -279,7 +262,7 @@ def _boosted(
     return bytes(trained.save_raw("ubj"))
 
 
-def _centred(values: NDArray[np.float64], group: NDArray[np.integer]) -> NDArray[np.float64]:
+def _centred(values: Floats, group: NDArray[np.integer]) -> Floats:
     """Values less the mean of their workload."""
     count = np.bincount(group)
     return np.asarray(values - (np.bincount(group, values) / np.maximum(1, count))[group])

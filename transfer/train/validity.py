@@ -14,10 +14,10 @@ from collections.abc import Sequence
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional as F
 
+from transfer.arrays import Ints, Rows
 from transfer.data.dataset import Dataset
 from transfer.model.fleet_tlp import FleetTLP
 
@@ -30,9 +30,7 @@ _PENALTY = 1e-3
 _STEPS = 60
 
 
-def fit_validity(
-    model: FleetTLP, dataset: Dataset, rows: NDArray[np.int64], device_ids: Sequence[str]
-) -> None:
+def fit_validity(model: FleetTLP, dataset: Dataset, rows: Rows, device_ids: Sequence[str]) -> None:
     """Give a model on the CPU the validity outputs of the devices that have failures to learn from.
 
     Heads and backbone are not changed.
@@ -52,7 +50,7 @@ def fit_validity(
         model.set_validity(device_id, _logistic(x, valid, weight / weight.sum()))
 
 
-def _evenly(rows: NDArray[np.int64], most: int) -> NDArray[np.int64]:
+def _evenly(rows: Rows, most: int) -> Ints:
     """At most so many rows, at equal distances."""
     if len(rows) <= most:
         return rows

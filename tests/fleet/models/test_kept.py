@@ -23,6 +23,7 @@ from fleet.store.store import Store
 from tests.dataset_fixtures import gmm_trace, record_of
 from tests.model_fixtures import CONFIG, make_dataset
 from tests.onboarding_fixtures import NEW, SOURCES, TILES, WORKLOADS, candidate, fill
+from tests.strategy_fixtures import task_of
 from transfer.adapt.base import Adapted, unmeasured
 from transfer.adapt.kept import MOST_BYTES, file_of, files_of, load_adapted
 from transfer.adapt.source_devices import SourceDevices
@@ -49,9 +50,7 @@ def source() -> FleetTLP:
 @pytest.fixture(scope="module")
 def adapted(source: FleetTLP) -> Adapted:
     few_shot = DATASET.rows_of(TARGET)[:40]
-    return SourceDevices(nets=2).adapt(
-        source, DATASET, TARGET, few_shot, source_rows=ROWS, config=QUICK, seed=0
-    )
+    return SourceDevices(nets=2).adapt(task_of(source, DATASET, TARGET, few_shot, ROWS, QUICK))
 
 
 @pytest.fixture

@@ -74,9 +74,9 @@ def trained(snapshot: DatasetSnapshot) -> MtlTLP:
     names = {one.workload_id for one in LEARNT}
     rows = np.flatnonzero([dataset.workload_ids[one] in names for one in dataset.group])
     config = TlpConfig(epochs=12, batch=64)
-    found = train_mtl_tlp(dataset, rows, layout=CPU_LAYOUT, config=config, seed=0, devices=DEVICES)
-    assert found.validation_losses[found.best_epoch - 1] == min(found.validation_losses)
-    return found.model
+    model, losses = train_mtl_tlp(dataset, rows, layout=CPU_LAYOUT, config=config, seed=0, devices=DEVICES)
+    assert losses
+    return model
 
 
 @pytest.fixture

@@ -7,14 +7,13 @@ import pytest
 import torch
 
 from tests.model_fixtures import CONFIG, make_dataset, same_weights, with_latency
+from tests.strategy_fixtures import task_of
 from transfer.adapt.base import Adapted, Strategy, unmeasured
-from transfer.adapt.boosted import Boosted
-from transfer.adapt.finetune import FineTuneHead
 from transfer.adapt.maml import Maml
-from transfer.adapt.momentum import Momentum
 from transfer.adapt.multitask import MultiTask, Scratch
 from transfer.adapt.nearest import Nearest
 from transfer.adapt.source_devices import SourceDevices
+from transfer.adapt.tuned_heads import Boosted, FineTuneHead, Momentum
 from transfer.errors import TransferError
 from transfer.model.fleet_tlp import FleetTLP
 from transfer.train.training import train
@@ -61,9 +60,7 @@ def same(a: Adapted, b: Adapted) -> bool:
 def adapted_by(
     strategy: Strategy, source: FleetTLP | None, dataset=DATASET, few_shot=FEW_SHOT, seed=0, config=QUICK
 ) -> Adapted:
-    return strategy.adapt(
-        source, dataset, TARGET, few_shot, source_rows=SOURCE_ROWS, config=config, seed=seed
-    )
+    return strategy.adapt(task_of(source, dataset, TARGET, few_shot, SOURCE_ROWS, config, seed))
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES, ids=named)

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from tests.model_fixtures import CONFIG, make_dataset, with_latency
+from tests.strategy_fixtures import task_of
 from transfer.adapt.base import Adapted
 from transfer.adapt.source_devices import SourceCorrection, SourceDevices
 from transfer.data.ranking import kendall_tau
@@ -26,8 +27,7 @@ def source() -> FleetTLP:
 
 
 def adapt(source: FleetTLP, dataset=DATASET, few_shot=NOTHING, nets: int = 1) -> Adapted:
-    how = {"source_rows": SOURCE_ROWS, "config": QUICK, "seed": 0}
-    return SourceDevices(nets=nets).adapt(source, dataset, TARGET, few_shot, **how)
+    return SourceDevices(nets=nets).adapt(task_of(source, dataset, TARGET, few_shot, SOURCE_ROWS, QUICK))
 
 
 @pytest.fixture(scope="module")

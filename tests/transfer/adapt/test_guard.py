@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from tests.model_fixtures import CONFIG, make_dataset, with_latency
-from tests.strategy_fixtures import backwards
+from tests.strategy_fixtures import backwards, task_of
 from transfer.adapt.base import Adapted, Regime, without_device
 from transfer.adapt.guard import (
     Auto,
@@ -40,7 +40,7 @@ def source() -> FleetTLP:
 
 
 def run(guarded: Auto, source: FleetTLP | None, few_shot: np.ndarray) -> Adapted:
-    return guarded.adapt(source, DATASET, TARGET, few_shot, source_rows=ROWS, config=SHORT, seed=0)
+    return guarded.adapt(task_of(source, DATASET, TARGET, few_shot, ROWS, SHORT))
 
 
 def measured(count: int) -> np.ndarray:
@@ -85,7 +85,7 @@ def test_unseen_latencies_of_the_target_change_nothing(source: FleetTLP) -> None
     other = with_latency(DATASET, rest, TARGET, LATENCY[rest] * np.linspace(0.1, 10, len(rest)))
     guarded = Auto(strategies=(MultiTask(), Nearest(), Scratch()))
     one = run(guarded, source, few_shot)
-    two = guarded.adapt(source, other, TARGET, few_shot, source_rows=ROWS, config=SHORT, seed=0)
+    two = guarded.adapt(task_of(source, other, TARGET, few_shot, ROWS, SHORT))
     assert one.notes == two.notes
     np.testing.assert_array_equal(one.score(DATASET, ROWS), two.score(other, ROWS))
 
@@ -146,7 +146,7 @@ def test_samples_held_back_are_asked_as_the_head_will_be(source: FleetTLP, regim
 
     def make(fit: np.ndarray, hidden: np.ndarray) -> Adapted:
         seen.append((fit, hidden))
-        return Nearest().adapt(source, DATASET, TARGET, fit, source_rows=ROWS, config=SHORT, seed=0)
+        return Nearest().adapt(task_of(source, DATASET, TARGET, fit, ROWS, SHORT))
 
     scores = held_back_scores(make, DATASET, rows, held, regime)
     assert scores.shape == rows[held].shape

@@ -9,9 +9,9 @@ import pytest
 
 from tests.model_fixtures import CONFIG, make_dataset
 from transfer.adapt.base import without_device
-from transfer.adapt.sample_choice import Choice
 from transfer.adapt.sample_selection import (
     SELECTORS,
+    Choice,
     selector_named,
 )
 from transfer.errors import TransferError

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from agents.records import DeviceId, Workload, WorkloadId
 from tests.dataset_fixtures import cpu_device, gmm_candidates, gmm_workload, record_of
-from tests.model_fixtures import make_dataset
+from tests.model_fixtures import make_dataset, of_devices
 from transfer.data.dataset import Dataset
 from transfer.data.joined_records import build_dataset
 from transfer.data.splits import (
@@ -101,7 +101,7 @@ def test_splits_that_cannot_be_made_are_refused(dataset: Dataset) -> None:
             2,
             "of 1 workloads, and holding one out leaves nothing",
         ),
-        (SplitKind.BY_DEVICE, (dataset.of_devices(["a"]), WORKLOADS), 2, "at least two devices"),
+        (SplitKind.BY_DEVICE, (of_devices(dataset, "a"), WORKLOADS), 2, "at least two devices"),
         (SplitKind.BY_NETWORK, (alone(lone), {lone.workload_id: lone}), 2, "split by workload instead"),
         (SplitKind.BY_NETWORK, (alone(family), {family.workload_id: family}), 2, "networks of one family"),
     ):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from tests.language_fixtures import step_of
-from transfer.features.locations import LOCATION_NAMES, describe_locations
+from transfer.features.flat import LOCATION_NAMES, describe_locations
 from transfer.features.slots import StepTable, laid_out
 from transfer.language.primitives import Primitive
 

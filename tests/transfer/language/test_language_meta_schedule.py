@@ -143,13 +143,12 @@ def test_locations_decide_who_owns_a_loop(places: tuple[int, int], steps: list[s
         assert as_lines(reader.read(canonical_json(value), NRM)[-2:]) == steps
 
 
-def test_unknown_instructions_are_kept_and_counted() -> None:
+def test_unknown_instructions_are_kept() -> None:
     reader = MetaScheduleReader()
     strange = ["Frobnicate", ["b0", 7, "v35"], [3, "x"], ["l90"]]
     for _ in range(2):
         steps = reader.read(canonical_json([[*GMM_HEAD, strange], GMM_DECISIONS]))
     assert as_lines(steps[-1:]) == ["UNK 7 64 3 | Z tiled x | 0"]
-    assert reader.unknown == {"Frobnicate": 2}
 
 
 @pytest.mark.parametrize(

@@ -111,12 +111,11 @@ def test_a_gpu_that_is_not_there_is_named():
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("mixed", [False, True])
-def test_a_gpu_learns_what_a_cpu_learns(tmp_path, mixed):
+def test_a_gpu_learns_what_a_cpu_learns(tmp_path):
     if not torch.cuda.is_available():
         pytest.skip("torch finds no CUDA device")
     sizes = replace(CONFIG.sizes, dropout=0.0)
-    config = replace(RUN, sizes=sizes, epochs=20, mixed_precision=mixed)
+    config = replace(RUN, sizes=sizes, epochs=20)
     found = {}
     for device in ("cpu", "cuda"):
         result = train(
@@ -129,4 +128,4 @@ def test_a_gpu_learns_what_a_cpu_learns(tmp_path, mixed):
         )
         found[device] = result.history[-1]
         assert next(result.model.parameters()).device.type == "cpu"
-    assert found["cuda"].train_loss == pytest.approx(found["cpu"].train_loss, rel=0.2 if mixed else 0.05)
+    assert found["cuda"].train_loss == pytest.approx(found["cpu"].train_loss, rel=0.05)

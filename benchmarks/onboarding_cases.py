@@ -20,12 +20,9 @@ from numpy.typing import NDArray
 
 from agents.records import Workload, WorkloadId
 from transfer.adapt.base import Regime
-from transfer.adapt.sample_choice import Choice
-from transfer.adapt.sample_selection import Selector, rounds
 from transfer.data.dataset import Dataset
 from transfer.data.splits import Split, few_of_each, leave_networks_out, network_families, within_workload
 from transfer.errors import DatasetError
-from transfer.model.fleet_tlp import FleetTLP
 from transfer.train.rows import trainable_devices
 
 Rows = NDArray[np.int64]
@@ -109,37 +106,6 @@ class FewShotSet:
     rows: Rows
     #: (len(rows),) seconds, NaN where the candidate failed.
     latency_secs: NDArray[np.float64]
-
-
-def choose_few_shot(
-    selector: Selector,
-    situation: Situation,
-    pool: Rows,
-    truth: NDArray[np.float64],
-    count: int,
-    source_model: Callable[[], FleetTLP],
-) -> Rows:
-    """Rows of the pool that the target measures, ascending.
-
-    As in an onboarding (`rounds`), a way that looks at results is shown the `truth`, (N,) seconds on the
-    target, of the rows that it has chosen before.
-    """
-    if not count:
-        return np.zeros(0, dtype=np.int64)
-    if count >= len(pool):
-        return np.sort(pool)
-    choice = Choice(
-        dataset=situation.dataset,
-        target=situation.target,
-        pool=pool,
-        source_model=source_model,
-        seed=situation.seed,
-    )
-    chosen = choice.measured
-    for so_far in rounds(selector.name, count):
-        choice = replace(choice, measured=chosen, measured_secs=truth[chosen])
-        chosen = np.concatenate([chosen, selector.choose(choice, so_far - len(chosen))])
-    return np.sort(chosen)
 
 
 def make_cases(

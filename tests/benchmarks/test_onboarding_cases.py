@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from agents.records import Workload, WorkloadId
+from benchmarks.onboarding_cases import CasePlan, Regime, make_cases, visible_dataset
 from tests.model_fixtures import make_dataset
 from tests.record_fixtures import make_workload
-from transfer.evaluate.onboarding_cases import CasePlan, Regime, make_cases, visible_dataset
 
 DATASET = make_dataset(workloads=9, candidates=12)
 DEVICES = tuple(map(str, DATASET.device_ids))
