@@ -162,10 +162,12 @@ def test_each_heavy_package_has_its_places() -> None:
     # A network comes from torch, and is timed beside it, in a confined process of its own.
     names = ("first_run", "latency", "outputs", "roundings", "sources", "torch_import", "torch_program")
     read = {f"agents/networks/{name}.py" for name in names}
-    assert {name.split("/")[0] for name in found["torch"] - read} == {"transfer"}
+    # A tuned library runs in the user's own process, on tensors if these are what it is given.
+    run = {"fleet/public_library.py"}
+    assert {name.split("/")[0] for name in found["torch"] - read - run} == {"transfer"}
     # Programs are made, built and timed beside the devices; TVM's own search and models come to the scorer.
     scored = {"transfer/tvm_cost_model.py"}
-    assert {name.split("/")[0] for name in found["tvm"] - scored} == {"agents"}
+    assert {name.split("/")[0] for name in found["tvm"] - scored - run} == {"agents"}
 
 
 def test_the_core_knows_no_clock_no_disk_and_no_ray() -> None:

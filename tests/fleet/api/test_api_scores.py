@@ -155,7 +155,7 @@ version: v000009                   -> 404 no model version 'v000009' in
 version: ../models                 -> 404 no model version '../models' in
 version: v000002, device: box.b    -> 404 v000002 has no head for box.b; it has: box.a
 traces: "[]"                       -> 422 Expected `array`, got `str` - at `$.traces`
-traces: ["[]", 1]                  -> 422 Expected `str`, got `int` - at `$.traces[...]`
+traces: ["[]", 1]                  -> 422 Expected `str`, got `int` - at `$.traces[1]`
 dialect: latin                     -> 422 dialect: got 'latin', expected one of ansor, autotvm, knobs, meta
 speed: 1                           -> 422 Object contains unknown field `speed`
 """

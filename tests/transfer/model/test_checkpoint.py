@@ -95,8 +95,8 @@ def test_a_file_that_is_missing_or_no_regular_one_is_named(saved, name, tmp_path
 
 #: What a manifest says otherwise, and why it is refused.
 MANIFESTS = r"""
-    {"format_version": 0}         -> has layout 0, this version reads 1; use the version
-    {"format_version": 2}         -> has layout 2, this version reads 1; use the version
+    {"format_version": 1}         -> has layout 1, this version reads 2; use the version
+    {"format_version": 3}         -> has layout 3, this version reads 2; use the version
     {"model_kind": "oracle"}      -> unknown kind of model 'oracle'; update the program
     {"heads": ["pi.local"]}       -> do not fit together
     {"model": {"unknown": 1}}     -> do not fit together
