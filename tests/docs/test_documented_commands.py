@@ -79,7 +79,7 @@ store backup /mnt/other-disk/fleet-backup -> store backup backup
 store verify --store /mnt/other-disk/fleet-backup -> store verify --store backup
 store restore /mnt/other-disk/fleet-backup runs/store -> store restore backup again/store
 store restore FOLDER NEW        -> store restore backup again/store
-up --once                       -> up --once --device x86-64-v3 --for 20
+up --once                       -> up --once --device x86-64-v3 --for 10
 up --device x86-64-v3 --for 3600 -> up --device x86-64-v3 --for 2
 train --model                   -> train --model mtl_tlp
 init                            -> init --folder written
@@ -199,7 +199,7 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         place = folder if name in ("board-3", "rpi4") else folder / "configs/hardware"
         write_replay_device(place, name, folder / "recorded.parquet", device=device, seed=number, noise=True)
     settings = {"schema": 1, "training": {"epochs": 1}, "onboarding": {"strategy": "source_devices"}}
-    settings["daemon"] = {"api_port": 0}
+    settings |= {"daemon": {"api_port": 0}, "workloads": {"noise_samples": 2}}
     (folder / "configs/fleet.yaml").write_text(yaml.safe_dump(settings))
     for name in ("logs/board-7/conv.jsonl", "a.json", "b.json.gz"):
         write_log(folder / name, [(autotvm if name[0] == "l" else ansor)(number) for number in range(4)])
