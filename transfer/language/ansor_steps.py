@@ -175,7 +175,7 @@ def _is_in_bounds(field: str, value: Any) -> bool:
     if field == "T":
         return len(value) <= _NAME
     if field in "PN":
-        return 0 <= value <= _MOST[field]
+        return bool(0 <= value <= _MOST[field])
     if not value:
         return field == "L"
     are_integers = len(value) <= MAX_ITEMS and _INTEGERS.issuperset(map(type, value))
