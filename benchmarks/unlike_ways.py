@@ -240,8 +240,7 @@ def _trees_of(view: View) -> Trees:
     logs = -view.logs[view.samples, pool.target]
     said = pool.trees.margins(x)
     group = view.data.dataset.group[view.samples]
-    count = np.bincount(group)
-    level = (np.bincount(group, logs - said) / np.maximum(1, count))[group]
+    level = (np.bincount(group, logs - said) / np.maximum(1, np.bincount(group)))[group]
     count = max(1, len(view.samples) // _SAMPLES_PER_TREE)
 
     def further(raw: bytes) -> bytes:
