@@ -20,7 +20,7 @@ from benchmarks.unlike_data import FindData
 from transfer.adapt.source_model import fit_source_model
 from transfer.features.hardware import vector_distances
 from transfer.model.trees import Trees, pack, tree_inputs
-from transfer.train.tree_fit import extend, grow
+from transfer.train.tree_fit import extended, grow
 
 Floats = NDArray[np.float64]
 Rows = NDArray[np.int64]
@@ -243,19 +243,9 @@ def _trees_of(view: View) -> Trees:
     level = (np.bincount(group, logs - said) / np.maximum(1, np.bincount(group)))[group]
     count = max(1, len(view.samples) // _SAMPLES_PER_TREE)
 
-    def further(raw: bytes) -> bytes:
-        # The level of a problem is nothing that trees could know.
-        return extend(
-            raw,
-            x,
-            logs - level,
-            np.maximum(np.exp(logs), _LEAST_WEIGHT),
-            np.ones(x.shape[1]),
-            count=count,
-            seed=view.seed,
-        )
-
-    return pool.trees.extended(further)
+    # The level of a problem is nothing that trees could know.
+    weight = np.maximum(np.exp(logs), _LEAST_WEIGHT)
+    return extended(pool.trees, x, logs - level, weight, count=count, seed=view.seed)
 
 
 def _mean_of(values: Floats) -> Floats:

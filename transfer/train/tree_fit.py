@@ -138,18 +138,28 @@ def continue_trees(
     count = min(_MOST_MORE_TREES, len(examples.target) // _EXAMPLES_PER_TREE)
     # The level of a workload is nothing that trees could know: what they say of it is no error.
     said = trees.margins(examples.x)
-    raw = _boosted(
-        trees.booster(),
-        examples.x,
-        examples.target + said - _centred(said, examples.place),
-        examples.weight,
-        examples.columns,
-        count,
-        {**_MORE_SETTINGS, "seed": seed, "nthread": threads},
-        from_zero=False,
+    target = examples.target + said - _centred(said, examples.place)
+    model.trees = extended(
+        trees, examples.x, target, examples.weight, examples.columns, count=count, seed=seed, threads=threads
     )
-    model.trees = Trees(pack(raw), float(trees.offset), float(trees.weight))
     return count
+
+
+def extended(
+    trees: Trees,
+    x: Singles,
+    target: Floats,
+    weight: Floats,
+    columns: Floats | None = None,
+    *,
+    count: int,
+    seed: int,
+    threads: int = 1,
+) -> Trees:
+    """Trees with `count` more, fitted to what they leave of the target. Arguments are those of `grow`."""
+    settings = {**_MORE_SETTINGS, "seed": seed, "nthread": threads}
+    raw = _boosted(trees.booster(), x, target, weight, columns, count, settings, from_zero=False)
+    return Trees(pack(raw), float(trees.offset), float(trees.weight))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
