@@ -18,6 +18,7 @@ import pytest
 from benchmarks import onboarding_parts
 from benchmarks.onboarding import main
 from benchmarks.onboarding_baselines import FewShot, baselines
+from benchmarks.onboarding_cases import CasePlan, FewShotSet, Situation
 from benchmarks.onboarding_curve import RANDOM, Adapting, Contender, CurvePlan, Point, run_curve
 from benchmarks.onboarding_table import CurveTable
 from tests.model_fixtures import CONFIG, make_dataset
@@ -26,7 +27,6 @@ from transfer.adapt.base import Regime
 from transfer.adapt.maml import Maml
 from transfer.adapt.sample_selection import Paired
 from transfer.data.dataset import Dataset
-from transfer.evaluate.onboarding_cases import CasePlan, FewShotSet, Situation
 
 PROFILES = Path(__file__).parents[1] / "onboardings" / "profiles"
 FEW = [

@@ -45,7 +45,7 @@ def without_latency(dataset: Dataset, rows: np.ndarray, device_id: str | None = 
     "make",
     [
         lambda: PublishedTlp(TLP),
-        lambda: PublishedTlp(replace(TLP, loss="mse", sequence="lstm"), multi_task=True),
+        lambda: PublishedTlp(TLP, multi_task=True, variant="lstm"),
         NearestDevice,
         lambda: NearestDevice("mean"),
         lambda: SummaryMlp(MLP),

@@ -89,7 +89,7 @@ def test_every_package_that_is_imported_is_asked_for() -> None:
     named = {name.split(".")[0] for path in MODULES for name in imports(path)}
     # Named otherwise than their packages, brought by TVM, or of an extra that a message names.
     known = {"tvm", "tvm_ffi", "yaml", "xgboost", "ml_dtypes", "pynvml", "lightgbm", "pandas", "tensorboard"}
-    known |= {"torchvision"}
+    known |= {"torchvision", "openvino"}
     named -= {*sys.stdlib_module_names, "agents", "fleet", "transfer", "benchmarks", *known}
     assert {canonicalize_name(name) for name in named} - asked("daemon") - asked("networks") == set()
 

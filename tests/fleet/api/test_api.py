@@ -68,6 +68,8 @@ def a_view(table_version: int = 3) -> dict[str, Any]:
     state.apply(CoordinatorStarted(at_secs=10.0))
     state.apply(DeviceAdded(at_secs=10.0, device_id=spec.device_id, family="cpu"))
     sums = {spec.device_id: (7, 6, 19.0)}
+    clock = FleetClock(lambda: 20.0, lambda: 0.0)
+    clock.gaps = 2
     parts: Any = SimpleNamespace(
         state=state,
         store=SimpleNamespace(
@@ -76,7 +78,7 @@ def a_view(table_version: int = 3) -> dict[str, Any]:
             waiting_count=5,
             state=SimpleNamespace(device_sums=lambda: sums),
         ),
-        clock=FleetClock(lambda: 20.0, lambda: 0.0),
+        clock=clock,
         disk=SimpleNamespace(is_full=False),
         roster=SimpleNamespace(all_specs={spec.device_id: spec}),
         record_sink=SimpleNamespace(letters=SimpleNamespace(refused=0)),

@@ -241,7 +241,7 @@ def test_the_advice_names_every_format() -> None:
     write_log(Path("ktt.json"), [json.dumps(KTT, indent=2)])
     advice = (
         f"no measurement in {Path('ktt.json').absolute()}: expected files of Ansor, AutoTVM, Helion, "
-        "Kernel Tuner, MetaSchedule, T4 or Triton"
+        "Kernel Tuner, MIOpen, MetaSchedule, T4 or Triton"
     )
     assert refusal("import", "ktt.json", "--device", "g", "--store", "new").startswith(advice)
 
