@@ -11,7 +11,8 @@ others come to the store evenly over the hour, in random order. At each minute t
 what is there, judges and publishes (`fleet.refresh.run`).
 
 With `--up PROFILE` a real `fleet up` runs on this host for the last of the minutes, with the model that this
-release ships (`benchmarks.freshness_up`).
+release ships (`benchmarks.freshness_up`). `--again STORE --target PROFILE` refreshes what such a run has
+kept, with the rules of today, at each of the minutes.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from agents.records import DeviceId, DeviceKind, Family, Record, WorkloadId
-from benchmarks.freshness_up import top1_by_workload, watched
+from benchmarks.freshness_up import judged_by, top1_by_workload, watched
 from benchmarks.harness import Figures, Option, benchmark, working_folder
 from benchmarks.pretrained import groups_of, networks_of, opened_store
 from benchmarks.pretrained_ship import train_model
@@ -60,10 +61,11 @@ class Options:
 
     dataset: Annotated[tuple[Path, ...], Option("a published dataset", is_repeated=True)] = ()
     up: Annotated[str, Option("a profile of this host on which a real fleet up runs")] = ""
+    again: Annotated[Path | None, Option("store that an earlier --up kept; nothing is measured")] = None
     target: Annotated[str, Option("profile that stands for the machine")] = "open-cpu-2.x86-64-v4"
     group: Annotated[str, Option("architectures that stand for the user's networks")] = "group-2"
     minutes: Annotated[tuple[int, ...], Option("when to look; the last is the whole", least=0)] = MINUTES
-    keep: Annotated[Path | None, Option("folder that keeps the shipped model, or the store of --up")] = None
+    keep: Annotated[Path | None, Option("folder that keeps the shipped model, or stores and models")] = None
     epochs: Annotated[int, Option(least=1)] = 24
     seed: int = 0
 
@@ -76,8 +78,9 @@ class _Hour:
     target: DeviceId
     #: Rows that judge, none of which enters the store.
     judged: NDArray[np.int64]
-    #: Records of the machine for the store, in the order in which they come.
+    #: Records of the machine for the store, in the order in which they come, and the minute of each.
     records: Sequence[Record]
+    arrival_minutes: Floats
 
 
 def measure(options: Options) -> Figures:
@@ -88,6 +91,10 @@ def measure(options: Options) -> Figures:
             "target": options.up,
             **_figures(watched(options.up, options.minutes, options.keep)),
         }
+    if options.again is not None:
+        hour = _measured(options.again, DeviceId(options.target))
+        with working_folder(options.keep) as run:
+            return _report(hour, options, _replayed(run, hour, options))
     if not options.dataset:
         raise FleetError("nothing answers for the machine: give --dataset FOLDER, or --up PROFILE")
     with working_folder(options.keep) as folder:
@@ -98,13 +105,35 @@ def measure(options: Options) -> Figures:
             _ship(box, hour, learnt, options)
         with working_folder(None) as run, patch("fleet.models.shipped_model.shipped_folder", lambda _: box):
             looks = _replayed(run, hour, options)
+    return {"group": options.group, **_report(hour, options, looks)}
+
+
+def _report(hour: _Hour, options: Options, looks: Sequence[Mapping[str, Any]]) -> Figures:
     return {
         "benchmark": "freshness",
         "target": options.target,
-        "group": options.group,
         "records": len(hour.records),
         **_figures(looks),
     }
+
+
+def _measured(store: Path, target: DeviceId) -> _Hour:
+    """What a real machine has measured."""
+    reader = Store.read(store)
+    if target not in reader.devices():
+        raise FleetError(f"{store} has no records of {target}; it has: {', '.join(reader.devices())}")
+    snapshot, judged = judged_by(reader, target)
+    if not len(judged):
+        raise FleetError(f"{store} has no held-out workload that judges: it needs records of more workloads")
+    records = sorted(reader.records(device_id=target), key=lambda record: record.measured_at)
+    secs = np.array([record.measured_at for record in records])
+    return _Hour(
+        snapshot=snapshot,
+        target=target,
+        judged=judged,
+        records=records,
+        arrival_minutes=(secs - secs[0]) / 60,
+    )
 
 
 def _hour(store: Path, options: Options) -> tuple[_Hour, NDArray[np.int64]]:
@@ -128,6 +157,8 @@ def _hour(store: Path, options: Options) -> tuple[_Hour, NDArray[np.int64]]:
         target=target,
         judged=rows[np.isin(dataset.group[rows], judges)],
         records=[records[place] for place in order],
+        # Evenly over the hour.
+        arrival_minutes=(np.arange(len(order)) + 0.5) * max(options.minutes) / max(1, len(order)),
     )
     return hour, split.train
 
@@ -165,7 +196,7 @@ def _replayed(folder: Path, hour: _Hour, options: Options) -> list[dict[str, Any
     spec = msgspec.structs.replace(spec, kind=DeviceKind.LOCAL)
     path, registry = folder / "store", Registry(folder / "models")
     shipped = read_shipped(Family.CPU)
-    assert shipped is not None  # it was written just now
+    assert shipped is not None  # it was written just now, or comes with this release
     of_hour = hour.snapshot.dataset, hour.judged, hour.target
     floor = top1_by_workload(shipped.head(spec, descriptor), *of_hour)
     with Store.open(path) as store:
@@ -173,7 +204,7 @@ def _replayed(folder: Path, hour: _Hour, options: Options) -> list[dict[str, Any
         store.put_workloads(hour.snapshot.workloads[record.workload_id] for record in hour.records)
     looks, arrived = [], 0
     for minute in sorted(options.minutes):
-        until = round(len(hour.records) * minute / max(options.minutes))
+        until = int(np.searchsorted(hour.arrival_minutes, minute))
         with Store.open(path) as store:
             store.append(hour.records[arrived:until])
         arrived = until

@@ -25,7 +25,8 @@ from fleet.models.registry import Registry
 from fleet.models.shipped_heads import ShippedHeads
 from fleet.models.shipped_model import SHIPPED_KEY
 from fleet.models.training_rows import JudgedRows
-from fleet.models.versions import load_snapshot
+from fleet.models.versions import DatasetSnapshot, load_snapshot
+from fleet.store.reader import StoreReader
 from fleet.store.store import Store
 from transfer.adapt.base import Adapted
 from transfer.data.dataset import Dataset
@@ -88,15 +89,9 @@ def _judged(
     looks: Sequence[dict[str, Any]], registry: Registry, store: Path, device_id: DeviceId
 ) -> list[dict[str, Any]]:
     """Each look with the top-1 of its head, and of the shipped one, by held-out workload."""
-    reader, judged = Store.read(store), JudgedRows()
-    snapshot = load_snapshot(reader, device_ids=[device_id], judged=judged)
+    reader = Store.read(store)
+    snapshot, rows = judged_by(reader, device_id)
     dataset = snapshot.dataset
-    column = dataset.column(device_id)
-    held = held_out(snapshot.workloads[name] for name in dataset.workload_ids)
-    is_held = np.array([name in held for name in dataset.workload_ids])[dataset.group]
-    measured = np.isfinite(dataset.latency_secs[:, column]) & judged.not_ranked(dataset)[:, column]
-    rows = np.flatnonzero(is_held & measured)
-
     shipped = ShippedHeads(registry, reader).head(device_id)
     assert shipped is not None  # this release ships one for CPUs
     floor = top1_by_workload(shipped.adapted, dataset, rows, device_id)
@@ -104,6 +99,18 @@ def _judged(
         {**look, "judged": top1_by_workload(look["head"], dataset, rows, device_id), "shipped": floor}
         for look in looks
     ]
+
+
+def judged_by(reader: StoreReader, device_id: DeviceId) -> tuple[DatasetSnapshot, NDArray[np.int64]]:
+    """What a store has of a device, and the rows of its held-out workloads that no model chose."""
+    judged = JudgedRows()
+    snapshot = load_snapshot(reader, device_ids=[device_id], judged=judged)
+    dataset = snapshot.dataset
+    column = dataset.column(device_id)
+    held = held_out(snapshot.workloads[name] for name in dataset.workload_ids)
+    is_held = np.array([name in held for name in dataset.workload_ids])[dataset.group]
+    measured = np.isfinite(dataset.latency_secs[:, column]) & judged.not_ranked(dataset)[:, column]
+    return snapshot, np.flatnonzero(is_held & measured)
 
 
 def top1_by_workload(

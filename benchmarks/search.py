@@ -4,11 +4,12 @@ Workloads that no head learns from (`fleet.models.holdout`), of five networks, a
 this host with the same number of trials by `fleet tune` with a head, by `fleet tune` without one, by TVM's
 evolutionary search with its XGBoost model, and by random draws, all on our builder and runner; and by
 `tune_tir` as it is shipped. The head is made from the store's other workloads, with at most
-256 samples of the device. The side `ours_day_zero`, where it is asked for, has the head of the shipped model
-(`benchmarks.pretrained`), without a sample; where `ours` does not search, all keys are about that side. None
-of the searches knows an earlier record of the workload. After the searches of a workload all programs that
-led one of them are timed again by one agent, in turn. Figures are of these timings, the fastest turn of each
-program: that a program was the fastest of hundreds in its search may be chance.
+256 samples of the device; or it is that of `--models`. The side `ours_day_zero`, where it is asked for, has
+the head of the shipped model (`benchmarks.pretrained`), without a sample; where `ours` does not search, all
+keys are about that side. None of the searches knows an earlier record of the workload. After the searches of
+a workload all programs that led one of them are timed again by one agent, in turn. Figures are of these
+timings, the fastest turn of each program: that a program was the fastest of hundreds in its search may be
+chance.
 
 `--keep FOLDER` keeps every finished run there, and goes on where an earlier one stopped. `--quick`: four
 workloads, one seed, 64 trials, the slow sides on fewer of them (`sides` says on how many). A full run takes
@@ -70,6 +71,10 @@ class Options:
 
     store: Annotated[Path, Option("records that the head is made from")]
     device: Annotated[str, Option("device of this host, by its id")]
+    models: Annotated[
+        Path | None,
+        Option("folder with a head of the device that learnt no held-out workload, such as a daemon's"),
+    ] = None
     without: Annotated[tuple[str, ...], Option("devices that the head learns nothing from")] = ()
     quick: Annotated[bool, Option("4 workloads, 1 seed, 64 trials")] = False
     keep: Annotated[Path | None, Option("folder of finished runs; an earlier one goes on")] = None
@@ -88,7 +93,7 @@ def measure(options: Options) -> Figures:
     settings = load_fleet(None, {"store.path": str(options.store)}).config
     ends_at = time.monotonic() + 60 * options.minutes
     with working_folder(options.keep) as folder:
-        bench = SearchBench(settings, options.device, folder, options.without)
+        bench = SearchBench(settings, options.device, folder, options.without, options.models)
         return _search(bench, options, ends_at)
 
 

@@ -41,7 +41,9 @@ from fleet.core.request_words import RequestKind
 from fleet.daemon.daemon import UpOptions
 from fleet.daemon.embedded import run_embedded
 from fleet.drivers.session import EngineSession
+from fleet.errors import FleetError
 from fleet.models.holdout import is_held_out
+from fleet.models.registry import Registry
 from fleet.models.training import train_version
 from fleet.planner.progress import TerminalDisplay
 from fleet.store.store import Store
@@ -67,20 +69,32 @@ class SearchBench:
         device: Id of the device.
         folder: For stores, models, spools and finished runs; kept.
         without: Devices of the store that the head learns nothing from.
+        models: Folder whose head of the device is taken, in place of one that is made; None for none.
     """
 
     def __init__(
-        self, settings: FleetConfig, device: str, folder: Path, without: Collection[str] = ()
+        self,
+        settings: FleetConfig,
+        device: str,
+        folder: Path,
+        without: Collection[str] = (),
+        models: Path | None = None,
     ) -> None:
         self._settings = settings
-        self._folder = folder
+        self._folder, self._models = folder, models or folder / "models"
+        self._is_made = models is None
         self._without = without
         self._cores = os.sched_getaffinity(0)
         self.spec: DeviceSpec = select_devices(settings)[DeviceId(device)]
 
     def head(self) -> dict[str, Any]:
         """Make the device's head from other workloads of the store, with few samples of the device."""
-        return self._once("head", self._trained)
+        if self._is_made:
+            return self._once("head", self._trained)
+        champion = Registry(self._models).champions().get(self.spec.device_id)
+        if champion is None:
+            raise FleetError(f"{self._models} has no head that serves {self.spec.device_id}")
+        return {"version": champion.version, "reason": champion.reason}
 
     def workloads(self, networks: tuple[str, ...], count: int, most_flops: float) -> list[Workload]:
         """Workloads that no head learns from: of the networks in turn, and of as many operators."""
@@ -165,7 +179,7 @@ class SearchBench:
         settings = self._settings.model_copy(
             update={"store": self._settings.store.model_copy(update={"path": str(known)})}
         )
-        found = train_version(settings, self._folder / "models", ())
+        found = train_version(settings, self._models, ())
         return {
             "version": found["version"],
             "samples": MOST_SAMPLES - left,
@@ -185,7 +199,7 @@ class SearchBench:
                 "onboarding": base.onboarding.model_copy(update={"shipped": side == DAY_ZERO}),
             }
         )
-        models = self._folder / "models" if side == OURS else place / "models"
+        models = self._models if side == OURS else place / "models"
         options = TuneOptions(trials=trials, workloads=(workload.name,), models=models, out=place / "tuned")
         os.sched_setaffinity(0, self._cores)
         began, clock = time.time(), time.perf_counter()

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from agents.errors import first_line
+from agents.networks.outputs import tvm_arrays, tvm_tensors
 from fleet.errors import FleetError
 
 if TYPE_CHECKING:
@@ -67,17 +68,25 @@ class NetworkLibrary:
         Raises:
             FleetError: An input has another shape or type, or there are more or fewer.
         """
+        import numpy as np
+
+        inputs = tuple(value if _is_torch(value) else np.asarray(value) for value in inputs)
         try:
             outputs = self._main(*map(self._tensor, inputs))
         except Exception as error:
             raise FleetError(f"{self.path.name}: {_fault(error, inputs)}") from None
-        arrays = [_array(output, inputs) for output in _flat(outputs)]
+        if any(map(_is_torch, inputs)):
+            from torch.utils.dlpack import from_dlpack
+
+            arrays = list(map(from_dlpack, tvm_tensors(outputs)))
+        else:
+            arrays = tvm_arrays(outputs)
         return arrays[0] if len(arrays) == 1 else tuple(arrays)
 
     def _tensor(self, value: Array) -> Any:
         import tvm
 
-        if not hasattr(value, "data_ptr"):
+        if not _is_torch(value):
             return tvm.runtime.tensor(value, self._device)
         tensor: Any = value
         tensor = tensor.detach().contiguous()
@@ -108,16 +117,9 @@ def load_library(
     return NetworkLibrary(path.absolute(), gpu_index, threads)
 
 
-def _flat(outputs: Any) -> list[Any]:
-    return [outputs] if hasattr(outputs, "numpy") else [leaf for each in outputs for leaf in _flat(each)]
-
-
-def _array(output: Any, inputs: tuple[Array, ...]) -> Array:
-    if not any(hasattr(value, "data_ptr") for value in inputs):
-        return output.numpy()  # type: ignore[no-any-return]
-    from torch.utils.dlpack import from_dlpack
-
-    return from_dlpack(output)
+def _is_torch(value: Array) -> bool:
+    """Whether a value is a torch tensor; torch need not be there to tell."""
+    return hasattr(value, "data_ptr")
 
 
 def _fault(error: Exception, inputs: tuple[Array, ...]) -> str:

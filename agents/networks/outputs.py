@@ -66,9 +66,14 @@ def has_finite(array: Any) -> bool:
 
 def tvm_arrays(outputs: Any) -> list[Any]:
     """The NumPy arrays of a TVM tensor, or of a nested list of such."""
+    return [tensor.numpy() for tensor in tvm_tensors(outputs)]
+
+
+def tvm_tensors(outputs: Any) -> list[Any]:
+    """A TVM tensor, or a nested list of such, as a flat list."""
     if hasattr(outputs, "numpy"):
-        return [outputs.numpy()]
-    return [array for output in outputs for array in tvm_arrays(output)]
+        return [outputs]
+    return [tensor for output in outputs for tensor in tvm_tensors(output)]
 
 
 def array_of(tensor: Any) -> Any:

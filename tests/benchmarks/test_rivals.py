@@ -46,6 +46,7 @@ def without_latency(dataset: Dataset, rows: np.ndarray, device_id: str | None = 
     [
         lambda: PublishedTlp(TLP),
         lambda: PublishedTlp(TLP, multi_task=True, variant="lstm"),
+        lambda: PublishedTlp(TLP, multi_task=True, variant="mse"),
         NearestDevice,
         lambda: NearestDevice("mean"),
         lambda: SummaryMlp(MLP),

@@ -85,6 +85,12 @@ def test_inputs_that_do_not_fit_are_named(
         library(*[np.zeros(shape, dtype) for shape in shapes])
 
 
+def test_plain_lists_are_arrays(library: fleet.NetworkLibrary) -> None:
+    fault = r"input 0 \(\w+\) is float64 \(2\), expected float32 \(4, 8\)"
+    with pytest.raises(fleet.FleetError, match=fault):
+        library([1.0, 2.0], [3.0])  # type: ignore[arg-type]
+
+
 def test_a_file_that_is_no_library_is_refused(tmp_path: Path) -> None:
     with pytest.raises(fleet.FleetError, match=r"none\.so: there is no such library"):
         fleet.load_library(tmp_path / "none.so")

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import importlib.metadata
 import io
 import json
 import os
+import re
 import socket
 import sys
 import threading
@@ -306,9 +308,10 @@ def test_fleet_train_sends_a_request_for_each_family(
     daemon = start()
     daemon.view["devices"] = {"one": {"family": "cpu"}, "two": {"family": "gpu"}}
     found = daemon.found()
+    version = re.escape(importlib.metadata.version("tensor-fleet"))
     with monkeypatch.context() as patch:
         patch.setattr("importlib.metadata.version", lambda _: "7.0")
-        with pytest.raises(FleetError, match=r"is version [0-9.]+, this command is 7\.0; stop it"):
+        with pytest.raises(FleetError, match=rf"is version {version}, this command is 7\.0; stop it"):
             request_trainings(found, [], is_detached=True, as_json=True)
     assert daemon.state.request_ids() == []
     with pytest.raises(FleetError, match="knows no device 'three'; it has: one, two"):
