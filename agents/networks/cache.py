@@ -24,7 +24,7 @@ from agents.networks.network_name import NetworkName
 from agents.records import Family, Workload, as_json_dict, canonical_json, content_hash
 
 #: Counts on where this project makes other workloads of the same network, or describes them in another way.
-_REVISION: Final = 3
+_REVISION: Final = 4
 _PACKAGES: Final = ("apache-tvm", "torch", "torchvision", "transformers")
 _MOST_BYTES: Final = 64 << 20
 #: Keys are written as so many hexadecimal digits.

@@ -14,6 +14,8 @@ from typing import Any
 from msgspec.structs import replace
 
 from agents.errors import last_line
+from agents.networks.convolutions import channels_last, lower_convolution
+from agents.networks.movements import fold_paddings, settle_movements
 from agents.networks.network_name import NetworkRefusedError, why_value_shaped
 from agents.networks.operator_kind import operator_kind
 from agents.networks.sources import LoadedNetwork
@@ -77,12 +79,14 @@ def fused(module: Any, family: Family, network: str) -> Any:
     try:
         module = fold_batch_norms(module)
         module = relax.transform.DecomposeOpsForInference()(module)
+        if family is Family.CPU:
+            module = channels_last(fold_paddings(module))
         module = relax.transform.FoldConstant()(module)
         with target:
             # Cumulative sums and sorts have no tensor program of their own: decoders make masks with them.
             # Those that TVM has for GPUs are scheduled already, and take any length.
             if family is Family.CPU:
-                module = relax.backend.DispatchSortScan()(module)
+                module = relax.backend.DispatchSortScan()(settle_movements(module))
                 module = relax.transform.LegalizeOps(_fast_lowerings())(module)
             module = relax.get_pipeline("zero")(module)
     except Exception as error:
@@ -113,7 +117,8 @@ def workloads_of(module: Any, family: Family, network: str) -> list[Workload]:
         workload = workload_from_module(
             task.dispatched[0], name=name, operator="", networks=[(network, int(task.weight))]
         )
-        workload = replace(workload, operator=operator_kind(name, workload.arg_shapes))
+        kind = operator_kind(name, workload.arg_shapes, channels_last=family is Family.CPU)
+        workload = replace(workload, operator=kind)
         workloads[workload.workload_id] = named(workload)
     if not workloads:
         raise NetworkRefusedError(
@@ -264,8 +269,9 @@ def _fast_lowerings() -> dict[str, _Lowering]:
         "relax.nn.gelu_tanh": gelu_tanh,
         "relax.nn.silu": silu,
     }
-    lowerings = {operator: _lowering(operator, compute) for operator, compute in plain.items()}
-    return lowerings | {"relax.nn.softmax": _lowering("relax.nn.softmax", topi.nn.fast_softmax, "axis")}
+    own = {operator: _lowering(operator, compute) for operator, compute in plain.items()}
+    own |= {"relax.nn.softmax": _lowering("relax.nn.softmax", topi.nn.fast_softmax, "axis")}
+    return own | {"relax.nn.conv2d": lower_convolution}
 
 
 def _lowering(operator: str, compute: Callable[..., Any], *attributes: str) -> _Lowering:

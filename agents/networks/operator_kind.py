@@ -35,12 +35,13 @@ _MOVES: Final = re.compile(
 _RANKS: Final = {"conv1d": 3, "conv2d": 4, "conv3d": 5}
 
 
-def operator_kind(name: str, arg_shapes: Sequence[Sequence[int]]) -> str:
+def operator_kind(name: str, arg_shapes: Sequence[Sequence[int]], *, channels_last: bool = False) -> str:
     """Say what a program is about.
 
     Args:
         name: As Relax makes it of its parts, such as `fused_conv2d_add_relu`.
         arg_shapes: Shapes of its arguments; the last is the output's.
+        channels_last: Whether data and weights of a `conv2d` have their channels in the last axes.
 
     Returns:
         `conv2d`, `depthwise_conv2d`, `group_conv2d` (and so for `conv1d`, `conv3d`), `conv_transpose`,
@@ -52,7 +53,10 @@ def operator_kind(name: str, arg_shapes: Sequence[Sequence[int]]) -> str:
         if pattern.search(words):
             if kind == "matmul":
                 return _matmul(arg_shapes)
-            return _grouped(kind, arg_shapes) if kind in _RANKS else kind
+            if kind not in _RANKS:
+                return kind
+            is_last = channels_last and kind == "conv2d"
+            return _grouped(kind, arg_shapes, channels=-1 if is_last else 1, inputs=-2 if is_last else 1)
     return "data_movement" if _only_moves(words) else "elementwise"
 
 
@@ -62,13 +66,20 @@ def _matmul(arg_shapes: Sequence[Sequence[int]]) -> str:
     return "dense" if len(inputs) < 2 or len(inputs[1]) == 2 else "batch_matmul"
 
 
-def _grouped(kind: str, arg_shapes: Sequence[Sequence[int]]) -> str:
-    """Tell plain, grouped and depthwise convolutions apart: a group sees `weights[1]` of the channels."""
-    inputs = [shape for shape in arg_shapes[:-1] if len(shape) == _RANKS[kind]]
-    if len(inputs) < 2:
+def _grouped(kind: str, arg_shapes: Sequence[Sequence[int]], *, channels: int, inputs: int) -> str:
+    """Distinguish plain, grouped and depthwise convolutions by the channels that a group reads.
+
+    Args:
+        kind: The convolution.
+        arg_shapes: Shapes of its arguments.
+        channels: Axis of the data's channels.
+        inputs: Axis of the weights that has the channels of a group.
+    """
+    tensors = [shape for shape in arg_shapes[:-1] if len(shape) == _RANKS[kind]]
+    if len(tensors) < 2:
         return kind
-    channels, group_channels = inputs[0][1], inputs[1][1]
-    if group_channels >= channels or channels % group_channels:
+    all_channels, group_channels = tensors[0][channels], tensors[1][inputs]
+    if group_channels >= all_channels or all_channels % group_channels:
         return kind
     return f"depthwise_{kind}" if group_channels == 1 else f"group_{kind}"
 
