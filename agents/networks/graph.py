@@ -79,9 +79,10 @@ def fused(module: Any, family: Family, network: str) -> Any:
     try:
         module = fold_batch_norms(module)
         module = relax.transform.DecomposeOpsForInference()(module)
-        if family is Family.CPU:
-            module = channels_last(fold_paddings(module))
         module = relax.transform.FoldConstant()(module)
+        # TVM changes no order of axes whose number it does not know; such a network is refused afterwards.
+        if family is Family.CPU and not _is_dynamic(module):
+            module = relax.transform.FoldConstant()(channels_last(fold_paddings(module)))
         with target:
             # Cumulative sums and sorts have no tensor program of their own: decoders make masks with them.
             # Those that TVM has for GPUs are scheduled already, and take any length.

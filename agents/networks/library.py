@@ -118,7 +118,12 @@ def _scheduled(module: Any, database: Any, target: Any) -> Any:
     with target, database:
         module = relax.transform.MetaScheduleApplyDatabase(enable_warning=False)(module)
         module = _split(module)
-        passes = [relax.transform.FoldConstant(), relax.transform.DeadCodeElimination()]
+        passes = [
+            relax.transform.FoldConstant(),
+            # The cut leaves tuples of weights, which the machine would make and take apart in each run.
+            relax.transform.CanonicalizeBindings(),
+            relax.transform.DeadCodeElimination(),
+        ]
         return tvm.transform.Sequential(passes)(module)
 
 
