@@ -6,6 +6,7 @@ workloads each time, and the compiled library calls exactly these.
 
 from __future__ import annotations
 
+import functools
 import math
 import re
 from collections.abc import Callable, Iterable
@@ -272,7 +273,26 @@ def _fast_lowerings() -> dict[str, _Lowering]:
     }
     own = {operator: _lowering(operator, compute) for operator, compute in plain.items()}
     own |= {"relax.nn.softmax": _lowering("relax.nn.softmax", topi.nn.fast_softmax, "axis")}
-    return own | {"relax.nn.conv2d": lower_convolution}
+    return own | {"relax.nn.conv2d": lower_convolution, "relax.power": _lower_power}
+
+
+def _lower_power(builder: Any, call: Any) -> Any:
+    """Lower a square or a cube to products: the C library has a call per number for them."""
+    from tvm import topi
+    from tvm.ir import Op
+    from tvm.ir.expr import GenericConst
+
+    base, exponent = call.args
+    if (
+        isinstance(exponent, GenericConst)
+        and not exponent.ty.shape
+        and float(exponent.value.numpy()) in (2, 3)
+    ):
+        count = int(exponent.value.numpy())
+        return builder.call_te(
+            lambda x: functools.reduce(topi.multiply, [x] * count), base, primfunc_name_hint="power"
+        )
+    return Op.get("relax.power").get_attr("FLegalize")(builder, call)
 
 
 def _lowering(operator: str, compute: Callable[..., Any], *attributes: str) -> _Lowering:

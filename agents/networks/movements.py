@@ -16,6 +16,8 @@ _ELEMENTWISE: Final = (
     *("relax.clip", "relax.exp", "relax.erf", "relax.tanh", "relax.sigmoid", "relax.nn.relu"),
     *("relax.nn.gelu", "relax.nn.gelu_tanh", "relax.nn.silu", "relax.nn.leakyrelu"),
 )
+#: Operators of two tensors of one shape, or of a tensor and a number.
+_PAIRWISE: Final = ("relax.add", "relax.multiply", "relax.subtract", "relax.divide", "relax.power")
 _MOVES: Final = ("relax.permute_dims", "relax.reshape")
 
 
@@ -24,6 +26,7 @@ def settle_movements(module: Any) -> Any:
     from tvm import relax
 
     rules = [_sinking(name, move) for name in _ELEMENTWISE for move in _MOVES]
+    rules += [_sinking_pair(name, place) for name in _PAIRWISE for place in (0, 1)]
     rules += [_joining(move) for move in _MOVES]
     return relax.transform.DeadCodeElimination()(functools.reduce(operator.or_, rules)(module))
 
@@ -74,6 +77,27 @@ def _sinking(name: str, move: str) -> Any:
 
     def rewrite(expr: Any, matches: Any) -> Any:
         return _again(matches[moved], relax.Call(expr.op, [matches[data], *expr.args[1:]], expr.attrs))
+
+    return PatternMatchingRewriter.from_pattern(pattern, rewrite)
+
+
+def _sinking_pair(name: str, place: int) -> Any:
+    """The rule that an operator of two tensors comes before a reshape of one of them into more axes."""
+    from tvm import relax
+    from tvm.relax.dpl import PatternMatchingRewriter, is_op, wildcard
+
+    moved, data = _moved("relax.reshape")
+    other = wildcard()
+    pattern = is_op(name)(*((moved, other) if place == 0 else (other, moved)))
+
+    def rewrite(expr: Any, matches: Any) -> Any:
+        shape, second = _extents(matches[data]), matches[other]
+        if len(shape) >= len(_extents(expr)) or _extents(second) not in ([], _extents(expr)):
+            return expr
+        if _extents(second):
+            second = relax.op.reshape(second, shape)
+        operands = [matches[data], second]
+        return _again(matches[moved], relax.Call(expr.op, operands[:: 1 - 2 * place], expr.attrs))
 
     return PatternMatchingRewriter.from_pattern(pattern, rewrite)
 

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from agents.errors import last_line
+from agents.networks.attention import ATTENTION, attention, keep_attentions
 
 #: Converts a node of the graph: (node, importer) -> Relax expression.
 _Converter = Callable[[Any, Any], Any]
@@ -50,8 +51,14 @@ def import_program(program: Any) -> Any:
     from tvm.relax.frontend.torch.exported_program_translator import ExportedProgramImporter
 
     converters = dict.fromkeys(ExportedProgramImporter().convert_map, _usual()) | _OWN
+    kept = keep_attentions(program)
+    if kept is not None:
+        program, masks = kept
+        converters[ATTENTION] = attention(masks)
     return from_exported_program(
-        program, custom_convert_map={name: _typed(convert) for name, convert in converters.items()}
+        program,
+        custom_convert_map={name: _typed(convert) for name, convert in converters.items()},
+        run_ep_decomposition=kept is None,
     )
 
 

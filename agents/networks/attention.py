@@ -1,0 +1,172 @@
+"""Attention of a torch program as few programs of TVM: two products of matrices and a softmax.
+
+torch decomposes it for rows that may attend to nothing, and adds a mask of zeros if there is none. Both took
+a tenth of the time of a transformer of images. Neither is needed if the mask is known: it is a constant here,
+and sequences are padded to a length that vectors divide. Other programs keep torch's way. Called by
+`torch_import.py`; imports torch and TVM when called.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any, Final
+
+#: The operator's name, as TVM's importer looks it up.
+ATTENTION: Final = "scaled_dot_product_attention.default"
+#: Numbers in a vector of the widest processors. Sequences of more than two vectors are padded to whole ones.
+_LANES: Final = 16
+#: Largest mask that becomes a constant of the network.
+_MOST_MASK: Final = 1 << 24
+
+
+class _NotConstantError(Exception):
+    """A value depends on the network's inputs."""
+
+
+def keep_attentions(program: Any) -> tuple[Any, Mapping[str, Any]] | None:
+    """Decompose a program into core operators, but keep its attention.
+
+    Args:
+        program: A `torch.export.ExportedProgram`.
+
+    Returns:
+        The program, and the mask of each attention by its node's name: numbers (heads of all images or 1,
+        rows, columns) to add to products, or None if each row may attend to all columns. None if there is no
+        attention, or one that needs torch's own way: half precision, a mask that depends on inputs, or a row
+        without any column.
+    """
+    import torch
+
+    target = torch.ops.aten.scaled_dot_product_attention.default
+    if not any(node.target is target for node in program.graph.nodes):
+        return None
+    decompositions = torch.export.default_decompositions()
+    decompositions.pop(target, None)
+    kept = program.run_decompositions(decompositions)
+    constants = {
+        spec.arg.name: {**kept.state_dict, **kept.constants}.get(spec.target)
+        for spec in kept.graph_signature.input_specs
+    }
+    try:
+        masks = {node.name: _mask(node, constants) for node in kept.graph.nodes if node.target is target}
+    except _NotConstantError:
+        return None
+    return kept, masks
+
+
+def _mask(node: Any, constants: Mapping[str, Any]) -> Any:
+    import torch
+
+    query, key, mask, _, is_causal, _, _ = _arguments(node)
+    shape = (*query.meta["val"].shape[:-1], key.meta["val"].shape[-2])
+    if query.meta["val"].dtype != torch.float32 or len(shape) != 4:
+        raise _NotConstantError
+    allowed = torch.ones(shape[-2:], dtype=torch.bool).tril() if is_causal else None
+    if mask is not None:
+        allowed = _constant(mask, constants)
+    if allowed is None or (allowed.dtype == torch.bool and bool(allowed.all())):
+        return None
+    added = allowed
+    if allowed.dtype == torch.bool:
+        added = torch.zeros(allowed.shape).masked_fill(~allowed, -math.inf)
+    added = added.float().reshape((1,) * (4 - added.ndim) + tuple(added.shape))
+    if added.shape[:2] != (1, 1):
+        added = added.expand(*shape[:2], *added.shape[2:])
+    if added.numel() > _MOST_MASK or bool(torch.isneginf(added).all(-1).any()):
+        raise _NotConstantError
+    return added.flatten(0, 1).numpy() if bool(added.any()) else None
+
+
+def _constant(value: Any, constants: Mapping[str, Any]) -> Any:
+    """Compute a node of the graph that depends on no input."""
+    import torch
+
+    if isinstance(value, tuple | list):
+        return type(value)(_constant(item, constants) for item in value)
+    if not isinstance(value, torch.fx.Node):
+        return value
+    if value.op == "placeholder" and constants.get(value.name) is not None:
+        return constants[value.name].detach()
+    if value.op != "call_function":
+        raise _NotConstantError
+    arguments = [_constant(argument, constants) for argument in value.args]
+    named = {name: _constant(argument, constants) for name, argument in value.kwargs.items()}
+    return value.target(*arguments, **named)
+
+
+def _arguments(node: Any) -> tuple[Any, ...]:
+    """Query, key, mask, value, whether it is causal, scale, and whether heads share keys."""
+    defaults = {"attn_mask": None, "dropout_p": 0.0, "is_causal": False, "scale": None, "enable_gqa": False}
+    names = ("query", "key", "value", *defaults)
+    named = defaults | dict(zip(names, node.args, strict=False)) | dict(node.kwargs)
+    return tuple(
+        named[name] for name in ("query", "key", "attn_mask", "value", "is_causal", "scale", "enable_gqa")
+    )
+
+
+def attention(masks: Mapping[str, Any]) -> Callable[[Any, Any], Any]:
+    """The converter of an attention, for TVM's importer.
+
+    Args:
+        masks: As `keep_attentions` gives them.
+    """
+
+    def convert(node: Any, importer: Any) -> Any:
+        from tvm import relax
+
+        query_node, key_node, _, value_node, _, scale, shares = _arguments(node)
+        query, key, value = (importer.env[argument] for argument in (query_node, key_node, value_node))
+        images, heads, rows, width = (int(extent) for extent in query.ty.shape)
+        if shares:
+            repeats = heads // int(key.ty.shape[1])
+            key, value = relax.op.repeat(key, repeats, 1), relax.op.repeat(value, repeats, 1)
+        columns = int(key_node.meta["val"].shape[-2])
+        long, wide = _padded(rows), _padded(columns)
+        scaled = relax.op.multiply(query, relax.const(scale or 1 / math.sqrt(width), "float32"))
+        left = _stack(scaled, (images * heads, rows, width), (long - rows, 0))
+        right = _stack(
+            relax.op.permute_dims(key, [0, 1, 3, 2]), (images * heads, width, columns), (0, wide - columns)
+        )
+        depth = int(value_node.meta["val"].shape[-1])
+        values = _stack(value, (images * heads, columns, depth), (wide - columns, 0))
+        emit = importer.block_builder.emit
+        products = emit(relax.op.matmul(emit(left), emit(right)))
+        mask = _padded_mask(masks[node.name], (rows, columns), (long, wide))
+        if mask is not None:
+            products = emit(relax.op.add(products, relax.const(mask)))
+        shares_of = emit(relax.op.nn.softmax(products, -1))
+        output = emit(relax.op.matmul(shares_of, emit(values)))
+        if long > rows:
+            output = emit(relax.op.strided_slice(output, axes=[1], begin=[0], end=[rows]))
+        return emit(relax.op.reshape(output, (images, heads, rows, depth)))
+
+    return convert
+
+
+def _padded(extent: int) -> int:
+    """The length to which a sequence is padded."""
+    return extent if extent <= 2 * _LANES else -(-extent // _LANES) * _LANES
+
+
+def _stack(tensor: Any, shape: tuple[int, ...], after: tuple[int, int]) -> Any:
+    """All heads one after the other, with zeros behind rows and columns."""
+    from tvm import relax
+
+    stacked = relax.op.reshape(tensor, shape)
+    return relax.op.nn.pad(stacked, [0, 0, 0, after[0], 0, after[1]]) if any(after) else stacked
+
+
+def _padded_mask(mask: Any, extents: tuple[int, int], padded: tuple[int, int]) -> Any:
+    """The mask with columns that nothing attends to behind it; None if everything may be attended to."""
+    import numpy as np
+
+    (rows, columns), (long, wide) = extents, padded
+    if mask is None and wide == columns:
+        return None
+    if mask is None:
+        mask = np.zeros((1, 1, columns), "float32")
+    mask = np.broadcast_to(mask, (*mask.shape[:2], columns))
+    after = [(0, 0), (0, long - rows if mask.shape[1] > 1 else 0), (0, 0)]
+    mask = np.pad(mask, after)
+    return np.pad(mask, [(0, 0), (0, 0), (0, wide - columns)], constant_values=-np.inf)
