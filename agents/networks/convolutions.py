@@ -22,20 +22,47 @@ _LEAST_CHANNELS: Final = 32
 def channels_last(module: Any) -> Any:
     """Give convolutions their channels last, so that a processor's vectors run along them.
 
-    Vectors along a row of seven numbers would be half empty. TVM puts transposes where other operators need
-    the order that the network had.
+    TVM puts transposes where other operators need the order that the network had. Its pass fails on some
+    networks, such as those with windows that roll; they keep their order.
     """
     from tvm import relax
 
-    return relax.transform.ConvertLayout({"relax.nn.conv2d": ["NHWC", "HWIO"]})(module)
+    # Transposed convolutions have no program with channels last.
+    layouts = {"relax.nn.conv2d": ["NHWC", "HWIO"], "relax.nn.conv2d_transpose": ["NCHW", "IOHW"]}
+    try:
+        return relax.transform.ConvertLayout(layouts)(module)
+    except Exception:
+        return module
 
 
 def lower_convolution(builder: Any, call: Any) -> Any:
     """Lower a convolution: dense ones of 3 x 3 by Winograd's way, others as TVM does."""
+    from tvm import topi
     from tvm.ir import Op
 
-    if not _is_for_winograd(call):
+    attrs = call.attrs
+    if attrs.data_layout != "NHWC":
         return Op.get("relax.nn.conv2d").get_attr("FLegalize")(builder, call)
+    if _is_for_winograd(call):
+        return _lower_winograd(builder, call)
+    strides, padding, dilation = (
+        [int(extent) for extent in extents] for extents in (attrs.strides, attrs.padding, attrs.dilation)
+    )
+    return builder.call_te(
+        topi.nn.conv,
+        *call.args,
+        strides,
+        padding,
+        dilation,
+        int(attrs.groups),
+        attrs.data_layout,
+        attrs.kernel_layout,
+        str(call.ty.dtype),
+        primfunc_name_hint="conv2d_nhwc",
+    )
+
+
+def _lower_winograd(builder: Any, call: Any) -> Any:
     import numpy as np
     from tvm import relax
 
@@ -59,7 +86,7 @@ def _is_for_winograd(call: Any) -> bool:
         return False
     rows, columns, channels_in, channels_out = (int(extent) for extent in weight.ty.shape)
     return (
-        (attrs.data_layout, attrs.kernel_layout, int(attrs.groups)) == ("NHWC", "HWIO", 1)
+        int(attrs.groups) == 1
         and rows == columns == _KERNEL
         and {int(stride) for stride in (*attrs.strides, *attrs.dilation)} == {1}
         and min(channels_in, channels_out) >= _LEAST_CHANNELS

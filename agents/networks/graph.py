@@ -119,8 +119,7 @@ def workloads_of(module: Any, family: Family, network: str) -> list[Workload]:
         workload = workload_from_module(
             task.dispatched[0], name=name, operator="", networks=[(network, int(task.weight))]
         )
-        kind = operator_kind(name, workload.arg_shapes, channels_last=family is Family.CPU)
-        workload = replace(workload, operator=kind)
+        workload = replace(workload, operator=operator_kind(name, workload.arg_shapes))
         workloads[workload.workload_id] = named(workload)
     if not workloads:
         raise NetworkRefusedError(

@@ -31,17 +31,18 @@ _MOVES: Final = re.compile(
     r"broadcast_to|cast|repeat|tile|flip|full|zeros|ones|arange|layout_transform|where|triu|tril|roll|stack)"
     r"\d*"
 )
+#: How `convolutions.py` names programs whose data and weights have their channels in the last axes.
+_CHANNELS_LAST: Final = re.compile(r"(?:^|_)conv2d_(?:nhwc|winograd)\d*(?=_|$)")
 #: Axes of a convolution's data and weights.
 _RANKS: Final = {"conv1d": 3, "conv2d": 4, "conv3d": 5}
 
 
-def operator_kind(name: str, arg_shapes: Sequence[Sequence[int]], *, channels_last: bool = False) -> str:
+def operator_kind(name: str, arg_shapes: Sequence[Sequence[int]]) -> str:
     """Say what a program is about.
 
     Args:
         name: As Relax makes it of its parts, such as `fused_conv2d_add_relu`.
         arg_shapes: Shapes of its arguments; the last is the output's.
-        channels_last: Whether data and weights of a `conv2d` have their channels in the last axes.
 
     Returns:
         `conv2d`, `depthwise_conv2d`, `group_conv2d` (and so for `conv1d`, `conv3d`), `conv_transpose`,
@@ -55,7 +56,7 @@ def operator_kind(name: str, arg_shapes: Sequence[Sequence[int]], *, channels_la
                 return _matmul(arg_shapes)
             if kind not in _RANKS:
                 return kind
-            is_last = channels_last and kind == "conv2d"
+            is_last = _CHANNELS_LAST.search(words) is not None
             return _grouped(kind, arg_shapes, channels=-1 if is_last else 1, inputs=-2 if is_last else 1)
     return "data_movement" if _only_moves(words) else "elementwise"
 

@@ -48,6 +48,9 @@ KINDS = """
     fused_conv2d_add_relu [1,64,8,8] [32,64,3,3] [1,32,1,1] [1,32,8,8] -> conv2d
     fused_conv2d1_add2 [1,64,8,8] [64,1,3,3] [1,64,1,1] [1,64,8,8] -> depthwise_conv2d
     conv2d [1,64,8,8] [64,16,3,3] [1,64,8,8]                -> group_conv2d
+    fused_conv2d_nhwc1_add [1,8,8,64] [3,3,1,64] [1,8,8,64] -> depthwise_conv2d
+    conv2d_nhwc [1,8,8,64] [3,3,16,64] [1,8,8,64]           -> group_conv2d
+    fused_conv2d_winograd_add [1,8,8,64] [4,4,64,32] [1,8,8,32] -> conv2d
     conv2d [1,1,8,8] [4,1,3,3] [1,4,8,8]                    -> conv2d
     fused_conv2d_transpose_add [1,64,8,8] [64,32,2,2] [1,32,16,16] -> conv_transpose
     fused_conv3d_add [1,3,4,8,8] [8,3,2,2,2] [1,8,2,4,4]    -> conv3d

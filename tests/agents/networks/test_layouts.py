@@ -67,9 +67,9 @@ def test_a_network_of_images_has_no_program_that_only_moves_them(tmp_path: Path)
     module = lowered(exported(network, images, tmp_path), Family.CPU)
     # The first and the last order are the network's own.
     assert operators(module) == [
-        "conv2d_add",
-        "conv2d_add_clip",
-        "conv2d_add_clip",
+        "conv2d_nhwc_add",
+        "conv2d_nhwc_add_clip",
+        "conv2d_nhwc_add_clip",
         "conv2d_winograd_add_gelu",
         "transpose",
         "transpose",

@@ -122,9 +122,9 @@ def test_networks_are_read_in_a_confined_process_that_unpickles_nothing(
     uses = sorted((one.name.rpartition("_")[0], dict(one.networks)[label]) for one in found)
     # Normalisations are in the weights; bias and activation are fused; the twins are one workload.
     assert [one for one in uses if "conv2d" in one[0]] == [
-        ("conv2d_add_clip_2x16x16x16", 1),
-        ("conv2d_add_relu_2x16x16x16", 1),
-        ("conv2d_add_relu_2x16x16x16", 2),
+        ("conv2d_nhwc_add_clip_2x16x16x16", 1),
+        ("conv2d_nhwc_add_relu_2x16x16x16", 1),
+        ("conv2d_nhwc_add_relu_2x16x16x16", 2),
     ]
     assert not [name for name, _ in uses if "sqrt" in name or "divide_multiply" in name]
     assert {one.operator for one in found if "conv2d" in one.name} == {"conv2d", "depthwise_conv2d"}
