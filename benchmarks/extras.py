@@ -43,6 +43,7 @@ EXTRAS: dict[str, tuple[str, ...]] = {
     "learning": ("daemon",),
     "networks": ("daemon", "networks"),
     "networks_corpus": ("daemon", "networks"),
+    "networks_limit": ("measure", "networks"),
     "onboarding": ("daemon",),
     "pretrained": ("daemon", "networks"),
     "publication": ("train",),

@@ -269,13 +269,13 @@ class Ended:
 
 
 def run_bounded(
-    command: Sequence[str], secs: float, *, question: str = "", more: Mapping[str, str] | None = None
+    command: Sequence[str], secs: float | None, *, question: str = "", more: Mapping[str, str] | None = None
 ) -> Ended:
     """Run a program in a session of its own, and end it with all that it started.
 
     Args:
         command: What is run.
-        secs: How long at most.
+        secs: How long at most; None for no limit.
         question: Sent to its standard input.
         more: Environment beside that which our own programs have.
     """

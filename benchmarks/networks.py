@@ -1,54 +1,81 @@
-"""Whole networks, tuned and timed: `python -m benchmarks.networks --json --device DEVICE`.
+"""Ten whole networks against what a user would pick instead: `python -m benchmarks.networks --json`.
 
-MobileNet-V2 (128 x 128) and BERT-tiny with random weights are tuned by `fleet tune` in an empty store for
-some minutes. Then TVM's `tune_relax` gets the same wall time, tensor programs, builder and runner; with
-`--own-programs` those that TVM's pipeline makes. The libraries of both, TVM's without schedules, torch eager,
-`torch.compile` and ONNX Runtime are timed in turn in one process, on the device's cores. The head is the
-shipped model's, without a sample, unless `--models` names a folder with one for the device. Needs the extra
-`networks`, two cores and some 55 minutes; `--quick` some 5.
+`fleet tune` searches each network in an empty store for ten minutes, with the shipped model's head and no
+sample. Its library is timed in turn, on the same cores, beside ONNX Runtime, OpenVINO, `torch.compile`, torch
+eager and TVM without schedules, each at its best settings in float32. `--rivals-only` searches nothing.
+`--tune-relax` lets TVM's `tune_relax` search for as long with our builder and runner, and `--stock-trials`
+as it is shipped, until its trials are done. Networks are architectures of real size with random weights, at
+batch 1. Needs the extra `networks`; OpenVINO is timed where it is installed. Ten networks take some three
+hours on two idle cores, twice as long with `--tune-relax`; `--quick` takes two networks and ten minutes.
 
-`tune_relax` commits results only after a round of each task: 33 rounds for MobileNet-V2. A shorter search
-ends without a schedule. So its rounds are small here and the searches long; `--quick` is too short for it.
+With `--keep FOLDER` each network's row is a file, and a stopped run goes on with the next network.
 
-`--check corpus` searches nothing: it compiles every architecture of the corpus (`networks_corpus.py`).
+`tune_relax` commits results only after a round of each task, so its rounds are small here. `--check corpus`
+searches nothing: it compiles every architecture of the corpus (`networks_corpus.py`).
 """
 
 from __future__ import annotations
 
-import json
 import math
 import os
+import shutil
 import statistics
-import sys
-import time
-from contextlib import suppress
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Final
+
+from msgspec.structs import replace
 
 from agents.records import DeviceId, DeviceSpec, canonical_json
-from benchmarks.harness import Figures, Option, benchmark, child_json, run_bounded, working_folder
-from benchmarks.networks_corpus import check_corpus, table, tiny_names
-from benchmarks.search_sides import tuned
+from benchmarks.harness import Figures, Option, benchmark, kept, working_folder
+from benchmarks.networks_corpus import check_corpus, tiny_names
+from benchmarks.networks_corpus import table as corpus_table
+from benchmarks.networks_sides import VENDORS, Search, compare
+from benchmarks.tables import markdown_table
+from fleet.config.init import Profile, write_profiles
 from fleet.config.settings import FleetConfig, load_fleet, select_devices
-from fleet.tuning.database import read_database
-from fleet.tuning.delivery import build_library, check_network, is_right, time_network
-from fleet.tuning.tuning import TuneOptions
 
-#: The networks, as `fleet tune` takes them.
-NETWORKS = {
-    "mobilenet-v2-128": "transformers:mobilenet_v2,image_size=128,tf_padding=false",
-    "bert-tiny": (
-        "transformers:bert,hidden_size=128,num_hidden_layers=2,num_attention_heads=2,intermediate_size=512"
+_TINY_BERT: Final = (
+    "transformers:bert,hidden_size=128,num_hidden_layers=2,num_attention_heads=2,intermediate_size=512"
+)
+_SMALL_LLAMA: Final = (
+    "transformers:llama,hidden_size=576,num_hidden_layers=30,num_attention_heads=9,num_key_value_heads=3,"
+    "intermediate_size=1536,vocab_size=49152,tokens=64"
+)
+#: The networks, as `fleet tune` takes them: images of 224 x 224, texts of 128 tokens, prefills of 64.
+NETWORKS: Final = {
+    "mobilenet-v2": "transformers:mobilenet_v2,image_size=224,tf_padding=false",
+    "efficientnet-b0": (
+        "transformers:efficientnet,image_size=224,width_coefficient=1.0,depth_coefficient=1.0,hidden_dim=1280"
     ),
+    "resnet-18": "transformers:resnet,depths=2/2/2/2,hidden_sizes=64/128/256/512,layer_type=basic",
+    "resnet-50": "transformers:resnet",
+    "convnext-tiny": "transformers:convnext",
+    "vit-tiny": "transformers:vit,hidden_size=192,num_attention_heads=3,intermediate_size=768",
+    "bert-tiny": _TINY_BERT,
+    "bert-base": "transformers:bert",
+    "gpt2": "transformers:gpt2,tokens=64",
+    "llama-135m": _SMALL_LLAMA,
 }
-_TVM = [sys.executable, "-m", "benchmarks.tvm_sides"]
-_MOST_TRIALS = 100_000
-_SIDES = ("untuned", "torch_eager", "torch_compile", "onnxruntime")
-#: TVM writes a larger number for a candidate that failed.
-_FAILED_SECS = 1e9
-#: Outputs may differ by this much from torch's, relative to the largest value.
-_TOLERANCE = 1e-4
+_QUICK: Final = ("mobilenet-v2", "bert-tiny")
+#: Ratios that are averaged over the networks; above 1 the library of `fleet tune` is faster, or sooner there.
+_RATIOS: Final = (
+    *("speedup_vs_onnxruntime", "speedup_vs_openvino", "speedup_vs_torch_compile"),
+    *("speedup_vs_best_vendor", "speedup_vs_eager", "speedup_vs_untuned"),
+    *("speedup_vs_tune_relax_equal_time", "wall_ratio_vs_stock"),
+)
+#: Columns of the table for people, by side.
+_COLUMNS: Final = {
+    "tvm_tuned": "`fleet tune`",
+    "onnxruntime": "ONNX Runtime",
+    "openvino": "OpenVINO",
+    "torch_compile": "`torch.compile`",
+    "torch_eager": "torch eager",
+    "tune_relax": "`tune_relax`, equal time",
+    "tune_relax_stock": "`tune_relax` as shipped",
+    "tvm_untuned": "TVM, no schedules",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,19 +83,26 @@ class Options:
     """What is tuned, for how long, or what is checked instead."""
 
     device: Annotated[str, Option("local device of this host, by its id")] = "x86-64-v4"
+    threads: Annotated[str, Option("one, or as many as this process has cores", choices=["1", "all"])] = "1"
+    network: Annotated[
+        tuple[str, ...], Option("only this one", choices=list(NETWORKS), is_repeated=True)
+    ] = ()
+    minutes: Annotated[float, Option("of each search", least=0.1, quick=1.0)] = 10.0
+    trials: Annotated[int, Option("candidates of a search, if minutes allow", least=1)] = 100_000
     models: Annotated[Path | None, Option("folder with a head of the device")] = None
-    minutes: Annotated[float, Option("of each search of each side")] = 12.0
-    trials: Annotated[int, Option("candidates of a search, if minutes allow", least=1)] = 4096
+    keep: Annotated[Path | None, Option("folder of finished networks; a stopped run goes on")] = None
+    rivals_only: Annotated[bool, Option("search nothing, and time TVM without schedules")] = False
+    tune_relax: Annotated[bool, Option("TVM's `tune_relax` searches for as long")] = False
+    stock_trials: Annotated[
+        int, Option("candidates of `tune_relax` as it is shipped; 0: it does not search", least=0)
+    ] = 0
     per_round: Annotated[
         int, Option("candidates of a round of `tune_relax`; its own default is 64", least=1)
     ] = 8
-    network: Annotated[
-        tuple[str, ...], Option("only this one", choices=sorted(NETWORKS), is_repeated=True)
-    ] = ()
     own_programs: Annotated[
         bool, Option("`tune_relax` gets programs as TVM's pipeline makes them, not those of `fleet tune`")
     ] = False
-    quick: Annotated[bool, Option("searches of three quarters of a minute")] = False
+    quick: Annotated[bool, Option("two networks, and searches of a minute")] = False
     check: Annotated[
         str | None,
         Option("instead compile every architecture of the corpus at a tiny size", choices=["corpus"]),
@@ -76,126 +110,55 @@ class Options:
     jobs: Annotated[int, Option("checked at once", least=1)] = os.cpu_count() or 1
     architecture: Annotated[tuple[str, ...], Option("check only this one", is_repeated=True)] = ()
 
-
-def search_with_tvm(question: dict[str, Any], secs: float) -> Path:
-    """Run TVM's search for so many seconds, and return the file of its records, less those that failed."""
-    folder = Path(question["work_dir"])
-    folder.mkdir()
-    run_bounded(_TVM, secs, question=json.dumps(question))
-    records = folder / "database_tuning_record.json"
-    text = records.read_text() if records.exists() else ""
-    records.write_text("".join(f"{line}\n" for line in good_records(text)))
-    return records
-
-
-def good_records(text: str) -> list[str]:
-    """Lines of candidates that ran; the last one may have been cut off when the search was ended."""
-    kept = []
-    for line in text.splitlines():
-        with suppress(ValueError):
-            if max(map(float, json.loads(line)[1][1])) < _FAILED_SECS:
-                kept.append(line)
-    return kept
+    def search(self) -> Search:
+        """How each network is searched."""
+        return Search(
+            minutes=0.0 if self.rivals_only else self.minutes,
+            trials=self.trials,
+            models=self.models,
+            is_beside_tvm=self.tune_relax,
+            stock_trials=self.stock_trials,
+            per_round=self.per_round,
+            has_own_programs=self.own_programs,
+        )
 
 
-def library_of_tvm(
-    spec: DeviceSpec, question: dict[str, Any], records: Path, folder: Path
-) -> tuple[Path, str]:
-    """Compile the network with TVM's schedules: the library, and how many of its programs have one."""
-    lines = [json.loads(line) for line in records.read_text().splitlines()]
-    if question["own_programs"]:
-        library = folder / "own_programs.so"
-        child_json(_TVM[1:], question=question | {"way": "library", "library": str(library)})
-        return library, f"{len({place for place, _ in lines})}, programs of its own"
-    # TVM writes its target with every default.
-    target = canonical_json(spec.target)
-    for line in lines:
-        line[1][2] = json.loads(target)
-    records.write_text("".join(f"{json.dumps(line)}\n" for line in lines))
-    traces = read_database(records.parent, target).best_traces() if lines else {}
-    built = build_library(question["network"], spec, traces, folder)
-    return folder / "tuned.so", f"{built['applied']} of {built['workloads']}"
+def device_on_all_cores(spec: DeviceSpec, cores: Iterable[int]) -> DeviceSpec:
+    """The same device with a thread on each of some cores."""
+    all_cores = tuple(sorted(cores))
+    target = {**spec.target, "num-cores": len(all_cores)}
+    return replace(spec, threads=len(all_cores), cores=all_cores, target_json=canonical_json(target))
 
 
-def compare(settings: FleetConfig, spec: DeviceSpec, name: str, options: Options) -> Figures:
-    """Tune a network on both sides and time everything in turn."""
-    text, cores = NETWORKS[name], os.sched_getaffinity(0)
-    minutes = 0.75 if options.quick else options.minutes
-    question = {
-        "way": "network",
-        "network": text,
-        "target": spec.target,
-        "own_programs": options.own_programs,
-        "trials": _MOST_TRIALS,
-        "per_round": options.per_round,
-        "seed": 0,
-        "device": spec.device_id,
-    }
-    with working_folder() as folder:
-        ours_in = folder / "ours"
-        models = options.models or ours_in / "models"
-        asked = TuneOptions(trials=options.trials, models=models, out=ours_in / "tuned", minutes=minutes)
-        began = time.perf_counter()
-        found = tuned(settings, spec, asked, ours_in, (text,))
-        # What follows the search is the same for both sides.
-        search_secs = time.perf_counter() - began - found["seconds"].get("compile", 0.0)
-        os.sched_setaffinity(0, cores)
-        question["work_dir"] = str(folder / "tvm")
-        records = search_with_tvm(question, search_secs)
-        ours = read_database(ours_in / "tuned", canonical_json(spec.target)).best_traces()
-        (built_in := folder / "built").mkdir()
-        (theirs_in := folder / "theirs").mkdir()
-        check_network(text, spec, built_in)
-        built = build_library(text, spec, ours, built_in)
-        libraries = {"tvm_tuned": built_in / "tuned.so", "tvm_untuned": built_in / "untuned.so"}
-        libraries["tune_relax"], scheduled = library_of_tvm(spec, question, records, theirs_in)
-        timed = time_network(text, spec, libraries, built_in)
-    secs = timed["secs"]
-    return {
-        "network": text,
-        "scheduled_tvm_tuned": f"{built['applied']} of {built['workloads']}",
-        "scheduled_tune_relax": scheduled,
-        "trials": found["trials"],
-        "failed": found["failed"],
-        "model": found["model"],
-        "search_secs": search_secs,
-        "latency_secs": secs,
-        "spread": {
-            side: (max(turns) - min(turns)) / statistics.median(turns)
-            for side, turns in timed["turns"].items()
-        },
-        "absent": timed["absent"],
-        "difference": timed["differences"],
-        "is_equal": is_right("tvm_tuned", timed, _TOLERANCE),
-        **{
-            f"speedup_vs_{side.removeprefix('tvm_')}": secs[side] / secs["tvm_tuned"]
-            for side in secs
-            if side != "tvm_tuned"
-        },
-    }
+def with_device(settings: FleetConfig, spec: DeviceSpec, folder: Path) -> FleetConfig:
+    """Settings of a fleet whose only device file, in a folder of its own, is that of a device."""
+    write_profiles(folder, [Profile(spec=spec, header=())], force=True)
+    devices = settings.devices.model_copy(update={"folder": str(folder)})
+    return settings.model_copy(update={"devices": devices})
 
 
-def summary(spec: DeviceSpec, rows: dict[str, dict[str, Any]], own_programs: bool) -> dict[str, Any]:
-    """All networks together."""
-    programs = "its pipeline's programs" if own_programs else "the same programs"
+def summary(spec: DeviceSpec, rows: dict[str, dict[str, Any]]) -> dict[str, Any]:
+    """All networks together: geometric means, and the network that is worst by each ratio."""
+    worst, means = {}, {}
+    for key in _RATIOS:
+        values = {name: row[key] for name, row in rows.items() if row.get(key) is not None}
+        is_whole = len(values) == len(rows) or key == "wall_ratio_vs_stock"
+        means[key] = round(statistics.geometric_mean(values.values()), 3) if values and is_whole else None
+        if values:
+            name = min(values, key=values.__getitem__)
+            worst[key] = {"network": name, "value": values[name]}
+    searched = [row for row in rows.values() if "is_equal" in row]
     return {
         "benchmark": "networks",
         "device": spec.device_id,
         "target": spec.target,
         "threads": spec.threads,
-        "baseline": f"tune_relax with XGBoost, {programs}, our builder and runner, equal wall time",
+        "baseline": "runtimes at their best settings, in turn on the same cores; tune_relax with XGBoost",
         "networks": rows,
-        "is_equal": all(row["is_equal"] for row in rows.values()),
-        # Above 1: the library of `fleet tune` is faster. Geometric means over the networks.
-        "speedup_vs_tune_relax_equal_time": _mean(rows, "speedup_vs_tune_relax"),
-        **{name: _mean(rows, name) for name in (f"speedup_vs_{side}" for side in _SIDES)},
+        "is_equal": all(row["is_equal"] for row in searched) if searched else None,
+        **means,
+        "worst": worst,
     }
-
-
-def _mean(rows: dict[str, dict[str, Any]], key: str) -> float | None:
-    if not all(key in row for row in rows.values()):
-        return None
-    return round(math.exp(statistics.fmean(math.log(row[key]) for row in rows.values())), 3)
 
 
 def measure(options: Options) -> Figures:
@@ -204,8 +167,66 @@ def measure(options: Options) -> Figures:
         return check_corpus(options.architecture or list(tiny_names()), options.jobs)
     settings = load_fleet(None, {}).config
     spec = select_devices(settings)[DeviceId(options.device)]
-    rows = {name: compare(settings, spec, name, options) for name in options.network or NETWORKS}
-    return summary(spec, rows, options.own_programs)
+    if options.threads == "all":
+        spec = device_on_all_cores(spec, os.sched_getaffinity(0))
+    search = options.search()
+    names = options.network or (_QUICK if options.quick else tuple(NETWORKS))
+    rows = {}
+    with working_folder(options.keep) as folder:
+        settings = with_device(settings, spec, folder / "devices")
+        for name in names:
+            place = f"{name}-{spec.threads}-threads-{row_name(search)}"
+
+            def row(name: str = name, place: str = place) -> Figures:
+                shutil.rmtree(folder / place, ignore_errors=True)
+                return compare(settings, spec, NETWORKS[name], search, folder / place)
+
+            rows[name] = kept(folder / "rows" / f"{place}.json", row)
+    return summary(spec, rows)
+
+
+def row_name(search: Search) -> str:
+    """What a row's file says of the search that it is of: others of the same folder are other rows."""
+    words = ["rivals"]
+    if search.minutes:
+        words = [f"{search.minutes:g}-minutes"]
+        words += ["relax"] if search.is_beside_tvm else []
+        words += [f"{search.stock_trials}-stock"] if search.stock_trials else []
+    return "-".join(words)
+
+
+def table(result: Figures) -> list[str]:
+    """Latencies in milliseconds, shares of the peak, and ratios, as Markdown; of a check its own table."""
+    if "architectures" in result:
+        return corpus_table(result)
+    rows = result["networks"]
+    sides = [side for side in _COLUMNS if any(side in row.get("latency_secs", ()) for row in rows.values())]
+    head = ("network", *(_COLUMNS[side] for side in sides), "share of peak: ours, best runtime")
+    lines = [(name, *(_latency(row, side) for side in sides), _shares(row)) for name, row in rows.items()]
+    worst = result["worst"]
+    ratios = [
+        (f"`{key}`", f"{result[key]:.3f}", f"{worst[key]['network']} {worst[key]['value']:.3f}")
+        for key in _RATIOS
+        if result[key] is not None
+    ]
+    both = [*markdown_table(head, lines), ""]
+    return both + (markdown_table(("geometric mean", "value", "worst network"), ratios) if ratios else [])
+
+
+def _latency(row: Figures, side: str) -> str:
+    """Milliseconds of a side; the fastest of all is bold."""
+    secs = row.get("latency_secs", {}).get(side)
+    if secs is None:
+        return "-" if "why_not" not in row else "no library"
+    text = f"{1e3 * secs:.{max(0, 2 - math.floor(math.log10(1e3 * secs)))}f}"
+    return f"**{text}**" if side == row["fastest"] else text
+
+
+def _shares(row: Figures) -> str:
+    shares = row.get("share_of_peak", {})
+    runtimes = [shares[side] for side in (*VENDORS, "torch_eager") if side in shares]
+    ours = f"{shares['tvm_tuned']:.2f}" if "tvm_tuned" in shares else "-"
+    return f"{ours}, {max(runtimes):.2f}" if runtimes else ours
 
 
 main = benchmark(

@@ -267,25 +267,32 @@ def network(question: dict[str, Any]) -> None:
     """Search a network.
 
     Args:
-        question: As of `programs`, and `work_dir`, `trials`, `per_round`, `seed`, `device`.
+        question: As of `programs`, and `work_dir`, `trials`, `per_round`, `seed`, `device`, `devices` (folder
+            of its file), `is_stock` (whether builder, runner and rounds are TVM's own).
     """
     import tvm
     from tvm.s_tir import meta_schedule as ms
 
-    from fleet import tvm_measure
+    from agents.device.tvm_measure import tvm_measure
+    from fleet.config.settings import load_fleet, select_devices
 
-    with tvm_measure(question["device"]) as ours:
+    with contextlib.ExitStack() as stack:
+        own: dict[str, Any] = {}
+        if not question["is_stock"]:
+            settings = load_fleet(None, {"devices.folder": question["devices"]}).config
+            spec = select_devices(settings.with_devices(question["device"]))[DeviceId(question["device"])]
+            ours = stack.enter_context(tvm_measure(spec))
+            own = {"builder": ours.builder, "runner": ours.runner}
+            own["num_trials_per_iter"] = question["per_round"]
         ms.relax_integration.tune_relax(
             mod=programs(question),
             params={},
             target=tvm.target.Target(question["target"]),
             work_dir=question["work_dir"],
             max_trials_global=question["trials"],
-            num_trials_per_iter=question["per_round"],
-            builder=ours.builder,
-            runner=ours.runner,
             cost_model="xgb",
             seed=question["seed"],
+            **own,
         )
 
 

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from agents.errors import last_line
-from agents.networks.graph import lowered, workloads_of
-from agents.networks.latency import Place, library_run, reference_run
+from agents.networks.graph import lowered, workload_ids, workloads_of
+from agents.networks.latency import Place, library_run, program_secs, reference_run
 from agents.networks.library import UNTUNED, compile_library
 from agents.networks.network_name import NetworkRefusedError, read_network_name
 from agents.networks.outputs import difference, has_finite, tolerance_of
@@ -32,7 +32,8 @@ def first_run(question: dict[str, Any], family: Family) -> dict[str, Any]:
 
     Returns:
         `difference` (largest relative difference from torch's output, or from ONNX Runtime's; None without
-        either), `precision` (narrowest floating type of the network), `workloads` (how many).
+        either), `precision` (narrowest floating type of the network), `workloads` (how many), `program_secs`
+        (of each workload without a schedule, all its uses in a run together; empty for a GPU).
 
     Raises:
         NetworkRefusedError: It has no workload, draws its output at random, does not compile, or TVM computes
@@ -72,7 +73,16 @@ def first_run(question: dict[str, Any], family: Family) -> dict[str, Any]:
         "difference": apart,
         "precision": precision,
         "workloads": len(workloads),
+        "program_secs": {} if place.gpu_index is not None else _by_workload(module, library, values),
     }
+
+
+def _by_workload(module: Any, library: Path, values: list[Any]) -> dict[str, float]:
+    ids, secs = workload_ids(module), dict[str, float]()
+    for name, function_secs in program_secs(str(library), values).items():
+        if name in ids:  # others are of the virtual machine
+            secs[ids[name]] = secs.get(ids[name], 0.0) + function_secs
+    return secs
 
 
 def _expected(loaded: LoadedNetwork, values: list[Any], place: Place) -> list[Any] | None:

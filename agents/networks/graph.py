@@ -22,7 +22,7 @@ from agents.networks.operator_kind import operator_kind
 from agents.networks.sources import LoadedNetwork
 from agents.networks.torch_import import import_program
 from agents.programs.design_space import SPACE_TARGETS
-from agents.programs.workloads import workload_from_module
+from agents.programs.workloads import workload_from_module, workload_id_of
 from agents.records import Family, Workload
 
 #: ONNX operators whose output's size depends on values; torch's are found when a program is loaded.
@@ -126,6 +126,19 @@ def workloads_of(module: Any, family: Family, network: str) -> list[Workload]:
             f"network {network}: computes nothing, so there is nothing to schedule; name another network"
         )
     return merged(workloads.values())
+
+
+def workload_ids(module: Any) -> dict[str, str]:
+    """The workload of each tensor program of a fused module, by the program's name."""
+    import tvm
+
+    return {
+        str(variable.name_hint): workload_id_of(
+            tvm.IRModule({"main": function.with_attr("global_symbol", "main")})
+        )
+        for variable, function in module.functions_items()
+        if isinstance(function, tvm.tirx.PrimFunc)
+    }
 
 
 def named(workload: Workload) -> Workload:

@@ -1,10 +1,10 @@
 """How long a whole network takes: TVM untuned and tuned, torch eager and compiled, ONNX Runtime, OpenVINO.
 
 All are timed in turn, in the confined process of `reader_process.py`, pinned to the device's cores, under
-the host's timing lock, with as many threads for each as the device has. Every side gets the same input;
-outputs are compared with torch's, or with ONNX Runtime's where there is no torch program. On a GPU the
-inputs and weights lie in its memory, a run ends with the outputs in the host's, and all compute in float32
-throughout, as TVM does.
+the host's timing lock, with as many threads for each as the device has, each at the best settings that we
+know. Every side gets the same input; outputs are compared with torch's, or with ONNX Runtime's where there is
+no torch program. On a GPU the inputs and weights lie in its memory, a run ends with the outputs in the
+host's, and all compute in float32 throughout, as TVM does.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ def time_sides(question: dict[str, Any]) -> dict[str, Any]:
         lock = timing_lock(Path(question["lock"]))
     absent: dict[str, str] = {}
     runs: dict[str, _Run] = {}
-    with lock, warnings.catch_warnings():
+    with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         for side in (*question["sides"], *question["libraries"]):
             path = question["libraries"].get(side)
@@ -92,7 +92,8 @@ def time_sides(question: dict[str, Any]) -> dict[str, Any]:
                 runs.pop(side, None)
                 absent[side] = first_line(error)
         reference, expected, differences = _compared(runs)
-        turns = _timed(runs, question["turn_secs"])
+        with lock:
+            turns = _timed(runs, question["turn_secs"])
     farthest = max(
         (relative for side, relative in differences.items() if side in question["libraries"]), default=0.0
     )
@@ -160,6 +161,33 @@ def library_run(path: str, values: list[Any], place: Place) -> _Run:
     return lambda: tvm_arrays(function(*inputs))
 
 
+def program_secs(path: str, values: list[Any]) -> dict[str, float]:
+    """Seconds of each function of a CPU's library in one run, all its calls together.
+
+    A second run counts: the first one reads the library and its weights from the disk.
+    """
+    import tvm
+    from tvm import relax
+
+    machine = relax.VirtualMachine(tvm.runtime.load_module(path), tvm.cpu())
+    inputs = [tvm.runtime.tensor(value) for value in values]
+    machine["main"](*inputs)
+    secs: dict[str, float] = {}
+    began = 0.0
+
+    def watch(function: Any, name: str, is_before: bool, value: Any, *arguments: Any) -> int:
+        nonlocal began
+        if is_before:
+            began = time.perf_counter()
+        else:
+            secs[name] = secs.get(name, 0.0) + time.perf_counter() - began
+        return 0  # go on
+
+    machine.set_instrument(watch)
+    machine["main"](*inputs)
+    return secs
+
+
 def _torch_call(
     loaded: LoadedNetwork, values: list[Any], device: str = "cpu"
 ) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
@@ -194,7 +222,9 @@ def _torch(compiled: bool) -> Callable[[LoadedNetwork, list[Any], Place], _Run]:
         if compiled:
             if not (shutil.which("g++") or shutil.which("clang++")):
                 raise RuntimeError("there is no C++ compiler; install g++")
-            module = torch.compile(module)
+            # Weights become constants in the order that oneDNN reads, and products are tried several ways.
+            options: dict[str, Any] = {"freezing": True, "max_autotune": True}
+            module = torch.compile(module, options=options if place.gpu_index is None else None)
 
         def run() -> list[Any]:
             with torch.inference_mode():
@@ -233,6 +263,7 @@ def _onnxruntime(loaded: LoadedNetwork, values: list[Any], place: Place) -> _Run
         choices = {"device_id": place.gpu_index, "use_tf32": 0}
         providers.insert(0, ("CUDAExecutionProvider", choices))
     options = onnxruntime.SessionOptions()
+    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_ALL
     options.intra_op_num_threads = place.threads
     options.inter_op_num_threads = 1
     session = onnxruntime.InferenceSession(_onnx_bytes(loaded, values), options, providers=providers)

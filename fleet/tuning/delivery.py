@@ -17,6 +17,7 @@ import stat
 import tempfile
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -40,6 +41,15 @@ _TURN_SECS = 0.3
 #: Sides whose library is made for the timing, and those whose library may be kept.
 _MADE = ("tvm_tuned", "tvm_untuned")
 _LIBRARIES = ("tvm_tuned", "tvm_earlier", "tvm_untuned")
+
+
+@dataclass(frozen=True, slots=True)
+class Untuned:
+    """What the first run of a network left: its library without schedules."""
+
+    library: Path
+    #: Seconds of each program, all its uses in a run together; none for a GPU.
+    program_secs: Mapping[WorkloadId, float]
 
 
 def labels_of(networks: Sequence[str]) -> dict[str, str]:
@@ -69,7 +79,7 @@ def why_not_here(spec: DeviceSpec, host: str | None) -> str:
     return ""
 
 
-def check_all(networks: Sequence[str], device: DeviceEntry, folder: Path) -> dict[str, Path]:
+def check_all(networks: Sequence[str], device: DeviceEntry, folder: Path) -> dict[str, Untuned]:
     """Compile each network that is a graph without schedules, and compare its output with torch's.
 
     Args:
@@ -78,25 +88,25 @@ def check_all(networks: Sequence[str], device: DeviceEntry, folder: Path) -> dic
         folder: Where the libraries go.
 
     Returns:
-        The library of each network, by its spelling; none for a device that is not here.
+        What each network's run left, by its spelling; none for a device that is not here.
 
     Raises:
         NetworkRefusedError: One of them has no library with the right output.
     """
     host = device.descriptor.host if device.descriptor is not None else None
-    is_here, libraries = not why_not_here(device.spec, host), dict[str, Path]()
+    is_here, runs = not why_not_here(device.spec, host), dict[str, Untuned]()
     for number, text in enumerate(networks):
         if not read_network_name(text).is_graph:
             continue
         own = folder / str(number)
         own.mkdir()
-        check_network(text, device.spec if is_here else None, own)
+        untuned = check_network(text, device.spec if is_here else None, own)
         if is_here:
-            libraries[text] = own / UNTUNED
-    return libraries
+            runs[text] = untuned
+    return runs
 
 
-def check_network(text: str, spec: DeviceSpec | None, folder: Path) -> None:
+def check_network(text: str, spec: DeviceSpec | None, folder: Path) -> Untuned:
     """Compile a network without schedules into a folder, run it once, and compare its output with torch's.
 
     Args:
@@ -118,7 +128,8 @@ def check_network(text: str, spec: DeviceSpec | None, folder: Path) -> None:
         "gpu_index": None if spec is None else _gpu_index(spec),
     }
     threads, cores = (1, ()) if spec is None else (spec.threads, spec.cores)
-    ask(question, folder=folder, threads=threads, cores=cores, timeout_secs=_FIRST_RUN_SECS)
+    raw_answer = ask(question, folder=folder, threads=threads, cores=cores, timeout_secs=_FIRST_RUN_SECS)
+    return Untuned(folder / UNTUNED, checked_answer(text, _of_first_run, raw_answer))
 
 
 def _gpu_index(spec: DeviceSpec) -> int | None:
@@ -130,7 +141,7 @@ def deliver_all(
     device: DeviceEntry,
     traces: Mapping[WorkloadId, str],
     out: Path,
-    untuned: Mapping[str, Path],
+    untuned: Mapping[str, Untuned],
 ) -> dict[str, JsonDict]:
     """Deliver each network that is a graph. What goes wrong with one is told, and keeps no other from it.
 
@@ -153,7 +164,7 @@ def deliver_all(
             deliveries[label] = {"why_not": why_not}
             continue
         try:
-            deliveries[label] = deliver(text, device.spec, traces, out, untuned[text])
+            deliveries[label] = deliver(text, device.spec, traces, out, untuned[text].library)
         except NetworkRefusedError as error:
             deliveries[label] = {"why_not": str(error)}
     return deliveries
@@ -247,6 +258,10 @@ def time_network(text: str, spec: DeviceSpec, libraries: Mapping[str, Path], fol
     }
     raw_answer = ask(question, folder=folder, threads=spec.threads, cores=spec.cores, timeout_secs=_TIME_SECS)
     return checked_answer(text, lambda answer: _of_times(answer, (*SIDES, *libraries)), raw_answer)
+
+
+def _of_first_run(answer: Json) -> dict[WorkloadId, float]:
+    return {WorkloadId(str(name)): _secs(secs) for name, secs in answer.get("program_secs", {}).items()}
 
 
 def _of_build(answer: Json) -> JsonDict:

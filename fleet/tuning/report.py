@@ -15,6 +15,8 @@ from fleet.json_types import Json
 from fleet.page_template import Mark, Plot, page_environment, write_report
 from fleet.terminal_console import TerminalConsole
 from fleet.terminal_text import print_rows
+from fleet.tuning import journey as picture
+from fleet.tuning.journey import Journey, journey
 
 #: Version of the layout of `report.json`.
 REPORT_VERSION = 1
@@ -28,6 +30,8 @@ SIDE_NAMES = {
     "onnxruntime": "ONNX Runtime",
     "openvino": "OpenVINO",
 }
+#: Names of our libraries beside a line of a picture.
+_SHORT_NAMES = {"tvm_tuned": "fleet tune", "tvm_earlier": "earlier library", "tvm_untuned": "no schedules"}
 #: Columns of the table of workloads in a terminal.
 _COLUMNS = ("workload", "uses", "tried", "failed", "before", "best", "faster", "GFLOP/s")
 _MOST_CURVES = 12
@@ -98,7 +102,10 @@ def render(report: Json) -> str:
         report=report,
         title=f"{names} on {report['device']}",
         tiles=_tiles(report),
+        journeys=_journeys(report),
+        picture=picture,
         plots=[plot for plot in _plots(report) if plot.rows],
+        programs=_programs(report["workloads"]),
         sides=SIDE_NAMES,
         millis=millis,
     )
@@ -115,6 +122,46 @@ def _tiles(report: Json) -> list[tuple[str, str]]:
             ratio = f"{secs[rival] / secs[kept]:.2f}{_TIMES}"
             tiles.append((f"{name}, speed compared with {SIDE_NAMES[rival]}", ratio))
     return [*tiles, ("wall time", f"{sum(report['seconds'].values()):.0f} s")]
+
+
+def _journeys(report: Json) -> list[Journey]:
+    """Each network's way to its library, beside what else there is."""
+    journeys = []
+    for name, delivery in report["whole_networks"].items():
+        curve = report["networks"].get(name, {}).get("curve", ())
+        if not delivery.get("kept"):
+            continue
+        sides = {
+            _SHORT_NAMES.get(side, SIDE_NAMES[side]): secs
+            for side, secs in delivery["secs"].items()
+            if not side.startswith("tvm") or side == delivery["kept"]
+        }
+        if drawn := journey(name, curve, sides, _SHORT_NAMES[delivery["kept"]]):
+            journeys.append(drawn)
+    return journeys
+
+
+def _programs(workloads: Sequence[Json]) -> list[tuple[str, ...]]:
+    """Rows of the table of programs, those that take most of the time first."""
+    total = sum(row["best_secs"] * row["weight"] for row in workloads if row["best_secs"])
+    ranked = sorted(workloads, key=lambda row: -(row["best_secs"] or 0.0) * row["weight"])
+    return [_program(row, total) for row in ranked]
+
+
+def _program(row: Json, total_secs: float) -> tuple[str, ...]:
+    best, untuned = row["best_secs"], row.get("untuned_secs")
+    return (
+        row["name"],
+        str(row["weight"]),
+        f"{100 * best * row['weight'] / total_secs:.1f} %" if best else "-",
+        millis(untuned),
+        millis(row["before_secs"]),
+        millis(best),
+        f"{untuned / best:.1f}{_TIMES}" if untuned and best else "-",
+        f"{row['gflops_per_s']:.1f}" if best else "-",
+        str(row["trials"]),
+        str(row["failed"]),
+    )
 
 
 def _plots(report: Json) -> list[Plot]:

@@ -11,14 +11,25 @@ from __future__ import annotations
 import math
 import shlex
 import tempfile
+import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from agents.networks.network_name import read_network_name
-from agents.records import CONFIRM, Candidate, DeviceId, DeviceSpec, Record, Workload, canonical_json
+from agents.records import (
+    CONFIRM,
+    Candidate,
+    DeviceId,
+    DeviceSpec,
+    Record,
+    Workload,
+    WorkloadId,
+    canonical_json,
+)
 from fleet.drivers.session import EngineSession
 from fleet.errors import FleetError
 from fleet.json_types import Json, JsonDict
@@ -30,13 +41,15 @@ from fleet.planner.settings import CollectSettings, Display
 from fleet.planner.time_spent import Clock
 from fleet.store.reader import StoreReader
 from fleet.tuning.database import present_database, update_database
-from fleet.tuning.delivery import check_all, deliver_all, labels_of
+from fleet.tuning.delivery import Untuned, check_all, deliver_all, labels_of
 from fleet.tuning.report import report_search
 from fleet.tuning.rounds import Rounds
 from fleet.tuning.search import ROUND, USED_UP, Search, expected_trials
 
 if TYPE_CHECKING:
     from fleet.config.settings import FleetConfig
+
+_Result = TypeVar("_Result")
 
 #: Share of a search's time that its end may take to time the fastest programs again, and turns of a workload.
 _SETTLING, _TURNS = 0.1, 6
@@ -108,13 +121,70 @@ def tune_device(
     present_database(options.out, canonical_json(spec.target))
     clock = Clock()
     with tempfile.TemporaryDirectory(prefix="tensor-fleet-untuned-") as folder:
-        untuned: dict[str, Path] = {}
+        checking: Future[dict[str, Untuned]] = Future()
         if any(read_network_name(text).is_graph for text in labels):
             display.say("compiling the network without schedules, and comparing its output")
+            device = engine.store().devices()[target]
+            _beside(checking, lambda: check_all(list(labels), device, Path(folder)))
+        else:
+            checking.set_result({})
+        with display.live():
+            try:
+                begun = _begin(engine, settings, spec, options, display, clock)
+            except Exception:
+                checking.result()  # a refused network is the better reason
+                raise
             with clock.part("check"):
-                untuned = check_all(list(labels), engine.store().devices()[target], Path(folder))
-        result = _search(engine, settings, spec, options, display, clock)
+                untuned = checking.result()
+            result = _search(engine, settings, spec, options, begun, clock)
         return result | conclude(result, engine.store(), labels, options.out, clock, display, untuned)
+
+
+def _beside(future: Future[_Result], work: Callable[[], _Result]) -> None:
+    """Work in a thread that nobody has to wait for: whoever stops a search does not wait for a compiler."""
+
+    def run() -> None:
+        try:
+            future.set_result(work())
+        except BaseException as error:
+            future.set_exception(error)
+
+    threading.Thread(target=run, name="first run", daemon=True).start()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Begun:
+    """What a search has before its first round."""
+
+    watcher: _Round
+    collection: Collection
+    rounds: Rounds
+    environment_id: str
+
+
+def _begin(
+    engine: EngineSession,
+    settings: FleetConfig,
+    spec: DeviceSpec,
+    options: TuneOptions,
+    display: Display,
+    clock: Clock,
+) -> _Begun:
+    """Choose the workloads, let a head serve, read what is known: all that needs no measurement."""
+    watcher = _Round(display)
+    how = CollectSettings(samples=ROUND, seed=settings.training.seed)
+    collection = Collection(engine, {spec.device_id: spec}, how, watcher)
+    with clock.part("probe"):
+        listed = collection.network_workloads(settings.workloads.networks)
+        workloads = choose_searched(listed, options.workloads, settings.workloads.networks)
+    with clock.part("first_head"):
+        serve_at_once(engine, settings, spec, options.models)
+    ranker = CandidateRanker(RegistryReader(options.models))
+    rounds = Rounds(engine, spec.device_id, workloads, ranker, clock, settings.training.seed)
+    with clock.part("read"):
+        environment_id = engine.environment_id(spec.device_id)
+        rounds.read(environment_id)
+    return _Begun(watcher=watcher, collection=collection, rounds=rounds, environment_id=environment_id)
 
 
 def _search(
@@ -122,50 +192,40 @@ def _search(
     settings: FleetConfig,
     spec: DeviceSpec,
     options: TuneOptions,
-    display: Display,
+    begun: _Begun,
     clock: Clock,
 ) -> JsonDict:
     """Search the workloads; what `tune_device` returns but for what `conclude` adds."""
     target, labels = spec.device_id, labels_of(settings.workloads.networks)
-    watcher = _Round(display)
-    ends_at = time.monotonic() + 60 * options.minutes if options.minutes is not None else math.inf
-    with display.live():
-        how = CollectSettings(samples=ROUND, seed=settings.training.seed)
-        collection = Collection(engine, {target: spec}, how, watcher)
-        with clock.part("probe"):
-            listed = collection.network_workloads(settings.workloads.networks)
-            workloads = choose_searched(listed, options.workloads, settings.workloads.networks)
-        with clock.part("first_head"):
-            serve_at_once(engine, settings, spec, options.models)
-        ranker = CandidateRanker(RegistryReader(options.models))
-        rounds = Rounds(engine, target, workloads, ranker, clock, settings.training.seed)
-        with clock.part("read"):
-            environment_id = engine.environment_id(target)
-            rounds.read(environment_id)
-        display.phase("tune", options.trials)
-        remaining, began_at = options.trials, time.monotonic()
-        while not (ended := _why_end(remaining, rounds, ends_at)):
-            now = time.monotonic()
-            expected = expected_trials(remaining, options.trials - remaining, now - began_at, ends_at - now)
-            search, candidates, version = rounds.draw(remaining, expected)
-            if not candidates:
-                continue
-            remaining -= len(candidates)
-            watcher.records.clear()
-            with clock.part("measure"):
-                pool = {spec.family: {search.workload.workload_id: candidates}}
-                collection.measure(pool, version)
-            mine = [r for r in watcher.records if r.workload_id == search.workload.workload_id]
-            rounds.learn(search, candidates, mine)
-            with clock.part("confirm"):
-                _confirm(engine, target, search)
-        display.finish()
-        # A leader of one round may be timed again in a later one, and beside another workload.
-        for search, records in rounds.measured(engine.store(), environment_id):
-            search.see(records)
-        if rounds.is_live:
-            with clock.part("confirm"):
-                _settle(engine, target, rounds.searches, _SETTLING * (time.monotonic() - began_at))
+    watcher, rounds, display = begun.watcher, begun.rounds, begun.watcher.display
+    display.phase("tune", options.trials)
+    remaining, began_at = options.trials, time.monotonic()
+    ends_at = began_at + 60 * options.minutes if options.minutes is not None else math.inf
+    curves: dict[str, list[tuple[float, float]]] = {label: [] for label in labels.values()}
+    while not (ended := _why_end(remaining, rounds, ends_at)):
+        now = time.monotonic()
+        expected = expected_trials(remaining, options.trials - remaining, now - began_at, ends_at - now)
+        search, candidates, version = rounds.draw(remaining, expected)
+        if not candidates:
+            continue
+        remaining -= len(candidates)
+        watcher.records.clear()
+        with clock.part("measure"):
+            pool = {spec.family: {search.workload.workload_id: candidates}}
+            begun.collection.measure(pool, version)
+        mine = [r for r in watcher.records if r.workload_id == search.workload.workload_id]
+        rounds.learn(search, candidates, mine)
+        with clock.part("confirm"):
+            _confirm(engine, target, search)
+        extend_curves(curves, rounds.searches, clock.wall_secs)
+    display.finish()
+    # A leader of one round may be timed again in a later one, and beside another workload.
+    for search, records in rounds.measured(engine.store(), begun.environment_id):
+        search.see(records)
+    if rounds.is_live:
+        with clock.part("confirm"):
+            _settle(engine, target, rounds.searches, _SETTLING * (time.monotonic() - began_at))
+    extend_curves(curves, rounds.searches, clock.wall_secs)
     searches = rounds.searches
     if not any(math.isfinite(search.best_secs) for search in searches):
         why = f"the search ended before a candidate was measured ({ended}); give it more time"
@@ -181,7 +241,10 @@ def _search(
         "ended": ended,
         "noise_floor": rounds.noise_floor,
         "failed": sum(search.failed for search in searches),
-        "networks": network_seconds(searches, list(labels.values())),
+        "networks": {
+            label: {**secs, "curve": curves[label]}
+            for label, secs in network_seconds(searches, list(labels.values())).items()
+        },
         "workloads": [_workload_row(search) for search in searches],
     }
 
@@ -193,12 +256,13 @@ def conclude(
     out: Path,
     clock: Clock,
     display: Display,
-    untuned: Mapping[str, Path],
+    untuned: Mapping[str, Untuned],
 ) -> JsonDict:
-    """Write what a search leaves; `untuned` are the libraries of `fleet.tuning.delivery.check_all`.
+    """Write what a search leaves; `untuned` is what `fleet.tuning.delivery.check_all` gave.
 
     Returns:
-        `whole_networks` (see `fleet.tuning.delivery`), `seconds` by part, and the paths `database` and
+        `workloads`, each with `untuned_secs` (None if unknown), `whole_networks` (see
+        `fleet.tuning.delivery`), `seconds` by part, and the paths `database` and
         `report`.
 
     Raises:
@@ -213,7 +277,14 @@ def conclude(
         )
     with clock.part("compile"):
         whole = deliver_all(labels, store.devices()[device_id], database.best_traces(), out, untuned)
-    conclusion = {"whole_networks": whole, "seconds": clock.parts, "database": str(out)}
+    runs = {labels[text]: run.program_secs for text, run in untuned.items()}
+    workloads = [{**row, "untuned_secs": _untuned_secs(row, runs)} for row in result["workloads"]]
+    conclusion = {
+        "workloads": workloads,
+        "whole_networks": whole,
+        "seconds": clock.parts,
+        "database": str(out),
+    }
     networks = " ".join(f"--network {shlex.quote(name)}" for name in labels)
     again = (
         f"fleet tune {shlex.quote(device_id)} {networks} --trials {max(1, result['trials'])} "
@@ -221,6 +292,15 @@ def conclude(
     )
     page = report_search({**result, **conclusion}, out, time.time(), again)
     return {**conclusion, "report": str(page)}
+
+
+def _untuned_secs(row: Json, runs: Mapping[str, Mapping[WorkloadId, float]]) -> float | None:
+    """Seconds of one use of a workload without a schedule, in the networks' first runs."""
+    workload_id, uses = row["workload_id"], row["networks"]
+    in_runs = [label for label in uses if workload_id in runs.get(label, ())]
+    if not in_runs:
+        return None
+    return sum(runs[label][workload_id] for label in in_runs) / sum(uses[label] for label in in_runs)
 
 
 def _why_end(remaining: int, rounds: Rounds, ends_at: float) -> str:
@@ -292,6 +372,22 @@ def network_seconds(searches: Sequence[Search], networks: Sequence[str]) -> dict
     return seconds_by_network
 
 
+def extend_curves(
+    curves: Mapping[str, list[tuple[float, float]]], searches: Sequence[Search], now_secs: float
+) -> None:
+    """Add what a network's tuned workloads take by now, where it changed.
+
+    Args:
+        curves: By network: (seconds since the request began, latency in seconds); extended.
+        searches: Of the workloads; a network has no point before each of its own ran once.
+        now_secs: Since the request began.
+    """
+    for network, secs in network_seconds(searches, list(curves)).items():
+        curve = curves[network]
+        if not curve or curve[-1][1] != secs["best_secs"]:
+            curve.append((now_secs, secs["best_secs"]))
+
+
 def choose_searched(
     listed: Sequence[Workload], names: Sequence[str], networks: Sequence[str]
 ) -> list[Workload]:
@@ -314,7 +410,9 @@ def _workload_row(search: Search) -> JsonDict:
     ran = math.isfinite(search.best_secs)
     return {
         "name": search.workload.name,
+        "workload_id": search.workload.workload_id,
         "weight": search.workload.weight,
+        "networks": dict(search.workload.networks),
         "flops": search.workload.flops,
         "before_secs": search.before_secs if math.isfinite(search.before_secs) else None,
         "best_secs": search.best_secs if ran else None,

@@ -6,7 +6,7 @@ import json
 import statistics
 from pathlib import Path
 from typing import Any
-from unittest.mock import Mock
+from unittest.mock import MagicMock, Mock
 
 import pytest
 from msgspec.structs import replace
@@ -115,7 +115,7 @@ def test_each_network_is_checked_before_anything_is_measured(
     options = TuneOptions(trials=8, models=tmp_path, out=tmp_path)
     monkeypatch.setattr("fleet.tuning.tuning.labels_of", lambda networks: {text: text for text in networks})
     with pytest.raises(NetworkRefusedError, match=r"b\.pt2: is no function"):
-        tune_device(engine, settings, device.spec, options, Mock())
+        tune_device(engine, settings, device.spec, options, MagicMock())
 
 
 def test_a_library_is_made_where_the_device_is() -> None:
@@ -265,6 +265,7 @@ def told(name: str, best: float | None, trials: int, curve: list[list[float | No
     return {
         **{"name": name, "weight": 2, "flops": 1e6, "before_secs": None, "best_secs": best},
         **{"gflops_per_s": best and 1e-3 / best, "trials": trials, "failed": 1, "curve": curve},
+        "untuned_secs": best and 40 * best,
     }
 
 
@@ -276,7 +277,7 @@ def result() -> dict[str, Any]:
         "why_no_model": "no model serves mine yet",
         "trials": 20,
         "failed": 1,
-        "networks": {},
+        "networks": {"net": {"best_secs": 2e-3, "curve": [[30.0, 4e-3], [90.0, 2e-3]]}},
         "workloads": [
             told("conv2d_<b>_1x2", 1e-3, 20, [[16, 2e-3], [20, 1e-3]]),
             told("never ran", None, 0, [[4, None]]),
@@ -306,7 +307,13 @@ def test_the_report_says_who_wins() -> None:
     assert said[2] == "far: no library (the device is on host far)."
     page = render({"version": 1, **found, "created_at": 0.0, "command": "fleet tune mine", "headline": said})
     assert "conv2d_&lt;b&gt;_1x2" in page
-    for text in ("torch.compile", "there is no C++ compiler", "1970-01-01", "4 of 5 tensor programs"):
+    told_texts = ("torch.compile", "there is no C++ compiler", "1970-01-01", "4 of 5 tensor programs")
+    for text in (
+        *told_texts,
+        "40.0\N{MULTIPLICATION SIGN}",
+        "fleet tune 3\N{NO-BREAK SPACE}ms</text>",
+        "torch eager 2\N{NO-BREAK SPACE}ms</text>",
+    ):
         assert text in page
     assert "http" not in page, "it loads nothing"
 
