@@ -12,7 +12,9 @@ import io
 import os
 import shutil
 import subprocess
+import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
@@ -38,6 +40,8 @@ _SMI_FIELDS = (
     "persistence_mode",
 )
 _PROGRAM_TIMEOUT_SECS = 20.0
+#: A process that computed on a GPU so lately is at work there: the driver samples some times per second.
+_LATELY_SECS = 1.0
 
 # Bits of NVML's `nvmlClocksThrottleReasons` in its header `nvml.h` (called "event reasons" since driver 535).
 _THROTTLE_REASONS = {
@@ -156,6 +160,72 @@ def gpu_state(index: int) -> dict[str, Any]:
             # Each card leaves out something: laptops the power, virtual ones the clocks.
             continue
     return state
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GpuMoment:
+    """What the driver says of a GPU at one moment; clocks that the card does not show are 0."""
+
+    sm_clock_mhz: int = 0
+    memory_clock_mhz: int = 0
+    #: What holds the clock down, as `gpu_state` names it.
+    throttle_reasons: tuple[str, ...] = ()
+    #: Whether a process other than ours computed there within the last second.
+    has_other_process: bool = False
+
+
+class GpuReader:
+    """Reads moments of one CUDA device, for the gate around a repeat.
+
+    Args:
+        index: As `cuda_devices` counts.
+        own_name: Name (`comm`) of the processes of ours, of which one computes at a time.
+    """
+
+    def __init__(self, index: int, own_name: str) -> None:
+        self._index, self._own_name = index, own_name
+
+    def __call__(self) -> GpuMoment:
+        """Read this moment; nothing is known of it without the management library."""
+        state = gpu_state(self._index)
+        return GpuMoment(
+            sm_clock_mhz=state.get("sm_clock_mhz", 0),
+            memory_clock_mhz=state.get("memory_clock_mhz", 0),
+            throttle_reasons=tuple(state.get("throttle_reasons", ())),
+            has_other_process=any(map(self._is_other, computing_processes(self._index))),
+        )
+
+    def _is_other(self, pid: int) -> bool:
+        """Whether a process is not ours; one that is not in sight may be ours under another number."""
+        try:
+            name = Path(f"/proc/{pid}/comm").read_text().strip()
+        except OSError:
+            return False
+        return name != self._own_name
+
+
+def computing_processes(index: int) -> list[int]:
+    """Process ids, as the host counts them, that computed on a CUDA device within the last second.
+
+    Empty if the management library, the driver or the card does not tell.
+    """
+    nvml = _open_nvml()
+    handle = _nvml_handle(index, os.environ.get("CUDA_VISIBLE_DEVICES")) if nvml else None
+    if nvml is None or handle is None:
+        return []
+    try:
+        samples = nvml.nvmlDeviceGetProcessUtilization(handle, int((time.time() - _LATELY_SECS) * 1e6))
+    except nvml.NVMLError:
+        # There was no sample meanwhile, or a virtual card has none.
+        return []
+    return sorted({int(sample.pid) for sample in samples if sample.smUtil > 0})
+
+
+def reading_fault() -> str:
+    """Why the clocks of this host's CUDA devices cannot be read, and what to do; empty if they can."""
+    if find_spec("pynvml") is None:
+        return "the Python package nvidia-ml-py is missing: pip install 'tensor-fleet[cuda]'"
+    return "" if _from_nvml() is not None else "NVIDIA's management library finds no driver"
 
 
 def throttle_reasons(mask: int) -> list[str]:

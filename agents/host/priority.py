@@ -7,6 +7,8 @@ the process that worker processes are forked from (`agents.sandbox.core_slot`), 
 from __future__ import annotations
 
 import os
+import resource
+import time
 from collections.abc import Iterator
 from contextlib import suppress
 from enum import StrEnum
@@ -53,6 +55,19 @@ def is_throttled() -> bool:
     try:
         return int(_REAL_TIME_SHARE.read_text()) >= 0
     except (OSError, ValueError):
+        return False
+
+
+def counts_switches() -> bool:
+    """Whether the kernel counts when it takes a core from a thread, as `getrusage` gives it.
+
+    Some sandboxes always answer 0, or refuse. Sleeping gives the core away, so that is tried: 1 ms.
+    """
+    try:
+        before = resource.getrusage(resource.RUSAGE_THREAD).ru_nvcsw
+        time.sleep(0.001)
+        return resource.getrusage(resource.RUSAGE_THREAD).ru_nvcsw > before
+    except (AttributeError, OSError, ValueError):
         return False
 
 

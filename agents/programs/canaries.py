@@ -61,7 +61,7 @@ def make_canaries(family: Family) -> tuple[Canary, ...]:
             _canary("latency", _chain(_CPU_CHAIN, steps=steps), lambda _: None),  # nothing to reorder
         )
     return (
-        _canary("compute", product, _tile_for_gpu),
+        _canary("compute", product, tile_for_gpu),
         _canary("memory", stream, _spread_over_gpu),  # 3 x 88 MiB, beyond second-level caches
         _canary("latency", _chain(_GPU_CHAIN, steps=steps), _bind_one_thread),
     )
@@ -192,7 +192,7 @@ def _vectorise(schedule: Any) -> None:
     schedule.vectorize(lanes)
 
 
-def _tile_for_gpu(schedule: Any) -> None:
+def tile_for_gpu(schedule: Any) -> None:
     """256 threads with 8 x 8 sums each: 16 loads from the first-level cache for 64 multiply-adds."""
     block = schedule.get_sblock("C")
     i, j, again, k = schedule.get_loops(block)

@@ -6,7 +6,8 @@ fall and time stolen by a hypervisor show in the probes; other programs of the h
 Runs in a worker process, around the repeats of `timing.py`; which number follows is for `quality.py`.
 
 Programs that fill a cache which others share, or the memory bus, are disturbed in ways that a probe in the
-first-level cache does not feel; the scatter of the clean repeats is what is left of that.
+first-level cache does not feel; the scatter of the clean repeats is what is left of that. GPUs have a gate of
+their own (`gpu_gate.py`).
 """
 
 from __future__ import annotations
@@ -49,6 +50,16 @@ class Disturbance(StrEnum):
     PREEMPTED = "preempted"
     #: The core itself ran slower: a neighbour on it, its clock, or the hypervisor.
     SLOW_CORE = "slow_core"
+    #: Power, heat, or something else of its hardware held the clock of the GPU down.
+    POWER_CAP = "throttled_power_cap"
+    HEAT = "throttled_heat"
+    HARDWARE = "throttled_hardware"
+    #: A clock of the GPU was lower than before, for no reason that its driver gives.
+    CLOCK_FELL = "clock_fell"
+    #: Another process computed on the GPU.
+    OTHER_GPU_PROCESS = "other_gpu_process"
+    #: The GPU itself was slower, and nobody says why.
+    SLOW_GPU = "slow_gpu"
 
 
 class Repeats(Value, frozen=True):
@@ -75,6 +86,47 @@ class Repeats(Value, frozen=True):
         return next(clean, len(self.disturbances))
 
 
+class UsualLevel:
+    """How fast something can be, and whether a reading of it comes near.
+
+    Args:
+        clock: Seconds that only grow.
+        near: A reading is near the best up to this ratio.
+        first: Readings before anything is judged.
+        passed_over: So many of the fastest of late are chance, and not the best.
+    """
+
+    def __init__(self, clock: Callable[[], float], near: float, first: int, passed_over: int) -> None:
+        self._clock, self._near = clock, near
+        self._first, self._passed_over = first, passed_over
+        #: Seconds of a reading that nothing disturbs.
+        self.best_secs = float("inf")
+        #: Whether a slower level became the best.
+        self.is_new = False
+        self._latest = deque[float](maxlen=_LATEST_PROBES)
+        self._far = 0
+        self._last_near = clock()
+
+    @property
+    def is_learnt(self) -> bool:
+        """Whether there are enough readings."""
+        return len(self._latest) >= self._first
+
+    def is_near(self, secs: float) -> bool:
+        """Whether a reading is near the best; it teaches what the best is."""
+        self._latest.append(secs)
+        if self.is_learnt:
+            self.best_secs = min(self.best_secs, sorted(self._latest)[self._passed_over])
+        if secs <= self._near * self.best_secs:
+            self._far, self._last_near = 0, self._clock()
+            return True
+        self._far += 1
+        if self._far >= _LEVEL_PROBES and self._clock() - self._last_near >= _LEVEL_SECS:
+            self.best_secs, self._far = sorted(self._latest)[self._passed_over], 0
+            self.is_new = True
+        return False
+
+
 class RepeatGate:
     """The gate of one worker process; it learns how fast the probe can be.
 
@@ -82,29 +134,43 @@ class RepeatGate:
         probe: Runs the probe and gives the seconds that it took (`compiled_probe`).
         threads: Threads of a program: the thread that calls it waits for others if there are several.
         clock: Seconds that only grow.
+        counts_switches: Whether the kernel counts switches of threads; some sandboxes do not.
     """
 
+    #: What a probe far from its best says.
+    _SLOW = Disturbance.SLOW_CORE
+
     def __init__(
-        self, probe: Callable[[], float], threads: int = 1, clock: Callable[[], float] = time.monotonic
+        self,
+        probe: Callable[[], float],
+        threads: int = 1,
+        clock: Callable[[], float] = time.monotonic,
+        *,
+        counts_switches: bool = True,
     ) -> None:
         self._probe, self._is_alone, self._clock = probe, threads == 1, clock
-        #: Seconds of a probe that nothing disturbs.
-        self.best_secs = float("inf")
-        #: Whether a slower level became the best.
-        self.has_new_level = False
-        self._latest = deque[float](maxlen=_LATEST_PROBES)
-        self._far = 0
-        self._last_near = clock()
+        self._level = UsualLevel(clock, _NEAR, _FIRST_PROBES, _PASSED_OVER)
+        self._counts_switches = counts_switches
+
+    @property
+    def best_secs(self) -> float:
+        """Seconds of a probe that nothing disturbs; infinite before the first repeat."""
+        return self._level.best_secs
+
+    @property
+    def has_new_level(self) -> bool:
+        """Whether a slower level became the best."""
+        return self._level.is_new
 
     def learn(self, best_secs: float) -> None:
         """Take in what other processes of the device know of the probe; 0 if they know nothing."""
         if best_secs > 0 and not self.has_new_level:
-            self.best_secs = min(best_secs, self.best_secs)
+            self._level.best_secs = min(best_secs, self.best_secs)
 
     def is_quiet(self, wait_secs: float = 0.0) -> bool:
         """Whether nothing disturbs the core just now; waits for such a moment for so long at most."""
         end = self._clock() + wait_secs
-        while not self._is_near(self._probe()):
+        while not self._level.is_near(self._probe()):
             if self._clock() >= end:
                 return False
             time.sleep(_LOOK_SECS)
@@ -112,34 +178,24 @@ class RepeatGate:
 
     def repeat(self, run: Callable[[], float]) -> Repeats:
         """Run one repeat, which gives the seconds of one run, and say what disturbed it."""
-        while len(self._latest) < _FIRST_PROBES:
-            self._is_near(self._probe())
-        is_near = self._is_near(self._probe())
-        before, own, wall = _switches(), time.thread_time(), time.perf_counter()
+        while not self._level.is_learnt:
+            self._level.is_near(self._probe())
+        is_near = self._level.is_near(self._probe())
+        run_secs, disturbance = self._watched(run)
+        is_near &= self._level.is_near(self._probe())
+        return Repeats((run_secs,), (disturbance or (Disturbance.NONE if is_near else self._SLOW),))
+
+    def _watched(self, run: Callable[[], float]) -> tuple[float, Disturbance]:
+        """The seconds of a repeat, and what disturbed it that no probe shows."""
+        before, own, wall = self._switches(), time.thread_time(), time.perf_counter()
         run_secs = run()
         wall, own = time.perf_counter() - wall, time.thread_time() - own
-        is_preempted = _switches() > before or (self._is_alone and own < _OWN_SHARE * wall)
-        is_near &= self._is_near(self._probe())
-        disturbance = Disturbance.NONE if is_near else Disturbance.SLOW_CORE
-        return Repeats((run_secs,), (Disturbance.PREEMPTED if is_preempted else disturbance,))
+        is_preempted = self._switches() > before or (self._is_alone and own < _OWN_SHARE * wall)
+        return run_secs, Disturbance.PREEMPTED if is_preempted else Disturbance.NONE
 
-    def _is_near(self, secs: float) -> bool:
-        self._latest.append(secs)
-        if len(self._latest) >= _FIRST_PROBES:
-            self.best_secs = min(self.best_secs, sorted(self._latest)[_PASSED_OVER])
-        if secs <= _NEAR * self.best_secs:
-            self._far, self._last_near = 0, self._clock()
-            return True
-        self._far += 1
-        if self._far >= _LEVEL_PROBES and self._clock() - self._last_near >= _LEVEL_SECS:
-            self.best_secs, self._far = sorted(self._latest)[_PASSED_OVER], 0
-            self.has_new_level = True
-        return False
-
-
-def _switches() -> int:
-    """Times that the kernel gave the core of this thread to another one."""
-    return resource.getrusage(resource.RUSAGE_THREAD).ru_nivcsw
+    def _switches(self) -> int:
+        """Times that the kernel gave the core of this thread to another one."""
+        return resource.getrusage(resource.RUSAGE_THREAD).ru_nivcsw if self._counts_switches else 0
 
 
 def compiled_probe() -> Callable[[], float]:

@@ -21,13 +21,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from msgspec.structs import replace
+
 from agents.codec import protocol_from_json, workload_from_json
 from agents.errors import AgentError
+from agents.host.cuda import GpuReader
 from agents.host.host_lock import HostLockError, timing_lock
-from agents.host.priority import Priority
+from agents.host.priority import Priority, counts_switches
 from agents.host.probe import environment
 from agents.programs.build import Built, CandidateRefused, build
 from agents.programs.gate import RepeatGate, Repeats
+from agents.programs.gpu_gate import GpuGate, compiled_gpu_probe
 from agents.programs.link import Link, LinkLostError, LocalLink, Session
 from agents.programs.loaded_workloads import Programs
 from agents.programs.quality import clean_needed
@@ -35,7 +39,7 @@ from agents.programs.rpc_session import RpcLink
 from agents.programs.timing import time_again, time_module
 from agents.records import CandidateId, Family, Outcome, Protocol, Workload
 from agents.sandbox import handlers
-from agents.sandbox.core_slot import CoresHeldError, CoreSlot, MoverClient
+from agents.sandbox.core_slot import WORKER_NAME, CoresHeldError, CoreSlot, MoverClient
 from agents.sandbox.retimed_programs import RetimedProgram, SpacedRetiming
 from agents.sandbox.stages import ChildSettings, WorkerStage
 from agents.sandbox.wire import Channel
@@ -94,7 +98,11 @@ class ChildWorker:
         if settings.slot_path:
             self._slot = CoreSlot(Path(settings.slot_path), Path(settings.lock_path), mover)
         self._retiming = SpacedRetiming()
-        self._gate = RepeatGate(probe, settings.threads) if self._times_on_cores else None
+        self._counts_switches = counts_switches()
+        #: That of a GPU is made when its first program is compiled.
+        self._gate: RepeatGate | None = None
+        if self._times_on_cores:
+            self._gate = RepeatGate(probe, settings.threads, counts_switches=self._counts_switches)
         self._priority = Priority.USUAL
         self._workloads: dict[str, Workload] = {}
         self._versions = {"llvm": str(tvm.target.codegen.llvm_version_major())}
@@ -178,6 +186,10 @@ class ChildWorker:
                     self._enter(job, WorkerStage.BUILDING)
                     started = time.perf_counter()
                     built = self._build(job)
+                    if self._gate is None and (index := self._settings.gpu_index) is not None:
+                        # Compiling its probe takes a second, which must not happen under the lock.
+                        probe = compiled_gpu_probe(self._target, self._device)
+                        self._gate = GpuGate(probe, GpuReader(index, WORKER_NAME))
                     if self._times_on_cores:
                         # Filling them takes longer than many a timing, and must not happen under the lock.
                         self._programs.arguments(job.workload, self._device)
@@ -249,15 +261,18 @@ class ChildWorker:
         Returns:
             Earlier programs that are to be timed again now.
         """
-        self._enter(job, WorkerStage.TIMING)
         if not self._settings.tracker:
+            # Before the stage that the candidate answers for: cores may have been taken away meanwhile.
             self._priority = self._mover.pin(timing=True, first=True)
+        self._enter(job, WorkerStage.TIMING)
         began = time.perf_counter()
         wrong = ""
         try:
             module = session.load(built.module)
             arguments = self._programs.arguments(job.workload, session.device)
-            protocol, gate = job.protocol, self._gate
+            # A program on a GPU is not timed again later: kept there, it would hold its memory.
+            protocol = job.protocol if self._times_on_cores else replace(job.protocol, visits=1)
+            gate = self._gate
             if gate is not None:
                 gate.learn(job.probe_secs)
             timing = time_module(module, arguments, session.device, protocol, job.best_secs, gate)
@@ -279,8 +294,10 @@ class ChildWorker:
             )
             return []
         timing_secs = time.perf_counter() - began
-        due = self._retiming.due(is_quiet=gate is None or gate.is_quiet())
+        due: list[RetimedProgram] = []
         is_kept = False
+        if gate is not None and self._times_on_cores:
+            due = self._retiming.due(is_quiet=gate.is_quiet())
         if gate is not None and not wrong and not timing.stopped_early:
 
             def again() -> Repeats:
@@ -306,10 +323,7 @@ class ChildWorker:
 
     @property
     def _times_on_cores(self) -> bool:
-        """Whether programs run on cores of this host, where a gate can watch them, and can stay for later.
-
-        On a GPU they hold its memory, behind a wire they end soon.
-        """
+        """Whether programs run on cores of this host and can stay for later; behind a wire they end soon."""
         return self._settings.device == "cpu" and not self._settings.tracker
 
     def _probe_facts(self) -> dict[str, Any]:
@@ -329,8 +343,10 @@ class ChildWorker:
             if session is not None:
                 snapshot |= handlers.board_moment(session, cores, index)
         snapshot["versions"] |= self._versions
-        if self._gate is not None:
+        if self._times_on_cores:
             snapshot["priority"] = self._priority
+            if not self._counts_switches:
+                snapshot["counts_switches"] = False
         threads = self._settings.threads if self._settings.tracker else int(self._thread_count())
         return {**snapshot, "threads": threads, **self._settings.environment}
 

@@ -32,6 +32,12 @@ _EXTRA = {
 _REASONS = {
     "preempted": "lost the core to another program",
     "slow_core": "ran on a slower core (a neighbour on the physical core, or its clock)",
+    "throttled_power_cap": "were throttled: power cap",
+    "throttled_heat": "were throttled: heat",
+    "throttled_hardware": "were throttled: hardware",
+    "clock_fell": "ran at a lower clock of the GPU: clock fell",
+    "other_gpu_process": "shared the GPU: other process on the GPU",
+    "slow_gpu": "ran on a slower GPU, for a reason that its driver does not give",
 }
 
 

@@ -239,6 +239,13 @@ def _priority(state: HostState) -> Iterable[Finding]:
                 "and log in again; in a unit of systemd LimitRTPRIO=1; for a container --cap-add SYS_NICE"
             ),
         )
+    if not state.counts_switches:
+        yield Finding(
+            level=Level.NOTE,
+            what="this kernel does not count when it takes a core from a thread",
+            why="only the processor time of a repeat tells whether another program took its core",
+            do="measure outside of this sandbox or container runtime, if that is possible",
+        )
 
 
 def _cores(descriptor: Descriptor, timing: set[int], state: HostState) -> Iterable[Finding]:

@@ -18,7 +18,7 @@ from agents.errors import AgentError
 from agents.host import procfs as host
 from agents.host.cuda import compiler_fault, gpu_state
 from agents.host.host_lock import HostLockError, host_lock_path, not_timing, open_lock
-from agents.host.priority import allowed_priority
+from agents.host.priority import allowed_priority, counts_switches
 from agents.host.probe import core_groups
 from agents.host.rpc_tracker import served
 from agents.records import DeviceKind, DeviceSpec
@@ -63,6 +63,7 @@ def look(
         governors=tuple((core, governor) for core, governor in governors if governor),
         turbo_file=_turbo_file(root),
         priority=allowed_priority(),
+        counts_switches=counts_switches(),
         timing_lock=lock_state,
         timing_lock_path=str(host_lock_path()),
         timing_lock_fault=lock_fault,

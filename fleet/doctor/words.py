@@ -66,6 +66,8 @@ class HostState:
     turbo_file: str = ""
     #: How timings may go before other programs; None if nobody looked.
     priority: Priority | None = None
+    #: Whether the kernel counts when it takes a core from a thread.
+    counts_switches: bool = True
     timing_lock: LockState = LockState.FREE
     timing_lock_path: str = ""
     #: Why it cannot be used, if so.
@@ -108,7 +110,8 @@ WANTED_MODULES: Mapping[str, Finding] = {
     "pynvml": _missing(
         "pynvml",
         "nvidia-ml-py",
-        "without it the clocks and the heat of CUDA devices are not recorded",
+        "without it records lack the clocks and the heat of CUDA devices, and a short kernel alone tells "
+        "whether a repeat was disturbed",
         Level.NOTE,
     ),
 }

@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import os
+import resource
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+
+from agents.host import priority
+from agents.host.priority import counts_switches
 
 SESSION = Path("/proc/self/autogroup")
 
@@ -33,3 +38,18 @@ def test_a_process_lowers_its_own_session_and_no_other(leads: bool) -> None:
     if not before:  # the file is empty for a process whose control group has a weight of its own
         pytest.skip("this kernel shares the CPU between processes or groups, not sessions")
     assert session[-1] == (nice if leads else before[-1])
+
+
+def test_whether_the_kernel_counts_switches_is_tried(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert counts_switches(), "Linux does"
+    nothing = SimpleNamespace(ru_nvcsw=0, ru_nivcsw=0)
+    monkeypatch.setattr(priority.resource, "getrusage", lambda who: nothing)
+    assert not counts_switches()
+
+    def refuse(who: int) -> None:
+        raise OSError("not here")
+
+    monkeypatch.setattr(priority.resource, "getrusage", refuse)
+    assert not counts_switches()
+    monkeypatch.delattr(resource, "RUSAGE_THREAD")
+    assert not counts_switches()

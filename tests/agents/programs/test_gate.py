@@ -92,6 +92,12 @@ def test_a_thread_that_waits_or_loses_its_core_was_preempted() -> None:
     assert parallel.repeat(lambda: time.sleep(0.02) or 1.0).clean == 1
 
 
+def test_a_kernel_that_counts_no_switches_leaves_the_processor_time() -> None:
+    gate = RepeatGate(lambda: 1e-5, counts_switches=False)
+    assert gate.repeat(lambda: time.sleep(0.02) or 1.0).disturbances == (PREEMPTED,)
+    assert gate._switches() == 0
+
+
 @contextmanager
 def neighbour(core: int) -> Iterator[None]:
     """A process that takes half of a core."""

@@ -57,6 +57,7 @@ disk_free_bytes: 1073741824, store: runs/store        | warning | runs/store
 disk_free_bytes: 10485760                             | error   | 10 MiB
 priority: usual                                       | note    | real-time priority ... disturbed ... rtprio
 priority: nice                                        | note    | real-time priority
+counts_switches: false                                | note    | does not count ... processor time
 timing_lock: held                                     | note    | right now
 timing_lock: refused, timing_lock_path: /x, timing_lock_fault: it is bob's | error | /x ... it is bob's
 nvidia_driver: true                                   | warning | CUDA_VISIBLE_DEVICES
