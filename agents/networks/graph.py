@@ -15,10 +15,10 @@ from typing import Any
 from msgspec.structs import replace
 
 from agents.errors import last_line
-from agents.networks.convolutions import channels_last, lower_convolution
-from agents.networks.movements import fold_paddings, settle_movements
 from agents.networks.network_name import NetworkRefusedError, why_value_shaped
 from agents.networks.operator_kind import operator_kind
+from agents.networks.rewrites.convolutions import channels_last, lower_convolution
+from agents.networks.rewrites.movements import fold_paddings, settle_movements
 from agents.networks.sources import LoadedNetwork
 from agents.networks.torch_import import import_program
 from agents.programs.design_space import SPACE_TARGETS

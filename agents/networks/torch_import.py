@@ -13,7 +13,7 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from agents.errors import last_line
-from agents.networks.attention import ATTENTION, attention, keep_attentions
+from agents.networks.rewrites.attention import ATTENTION, attention, keep_attentions
 
 #: Converts a node of the graph: (node, importer) -> Relax expression.
 _Converter = Callable[[Any, Any], Any]

@@ -41,7 +41,7 @@ def keep_attentions(program: Any) -> tuple[Any, Mapping[str, Any]] | None:
     target = torch.ops.aten.scaled_dot_product_attention.default
     if not any(node.target is target for node in program.graph.nodes):
         return None
-    decompositions = torch.export.default_decompositions()
+    decompositions: Any = torch.export.default_decompositions()
     decompositions.pop(target, None)
     kept = program.run_decompositions(decompositions)
     constants = {
@@ -92,7 +92,8 @@ def _constant(value: Any, constants: Mapping[str, Any]) -> Any:
         raise _NotConstantError
     arguments = [_constant(argument, constants) for argument in value.args]
     named = {name: _constant(argument, constants) for name, argument in value.kwargs.items()}
-    return value.target(*arguments, **named)
+    operator: Any = value.target
+    return operator(*arguments, **named)
 
 
 def _arguments(node: Any) -> tuple[Any, ...]:

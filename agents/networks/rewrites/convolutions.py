@@ -12,6 +12,7 @@ from typing import Any, Final
 #: 1.7 s per candidate instead of .5 s.
 _TILE: Final = 2
 _KERNEL: Final = 3
+_SIDE: Final = _TILE + _KERNEL - 1
 _OUTPUT_TRANSFORM: Final = ((1, 0), (1, 1), (1, -1), (0, -1))
 _INPUT_TRANSFORM: Final = ((1, 0, 0, 0), (0, 1, -1, 1), (-1, 1, 1, 0), (0, 0, 0, -1))
 _KERNEL_TRANSFORM: Final = ((1, 0, 0), (0.5, 0.5, 0.5), (0.5, -0.5, 0.5), (0, 0, 1))
@@ -98,65 +99,35 @@ def _winograd(data: Any, kernel: Any, padding: list[int]) -> Any:
 
     Blocks have the rules that MetaSchedule has for them: the transforms' small loops are unrolled.
     """
-    import numpy as np
-    from tvm import te, topi
+    from tvm import te
 
     batch, height, width, channels_in = (int(extent) for extent in data.shape)
     channels_out = int(kernel.shape[3])
     top, left, bottom, right = padding
-    side = _TILE + _KERNEL - 1
     out_height, out_width = height + top + bottom - _KERNEL + 1, width + left + right - _KERNEL + 1
     rows, columns = -(-out_height // _TILE), -(-out_width // _TILE)
     tiles = batch * rows * columns
-    after = [
-        0,
-        rows * _TILE + _KERNEL - 1 - height - top,
-        columns * _TILE + _KERNEL - 1 - width - left,
-        0,
-    ]
-    output_transform = topi.utils.const_matrix(np.array(_OUTPUT_TRANSFORM, "float32"))
-    input_transform = topi.utils.const_matrix(np.array(_INPUT_TRANSFORM, "float32"))
-    padded = topi.nn.pad(data, [0, top, left, 0], after, name="data_pad", attrs={"schedule_rule": "None"})
-    inputs = te.compute(
-        (side, side, tiles, channels_in),
-        lambda row, column, place, channel: padded[
-            place // (rows * columns),
-            place // columns % rows * _TILE + row,
-            place % columns * _TILE + column,
-            channel,
-        ],
-        name="input_tile",
-        attrs={"schedule_rule": "None"},
-    )
-    down, across = te.reduce_axis((0, side), "r_a"), te.reduce_axis((0, side), "r_b")
-    packed = te.compute(
-        (side, side, tiles, channels_in),
-        lambda eps, nu, place, channel: te.sum(
-            inputs[down, across, place, channel] * input_transform[down, eps] * input_transform[across, nu],
-            axis=[down, across],
-        ),
+    packed = _transform(
+        _tiles_of(data, (top, left), (rows, columns)),
+        _INPUT_TRANSFORM,
+        (_SIDE, tiles, channels_in),
         name="data_pack",
-        attrs={"schedule_rule": "conv2d_nhwc_winograd_data_pack"},
+        rule="conv2d_nhwc_winograd_data_pack",
     )
     channel_in = te.reduce_axis((0, channels_in), "ci")
     products = te.compute(
-        (side, side, tiles, channels_out),
+        (_SIDE, _SIDE, tiles, channels_out),
         lambda eps, nu, place, channel: te.sum(
             packed[eps, nu, place, channel_in] * kernel[eps, nu, channel_in, channel], axis=[channel_in]
         ),
         name="bgemm",
     )
-    down, across = te.reduce_axis((0, side), "r_a"), te.reduce_axis((0, side), "r_b")
-    inverse = te.compute(
-        (_TILE, _TILE, tiles, channels_out),
-        lambda row, column, place, channel: te.sum(
-            products[down, across, place, channel]
-            * output_transform[down, row]
-            * output_transform[across, column],
-            axis=[down, across],
-        ),
+    inverse = _transform(
+        products,
+        _OUTPUT_TRANSFORM,
+        (_TILE, tiles, channels_out),
         name="inverse",
-        attrs={"schedule_rule": "conv2d_nhwc_winograd_inverse"},
+        rule="conv2d_nhwc_winograd_inverse",
     )
     return te.compute(
         (batch, out_height, out_width, channels_out),
@@ -167,4 +138,57 @@ def _winograd(data: Any, kernel: Any, padding: list[int]) -> Any:
             channel,
         ],
         name="conv2d_winograd",
+    )
+
+
+def _tiles_of(data: Any, before: tuple[int, int], counts: tuple[int, int]) -> Any:
+    """The overlapping tiles (4, 4, tile, channel) of images that are padded with zeros around."""
+    from tvm import te, topi
+
+    batch, height, width, channels = (int(extent) for extent in data.shape)
+    rows, columns = counts
+    after = [count * _TILE + _KERNEL - 1 for count in counts]
+    padded = topi.nn.pad(
+        data,
+        [0, *before, 0],
+        [0, after[0] - height - before[0], after[1] - width - before[1], 0],
+        name="data_pad",
+        attrs={"schedule_rule": "None"},
+    )
+    return te.compute(
+        (_SIDE, _SIDE, batch * rows * columns, channels),
+        lambda row, column, place, channel: padded[
+            place // (rows * columns),
+            place // columns % rows * _TILE + row,
+            place % columns * _TILE + column,
+            channel,
+        ],
+        name="input_tile",
+        attrs={"schedule_rule": "None"},
+    )
+
+
+def _transform(
+    tiles: Any,
+    matrix: tuple[tuple[int, ...], ...],
+    shape: tuple[int, int, int],
+    *,
+    name: str,
+    rule: str,
+) -> Any:
+    """Multiply each tile (4, 4, tile, channel) by a matrix from both sides: (side, side, tile, channel)."""
+    import numpy as np
+    from tvm import te, topi
+
+    side, *others = shape
+    constant = topi.utils.const_matrix(np.array(matrix, "float32"))
+    down, across = te.reduce_axis((0, _SIDE), "r_a"), te.reduce_axis((0, _SIDE), "r_b")
+    return te.compute(
+        (side, side, *others),
+        lambda row, column, place, channel: te.sum(
+            tiles[down, across, place, channel] * constant[down, row] * constant[across, column],
+            axis=[down, across],
+        ),
+        name=name,
+        attrs={"schedule_rule": rule},
     )
