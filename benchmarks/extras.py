@@ -31,6 +31,7 @@ EXTRAS: dict[str, tuple[str, ...]] = {
     "chaos_load": ("daemon", "tensorboard"),
     "chaos_real": ("daemon",),
     "collection": ("daemon",),
+    "compare": ("daemon",),
     "dashboard": ("dev",),
     "disturbing_load": (),
     "freshness": ("daemon", "networks"),
