@@ -37,19 +37,8 @@ def on_files(files: Any, config: Any) -> Any:
     return files
 
 
-def decisions() -> str:
-    """A table of the decisions, by their titles."""
-    rows = []
-    for path in sorted(Path("docs/decisions").glob("0*.md")):
-        title = re.sub(r"^# *0*(\d+)[.:] *", r"\1 | [", path.read_text().split("\n")[0])
-        rows.append(f"| {title}]({path.name}) |")
-    return "\n| number | decision |\n|---|---|\n" + "\n".join(rows) + "\n"
-
-
 def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
     """Lead links to the root to its pages; a file that is no page is named without a link."""
-    if page.file.src_uri == "decisions/README.md":
-        markdown += decisions()
     up = "../" * page.file.src_uri.count("/")
     for source, of in PAGES.items():
         markdown = markdown.replace(f"]({up}../{source}", f"]({up}{of}")

@@ -28,6 +28,7 @@ PAGES = (ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")))
 CURRENT = (
     *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "SECURITY.md")),
     *sorted((ROOT / "docs").glob("*.md")),
+    *sorted((ROOT / "docs/tutorials").glob("*.md")),
 )
 
 
@@ -105,6 +106,15 @@ def test_promises_name_tests_that_are_there() -> None:
         named = set(re.findall(r"\btest_\w+\.py", (ROOT / page).read_text()))
         assert len(named) > 10
         assert sorted(named - {path.name for path in (ROOT / "tests").rglob("test_*.py")}) == []
+
+
+def test_the_index_of_decisions_has_every_number() -> None:
+    folder = ROOT / "docs/decisions"
+    index = (folder / "README.md").read_text()
+    listed = {int(number): name for number, name in re.findall(r"\| (\d+) \| \[.*\]\((.*)\) \|", index)}
+    assert listed == {int(path.name[:4]): path.name for path in folder.glob("0*.md")}
+    unused = {int(number) for number in re.findall(r"\d+", index.split("| number")[0].replace("(0065", "("))}
+    assert set(range(1, max(listed) + 1)) - listed.keys() == unused - listed.keys()
 
 
 def test_the_name_of_a_test_file_stands_once() -> None:
