@@ -45,6 +45,7 @@ EXTRAS: dict[str, tuple[str, ...]] = {
     "networks": ("daemon", "networks"),
     "networks_corpus": ("daemon", "networks"),
     "onboarding": ("daemon",),
+    "pictures": ("dev",),
     "pretrained": ("daemon", "networks"),
     "publication": ("train",),
     "scale": ("daemon",),
