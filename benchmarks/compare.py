@@ -99,10 +99,7 @@ def _ratio(stock: float | None, other: float | None) -> float | None:
 
 def table(result: Figures) -> Iterator[str]:
     """The figures as one table of at most 80 columns."""
-    yield (
-        f"{result['trials']} trials per search on {result['device']}, {result['secs'] / 60:.0f} min in all. "
-        "Speed: against tune_tir as shipped."
-    )
+    yield f"{result['trials']} trials per search on {result['device']}, {result['secs'] / 60:.0f} min in all"
     yield f"{'operator':<25}{'searched by':<31}{'search':>7}{'program':>10}{'speed':>7}"
     for operator in result["operators"]:
         for name, side in operator["sides"].items():
