@@ -29,7 +29,7 @@ class Options:
     root: Annotated[Path | None, Option("folder of a running daemon, such as runs/fleet")] = None
     out: Annotated[Path, Option("folder of the pictures")] = FOLDER
     width: Annotated[int, Option("of the window in pixels", least=320)] = 1100
-    height: Annotated[int, Option("of the window in pixels", least=200)] = 620
+    height: Annotated[int, Option("of the window in pixels", least=200)] = 860
 
 
 def take(options: Options) -> Figures:

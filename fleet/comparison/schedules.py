@@ -44,10 +44,10 @@ def side_by_side(mine: list[str], other: list[str]) -> dict[str, Any]:
         and `different` (how many differ).
     """
     rows: list[list[Any]] = []
-    unnumbered = [[_VARIABLE.sub(r"\1", line) for line in lines[:MOST_LINES]] for lines in (mine, other)]
-    matcher = SequenceMatcher(None, *unnumbered, autojunk=False)
-    for kind, first, last, begin, end in matcher.get_opcodes():
-        mine_lines, other_lines = mine[first:last], other[begin:end]
+    first, second = ([_VARIABLE.sub(r"\1", line) for line in lines[:MOST_LINES]] for lines in (mine, other))
+    matcher = SequenceMatcher(a=first, b=second, autojunk=False)
+    for kind, start, stop, begin, end in matcher.get_opcodes():
+        mine_lines, other_lines = mine[start:stop], other[begin:end]
         for place in range(max(len(mine_lines), len(other_lines))):
             pair = [lines[place] if place < len(lines) else None for lines in (mine_lines, other_lines)]
             rows.append([*pair, kind != "equal"])

@@ -103,8 +103,8 @@ tests/docs/test_main_job.py
 tests/docs/test_tutorials.py
     collect --device x86-64-v2 --device x86-64-v3 --workloads 4 --samples 8
     compare x86-64-v2 x86-64-v3
-    models use x86-64-v3 previous
-    models use x86-64-v3 shipped --reason to compare
+    models use x86-64-v3 shipped
+    models use x86-64-v3 v000002 --reason to compare
     onboard x86-64-v3 --samples 64
     store backup backup
     tune x86-64-v3 --network bert-tiny --trials 32

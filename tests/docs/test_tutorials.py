@@ -131,9 +131,9 @@ class Reader:
 
 
 def shapes(text: str) -> list[str]:
-    """What each line of the samples of output begins with, up to its first number."""
+    """What each line of the samples of output begins with, up to its first number, mark or omission."""
     samples = "\n".join(re.findall(r"(?ms)^```text\n(.*?)^```", text))
-    starts = [" ".join(re.split(r"\d", line)[0].split()) for line in samples.splitlines()]
+    starts = [" ".join(re.split(r"[\d:;,]|\.\.\.", line)[0].split()) for line in samples.splitlines()]
     return [start for start in starts if len(start) > 3]
 
 
