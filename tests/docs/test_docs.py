@@ -166,7 +166,8 @@ def test_sentences_are_short() -> None:
 def test_links_between_pages_lead_somewhere() -> None:
     broken = []
     for page in CURRENT:
-        for link in re.findall(r"\]\((?!https?:)([^)\s]+)\)", page.read_text()):
+        links = re.findall(r"(?:\]\(|src(?:set)?=\")(?!https?:)([^)\s\"]+)", page.read_text())
+        for link in links:
             name, _, anchor = link.partition("#")
             target = page.parent / name if name else page
             headings = re.findall(r"(?m)^#+ (.+)$", target.read_text()) if target.is_file() else []
