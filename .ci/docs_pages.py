@@ -34,22 +34,37 @@ def on_files(files: Any, config: Any) -> Any:
         for other, of in PAGES.items():
             text = text.replace(f"]({other}", f"]({of}")
         files.append(File.generated(config, page, content=text))
+    files.append(File.generated(config, "cli.md", content=command_line()))
     return files
 
 
-def decisions() -> str:
-    """A table of the decisions, by their titles."""
-    rows = []
-    for path in sorted(Path("docs/decisions").glob("0*.md")):
-        title = re.sub(r"^# *0*(\d+)[.:] *", r"\1 | [", path.read_text().split("\n")[0])
-        rows.append(f"| {title}]({path.name}) |")
-    return "\n| number | decision |\n|---|---|\n" + "\n".join(rows) + "\n"
+def command_line() -> str:
+    """The page of the command line, from the code: verbs in the order of the help, with their options."""
+    import typer
+
+    from fleet.cli.app import app
+
+    root: Any = typer.main.get_command(app)
+    lines = ["# Command line", "", "Exit codes: 0 done, 1 failed with one line, 2 wrong usage.", ""]
+    verbs = [("fleet", root)]
+    while verbs:
+        name, command = verbs.pop(0)
+        context = command.make_context(name, [], resilient_parsing=True)
+        lines += [f"## {name}", "", command.help or "", ""]
+        rows = [
+            f"| `{' '.join(parameter.opts) if parameter.opts[0].startswith('-') else parameter.metavar}` "
+            f"| {(parameter.help or '').replace('|', chr(92) + '|')} |"
+            for parameter in command.get_params(context)
+        ]
+        lines += ["| option | meaning |", "|---|---|", *rows, ""]
+        if hasattr(command, "list_commands"):
+            names = command.list_commands(context)
+            verbs[:0] = [(f"{name} {verb}", command.get_command(context, verb)) for verb in names]
+    return "\n".join(lines)
 
 
 def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
     """Lead links to the root to its pages; a file that is no page is named without a link."""
-    if page.file.src_uri == "decisions/README.md":
-        markdown += decisions()
     up = "../" * page.file.src_uri.count("/")
     for source, of in PAGES.items():
         markdown = markdown.replace(f"]({up}../{source}", f"]({up}{of}")

@@ -21,6 +21,8 @@ EARLY = 32
 OURS, NO_HEAD, XGB, RANDOM, STOCK = "ours", "ours_without_head", "xgb", "random", "stock"
 #: Ours with the head of the shipped model, without a sample; searched only where it is asked for.
 DAY_ZERO = "ours_day_zero"
+#: `tune_tir` on our builder and runner, of `benchmarks.compare`.
+PLUGGED = "plugged"
 SIDES = (OURS, NO_HEAD, XGB, RANDOM)
 #: Parts of our rounds that are scoring and learning.
 _SCORING = frozenset({"rank", "learn"})

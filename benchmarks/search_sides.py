@@ -34,7 +34,7 @@ from agents.records import (
     as_json_dict,
 )
 from benchmarks.harness import child_json, kept
-from benchmarks.search_figures import DAY_ZERO, NO_HEAD, OURS, RANDOM, STOCK, XGB
+from benchmarks.search_figures import DAY_ZERO, NO_HEAD, OURS, PLUGGED, RANDOM, STOCK, XGB
 from benchmarks.tvm_sides import Curve
 from fleet.config.settings import FleetConfig, select_devices
 from fleet.core.request_words import RequestKind
@@ -125,7 +125,7 @@ class SearchBench:
         ways: dict[str, Callable[[Workload, int, int], dict[str, Any]]] = {
             **{name: partial(self._ours, name) for name in (OURS, NO_HEAD, DAY_ZERO)},
             RANDOM: self._random,
-            **{name: partial(self._tvm, name) for name in (XGB, STOCK)},
+            **{name: partial(self._tvm, name) for name in (XGB, STOCK, PLUGGED)},
         }
         name = f"{side}-{workload.workload_id}-{trials}-{seed}"
         return self._once(name, lambda: ways[side](workload, trials, seed))

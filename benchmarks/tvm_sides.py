@@ -2,6 +2,7 @@
 
 - `local`: `LocalBuilder` and `LocalRunner` on given candidates.
 - `stock`: `tune_tir` as it is shipped, with its own builder and runner, of one workload.
+- `plugged`: `tune_tir` with our builder and runner.
 - `xgb`: its search with its XGBoost model on our builder and runner, so that only the search differs.
 - `network`: `tune_relax` with its XGBoost model, of a whole network, until it is ended. It measures with our
   worker processes: its own builder starts processes anew for each round, half a minute on two cores, and
@@ -21,7 +22,7 @@ import os
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -87,11 +88,11 @@ def local(question: dict[str, Any]) -> dict[str, Any]:
 
 
 def stock(question: dict[str, Any]) -> dict[str, Any]:
-    """Search one workload with `tune_tir` as it is shipped.
+    """Search one workload with `tune_tir`: as it is shipped, or plugged into our builder and runner.
 
     Args:
-        question: `workload` (JSON), `target`, `trials`, `per_round`, `workers`, `seed`, `evaluator` (number,
-            repeat, min_repeat_ms).
+        question: `workload` (JSON), `target`, `trials`, `per_round`, `workers`, `seed`, and `evaluator`
+            (number, repeat, min_repeat_ms) or, of the way `plugged`, `device`.
 
     Returns:
         `secs` (wall), `trials` as [seconds since the start, latency or None] of each trial, in their order,
@@ -102,7 +103,6 @@ def stock(question: dict[str, Any]) -> dict[str, Any]:
     from tvm.s_tir import meta_schedule as ms
 
     module = tvm.ir.load_json(question["workload"]["module_json"])
-    evaluator = ms.runner.EvaluatorConfig(**question["evaluator"], enable_cpu_cache_flush=False)
     told = Curve()
 
     @derived_object
@@ -120,21 +120,39 @@ def stock(question: dict[str, Any]) -> dict[str, Any]:
             for candidate, result in zip(measure_candidates, runner_results, strict=True):
                 told.add(_trace(candidate.sch), _latency(result.run_secs))
 
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory() as folder, _measure(question) as (builder, runner):
         ms.tune_tir(
             mod=module,
             target=tvm.target.Target(question["target"]),
             work_dir=folder,
             max_trials_global=question["trials"],
             num_trials_per_iter=question["per_round"],
-            builder=ms.builder.LocalBuilder(max_workers=question["workers"], timeout_sec=_TIMEOUT_SECS),
-            runner=ms.runner.LocalRunner(timeout_sec=_TIMEOUT_SECS, evaluator_config=evaluator),
+            builder=builder,
+            runner=runner,
             measure_callbacks=[ms.measure_callback.AddToDatabase(), Watch()],
             cost_model="xgb",
             num_tuning_cores=question["workers"],
             seed=question["seed"],
         )
     return told.answer()
+
+
+@contextlib.contextmanager
+def _measure(question: dict[str, Any]) -> Iterator[tuple[Any, Any]]:
+    """Builder and runner of a search with `tune_tir`."""
+    from tvm.s_tir import meta_schedule as ms
+
+    from fleet import tvm_measure
+
+    if question["way"] == "plugged":
+        with tvm_measure(question["device"]) as ours:
+            yield ours.builder, ours.runner
+        return
+    evaluator = ms.runner.EvaluatorConfig(**question["evaluator"], enable_cpu_cache_flush=False)
+    yield (
+        ms.builder.LocalBuilder(max_workers=question["workers"], timeout_sec=_TIMEOUT_SECS),
+        ms.runner.LocalRunner(timeout_sec=_TIMEOUT_SECS, evaluator_config=evaluator),
+    )
 
 
 def with_our_runner(question: dict[str, Any]) -> dict[str, Any]:
@@ -314,7 +332,14 @@ def library(question: dict[str, Any]) -> None:
     relax.build(made, target).export_library(question["library"])
 
 
-WAYS = {"local": local, "stock": stock, "xgb": with_our_runner, "network": network, "library": library}
+WAYS = {
+    "local": local,
+    "stock": stock,
+    "plugged": stock,
+    "xgb": with_our_runner,
+    "network": network,
+    "library": library,
+}
 
 
 def main() -> None:

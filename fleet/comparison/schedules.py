@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from difflib import SequenceMatcher
 from typing import Any
 
 #: Lines of one schedule that are shown, and characters of one line.
 MOST_LINES, MOST_CHARS = 400, 300
+#: Variables of a trace: blocks, loops, values. One step more in a schedule renumbers all that follow.
+_VARIABLE = re.compile(r"\b([blv])\d+\b")
 
 
 def schedule_lines(trace: str) -> list[str]:
@@ -34,16 +37,17 @@ def schedule_lines(trace: str) -> list[str]:
 
 
 def side_by_side(mine: list[str], other: list[str]) -> dict[str, Any]:
-    """Two schedules in rows.
+    """Two schedules in rows; numbers of variables make no difference.
 
     Returns:
         `rows` of [my line or None, other line or None, whether they differ], `of` (how many rows there are)
         and `different` (how many differ).
     """
     rows: list[list[Any]] = []
-    matcher = SequenceMatcher(a=mine[:MOST_LINES], b=other[:MOST_LINES], autojunk=False)
-    for kind, first, last, begin, end in matcher.get_opcodes():
-        mine_lines, other_lines = mine[first:last], other[begin:end]
+    first, second = ([_VARIABLE.sub(r"\1", line) for line in lines[:MOST_LINES]] for lines in (mine, other))
+    matcher = SequenceMatcher(a=first, b=second, autojunk=False)
+    for kind, start, stop, begin, end in matcher.get_opcodes():
+        mine_lines, other_lines = mine[start:stop], other[begin:end]
         for place in range(max(len(mine_lines), len(other_lines))):
             pair = [lines[place] if place < len(lines) else None for lines in (mine_lines, other_lines)]
             rows.append([*pair, kind != "equal"])

@@ -61,13 +61,15 @@ def _device_rows(evaluation: Json, device_id: str) -> list[tuple[str, ...]]:
 
 def _differences(evaluation: Json) -> list[tuple[str, ...]]:
     """The first ranker minus each other one, by a paired bootstrap."""
-    mine, *others = evaluation["rankers"]
+    _, *others = evaluation["rankers"]
     rows: list[tuple[str, ...]] = []
     for device_id, device in evaluation["devices"].items():
         rows.append((device_id, "", "", ""))
         for other in others:
-            less = device["differences"][f"{mine} less {other}"]
-            rows.append((f" {other}", _signed(less["top1"]), _signed(less["top5"]), _verdict(less["top1"])))
+            minus = device["differences"][other]
+            rows.append(
+                (f" {other}", _signed(minus["top1"]), _signed(minus["top5"]), _verdict(minus["top1"]))
+            )
     return rows
 
 

@@ -249,6 +249,7 @@ def figures(challenger: Standing, champion: Standing | None, floor: float) -> Js
         "workloads": len(challenger.groups),
         "candidates": int(challenger.counts.sum()),
         **{name: listed(mean_of(values).estimate()) for name, values in mine.items()},
+        "random_top1": float(challenger.random_top1.mean()),
     }
     if champion is not None:
         theirs = _by_workload(champion)

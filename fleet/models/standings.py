@@ -43,6 +43,8 @@ class Standing:
     #: Speed of the first choice, and best one of the first five, over the best; 1 within the noise floor.
     top1: Floats
     top5: Floats
+    #: Expected speed of a random choice over the best.
+    random_top1: Floats
     #: Width of the 90 % interval of the share of pairs in the right order (`pair_width`).
     width: Floats
 
@@ -98,6 +100,7 @@ def standing(scores: Floats, latency_secs: Floats, group: NDArray[np.int32], flo
         tau=metrics.tau_by_workload[is_decided],
         top1=top1,
         top5=top5,
+        random_top1=metrics.random_top1_by_workload[is_decided],
         width=np.array(widths),
     )
 

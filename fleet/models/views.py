@@ -69,11 +69,15 @@ def list_versions(registry: RegistryReader) -> list[JsonDict]:
 
 
 def score_of(judged: Json | None) -> JsonDict | None:
-    """The figure of a verdict that is shown first, with its interval; None if nothing was judged."""
+    """The figure of a verdict that is shown first, with its interval; None if nothing was judged.
+
+    `random` is what a random choice would reach; None if it is not known.
+    """
     for name in ("top1", "top5"):
         if judged and name in judged:
             value, low, high = judged[name]
-            return {"name": name, "value": value, "low": low, "high": high}
+            chance = judged.get("random_top1") if name == "top1" else None
+            return {"name": name, "value": value, "low": low, "high": high, "random": chance}
     return None
 
 

@@ -40,7 +40,6 @@ collect                         -> collect {some}
 collect --workloads 20          -> collect {some}
 collect --device x86-64-v3      -> collect {some}
 collect --device rpi4           -> collect {some}
-collect --device x86-64-v2 --device x86-64-v3 --workloads 20 --samples 32 -> collect {some}
 collect --remeasure 50          -> collect {some} --remeasure 5
 collect --noise                 -> collect --device x86-64-v3 --noise 6
 status
@@ -83,7 +82,6 @@ up --once                       -> up --once --device x86-64-v3 --for 10
 up --device x86-64-v3 --for 3600 -> up --device x86-64-v3 --for 2
 train --model                   -> train --model mtl_tlp
 init                            -> init --folder written
---install-completion            -> --show-completion bash
 """
 
 #: The same beside a running daemon; `{request}` is a request's id.
@@ -100,15 +98,19 @@ up                   -> status
 
 #: What needs real programs, a cluster, or files of other tools, behind the test that runs it for real.
 ELSEWHERE = """
-tests/docs/test_first_hour.py
-    collect --device x86-64-v2 --device sandybridge --workloads 4 --samples 8
+tests/docs/test_main_job.py
     demo
+tests/docs/test_tutorials.py
+    collect --device x86-64-v2 --device x86-64-v3 --workloads 4 --samples 8
+    compare x86-64-v2 x86-64-v3
+    models use x86-64-v3 shipped
+    models use x86-64-v3 v000002 --reason to compare
     onboard x86-64-v3 --samples 64
-    show 080adb --store runs/demo/store --script
-    show GMM_1x128x128x128 --store runs/demo/store
-    status --store runs/demo/store
+    store backup backup
     tune x86-64-v3 --network bert-tiny --trials 32
-    workloads --store runs/demo/store --limit 3
+    tune x86-64-v3 small-net.pt2 --trials 200
+    up --device x86-64-v2 --device x86-64-v3
+    workloads --limit 3
 tests/fleet/state/test_rebuild.py
     store verify --rebuild
 tests/fleet/daemon/test_replaying.py
@@ -119,7 +121,6 @@ tests/fleet/interchange/test_import_knobs.py
     import spaces/convolution/W6600.json.gz spaces/dedispersion/W6600.json.gz --device w6600 \
 --store runs/w6600/store
 tests/fleet/datasets/test_datasets.py
-    datasets open
     datasets open examples/open-cpu-1 --store runs/open
     datasets open examples/open-cpu-2 --store runs/open
     datasets open out/open-cpu --store runs/store
@@ -136,13 +137,10 @@ tests/fleet/models/test_evaluation.py
     eval --json
     eval --model
     eval --device ID
-tests/agents/networks/test_networks.py
-    workloads FILE
 tests/fleet/tuning/test_tuned_networks.py
     tune
     tune DEVICE NETWORK
     tune x86-64-v4 bert-tiny --trials 256
-    tune x86-64-v4 mine.pt2 --trials 200
     tune x86-64-v4 nets/mine.pt2 --trials 1000 --minutes 20
     tune x86-64-v4 --network resnet-50 --workload C2D_1x56x56x64x64x3x1x1 --trials 64
     collect --network NETWORK
@@ -151,7 +149,7 @@ tests/agents/networks/test_corpus.py
 --set workloads.min_flops=200000 --set workloads.max_flops=25000000
 # Of one architecture instead of seventy: the first reading of all takes a quarter of an hour.
 tests/fleet/cli/test_cli_lookup.py
-    show --script
+    show ID --script
     workloads --network corpus
     workloads --network corpus --json
     workloads --network corpus --min-flops 2e5 --max-flops 2.5e7 --count 120

@@ -25,7 +25,7 @@ class FineTuneHead:
 
     Published fine-tuning of TLP takes one rate for all layers and trains for 50 epochs, which unlearns more
     than a few dozen labels teach. To train the trunk, or all of the model, was no better at any number of
-    samples (`docs/results/onboarding-strategies.md`).
+    samples (`docs/results/onboarding.md`).
 
     Args:
         rate_shares: Learning rates to try, as shares of the configuration's.

@@ -88,8 +88,9 @@ class Comparison:
                 # Extra time of a random choice.
                 "random_regret": float((first.random_of_1_secs / first.best_secs - 1).mean()),
                 "rankers": {ranker: self._ranker_json(ranker, device_id, level) for ranker in self.rankers},
+                # The first ranker minus each other one.
                 "differences": {
-                    f"{self.rankers[0]} less {other}": {
+                    other: {
                         measure: _listed(self.difference(self.rankers[0], other, device_id, measure, level))
                         for measure in MEASURES
                         if not measure.startswith("random")

@@ -81,7 +81,8 @@ function champion(row) {
 export function figure({ score: judged, champion: version }) {
   if (!judged) return version ? h("span", { class: "soft" }, "not judged") : "–";
   const name = judged.name === "top1" ? "" : `${judged.name.replace("top", "top-")}, `;
-  return [score(judged.value), sub(`${name}${score(judged.low)} to ${score(judged.high)}`)];
+  const chance = judged.random == null ? "" : `; random choice ${score(judged.random)}`;
+  return [score(judged.value), sub(`${name}${score(judged.low)} to ${score(judged.high)}${chance}`)];
 }
 
 function error(last, now) {

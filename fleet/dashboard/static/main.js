@@ -6,9 +6,9 @@ import * as fleet from "./fleet.js";
 import * as device from "./device.js";
 import * as compare from "./compare.js";
 import { candidate, workload, workloads } from "./workload.js";
-import { alerts, requests, storage } from "./operation.js";
+import { alerts, models, requests, storage } from "./operation.js";
 
-const VIEWS = { fleet, device, compare, workloads, workload, candidate, requests, storage, alerts };
+const VIEWS = { fleet, device, compare, workloads, workload, candidate, models, requests, storage, alerts };
 /** Milliseconds between two updates. */
 const PAUSE = 1000;
 

@@ -62,7 +62,33 @@ function drawRequest(request, context) {
     h("h2", {}, "Arguments"),
     rows.length ? plainTable("Arguments", ["Name", "Value"], rows) : empty("It has no arguments."),
     h("h2", {}, "Result"),
+    request.kind === "tuning" && request.state === "succeeded" ? tuned(request.result) : null,
     Object.keys(request.result).length ? h("pre", { tabindex: "0" }, JSON.stringify(request.result, null, 2)) : empty(nothing),
+  ];
+}
+
+/** The latency of each network, all ways to run it, the fastest first. */
+function tuned({ whole_networks: networks, report }) {
+  const millis = (secs) => `${(1000 * secs).toPrecision(3)} ms`;
+  const rows = Object.entries(networks || {}).flatMap(([name, { secs, kept }]) => Object.entries(secs || {})
+    .sort(([, one], [, other]) => one - other)
+    .map(([side, value]) => [name, words(side), millis(value), kept && secs[kept] ? `${(value / secs[kept]).toFixed(2)}` : "–"]));
+  return [
+    rows.length ? plainTable("Networks", ["Network", "Run by", "One run", "Time divided by that of the library"], rows, [2, 3]) : null,
+    report ? note(`Report: ${report}`) : null,
+  ];
+}
+
+export const models = { title: () => "Models", path: () => ["/v1/models", {}], draw: drawModels };
+
+function drawModels({ champions, versions }) {
+  const rows = Object.entries(champions).sort().map(([device, champion]) => [
+    link("device", device, device), champion.version, moment(champion.since), champion.pinned_at ? "yes" : "no", short(champion.reason || "no reason was given", 300),
+  ]);
+  return [
+    h("h1", {}, "Models"),
+    rows.length ? plainTable("Active models", ["Device", "Active model", "Since", "Pinned", "Why"], rows) : empty("No model serves a device yet. A training or an onboarding makes one."),
+    note(`Versions on the disk: ${versions.map((version) => version.version || version).join(", ") || "none"}. Choose another one with: fleet models use DEVICE VERSION`),
   ];
 }
 

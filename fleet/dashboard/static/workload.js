@@ -62,7 +62,7 @@ function drawWorkload({ workload: about, workload_id: id, devices, matrix }, con
         { name: "Records", key: "records", number: true, level: 2, cell: (row) => count(row.records) },
         { name: "Best", key: "best", number: true, cell: (row) => best(row.best_secs) },
         { name: "Spread", cell: spread },
-        { name: "Predicted", level: 2, cell: (row) => h("button", { type: "button", onclick: () => predict(id, row.device_id, context) }, "Score") },
+        { name: "Predicted", cell: (row) => h("button", { type: "button", onclick: () => predict(id, row.device_id, context) }, "Score") },
       ],
       label: "Devices of this workload",
       empty: "No device has measured it.",
@@ -188,7 +188,7 @@ function schedules({ best, candidate_id: id, schedules: { rows, different, of } 
     return [line(mine), line(other)];
   });
   return [
-    note(`${count(different)} of ${count(of)} lines differ; these and their neighbours are shown.`),
+    note(`${count(different)} of ${count(of)} lines differ, numbers of loops and blocks aside; these and their neighbours are shown.`),
     h("div", { class: "schedules" }, plainTable("Schedules", ["This one", "The best one"], cells)),
     cutOff(rows.length, of, "lines"),
   ];

@@ -27,7 +27,9 @@ def test_tune_tir_searches_with_our_builder_and_runner(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     write_generic_device(Path("configs/hardware"))
-    [lines] = re.findall(r"```python\n(import fleet.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+    [lines] = re.findall(
+        r"```python\n(import fleet.*?)```", (ROOT / "docs/use-a-head.md").read_text(), re.DOTALL
+    )
     for theirs, mine in (
         ('"x86-64-v3"', '"generic"'),
         ('"work", 64', f'"work", 8, strategy={_SMALL}'),

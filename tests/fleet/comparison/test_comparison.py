@@ -190,3 +190,13 @@ def test_any_trace_gives_lines(trace: str) -> None:
     "".join(lines).encode()  # half a surrogate pair would raise
     found = side_by_side(lines, [*lines, "more"])
     assert found["different"] == 1
+
+
+def test_a_step_more_does_not_make_the_steps_behind_it_differ() -> None:
+    mine = ["b0 = GetSBlock(main)", "l1, l2 = GetLoops(b0)", "Unroll(l2)"]
+    other = ["b0 = GetSBlock(main)", "v1 = Sample()", "l2, l3 = GetLoops(b0)", "Vectorize(l3)"]
+    found = side_by_side(mine, other)
+    assert [row for row in found["rows"] if row[2]] == [
+        [None, "v1 = Sample()", True],
+        ["Unroll(l2)", "Vectorize(l3)", True],
+    ]

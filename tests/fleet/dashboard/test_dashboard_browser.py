@@ -147,7 +147,11 @@ def test_every_view_has_the_numbers_of_the_api_and_no_markup_of_others(page: Any
     seen = go(page, fleet, "compare?before=one&after=two&all=true", "Severity")
     assert f"{compared['summary']['significant']} of {compared['total']} changes are significant" in seen
     assert f"From {compared['summary']['threshold']:.1f} on it is significant" in seen
-    for address, text in (("storage", "Logs and waits"), ("requests", "Requests")):
+    for address, text in (
+        ("storage", "Logs and waits"),
+        ("models", "Active model"),
+        ("requests", "Requests"),
+    ):
         go(page, fleet, address, text)
     assert page.title().startswith("Requests ")
     assert page.locator("script").count() == 1, "nothing was injected"

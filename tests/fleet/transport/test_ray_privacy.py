@@ -275,13 +275,13 @@ def test_documented_services_and_clusters_keep_others_out() -> None:
     services = text.split("[Service]\n")[1:]
     assert len(services) == 3
     assert all("UMask=0077\n" in one.split("[Install]")[0] for one in services)
-    joined = (text + (ROOT / "docs" / "daemon.md").read_text()).replace("\\\n", " ")
+    joined = text.replace("\\\n", " ")
     starts = [
         line
         for line in joined.splitlines()
         if re.search(r"ray[ _]start", line) and ("--head" in line or "--address" in line)
     ]
     commands = [line for line in starts if not line.startswith("|")]
-    assert len(commands) >= 6
+    assert len(commands) >= 4
     for line in commands:
         assert "--temp-dir=" in line, line

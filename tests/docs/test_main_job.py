@@ -1,12 +1,8 @@
-"""The main job and the first hour as a user has them: a demo, stopped and run again, then each command."""
+"""The main job as a user has it: a demo, stopped and run again."""
 
 from __future__ import annotations
 
 import json
-import os
-import re
-import shlex
-import shutil
 import signal
 import subprocess
 import sys
@@ -15,15 +11,12 @@ from pathlib import Path
 import psutil
 import pytest
 
-from agents.host import cpu_features as isa
-from agents.host.probe import probe
 from agents.records import DeviceId
 from fleet.errors import FleetError
-from fleet.models.registry_reader import RegistryReader
 from fleet.onboarding.fingerprint import known_fingerprints
 from fleet.store.store import Store
 from tests.conftest import until
-from tests.docs.test_docs import ROOT, shell_blocks
+from tests.docs.test_docs import ROOT
 from transfer.adapt.fingerprint import ORIGIN
 from transfer.adapt.registry import NAMES
 
@@ -175,126 +168,3 @@ def test_the_kept_model_scores_every_head(finished: tuple[Path, str]) -> None:
         scores = model.score(snapshot.dataset.features, device_id)
         assert scores.shape == (len(snapshot.dataset),)
         assert len(set(scores.tolist())) > WORKLOADS * SAMPLES / 2
-
-
-# ---- the commands of the page ----
-
-#: Time of a step at most, in seconds, on a host with other work.
-STEP_SECS = 900
-#: What is done already: the installation, and the demo of this file in place of one that takes ten minutes.
-DONE = ("make run", ". .venv/bin/activate")
-#: Commands that go on until Ctrl-C.
-ENDLESS = ("fleet up", "fleet status --watch")
-#: Small programs, shorter timing and training, by the settings that the documents name.
-QUICK = {
-    "FLEET_PROTOCOL__REPEAT": "2",
-    "FLEET_PROTOCOL__EXTRA_REPEATS": "0",
-    "FLEET_PROTOCOL__MIN_REPEAT_MS": "1",
-    "FLEET_PROTOCOL__VISITS": "1",
-    "FLEET_PROTOCOL__REJECT_INTERVAL": "0",
-    "FLEET_WORKLOADS__NETWORKS": "[bert-tiny]",
-    "FLEET_WORKLOADS__NOISE_SAMPLES": "2",
-    "FLEET_TRAINING__EPOCHS": "1",
-    "FLEET_TRAINING__FOLDS": "2",
-    "FLEET_DAEMON__API_PORT": "0",
-    "FLEET_DAEMON__STOP_SECS": "1",
-}
-
-
-def commands() -> list[str]:
-    """The commands of the page, without comments."""
-    blocks = shell_blocks((ROOT / "docs/first-hour.md").read_text())
-    lines = [re.sub(r"\s+#.*", "", line).strip() for block in blocks for line in block.splitlines()]
-    return [line for line in lines if line]
-
-
-class Reader:
-    """A person with a terminal in an empty folder, who types one command after the other."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        scripts = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
-        self.environment = {**os.environ, **QUICK, "PATH": scripts, "BROWSER": "true"}
-        self.daemon: subprocess.Popen[str] | None = None
-
-    def types(self, command: str) -> None:
-        """Run a command of the page to its end, which must be a good one."""
-        if command in DONE:
-            return
-        command = self._with_names_of_here(command)
-        if command in ENDLESS:
-            self._goes_on(command)
-            return
-        shell = subprocess.Popen(
-            command,
-            shell=True,
-            cwd=self.folder,
-            env=self.environment,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            start_new_session=True,
-        )
-        try:
-            output, _ = shell.communicate(timeout=STEP_SECS)
-        except subprocess.TimeoutExpired:
-            # The shell's command is asked to end too, and ends what it has started.
-            os.killpg(shell.pid, signal.SIGTERM)
-            output, _ = shell.communicate(timeout=60)
-        assert shell.returncode == 0, f"{command}: {shell.returncode}\n{output[-3000:]}"
-
-    def _with_names_of_here(self, command: str) -> str:
-        """The command about a candidate and a workload that the small demo has measured."""
-        if "show " not in command:
-            return command
-        store = Store.read(self.folder / "runs/demo/store")
-        record = next(record for record in store.records() if record.outcome == "ok")
-        workload = store.workloads()[record.workload_id].name
-        return command.replace("080adb", record.candidate_id[:12]).replace("GMM_1x128x128x128", workload)
-
-    def _goes_on(self, command: str) -> None:
-        log = self.folder / f"{command.replace(' ', '-')}.log"
-        with log.open("w") as stream:
-            process = subprocess.Popen(
-                shlex.split(command),
-                cwd=self.folder,
-                # Each device is a process with TVM.
-                env={**self.environment, "FLEET_DEVICES__IDS": "x86-64-v2,x86-64-v3"},
-                stdout=stream,
-                stderr=subprocess.STDOUT,
-                text=True,
-            )
-        if command == "fleet up":
-            self.daemon = process
-            until(lambda: "fleet is up" in log.read_text() or process.poll() is not None, 120)
-            assert "fleet is up" in log.read_text(), log.read_text()
-        else:
-            until(lambda: "x86-64-v3" in log.read_text() or process.poll() is not None, 60)
-            self.stops(process, log.read_text())
-
-    def stops(self, process: subprocess.Popen[str], text: str = "") -> None:
-        """Press Ctrl-C."""
-        process.send_signal(signal.SIGINT)
-        assert process.wait(timeout=120) in (0, 130), text
-
-
-@pytest.mark.skipif(
-    "x86-64-v3" not in [one.name for one in isa.runnable_levels(probe().arch, probe().isa_flags)],
-    reason="the page is for hosts that can be x86-64-v3",
-)
-def test_the_first_hour_runs_to_its_end(finished: tuple[Path, str], tmp_path: Path) -> None:
-    """Command after command as the page has them, in a folder with nothing but the demo."""
-    shutil.copytree(finished[0], tmp_path / "runs/demo")
-    reader = Reader(tmp_path)
-    try:
-        for command in commands():
-            reader.types(command)
-        assert reader.daemon is not None
-        reader.stops(reader.daemon)
-        assert reader.daemon.returncode == 0
-    finally:
-        if reader.daemon is not None and reader.daemon.poll() is None:
-            reader.daemon.kill()
-    compile((tmp_path / "reproduce.py").read_text(), "reproduce.py", "exec")
-    champions = RegistryReader(tmp_path / "runs/models").champions()
-    assert set(champions) >= {"x86-64-v2", "sandybridge", "x86-64-v3"}
