@@ -2,10 +2,9 @@
 
 Real processes are really killed (SIGKILL) at every write, fsync and rename of spool, state file, table and
 model registry, and at random moments, while a fleet measures, trains and publishes; power cuts take what no
-fsync has confirmed, acknowledgements on their way among it; the disk is full, read-only or failing, by a shim
-and on a real small file system; the clock is set, and processes stand still. Each run writes a history,
-to which a process outside adds what it sees, and `chaos_history.check` judges it. `kills` counts kills only;
-`by_fault` also counts what does not kill.
+fsync has confirmed, acknowledgements on their way among it; the disk is full, read-only or failing; the clock
+is set, and processes stand still. Each run writes a history, to which a process outside adds what it sees,
+and `chaos_history.check` judges it. `kills` counts kills only; `by_fault` also counts what does not kill.
 
 Exit code 1 if anything was lost, counted twice, unaccounted for or half published, or did not come back; the
 folder of such a run is kept and named.
@@ -18,8 +17,6 @@ import itertools
 import os
 import random
 import shutil
-import signal
-import subprocess
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -29,7 +26,6 @@ from typing import Annotated, Any
 
 from benchmarks.chaos_children import ChildError, Children
 from benchmarks.chaos_faults import DISK_FAULTS
-from benchmarks.chaos_history import Event
 from benchmarks.chaos_real import RealFleet
 from benchmarks.chaos_run import BATCHES, DEAD, Run, Tally
 from benchmarks.chaos_wreck import Wreck
@@ -40,9 +36,6 @@ from benchmarks.harness import Figures, Option, benchmark
 KILLS_IN_A_ROW = 4
 #: A coordinator's life: turns, and steps on the disk of which one is chosen.
 _FLEET_TURNS, _FLEET_STEPS = 120, 800
-#: A small file system, and the turns of a coordinator on it, which lives until it is killed.
-_FLEET_BYTES, _ENDLESS = 48 << 20, 1 << 30
-
 
 #: Goes on until it is told to stop; each turn is one history.
 Campaign = Iterator[None]
@@ -62,11 +55,7 @@ class Bench:
         self._kills_in_a_row = kills_in_a_row
         self.tally = Tally()
         self._rng = random.Random(seed)
-        self.may_mount = _may_mount(base)
-        self.children = self._start_children()
-
-    def _start_children(self) -> Children:
-        return Children(self.base / "errors.txt", may_mount=self.may_mount)
+        self.children = Children(base / "errors.txt")
 
     def close(self) -> None:
         """End all children."""
@@ -82,7 +71,7 @@ class Bench:
             self.tally.failures.append(f"{run.what}: {error}; its folder: {run.root}")
             if not self.children.is_alive:
                 self.children.close()
-                self.children = self._start_children()
+                self.children = Children(self.base / "errors.txt")
             return
         if self.tally.judge(run.root, run.what):
             shutil.rmtree(run.root)
@@ -164,7 +153,6 @@ class Bench:
             "to_the_end": False,
             "is_guilty": run.rng.random() < 0.5,
             "often": 1.0,
-            "has_small_disk": False,
         }
 
     def settle(self, run: Run, given: dict[str, Any]) -> None:
@@ -172,44 +160,6 @@ class Bench:
         for turns in (40, 0):
             self.children.do("fleet", run.arguments(batches=turns) | given | {"to_the_end": True})
         run.wait_for_trainings()
-
-    def fleet_on_a_small_disk(self) -> Campaign:
-        """A whole coordinator on a file system that becomes full and read-only while it runs."""
-
-        def body(run: Run) -> None:
-            given = self.fleet_arguments(run) | {"has_small_disk": True}
-            with self._small_disk(run), run.observed():
-                for life in range(self._kills_in_a_row):
-                    # A full disk must not end it; a read-only one does, in order.
-                    faults = ("full", "read_only")[: 1 + life % 2]
-                    arguments = run.arguments(batches=_ENDLESS) | given
-                    arguments["plan"]["trace"] = ""
-                    pid = self.children.start("fleet", arguments)
-                    for what in faults:
-                        time.sleep(run.rng.uniform(0.3, 2))
-                        self._disk(run, what)
-                        run.log.add(Event(kind="trouble", by="disk fault"))
-                        self.tally.by_fault[f"{what} file system"] += 1
-                        time.sleep(run.rng.uniform(0.1, 1))
-                        self._disk(run, "as before")
-                    time.sleep(run.rng.uniform(0, 1))
-                    with contextlib.suppress(ProcessLookupError):
-                        os.kill(pid, signal.SIGKILL)
-                    run.ended("coordinator", self.children.wait(pid), faults[-1])
-                self.settle(run, given)
-
-        return self._again("fleet small disk", body)
-
-    @contextlib.contextmanager
-    def _small_disk(self, run: Run) -> Iterator[None]:
-        self._disk(run, "small", _FLEET_BYTES)
-        try:
-            yield
-        finally:
-            self._disk(run, "gone")
-
-    def _disk(self, run: Run, what: str, size_bytes: int = 0) -> None:
-        self.children.do("disk", {"disk": str(run.disk), "what": what, "bytes": size_bytes})
 
     def _recorded(self) -> Path:
         """What replay devices answer from; made when it is first asked for."""
@@ -251,8 +201,6 @@ class Bench:
         ):
             name = f"fleet {fault}{' power' * with_power}"
             made[name] = (weight, self.fleet(fault, with_power=with_power))
-        if self.may_mount:
-            made["fleet on a small disk"] = (1, self.fleet_on_a_small_disk())
         for load in ("spool", "state", "models"):
             made[f"{load} kill"] = (2, self.sweep(load, ["kill"]))
             made[f"{load} torn"] = (2, self.sweep(load, ["torn"]))
@@ -274,14 +222,6 @@ class Bench:
             if self.tally.kills >= kills:
                 return
             next(campaign)
-
-
-def _may_mount(base: Path) -> bool:
-    """Whether this host lets anybody mount a file system of memory in a name space of its own."""
-    folder = base / "mount"
-    folder.mkdir()
-    command = ["unshare", "--map-root-user", "--mount", "mount", "-t", "tmpfs", "none", str(folder)]
-    return shutil.which("unshare") is not None and not subprocess.run(command, capture_output=True).returncode
 
 
 @dataclass(frozen=True, slots=True)

@@ -43,20 +43,16 @@ class Children:
 
     Args:
         errors: File that the children print their errors to.
-        may_mount: Whether children may mount file systems, which they alone see; not every host lets them.
 
     Raises:
         ChildError: The process that forks does not start.
     """
 
-    def __init__(self, errors: Path, *, may_mount: bool = False) -> None:
+    def __init__(self, errors: Path) -> None:
         self._errors = errors
-        command = [sys.executable, "-m", "benchmarks.chaos_load"]
-        if may_mount:
-            command = ["unshare", "--map-root-user", "--mount", *command]
         with errors.open("ab") as stream:
             self._process = subprocess.Popen(
-                command,
+                [sys.executable, "-m", "benchmarks.chaos_load"],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=stream,

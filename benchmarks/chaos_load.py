@@ -11,7 +11,6 @@ from __future__ import annotations
 import contextlib
 import importlib
 import os
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -39,8 +38,6 @@ _IMPORTED_LATE = (
     "fleet.models.training",
     "fleet.refresh.run",
 )
-#: A full disk is filled up in pieces of this size.
-_BALLAST_PIECE_BYTES = 1 << 14
 
 
 def spool_load(arguments: dict[str, Any]) -> None:
@@ -88,48 +85,12 @@ def fleet_load(arguments: dict[str, Any]) -> None:
     except StartRefused:
         os._exit(REFUSED)
     except (StoreError, SpoolError) as error:
-        if arguments["plan"]["fault"] not in DISK_FAULTS and not arguments["has_small_disk"]:
+        if arguments["plan"]["fault"] not in DISK_FAULTS:
             raise
         # It says so in one line and ends; the same command goes on.
         print(f"the disk failed: {error}", file=sys.stderr)
         os._exit(DISK_FAILED)
     load.finish()
-
-
-def disk_load(arguments: dict[str, Any]) -> None:
-    """Make a folder `disk` what `what` says: a `small` file system of `bytes`, then `full` or `read_only`.
-
-    Then it is `as before`, and `gone` in the end. Files that are open keep a file system from becoming
-    read-only as a whole, so a read-only view is put over it: whatever is opened from then on is in that.
-    """
-    disk = Path(arguments["disk"])
-    ballast = disk / "ballast"
-    match arguments["what"]:
-        case "small":
-            _run("mount", "-t", "tmpfs", "-o", f"size={arguments['bytes']}", "none", disk)
-        case "full":
-            with contextlib.suppress(OSError), ballast.open("wb", buffering=0) as stream:
-                while True:
-                    stream.write(bytes(_BALLAST_PIECE_BYTES))
-        case "read_only":
-            view = disk.with_name("view")  # where nobody can have a file open before it is read-only
-            view.mkdir(exist_ok=True)
-            _run("mount", "--bind", disk, view)
-            _run("mount", "-o", "remount,bind,ro", view)
-            _run("mount", "--bind", view, disk)
-            _run("umount", view)
-        case "as before":
-            if os.statvfs(disk).f_flag & os.ST_RDONLY:
-                _run("umount", "--lazy", disk)
-            ballast.unlink(missing_ok=True)
-        case "gone":
-            _run("umount", "--lazy", disk)
-        case other:
-            raise ValueError(other)
-
-
-def _run(*command: str | Path) -> None:
-    subprocess.run(command, check=True)
 
 
 def look_at_fleet_load(arguments: dict[str, Any]) -> None:
@@ -153,7 +114,6 @@ def main() -> None:
         "observer": observer_load,
         "recorded": recorded_load,
         "fleet": fleet_load,
-        "disk": disk_load,
         "look_at_fleet": look_at_fleet_load,
     }
     serve(loads, sys.stdin.buffer, answers)

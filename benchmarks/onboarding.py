@@ -20,7 +20,7 @@ from benchmarks.harness import Figures, Option, benchmark, command_of, working_f
 from benchmarks.onboarding_baselines import baselines
 from benchmarks.onboarding_cases import networks_to_hold_out
 from benchmarks.onboarding_curve import SAMPLES, Adapting, Contender
-from benchmarks.onboarding_extras import COVERED, Experiment, across, breadth, coverage, selectors
+from benchmarks.onboarding_extras import COVERED, Experiment, breadth, coverage, selectors
 from benchmarks.onboarding_parts import DeviceSet, as_json, device_sets
 from benchmarks.onboarding_table import CurveTable
 from benchmarks.tables import interval, page, write_page
@@ -29,7 +29,7 @@ from transfer.adapt.registry import NAMES, auto, strategies
 from transfer.adapt.sample_selection import SELECTORS
 from transfer.train.config import TrainConfig
 
-_PARTS = ("selectors", "coverage", "breadth", "across")
+_PARTS = ("selectors", "coverage", "breadth")
 #: Families of networks held out of imported logs: the others have too few workloads to be judged by.
 _LOGGED_HELD = ("inception", "mobilenet", "vgg")
 #: Most candidates of a workload that the target may measure and source devices did, of imported logs: they
@@ -259,8 +259,6 @@ def _parts(experiments: Sequence[Experiment], options: Options) -> dict[str, lis
                 ]
             elif name == "breadth" and one.is_own:
                 part.append(breadth(few))
-            elif name == "across" and not one.is_own and (pairs := across(few)) is not None:
-                part.append(pairs)
     return found
 
 

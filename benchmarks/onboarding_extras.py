@@ -1,4 +1,4 @@
-"""What stands beside the onboarding curve: ways to choose samples, breadth, intervals, kinds of processors.
+"""What stands beside the onboarding curve: ways to choose samples, breadth, and stated intervals.
 
 Each part is a curve of some contenders, and gives JSON-ready values for one set of devices;
 `benchmarks.tables.page` makes tables of them. Called by `benchmarks.onboarding`. Nothing is measured.
@@ -23,16 +23,14 @@ from benchmarks.onboarding_curve import (
     Point,
     run_curve,
 )
-from benchmarks.onboarding_parts import DeviceSet, narrowed
+from benchmarks.onboarding_parts import DeviceSet
 from benchmarks.onboarding_table import CurveTable
 from benchmarks.tables import interval
 from transfer.adapt.base import Regime, Strategy
-from transfer.adapt.multitask import Scratch
 from transfer.adapt.nearest import Nearest
 from transfer.adapt.sample_selection import SELECTORS, Choice, first_of
 from transfer.adapt.source_devices import SourceDevices
 from transfer.arrays import Rows
-from transfer.features.hardware import HARDWARE_NAMES
 from transfer.train.config import TrainConfig
 
 #: Samples at which ways to choose them are compared; at the last, random's top-1 is to be had with fewer.
@@ -41,8 +39,6 @@ SELECTED = (16, 32, 64, 128, 256)
 BREADTH, _BREADTH_SAMPLES = (12, 25, 50, 80), (0, 64)
 #: Samples at which stated intervals are compared with the truth.
 COVERED = (32, 64, 128, 256)
-#: Samples at which kinds of processors are compared.
-ACROSS = (0, 64, 256)
 #: How samples are chosen where a contender does not say.
 _SELECTOR = next(iter(SELECTORS.values()))
 #: A choice of samples by chance; "random" alone is a choice without any model.
@@ -237,40 +233,3 @@ def _stated(point: Point) -> dict[str, float]:
 def _covered(rows: Sequence[Mapping[str, float]]) -> dict[str, Any]:
     means = {name: float(np.mean([row[name] for row in rows])) for name in rows[0]}
     return {"runs": len(rows), **means}
-
-
-def across(experiment: Experiment, samples: Sequence[int] = ACROSS) -> dict[str, Any] | None:
-    """What devices of one kind of processor give one of another: None where all are of one kind."""
-    names, hardware = experiment.names, experiment.devices.dataset.hardware
-    slots = [place for place, name in enumerate(HARDWARE_NAMES) if name.startswith("arch_")]
-    kinds = {name: hardware[place, slots].tolist() for place, name in enumerate(names)}
-    regime = Regime.BOTH_NEW
-    contenders = experiment.adapting(SourceDevices(), Scratch(), Nearest())
-    ours, scratch, nearest = (contender.name for contender in contenders)
-    rows = []
-    for target in names:
-        for source in names:
-            if kinds[source] == kinds[target]:
-                continue
-            pair = replace(experiment, devices=narrowed(experiment.devices, (target, source)))
-            table = pair.curve(pair.cases(regime, targets=(target,)), contenders, samples)
-
-            def value(name: str, k: int, measure: str, table: CurveTable = table) -> float | None:
-                estimate = table.estimate(regime, name, k, measure)
-                return None if estimate is None else round(estimate.value, 4)
-
-            rows += [
-                {
-                    "target": target,
-                    "source": source,
-                    "k": k,
-                    "top1": value(ours, k, "top1"),
-                    "scratch": value(scratch, k, "top1"),
-                    "nearest": value(nearest, k, "top1"),
-                    "less_scratch": interval(table.difference(regime, ours, scratch, k)),
-                    "tau": value(ours, k, "tau"),
-                    "scratch_tau": value(scratch, k, "tau"),
-                }
-                for k in samples
-            ]
-    return {"set": experiment.devices.name, "seeds": len(experiment.seeds), "rows": rows} if rows else None

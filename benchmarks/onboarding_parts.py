@@ -13,27 +13,24 @@ from typing import Any
 
 import numpy as np
 
-from agents.records import CONFIRM, DeviceId, DeviceKind, Family, Outcome, Workload, WorkloadId
+from agents.records import DeviceId, DeviceKind, Family, Workload, WorkloadId
 from benchmarks.onboarding_curve import RANDOM
 from benchmarks.onboarding_table import MEASURES, CurveTable
 from benchmarks.tables import interval
 from benchmarks.training import LOGS, import_devices
+from fleet.json_types import Json
+from fleet.models.evaluation import ceilings_as_json, measured_twice
 from fleet.models.versions import load_snapshot
 from fleet.store.reader import StoreReader
 from fleet.store.store import Store
 from transfer.adapt.base import Regime
 from transfer.data.dataset import Dataset
-from transfer.data.ranking import kendall_tau, top_k
 from transfer.data.splits import few_of_each
 
 #: Folders of the AutoTVM logs whose devices are told apart (`x86_hokusai` is the i7-3770 again).
 LOGGED = ("arm_cortex-a72", "x86_AMD3700X", "x86_inteli7-3770")
 #: Where `make run` keeps its store.
 DEMO_STORE = Path("runs/demo/store")
-#: Candidates measured twice that a ceiling is made of at least.
-_LEAST_TWICE = 8
-#: Draws of what measuring once more would give, of each workload.
-_AGAIN = 5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -47,7 +44,7 @@ class DeviceSet:
     dataset: Dataset
     workloads: Mapping[WorkloadId, Workload]
     #: What one record of a candidate gives when it ranks another one, by device.
-    ceilings: Mapping[str, Mapping[str, float]]
+    ceilings: Json
 
 
 def device_sets(
@@ -108,7 +105,7 @@ def _sets_of(reader: StoreReader, device_ids: Sequence[str], most: int) -> list[
                 is_own=is_own,
                 dataset=dataset,
                 workloads={one: snapshot.workloads[one] for one in whole.workload_ids},
-                ceilings=ceilings(reader, whole),
+                ceilings=ceilings_as_json(measured_twice(reader, snapshot)[1]),
             )
         )
     return found
@@ -171,81 +168,3 @@ def measured_mean(table: CurveTable, regime: Regime, k: int | None) -> float:
         if point.regime is regime and point.k == k and point.contender != RANDOM
     ]
     return float(np.mean(found)) if found else 0.0
-
-
-def narrowed(one: DeviceSet, device_ids: Sequence[str]) -> DeviceSet:
-    """A set of some of its devices only."""
-    columns = [one.dataset.column(device_id) for device_id in device_ids]
-    dataset = one.dataset
-    return replace(
-        one,
-        dataset=replace(
-            dataset,
-            device_ids=tuple(dataset.device_ids[column] for column in columns),
-            latency_secs=dataset.latency_secs[:, columns],
-            failed=dataset.failed[:, columns],
-            hardware=dataset.hardware[columns],
-        ),
-    )
-
-
-def ceilings(reader: StoreReader, dataset: Dataset) -> dict[str, dict[str, float]]:
-    """How well one record of a candidate ranks another one, by device with enough candidates measured twice.
-
-    `top1`, `top5` and `tau` are over those candidates alone: a few of each workload. `judged_top1` and
-    `judged_tau` put their changes on as many candidates as a curve judges (half of each workload's): what
-    measuring everything on the device once more would reach there.
-    """
-    group_of = {str(one): place for place, one in enumerate(dataset.workload_ids)}
-    found = {}
-    for column, device_id in enumerate(dataset.device_ids):
-        twice = _measured_twice(reader, device_id, group_of)
-        group = np.array([one[0] for one in twice], dtype=np.int64)
-        sizes = np.bincount(group, minlength=1)
-        if sizes[sizes >= 2].sum() < _LEAST_TWICE:
-            continue
-        first, last = (np.array([one[place] for one in twice]) for place in (1, 2))
-        rows = [np.flatnonzero(group == one) for one in np.flatnonzero(sizes >= 2)]
-        found[str(device_id)] = {
-            "top1": float(np.mean([top_k(-first[mine], last[mine], 1) for mine in rows])),
-            "top5": float(np.mean([top_k(-first[mine], last[mine], 5) for mine in rows])),
-            "tau": float(np.mean([kendall_tau(-first[mine], last[mine]) for mine in rows])),
-            "candidates": float(sum(map(len, rows))),
-            "workloads": float(len(rows)),
-            "median_change": float(np.median(np.abs(last / first - 1))),
-            **_judged_again(dataset, column, np.log(last / first)),
-        }
-    return found
-
-
-def _measured_twice(
-    reader: StoreReader, device_id: DeviceId, group_of: Mapping[str, int]
-) -> list[tuple[int, float, float]]:
-    """Workload, first and last seconds of every candidate with several records."""
-    names = ("candidate_id", "workload_id", "outcome", "run_secs", "measured_at", "origin")
-    seen: dict[str, tuple[int, list[tuple[float, float]]]] = {}
-    for _, batch in reader.columns(names, device_ids=[device_id], version=reader.version):
-        values = (batch.column(name).to_pylist() for name in names)
-        for candidate_id, workload_id, outcome, secs, at, origin in zip(*values, strict=True):
-            # A leader's second look is chosen for being fast, and close in time.
-            if outcome == Outcome.OK and secs and str(workload_id) in group_of and origin != CONFIRM:
-                place = seen.setdefault(candidate_id, (group_of[str(workload_id)], []))
-                place[1].append((at, min(secs)))
-    return [(group, min(several)[1], max(several)[1]) for group, several in seen.values() if len(several) > 1]
-
-
-def _judged_again(dataset: Dataset, column: int, changes: np.ndarray) -> dict[str, float]:
-    """Top-1 and tau of latencies that changed as those of the candidates measured twice did."""
-    random = np.random.default_rng(0)
-    latency = dataset.latency_secs[:, column]
-    top1, tau = [], []
-    for group in np.unique(dataset.group):
-        mine = latency[(dataset.group == group) & np.isfinite(latency)]
-        for _ in range(_AGAIN):
-            some = random.permutation(mine)[: -(-len(mine) // 2)]
-            if len(some) > 1:
-                signs = random.choice([-1.0, 1.0], len(some))
-                before = some * np.exp(signs * random.choice(changes, len(some)))
-                top1.append(top_k(-before, some, 1))
-                tau.append(kendall_tau(-before, some))
-    return {"judged_top1": float(np.mean(top1)), "judged_tau": float(np.mean(tau))} if top1 else {}

@@ -21,7 +21,7 @@ from fleet.api.access import Access, needs
 from fleet.api.connections import body_of, read_body
 from fleet.core.request_words import RequestState
 from fleet.requests.desk import DeskFull, RequestDesk, Shown
-from fleet.requests.kinds import KINDS, MOST_BYTES, MOST_MINUTES, REQUEST_ID, parse_request
+from fleet.requests.kinds import KINDS, MOST_BYTES, RequestBody, parse_request
 from fleet.requests.request_kind import RequestConflict, RequestRefused, RequestUnknown
 
 PATH = "/v1/requests"
@@ -132,18 +132,18 @@ def add_requests(app: FastAPI, desk: RequestDesk, followers: Followers, answer_s
 
 def _body_schema() -> dict[str, Any]:
     """What `/openapi.json` says of the body of a request: one shape per kind."""
-    schemas, parts = msgspec.json.schema_components(KINDS.values(), ref_template="{name}")
+    (whole, *schemas), parts = msgspec.json.schema_components(
+        (RequestBody, *KINDS.values()), ref_template="{name}"
+    )
+    body = parts[whole["$ref"]]
     shapes = [
         {
+            **body,
             "title": kind.value,
-            "type": "object",
-            "required": ["id", "kind", "arguments"],
-            "additionalProperties": False,
             "properties": {
-                "id": {"type": "string", "pattern": f"^{REQUEST_ID}$"},
+                **body["properties"],
                 "kind": {"const": kind.value},
                 "arguments": parts[schema["$ref"]],
-                "minutes": {"type": ["number", "null"], "exclusiveMinimum": 0, "maximum": MOST_MINUTES},
             },
         }
         for kind, schema in zip(KINDS, schemas, strict=True)

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from agents.records import CandidateId, DeviceId
 from fleet.errors import FleetError
+from fleet.json_types import JsonDict
 from fleet.models.registry_file import latest
 from fleet.models.registry_reader import RegistryReader
 from fleet.models.training_rows import LEAST_PAIRS, JudgedRows
@@ -65,14 +66,7 @@ class Evaluation:
             "near_copies": self.near_copies,
             "not_judged": dict(self.not_judged),
             "noise": {device_id: asdict(floor) for device_id, floor in self.noise.items()},
-            "ceilings": {
-                device_id: {
-                    **ceiling.summary(),
-                    "workloads": len(ceiling.groups),
-                    "candidates": int(ceiling.counts.sum()),
-                }
-                for device_id, ceiling in self.ceilings.items()
-            },
+            "ceilings": ceilings_as_json(self.ceilings),
             **self.comparison.as_json(),
         }
 
@@ -261,7 +255,7 @@ def _judge(
 ) -> Evaluation:
     from transfer.evaluate.compare import compare
 
-    noise, ceilings = _measured_twice(reader, snapshot)
+    noise, ceilings = measured_twice(reader, snapshot)
     comparison = compare(
         rankers,
         snapshot.dataset,
@@ -277,7 +271,7 @@ def _judge(
     )
 
 
-def _measured_twice(
+def measured_twice(
     reader: StoreReader, snapshot: DatasetSnapshot
 ) -> tuple[dict[str, NoiseFloor], dict[str, Metrics]]:
     """Noise floor and ceiling of the devices with enough re-measurements."""
@@ -307,6 +301,18 @@ def _measured_twice(
             first, second = (np.array([pair[place] for pair in pairs]) for place in (1, 2))
             ceilings[device_id] = evaluate_ranking(-first, second, group, dataset.weight, least=2)
     return floors, ceilings
+
+
+def ceilings_as_json(ceilings: Mapping[str, Metrics]) -> JsonDict:
+    """Ceilings by device, JSON-ready, with the workloads and candidates that they were made of."""
+    return {
+        device_id: {
+            **ceiling.summary(),
+            "workloads": len(ceiling.groups),
+            "candidates": int(ceiling.counts.sum()),
+        }
+        for device_id, ceiling in ceilings.items()
+    }
 
 
 def _repeats(comparable: Iterable[Reading]) -> list[tuple[CandidateId, float, float]]:

@@ -1,28 +1,30 @@
-"""`fleet train`: from a store to the next model version, with early stopping, going on after a kill.
+"""One training of a family's model: challengers by each way to train, judged side by side.
 
-Reads the store, chooses what to learn from and what to judge on, and leaves the training to
-`transfer.train.trainers`. Imports torch when called.
+`fleet train` (`train_version`) trains from nothing on all that a store holds; the refresh of a daemon
+(`fleet.refresh.run`) goes on from a champion. Both call `train_challengers`, and decide themselves what is
+kept. Imports torch when called.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, replace
+import shutil
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from agents.records import canonical_json, content_hash
+from agents.records import WorkloadId, canonical_json, content_hash
 from fleet.errors import FleetError
 from fleet.json_types import Json, JsonDict
 from fleet.models.judge import Judge, publish_if_better, verdicts_as_json
 from fleet.models.promotion import DeviceDecision
 from fleet.models.registry import Registry
 from fleet.models.shipped_heads import ShippedHeads, boosting_provenance, serve_unserved
-from fleet.models.shipped_model import ShippedModel
 from fleet.models.training_rows import JudgedRows
 from fleet.models.versions import (
+    INHERITED,
     DatasetSnapshot,
     learnable,
     manifest_of,
@@ -31,19 +33,166 @@ from fleet.models.versions import (
     training_provenance,
 )
 from fleet.store.store import Store
-from transfer.model.kinds import BOOSTED, FLEET_TLP, KINDS, reads_published
+from transfer.model.kinds import BOOSTED, FLEET_TLP, KINDS, is_extensible, reads_published
 
 if TYPE_CHECKING:
     from fleet.config.settings import FleetConfig
-    from transfer.train.config import TrainConfig
-    from transfer.train.trainers import Trained, TrainingTask
+    from transfer.model.fleet_tlp import FleetTLP
+    from transfer.model.tlp_model import TlpModel
+    from transfer.train.config import EpochReport, TrainConfig
 
-#: Folder of the training runs beside that of the models: curves, and what is kept of a run that is not over.
+#: Folder of the training runs beside that of the models: what is left of a run that is not over, and curves.
 RUNS = "training"
+#: In the folder of a training: trained challengers until they are judged, and what each epoch leaves.
+CHALLENGER, EPOCHS = "challenger", "epochs"
 #: With fewer workloads each of them is worth more as something to learn from than as a judge.
 ENOUGH_WORKLOADS = 40
 #: Of these parts of the workloads one is held out, for early stopping.
 _PARTS = 10
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class WarmStart:
+    """The version that a training goes on from."""
+
+    version: str
+    model: FleetTLP
+    manifest: Json
+    #: What its weights have seen (`fleet.models.versions.training_workloads`).
+    workloads: frozenset[WorkloadId]
+    #: Epochs of a training that goes on from it.
+    epochs: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Training:
+    """What the challengers of one training have in common."""
+
+    #: Tells it from others: a training of the same name goes on where a killed one was.
+    run: str
+    #: Its own, for what a killed one leaves.
+    folder: Path
+    shipped: ShippedHeads
+    snapshot: DatasetSnapshot
+    judged: JudgedRows
+    #: Devices to give a head.
+    heads: Sequence[str]
+    #: A key of `KINDS`.
+    model: str
+    config: TrainConfig
+    seed: int
+    #: Unix seconds of the last record, by device.
+    data_until: Mapping[str, float]
+    #: Further keys of the manifests.
+    about: Json
+    start: WarmStart | None = None
+    on_epoch: Callable[[EpochReport], None] | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Challenger:
+    """A trained model, and what was decided of it."""
+
+    model: TlpModel
+    #: Tells it from all others, so that it is kept as a version once only.
+    run: str
+    #: What its manifest says but for the verdicts.
+    manifest: JsonDict
+    #: For people only: losses, speed, and where the curves are.
+    curve: Json
+    verdicts: Sequence[DeviceDecision] = ()
+
+
+def train_challengers(training: Training) -> tuple[dict[str, Challenger], Judge]:
+    """Train a model by each way, and judge them all on the same held-out candidates.
+
+    Returns:
+        The challengers by way, in the order in which equals take a place; and who judged them.
+
+    Raises:
+        TransferError: Training failed, or the data lack the features that a kind reads.
+    """
+    snapshot, start, heads = training.snapshot, training.start, training.heads
+    kinds, (rows, held) = KINDS[training.model], learnable(snapshot)
+    box = None
+    if FLEET_TLP in kinds:
+        box = training.shipped.boosting_start(heads, snapshot.dataset, rows)
+    # What went on from the thousand workloads of the shipped model, by a little, goes first.
+    starts: dict[str, FleetTLP | None] = {} if box is None else {BOOSTED: box.model}
+    starts |= {kind: start.model if start and is_extensible(kind) else None for kind in kinds}
+    trained = {way: _challenger(training, way, init, rows) for way, init in starts.items()}
+    provenance = training_provenance(
+        snapshot.dataset, rows, heads, training.data_until, holds_out=bool(held)
+    ) | dict(training.about)
+    learnt = provenance["trained_workloads"]
+    judge = Judge(
+        shipped=training.shipped,
+        snapshot=snapshot,
+        judged=training.judged,
+        trained=learnt,
+        inherited=(start.workloads if start else frozenset())
+        | (box.trained_workloads if box else frozenset()),
+    )
+    verdicts = judge.verdicts([challenger.model for challenger in trained.values()], heads)
+    origins: dict[str, JsonDict] = {}
+    if box is not None:
+        origins[BOOSTED] = boosting_provenance(box, provenance)
+    if start is not None:
+        origins[FLEET_TLP] = {
+            "warm_start": start.version,
+            "warm_starts": int(start.manifest.get("warm_starts", 0)) + 1,
+            INHERITED: sorted(start.workloads - set(learnt)),
+        }
+    judged = {}
+    for (way, challenger), decided in zip(trained.items(), verdicts, strict=True):
+        shared = {**provenance, "way": way, "warm_start": None, "warm_starts": 0}
+        manifest = {**challenger.manifest, **shared, **origins.get(way, {})}
+        judged[way] = replace(challenger, manifest=manifest, verdicts=decided)
+    return judged, judge
+
+
+def _challenger(training: Training, way: str, init: FleetTLP | None, rows: np.ndarray) -> Challenger:
+    """Train in one of the ways of `train_model`, from `init` if given; read the model if it is there."""
+    from transfer.adapt.heads import with_heads
+    from transfer.model import checkpoint
+    from transfer.train.trainers import TrainingTask, train_model
+    from transfer.train.training import TrainRun
+
+    run = content_hash(training.run, way)
+    kept = training.folder / CHALLENGER / way
+    if kept.exists():
+        model, saved = checkpoint.load(kept)
+        if saved.get("run") == run:
+            return Challenger(model=model, run=run, manifest=saved["manifest"], curve=saved["curve"])
+        shutil.rmtree(kept)
+    snapshot, seed, config = training.snapshot, training.seed, training.config
+    if init is not None:
+        init = with_heads(init, snapshot.dataset, rows, training.heads, seed=seed)
+        if training.start is not None:
+            config = replace(config, epochs=training.start.epochs)
+    learn, stop = divide(snapshot, seed, rows)
+    folder = training.folder / EPOCHS / run[:12]
+    task = TrainingTask(
+        dataset=snapshot.dataset,
+        rows=learn,
+        devices=training.heads,
+        config=config,
+        seed=seed,
+        stop_rows=stop,
+        run=TrainRun(init=init, folder=folder, on_epoch=training.on_epoch),
+    )
+    trained = train_model(way, task)
+    manifest = {
+        **manifest_of(
+            snapshot, seed=seed, config=trained.config, seconds=trained.seconds, sources=training.heads
+        ),
+        "epochs_done": trained.epochs_done,
+        "best_epoch": trained.best_epoch,
+        "resumed_epochs": trained.resumed_epochs,
+    }
+    curve = dict(trained.curve)
+    checkpoint.save(kept, trained.model, {"run": run, "manifest": manifest, "curve": curve})
+    return Challenger(model=trained.model, run=run, manifest=manifest, curve=curve)
 
 
 def train_version(
@@ -73,53 +222,36 @@ def train_version(
         FleetError: A device was asked for that nothing can be learnt of, or there is none.
         TransferError: Training failed.
     """
-    from transfer.train.trainers import TrainingTask, train_model
-    from transfer.train.training import TrainRun
-
-    kinds = KINDS[settings.training.model]
     registry = Registry(models)
     reader = Store.read(settings.store.path).parted(since := registry.environments_since())
-    published = reads_published(kinds) or registry.asks_published(device_ids or registry.champions())
-    judged = JudgedRows()
-    snapshot = read_snapshot(reader, device_ids, published=published, judged=judged)
-    dataset, seed = snapshot.dataset, settings.training.seed
-    config = replace(train_config(settings.training.epochs), device=compute, lends=True)
-    open_rows, kept_out = learnable(snapshot)
-    rows, held = divide(snapshot, seed, open_rows)
-    heads = _heads(snapshot, rows, device_ids)
-    folder = models.parent / RUNS / _run_name(snapshot, config, seed, heads)
-    task = TrainingTask(
-        dataset=dataset,
-        rows=rows,
-        devices=heads,
-        config=config,
-        seed=seed,
-        stop_rows=held,
-        run=TrainRun(folder=folder, on_epoch=lambda done: on_progress(done.epoch, config.epochs)),
+    published = reads_published(KINDS[settings.training.model]) or registry.asks_published(
+        device_ids or registry.champions()
     )
+    judged, seed = JudgedRows(), settings.training.seed
+    snapshot = read_snapshot(reader, device_ids, published=published, judged=judged)
+    config = replace(train_config(settings.training.epochs), device=compute, lends=True)
+    heads = _heads(snapshot, divide(snapshot, seed, learnable(snapshot)[0])[0], device_ids)
     shipped = ShippedHeads(registry, reader, enabled=settings.onboarding.shipped)
-    box = shipped.boosting_start(heads, dataset, open_rows) if FLEET_TLP in kinds else None
-    tasks = _by_way(task, kinds, box)
-    all_trained = [train_model(way, its_task) for way, its_task in tasks.items()]
-    until = {device_id: counts.last_at for device_id, counts in reader.counts().items()}
-    provenance = training_provenance(dataset, open_rows, heads, until, holds_out=bool(kept_out))
-    provenance |= {"seed": seed, "environments_since": since}
     if publish:
         serve_unserved(shipped, heads)
-    # As a refresh judges: on what no model chose, and beyond noise.
-    judge = Judge(
+    run = _run_name(snapshot, config, seed, heads)
+    training = Training(
+        run=run,
+        folder=models.parent / RUNS / run,
         shipped=shipped,
         snapshot=snapshot,
         judged=judged,
-        trained=provenance["trained_workloads"],
-        inherited=frozenset() if box is None else box.trained_workloads,
+        heads=heads,
+        model=settings.training.model,
+        config=config,
+        seed=seed,
+        data_until={device_id: counts.last_at for device_id, counts in reader.counts().items()},
+        about={"environments_since": since},
+        on_epoch=lambda done: on_progress(done.epoch, config.epochs),
     )
-    verdicts = judge.verdicts([trained.model for trained in all_trained], heads)
-    results = []
-    for way, trained, decided in zip(tasks, all_trained, verdicts, strict=True):
-        origin = boosting_provenance(box, provenance) if way == BOOSTED and box is not None else {}
-        its_provenance = {**provenance, "way": way, **origin}
-        results.append(_keep(registry, snapshot, trained, decided, its_provenance, publish=publish))
+    challengers, judge = train_challengers(training)
+    results = [_keep(registry, snapshot, challenger, publish=publish) for challenger in challengers.values()]
+    shutil.rmtree(training.folder / CHALLENGER, ignore_errors=True)
     # The one that serves more devices; the others stand beside it.
     result = max(results, key=lambda listed: len(listed["serves"]))
     if publish:
@@ -131,55 +263,23 @@ def train_version(
     return result
 
 
-def _by_way(task: TrainingTask, kinds: Sequence[str], box: ShippedModel | None) -> dict[str, TrainingTask]:
-    """A task for each way to train, in the order in which equals take a place."""
-    from transfer.adapt.heads import with_heads
-    from transfer.train.training import TrainRun
-
-    tasks = dict.fromkeys(kinds, task)
-    if box is None:
-        return tasks
-    rows = np.union1d(task.rows, task.stop_rows)
-    init = with_heads(box.model, task.dataset, rows, task.devices, seed=task.seed)
-    # What went on from a thousand workloads, by a little, goes before what learnt from these alone.
-    return {BOOSTED: replace(task, run=TrainRun(init=init)), **tasks}
-
-
 def _keep(
-    registry: Registry,
-    snapshot: DatasetSnapshot,
-    trained: Trained,
-    decided: Sequence[DeviceDecision],
-    provenance: Json,
-    *,
-    publish: bool,
+    registry: Registry, snapshot: DatasetSnapshot, challenger: Challenger, *, publish: bool
 ) -> JsonDict:
-    """Keep a trained model as a version; what a command prints of it, and of what was decided of it."""
-    model, dataset = trained.model, snapshot.dataset
-    epochs = {"epochs_done": trained.epochs_done, "best_epoch": trained.best_epoch}
-    manifest = {
-        **manifest_of(
-            snapshot,
-            seed=provenance["seed"],
-            config=trained.config,
-            seconds=trained.seconds,
-            sources=model.device_ids,
-        ),
-        **epochs,
-        **provenance,
-        "verdicts": verdicts_as_json(decided),
-    }
+    """Keep a challenger as a version; what a command prints of it, and of what was decided of it."""
+    model, decided = challenger.model, challenger.verdicts
+    manifest = {**challenger.manifest, "verdicts": verdicts_as_json(decided)}
     if publish:
         version, serves = publish_if_better(registry, model, manifest, decided)
     else:
         version, serves = registry.add(model, manifest), []
+    copied = ("way", "candidates", "workloads", "table_version", "epochs_done", "best_epoch")
     return {
         "version": version,
         "path": str(registry.folder / version),
         "published": publish,
-        "devices_left_out": sorted(set(map(str, dataset.device_ids)) - set(model.device_ids)),
+        "devices_left_out": sorted(set(map(str, snapshot.dataset.device_ids)) - set(model.device_ids)),
         "model_kind": model.kind,
-        "way": provenance["way"],
         "heads": list(model.device_ids),
         "serves": {of.device_id: of.reason for of in decided if of.device_id in serves},
         "kept_champions": {
@@ -188,12 +288,9 @@ def _keep(
             if of.device_id not in serves
         },
         "parameters": sum(parameter.numel() for parameter in model.parameters()),
-        "candidates": len(dataset.candidate_ids),
-        "workloads": len(dataset.workload_ids),
-        "table_version": snapshot.table_version,
-        "seconds": trained.seconds,
-        **epochs,
-        **trained.curve,
+        **{name: manifest[name] for name in copied},
+        "seconds": manifest["train_secs"],
+        **challenger.curve,
     }
 
 

@@ -13,7 +13,8 @@ Legend: N candidates, D devices of a dataset; n rows of one device.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
@@ -26,6 +27,7 @@ from fleet.store.noise import noise_floor
 from fleet.store.noise_columns import (
     PRESENT_COLUMNS,
     READING_COLUMNS,
+    SAYS_NOTHING,
     flag_column,
     outcome_of,
     present_rows,
@@ -40,8 +42,47 @@ if TYPE_CHECKING:
 
 #: Columns of `transfer.data.joined_records.MeasuredRow` that the store has, in its order but for the device.
 _COLUMNS = ("record_id", "workload_id", "candidate_id", "dialect", "trace", "outcome", "run_secs")
+#: Candidates of a workload on a device that a refresh reads; an epoch looks at 64 of them.
+_MOST_OF_WORKLOAD = 1024
 #: Pairs of measurements of one program that tell a noise floor or a ceiling at least; fewer are an anecdote.
 LEAST_PAIRS = 8
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecentPart:
+    """A bounded part of each device's records: a refresh takes as long when the store has ten times of them.
+
+    Of each workload and device at most `_MOST_OF_WORKLOAD` candidates are read, the new ones first, the old
+    ones (the replay) by the order of their ids, which is random and the same on all devices, so that labels
+    still line up.
+    """
+
+    #: Unix seconds; records measured later are new.
+    new_since: float = 0.0
+    #: Leave out the others.
+    only_new: bool = False
+
+    def of(self, batches: Sequence[pa.RecordBatch], counts: NDArray[np.bool_]) -> NDArray[np.bool_]:
+        """(n,) which of the rows of a device that count are in the part."""
+        if not batches:
+            return counts
+        table = pa.Table.from_batches(batches)
+        is_new = table.column("measured_at").to_numpy() > self.new_since
+        mask = counts & ~np.isin(_texts(table, "outcome"), SAYS_NOTHING)
+        rows = np.flatnonzero(mask & is_new if self.only_new else mask)
+        workload, candidate = (
+            np.unique(_texts(table, name), return_inverse=True)[1] for name in ("workload_id", "candidate_id")
+        )
+        order = rows[np.lexsort((candidate[rows], ~is_new[rows], workload[rows]))]
+        starts = np.flatnonzero(np.diff(workload[order], prepend=-1))
+        rank = np.arange(len(order)) - np.repeat(starts, np.diff([*starts.tolist(), len(order)]))
+        chosen = np.zeros(len(mask), dtype=np.bool_)
+        chosen[order[rank < _MOST_OF_WORKLOAD]] = True
+        return chosen
+
+
+def _texts(table: pa.Table, name: str) -> NDArray[np.str_]:
+    return np.asarray(table.column(name).to_numpy(), dtype=np.str_)
 
 
 class JudgedRows:
@@ -53,8 +94,7 @@ class JudgedRows:
 
     def __init__(self) -> None:
         self.floors: dict[str, float] = {}
-        self._judging: dict[DeviceId, pa.ChunkedArray] = {}
-        self._steady: dict[DeviceId, pa.ChunkedArray] = {}
+        self._rows: dict[DeviceId, pa.Table] = {}
 
     def look(self, device_id: DeviceId, batches: Sequence[pa.RecordBatch], counts: NDArray[np.bool_]) -> None:
         """Take in all rows of a device, with `READING_COLUMNS`; `counts` (n,) are those of the dataset."""
@@ -64,32 +104,39 @@ class JudgedRows:
         if floor is not None and floor.pairs >= LEAST_PAIRS:
             self.floors[device_id] = floor.median_change
         table = pa.Table.from_batches(batches)
-        not_ranked = pc.is_in(table.column("origin"), pa.array(sorted(NOT_RANKED)))
-        judging = table.filter(pc.and_(pa.array(counts), not_ranked))
-        self._judging[device_id] = judging.column("candidate_id")
-        suspect = [flag_column(batch.column("quality"), "suspect") for batch in batches]
-        steady = table.filter(pa.array(counts & ~np.concatenate(suspect)))
-        self._steady[device_id] = steady.column("candidate_id")
+        suspect = np.concatenate([flag_column(batch.column("quality"), "suspect") for batch in batches])
+        columns = {
+            "candidate_id": table.column("candidate_id"),
+            "measured_at": table.column("measured_at"),
+            "not_ranked": pc.is_in(table.column("origin"), pa.array(sorted(NOT_RANKED))),
+            "steady": pa.array(~suspect),
+        }
+        self._rows[device_id] = pa.table(columns).filter(pa.array(counts))
 
     def not_ranked(self, dataset: Dataset) -> NDArray[np.bool_]:
         """(N, D) whether no model chose the measurement that a dataset took, and it is a first one."""
-        return _mask(dataset, self._judging)
+        return self._values(dataset, "not_ranked", fill=False)
 
     def steady(self, dataset: Dataset) -> NDArray[np.bool_]:
         """(N, D) whether the device did not drift during the measurement that a dataset took."""
-        return _mask(dataset, self._steady)
+        return self._values(dataset, "steady", fill=False)
 
+    def measured_at(self, dataset: Dataset) -> NDArray[np.float64]:
+        """(N, D) Unix seconds of the measurement that a dataset took; NaN where there is none."""
+        return self._values(dataset, "measured_at", fill=np.nan)
 
-def _mask(dataset: Dataset, candidates: Mapping[DeviceId, pa.ChunkedArray]) -> NDArray[np.bool_]:
-    """(N, D) which measurements of a dataset are of some candidates, by device."""
-    place = {candidate_id: row for row, candidate_id in enumerate(dataset.candidate_ids)}
-    is_of = np.zeros(dataset.latency_secs.shape, dtype=np.bool_)
-    for device_id, names in candidates.items():
-        if device_id not in dataset.device_ids:
-            continue  # whatever it measured was lost or rejected
-        rows = [place[candidate_id] for candidate_id in names.to_pylist() if candidate_id in place]
-        is_of[rows, dataset.column(device_id)] = True
-    return is_of
+    def _values(self, dataset: Dataset, name: str, fill: float | bool) -> NDArray[Any]:
+        """(N, D) a column of the rows that a dataset took."""
+        place = {candidate_id: row for row, candidate_id in enumerate(dataset.candidate_ids)}
+        values = np.full(dataset.latency_secs.shape, fill)
+        for device_id, table in self._rows.items():
+            if device_id in dataset.device_ids:  # else all that it measured was lost or rejected
+                # Rows of candidates that only lost ones tell of are not in the dataset.
+                names = table.column("candidate_id").to_pylist()
+                rows = np.array([place.get(candidate_id, -1) for candidate_id in names], dtype=np.int64)
+                column = table.column(name).to_numpy()
+                values[rows[rows >= 0], dataset.column(device_id)] = column[rows >= 0]
+        return values
 
 
 def counting_rows(
@@ -99,6 +146,7 @@ def counting_rows(
     workload_ids: Collection[WorkloadId] = (),
     names: Mapping[str, DeviceId] | None = None,
     judged: JudgedRows | None = None,
+    part: RecentPart | None = None,
 ) -> Iterator[MeasuredRow]:
     """Yield what a dataset takes of the records that count of one device.
 
@@ -113,6 +161,7 @@ def counting_rows(
         names: Device that the rows of an environment are of; those of other environments are left out. None:
             all rows are of the device.
         judged: Is shown what tells which rows count, so that nobody reads it again.
+        part: Only these of them.
 
     Yields:
         Rows in the order of the store.
@@ -123,31 +172,27 @@ def counting_rows(
     columns = (*(PRESENT_COLUMNS if judged is None else READING_COLUMNS), "workload_id")
     choose = present_rows if names is None else settled_rows
     batches = _batches(reader, device_id, version, columns, workload_ids)
-    if judged is None:
+    if judged is None and part is None:
         counts = choose(batches)
     else:
         all_batches = list(batches)
         counts = choose(all_batches)
-        judged.look(device_id, all_batches, counts)
-    yield from rows_at(reader, device_id, version, counts, workload_ids, names)
+        if part is not None:
+            counts = part.of(all_batches, counts)
+        if judged is not None:
+            judged.look(device_id, all_batches, counts)
+    yield from _rows_at(reader, device_id, version, counts, workload_ids, names)
 
 
-def rows_at(
+def _rows_at(
     reader: StoreReader,
     device_id: DeviceId,
     version: int,
     chosen: NDArray[np.bool_],
-    workload_ids: Collection[WorkloadId] = (),
-    names: Mapping[str, DeviceId] | None = None,
+    workload_ids: Collection[WorkloadId],
+    names: Mapping[str, DeviceId] | None,
 ) -> Iterator[MeasuredRow]:
-    """Yield what a dataset takes of some rows of one device.
-
-    `chosen` (n,) tells which of the device's rows, in the order of the store; they are counted among
-    `workload_ids` only, among all if that is empty. The other arguments are those of `counting_rows`.
-
-    Raises:
-        StoreError: The store is damaged, or a newer version wrote it.
-    """
+    """Yield what a dataset takes of the rows that `chosen` (n,) tells, of those of `workload_ids`."""
     from transfer.data.joined_records import MeasuredRow
 
     start = 0

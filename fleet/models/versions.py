@@ -17,7 +17,7 @@ from agents.records import Descriptor, DeviceId, DeviceSpec, Family, Workload, W
 from fleet.errors import FleetError, StoreError
 from fleet.json_types import Json, JsonDict
 from fleet.models.holdout import RULE, SHARE, held_out
-from fleet.models.training_rows import JudgedRows, counting_rows
+from fleet.models.training_rows import JudgedRows, RecentPart, counting_rows
 from fleet.store.reader import StoreReader
 
 if TYPE_CHECKING:
@@ -59,6 +59,8 @@ def load_snapshot(
     environments: Mapping[DeviceId, Mapping[str, DeviceId]] | None = None,
     published: bool = False,
     judged: JudgedRows | None = None,
+    version: int | None = None,
+    part: RecentPart | None = None,
 ) -> DatasetSnapshot:
     """Read records into a dataset; empty collections mean all.
 
@@ -70,6 +72,8 @@ def load_snapshot(
             own; all records of the others.
         published: Make the features of MTL-TLP too.
         judged: Gathers what a judge asks of the records; not for the devices of `environments`.
+        version: Version of the table; the reader's own where None.
+        part: Only these of the records that count.
 
     Of each candidate one record counts (`fleet.models.training_rows.counting_rows`), one of the newest
     environment before others. A suspect latency counts where no steady one took its place: they repeat hardly
@@ -78,6 +82,7 @@ def load_snapshot(
     Raises:
         FleetError: A device is not in the store; or published features of several families are asked for.
         TransferError: There is no ok record.
+        StoreError: The version does not exist any more, or a file is damaged.
     """
     from transfer.data.joined_records import build_dataset
 
@@ -90,13 +95,13 @@ def load_snapshot(
     if unknown:
         stored_names = ", ".join(sorted(devices)) or "none"
         raise FleetError(f"device {unknown[0]!r} has no records in {reader.path}; it holds: {stored_names}")
-    version = reader.version
+    table = reader.version if version is None else version
     chosen = set(device_ids) or set(devices)
     parted = environments or {}
     records = (
         row
         for device_id in sorted(chosen)
-        for row in counting_rows(reader, device_id, version, workload_ids, parted.get(device_id), judged)
+        for row in counting_rows(reader, device_id, table, workload_ids, parted.get(device_id), judged, part)
     )
     for device_id, names in parted.items():
         devices |= dict.fromkeys(names.values(), devices[device_id])
@@ -106,7 +111,7 @@ def load_snapshot(
         dataset=build_dataset(records, workloads, devices, layout=layout),
         workloads=workloads,
         devices=devices,
-        table_version=version,
+        table_version=table,
     )
 
 

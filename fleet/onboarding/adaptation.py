@@ -63,11 +63,15 @@ class Onboarding:
         latency_secs: NDArray[np.float64] = self.dataset.latency_secs[:, self.dataset.column(self.target)]
         return latency_secs
 
-    def folds(self) -> list[NDArray[np.bool_]]:
-        """Masks over the samples: what is held back in turn."""
-        from transfer.adapt.guard import folds
+    def held_back(self, strategy: Strategy, regime: Regime) -> NDArray[np.float64]:
+        """(k,) scores of the samples by heads made without them, in turn, asked as in a regime; NaN: none."""
+        from transfer.adapt.guard import folds, held_back_scores
 
-        return folds(self.dataset.group[self.few_shot], self.regime, self.seed)
+        rows = self.few_shot
+        scores = np.full(len(rows), np.nan)
+        for held in folds(self.dataset.group[rows], regime, self.seed):
+            scores[held] = held_back_scores(partial(self.adapt, strategy), self.dataset, rows, held, regime)
+        return scores
 
     def adapt(self, strategy: Strategy, rows: Rows, hidden: Rows | None = None) -> Adapted:
         """Make a head from some of the samples, without what source devices measured of `hidden` rows."""
@@ -117,14 +121,9 @@ def expectation(onboarding: Onboarding, adapted: Adapted, strategy: Strategy, ra
     """
     from transfer.adapt.base import Regime
     from transfer.adapt.expectation import expect
-    from transfer.adapt.guard import for_check, held_back_scores
+    from transfer.adapt.guard import for_check
 
-    make = partial(onboarding.adapt, for_check(strategy, onboarding.regime))
-    scores = np.full(len(onboarding.few_shot), np.nan)
-    for held in onboarding.folds():
-        scores[held] = held_back_scores(
-            make, onboarding.dataset, onboarding.few_shot, held, onboarding.regime
-        )
+    scores = onboarding.held_back(for_check(strategy, onboarding.regime), onboarding.regime)
     has_score = np.isfinite(scores)
     rows = onboarding.few_shot[has_score]
     return expect(

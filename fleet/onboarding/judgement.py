@@ -13,7 +13,6 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 import numpy as np
-from numpy.typing import NDArray
 
 from agents.records import DeviceId, WorkloadId
 from fleet.models.head_scores import HeadCache
@@ -38,6 +37,8 @@ def decide_by_samples(
 
     A champion that cannot serve any more gives its place to the shipped head first.
     """
+    from transfer.adapt.base import Regime
+
     device_id, heads = DeviceId(onboarding.target), HeadCache(shipped.registry)
     opponents = opponents_of(device_id, shipped, heads)
     if opponents.gone and opponents.champion is not None:
@@ -50,7 +51,8 @@ def decide_by_samples(
     challenger = None
     if rivals and not why_not:
         try:
-            scores = _held_back(onboarding, str(adapted.notes.get("strategy", strategy_name)))
+            strategy = strategy_for(str(adapted.notes.get("strategy", strategy_name)), onboarding.regime)
+            scores = onboarding.held_back(strategy, Regime.BOTH_NEW)
         except TransferError as error:
             why_not = f"it cannot be judged ({str(error)[:_WORDS]})"
         else:
@@ -85,17 +87,3 @@ def _lack(onboarding: Onboarding, rows: Rows) -> str:
         f"{len(np.unique(group[onboarding.few_shot]))} can judge it, for {LEAST_RANKED} samples ran of each, "
         f"and only the head itself learns from them; {LEAST_JUDGED} must"
     )
-
-
-def _held_back(onboarding: Onboarding, strategy_name: str) -> NDArray[np.float64]:
-    """(k,) scores of the samples by heads made from samples of other workloads, NaN where none was."""
-    from transfer.adapt.base import Regime
-    from transfer.adapt.guard import folds
-
-    dataset, few_shot = onboarding.dataset, onboarding.few_shot
-    strategy = strategy_for(strategy_name, onboarding.regime)
-    scores = np.full(len(few_shot), np.nan)
-    for held in folds(dataset.group[few_shot], Regime.BOTH_NEW, onboarding.seed):
-        fold = onboarding.adapt(strategy, few_shot[~held])
-        scores[held] = fold.score_unseen(dataset.features.take(few_shot[held]))
-    return scores

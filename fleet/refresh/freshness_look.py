@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -22,11 +22,15 @@ from fleet.models.opponents import head_standing
 from fleet.models.registry import PinnedError, Registry, ReplacedError
 from fleet.models.registry_file import Champion, RegistryError
 from fleet.models.standings import LEAST_RANKED, Standing
+from fleet.models.training_rows import JudgedRows, RecentPart
+from fleet.models.versions import load_snapshot
 from fleet.onboarding.choice import family_devices
-from fleet.refresh.data import RefreshData, read_refresh_data
 from fleet.refresh.request import RefreshRequest
 from fleet.store.reader import StoreReader
 from fleet.store.store import Store
+
+if TYPE_CHECKING:
+    from transfer.data.dataset import Dataset
 
 
 def run_watch(request: RefreshRequest) -> dict[str, Any]:
@@ -77,9 +81,13 @@ class _Looks:
         self._registry = registry
         self._heads = HeadCache(registry)
         self._fresh_from = {device_id: self._cutoff(champion) for device_id, champion in champions.items()}
-        self._data = self._read(reader) if champions else None
-        #: (N, D) measurements that may judge.
-        self._may = None if self._data is None else self._data.judged.not_ranked(self._data.snapshot.dataset)
+        self._judged = JudgedRows()
+        self._dataset = self._read(reader) if champions else None
+        if self._dataset is not None:
+            #: (N, D) Unix seconds of the measurements that may judge; NaN elsewhere.
+            self._measured_at = np.where(
+                self._judged.not_ranked(self._dataset), self._judged.measured_at(self._dataset), np.nan
+            )
 
     def _cutoff(self, champion: Champion) -> float:
         """Unix seconds from which no record has taught this champion anything, nor the one before it.
@@ -99,18 +107,18 @@ class _Looks:
             return None
         return None if until is None else float(until)
 
-    def _read(self, reader: StoreReader) -> RefreshData | None:
+    def _read(self, reader: StoreReader) -> Dataset | None:
         from transfer.errors import DatasetError
 
         since = min(self._fresh_from.values())
         try:
-            return read_refresh_data(
+            return load_snapshot(
                 reader,
-                list(self._fresh_from),
-                new_since=since,
-                only_new=True,
+                device_ids=list(self._fresh_from),
+                part=RecentPart(new_since=since, only_new=True),
+                judged=self._judged,
                 published=self._registry.asks_published(self._fresh_from),
-            )
+            ).dataset
         except DatasetError:  # none of them is ok
             return None
 
@@ -130,13 +138,13 @@ class _Looks:
 
     def _window(self, device_id: DeviceId) -> np.ndarray:
         """Rows of the dataset that make the window of a device."""
-        if self._data is None or self._may is None or device_id not in self._data.snapshot.dataset.device_ids:
+        dataset = self._dataset
+        if dataset is None or device_id not in dataset.device_ids:
             return np.zeros(0, dtype=np.int64)
-        dataset = self._data.snapshot.dataset
         column = dataset.column(device_id)
-        at = self._data.measured_at[:, column]
-        fresh = np.isfinite(dataset.latency_secs[:, column]) & self._may[:, column]
-        rows = np.flatnonzero(fresh & (at > self._fresh_from[device_id]))
+        at = self._measured_at[:, column]
+        is_ok = np.isfinite(dataset.latency_secs[:, column])
+        rows = np.flatnonzero(is_ok & (at > self._fresh_from[device_id]))
         chosen: np.ndarray = rows[window(at[rows], dataset.group[rows], LEAST_RANKED)]
         return chosen
 
@@ -144,12 +152,11 @@ class _Looks:
         """How a head orders some rows; None where it cannot be asked, which the next refresh will report."""
         from transfer.errors import TransferError
 
-        if self._data is None:
+        if self._dataset is None:
             return None
         try:
             sha256 = self._registry.sha256(version)
             head = self._heads.head(ModelRef(version=version, device_id=device_id, sha256=sha256))
         except (FleetError, TransferError, OSError):
             return None
-        floor = self._data.judged.floors.get(device_id, 0.0)
-        return head_standing(head, self._data.snapshot.dataset, rows, floor)
+        return head_standing(head, self._dataset, rows, self._judged.floors.get(device_id, 0.0))

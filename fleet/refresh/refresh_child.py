@@ -17,8 +17,8 @@ from agents.host.child_process import ChildProcess, discard_folder
 from agents.host.probe import core_groups
 from agents.records import DeviceKind, DeviceSpec
 from fleet.durable import write_durably
+from fleet.models.training import EPOCHS
 from fleet.refresh.request import (
-    EPOCHS,
     PLAN,
     REQUEST,
     RefreshRequest,

@@ -11,9 +11,8 @@ import msgspec
 from fleet.models.registry import KEEP
 from transfer.model.kinds import FLEET_TLP
 
-#: Names in the folder of a request: what is asked for, what was decided before it began, and what each epoch
-#: leaves.
-REQUEST, PLAN, EPOCHS = "request.json", "plan.json", "epochs"
+#: Names in the folder of a request: what is asked for, and what was decided before it began.
+REQUEST, PLAN = "request.json", "plan.json"
 #: Epochs of a warm start over those of a training from nothing.
 WARM_EPOCHS = 0.5
 

@@ -10,19 +10,18 @@ from __future__ import annotations
 import json
 import shutil
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from agents.records import DeviceId, Family, WorkloadId, canonical_json, content_hash
+from agents.records import DeviceId, Family, canonical_json, content_hash
 from fleet.durable import write_durably
 from fleet.errors import FleetError, StoreError, TooFewRecordsError
-from fleet.json_types import Json, JsonDict
+from fleet.json_types import JsonDict
 from fleet.models.judge import (
-    Judge,
     contaminated_parents,
     counting_verdicts,
     publish_if_better,
@@ -31,26 +30,18 @@ from fleet.models.judge import (
 )
 from fleet.models.promotion import DecisionKind, DeviceDecision, refusal, start_from, summary
 from fleet.models.registry import Registry
-from fleet.models.shipped_heads import ShippedHeads, boosting_provenance, serve_unserved
-from fleet.models.versions import (
-    INHERITED,
-    learnable,
-    train_config,
-    training_provenance,
-    training_workloads,
-)
+from fleet.models.shipped_heads import ShippedHeads, serve_unserved
+from fleet.models.training import CHALLENGER, Challenger, Training, WarmStart, train_challengers
+from fleet.models.training_rows import JudgedRows, RecentPart
+from fleet.models.versions import learnable, load_snapshot, train_config, training_workloads
 from fleet.onboarding.choice import family_devices
-from fleet.refresh.challengers import CHALLENGER, Challenger, challenger
-from fleet.refresh.data import RefreshData, read_refresh_data
-from fleet.refresh.request import PLAN, RefreshRequest
+from fleet.refresh.request import PLAN, RefreshRequest, warm_epochs
 from fleet.store.reader import StoreReader
 from fleet.store.store import Store
-from transfer.model.kinds import BOOSTED, FLEET_TLP, KINDS, is_extensible, reads_published
+from transfer.model.kinds import BOOSTED, KINDS, is_extensible, reads_published
 
 if TYPE_CHECKING:
-    from fleet.models.shipped_model import ShippedModel
     from transfer.data.dataset import Dataset
-    from transfer.model.fleet_tlp import FleetTLP
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,38 +75,39 @@ def run_refresh(request: RefreshRequest) -> JsonDict:
     devices = _devices(reader, request)
     shipped = ShippedHeads(registry, reader, enabled=request.shipped)
     serve_unserved(shipped, devices)
-    plan, base = _planned(request, registry, reader, devices)
-    manifest_of_base = registry.manifest(plan.base) if plan.base else {}
-    kinds = KINDS[request.model]
-    data = read_refresh_data(
+    plan, start = _planned(request, registry, reader, devices)
+    learnt_until = start.manifest.get("data_until", {}) if start else {}
+    judged = JudgedRows()
+    snapshot = load_snapshot(
         reader,
-        devices,
+        device_ids=devices,
         version=plan.table_version,
-        new_since=min(manifest_of_base.get("data_until", {}).values(), default=0.0),
-        published=reads_published(kinds) or registry.asks_published(devices),
+        part=RecentPart(new_since=min(learnt_until.values(), default=0.0)),
+        judged=judged,
+        published=reads_published(KINDS[request.model]) or registry.asks_published(devices),
     )
-    dataset = data.snapshot.dataset
-    rows, held = learnable(data.snapshot)
+    dataset = snapshot.dataset
+    rows, held = learnable(snapshot)
     heads, refused = _heads(dataset, rows, devices)
-    box = shipped.boosting_start(heads, dataset, rows) if FLEET_TLP in kinds else None
-    challengers_by_way = _challengers(request, plan, base, box, rows, heads, data)
-    inherited = training_workloads(reader, manifest_of_base) if plan.base else frozenset[WorkloadId]()
-    provenance = training_provenance(dataset, rows, heads, _last(data), holds_out=bool(held))
-    provenance |= {"table_version": plan.table_version, "family": request.family}
-    provenance |= {"reasons": list(request.reasons), "environments_since": since}
-    learnt, seen = provenance["trained_workloads"], inherited
-    if box is not None:
-        seen |= box.trained_workloads
-    judge = Judge(shipped=shipped, snapshot=data.snapshot, judged=data.judged, trained=learnt, inherited=seen)
-    trained = challengers_by_way.values()
-    verdicts = judge.verdicts([each.model for each in trained], heads)
-    origins = {
-        BOOSTED: {} if box is None else boosting_provenance(box, provenance),
-        FLEET_TLP: _warm(plan, manifest_of_base, inherited, learnt),
-    }
-    challengers = _published(registry, challengers_by_way, verdicts, refused, provenance, origins)
-    counting = counting_verdicts(verdicts)
-    _tidy(registry, request, challengers, _retention(challengers_by_way, verdicts, plan.base))
+    last_at = np.nanmax(judged.measured_at(dataset), axis=0)
+    training = Training(
+        run=plan.run,
+        folder=Path(request.folder),
+        shipped=shipped,
+        snapshot=snapshot,
+        judged=judged,
+        heads=heads,
+        model=request.model,
+        config=replace(train_config(request.epochs), device=request.compute, lends=True),
+        seed=request.seed,
+        data_until=dict(zip(dataset.device_ids, last_at.tolist(), strict=True)),
+        about={"family": request.family, "reasons": list(request.reasons), "environments_since": since},
+        start=start,
+    )
+    trained, judge = train_challengers(training)
+    counting = counting_verdicts([challenger.verdicts for challenger in trained.values()])
+    challengers = _published(registry, trained, counting, refused, plan.base, request.keep)
+    shutil.rmtree(training.folder / CHALLENGER, ignore_errors=True)
     return {
         "kind": "refresh",
         "family": request.family,
@@ -133,44 +125,9 @@ def run_refresh(request: RefreshRequest) -> JsonDict:
         "candidates": len(dataset),
         "held_out_workloads": len(held),
         "workloads": len(dataset.workload_ids),
-        "train_secs": sum(each.about["train_secs"] for each in trained),
-        "resumed_epochs": sum(each.about["resumed_epochs"] for each in trained),
+        "train_secs": sum(challenger.manifest["train_secs"] for challenger in trained.values()),
+        "resumed_epochs": sum(challenger.manifest["resumed_epochs"] for challenger in trained.values()),
         "secs": time.monotonic() - started,
-    }
-
-
-def _tidy(
-    registry: Registry,
-    request: RefreshRequest,
-    challengers: Mapping[str, Json],
-    retained: Mapping[str, str],
-) -> None:
-    """Forget old versions if there are new ones, else note why champions stay; delete what training left."""
-    if any(outcome["version"] for outcome in challengers.values()):
-        registry.prune(request.keep)
-    elif registry.champions():
-        registry.retain(retained)
-    shutil.rmtree(Path(request.folder) / CHALLENGER, ignore_errors=True)
-
-
-def _challengers(
-    request: RefreshRequest,
-    plan: _Plan,
-    base: FleetTLP | None,
-    box: ShippedModel | None,
-    rows: np.ndarray,
-    heads: Sequence[str],
-    data: RefreshData,
-) -> dict[str, Challenger]:
-    """A challenger by each way to train, in the order in which equals take a place.
-
-    What went on from the thousand workloads of the shipped model, by a little, goes first.
-    """
-    kinds = KINDS[request.model]
-    starts: dict[str, FleetTLP | None] = {} if box is None else {BOOSTED: box.model}
-    starts |= {kind: base if is_extensible(kind) else None for kind in kinds}
-    return {
-        way: challenger(way, request, plan.run, start, rows, heads, data) for way, start in starts.items()
     }
 
 
@@ -189,76 +146,60 @@ def run_start(request: RefreshRequest) -> JsonDict:
     registry = Registry(Path(request.models))
     reader = Store.read(Path(request.store)).parted(registry.environments_since())
     devices = _devices(reader, request)
-    data = read_refresh_data(reader, devices, version=reader.version, new_since=0.0, published=False)
-    rows, _ = learnable(data.snapshot)
+    snapshot = load_snapshot(reader, device_ids=devices, part=RecentPart())
+    rows, _ = learnable(snapshot)
     folder = registry.path(request.version)
     source, _ = checkpoint.load_fleet_tlp(folder, DEFAULT_SPEC)
-    part = data.snapshot.dataset.take(rows)
+    part = snapshot.dataset.take(rows)
     Maml(starts=folder).start(source, part, train_config(request.epochs), request.seed)
     return {"kind": "start", "version": request.version, "secs": time.monotonic() - began}
 
 
-def _warm(
-    plan: _Plan, of_base: Json, inherited: frozenset[WorkloadId], trained: Sequence[WorkloadId]
-) -> JsonDict:
-    """What a manifest says of the version that the training went on from; nothing where there is none."""
-    if not plan.base:
-        return {}
-    return {
-        "warm_start": plan.base,
-        "warm_starts": int(of_base.get("warm_starts", 0)) + 1,
-        INHERITED: sorted(inherited - set(trained)),
-    }
-
-
 def _published(
     registry: Registry,
-    challengers_by_way: Mapping[str, Challenger],
-    verdicts: Sequence[Sequence[DeviceDecision]],
+    trained: Mapping[str, Challenger],
+    counting: Sequence[DeviceDecision],
     refused: Sequence[DeviceDecision],
-    shared_manifest: Json,
-    origins: Mapping[str, Json],
+    base: str,
+    keep: int,
 ) -> dict[str, JsonDict]:
     """Keep the challengers that won somewhere, or may yet; publish what won. What came of each, by way.
 
-    `verdicts` are in the order of `challengers_by_way`, `refused` of devices with too little to learn from.
-    The manifests of all have `shared_manifest`, and what `origins` says of the way.
+    `counting` are the decisions on who takes a place, `refused` are of devices with too little to learn from.
+    Where a version is kept, only the newest `keep` stay; else champions note why they stay.
     """
-    counting = counting_verdicts(verdicts)
-    challengers: dict[str, JsonDict] = {}
-    for (way, trained_challenger), decided in zip(challengers_by_way.items(), verdicts, strict=True):
+    outcomes: dict[str, JsonDict] = {}
+    for way, challenger in trained.items():
+        decided = challenger.verdicts
         manifest = {
-            **trained_challenger.about,
-            **shared_manifest,
-            "run": trained_challenger.run,
-            "way": way,
-            "warm_start": None,
-            "warm_starts": 0,
+            **challenger.manifest,
+            "run": challenger.run,
             "verdicts": verdicts_as_json([*decided, *refused]),
-            **origins.get(way, {}),
         }
         version, published = "", list[str]()
         counts = counting if is_extensible(way) else decided
         if any(each.moves_on or each.kind is DecisionKind.UNJUDGED for each in counts):
-            version, published = publish_if_better(registry, trained_challenger.model, manifest, decided)
-        challengers[way] = {
+            version, published = publish_if_better(registry, challenger.model, manifest, decided)
+        outcomes[way] = {
             "version": version,
             "published": published,
-            "train_secs": trained_challenger.about["train_secs"],
+            "train_secs": manifest["train_secs"],
             "verdicts": verdicts_as_json(decided),
         }
-    return challengers
+    if any(outcome["version"] for outcome in outcomes.values()):
+        registry.prune(keep)
+    elif registry.champions():
+        registry.retain(_retention(trained, base))
+    return outcomes
 
 
-def _retention(
-    ways: Iterable[str], verdicts: Sequence[Sequence[DeviceDecision]], base: str
-) -> dict[str, str]:
+def _retention(trained: Mapping[str, Challenger], base: str) -> dict[str, str]:
     """Why champions stay if no challenger was kept, by device: what each was judged to be."""
     reasons_by_device: dict[str, list[str]] = {}
-    for way, decided in zip(ways, verdicts, strict=True):
+    for way, challenger in trained.items():
         start = "the shipped model" if way == BOOSTED else base if is_extensible(way) and base else "nothing"
-        called = "a refresh" if len(verdicts) == 1 else f"a refresh of {way}"
-        for device_id, why in retention_reasons(decided, f"{called} from {start}").items():
+        called = "a refresh" if len(trained) == 1 else f"a refresh of {way}"
+        for device_id, why in retention_reasons(challenger.verdicts, f"{called} from {start}").items():
             reasons_by_device.setdefault(device_id, []).append(why)
     return {device_id: "; ".join(reasons) for device_id, reasons in reasons_by_device.items()}
 
@@ -275,8 +216,8 @@ def _devices(reader: StoreReader, request: RefreshRequest) -> list[DeviceId]:
 
 def _planned(
     request: RefreshRequest, registry: Registry, reader: StoreReader, devices: Sequence[DeviceId]
-) -> tuple[_Plan, FleetTLP | None]:
-    """The plan of this request as it was made first, and the model to start from."""
+) -> tuple[_Plan, WarmStart | None]:
+    """The plan of this request as it was made first, and the version to start from."""
     from transfer.errors import TransferError
     from transfer.features.extractor import DEFAULT_SPEC
 
@@ -310,17 +251,25 @@ def _planned(
             base, why = "", "an MTL-TLP is trained from nothing"
         run = content_hash(request.request_id, request.family, str(reader.version), base)
         plan = _Plan(table_version=reader.version, base=base, why=why, run=run)
-    model = None
+    start = None
     if plan.base:
         from transfer.model import checkpoint
 
         try:
             model, _ = checkpoint.load_fleet_tlp(registry.path(plan.base), DEFAULT_SPEC)
+            manifest = registry.manifest(plan.base)
+            start = WarmStart(
+                version=plan.base,
+                model=model,
+                manifest=manifest,
+                workloads=training_workloads(reader, manifest),
+                epochs=warm_epochs(request.epochs),
+            )
         except TransferError as error:
             plan = replace(plan, base="", why=f"{plan.base} cannot be read ({str(error)[:120]})")
     path.parent.mkdir(parents=True, exist_ok=True)
     write_durably(path, (canonical_json(asdict(plan)) + "\n").encode())
-    return plan, model
+    return plan, start
 
 
 def _heads(
@@ -347,12 +296,3 @@ def _heads(
         reasons = "; ".join(decision.reason for decision in refused)
         raise TooFewRecordsError(f"no device has enough to learn from: {reasons}")
     return heads, refused
-
-
-def _last(data: RefreshData) -> dict[str, float]:
-    """Unix seconds of the last record of each device."""
-    dataset = data.snapshot.dataset
-    return {
-        str(device_id): float(np.nanmax(data.measured_at[:, column]))
-        for column, device_id in enumerate(dataset.device_ids)
-    }

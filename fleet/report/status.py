@@ -55,13 +55,10 @@ def read_status(store: Path, models: Path) -> JsonDict:
             "first_at": device_counts.first_at if device_counts else None,
             "last_at": device_counts.last_at if device_counts else None,
         }
-    return {
-        "store": str(store),
+    return empty_status(store, models) | {
         "table_version": reader.version,
         "devices": devices,
         "workloads": len(reader.workloads()),
-        "models": versions(models),
-        "champions": champion_notes(RegistryReader(models)),
     }
 
 

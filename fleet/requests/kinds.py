@@ -5,12 +5,12 @@ A further kind is a module like `fleet.requests.retire` and one line here.
 
 from __future__ import annotations
 
-import json
-import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
+import msgspec
+from msgspec import Meta, Struct
 from msgspec.structs import replace
 
 from fleet.core.request_words import Request, RequestId, RequestKind
@@ -25,6 +25,7 @@ from fleet.requests.request_kind import (
     RequestConflict,
     RequestRefused,
     listed,
+    read_struct,
 )
 from fleet.requests.retire import Retire
 from fleet.requests.train import Train
@@ -42,10 +43,16 @@ KINDS: Final[Mapping[RequestKind, type[RequestArguments]]] = {
 
 #: Longest body that holds a request.
 MOST_BYTES = 64 << 10
-#: Pattern of a request's id.
-REQUEST_ID = r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}"
-_FIELDS = {"id", "kind", "arguments", "minutes"}
-MOST_MINUTES = 60.0 * 24 * 365
+
+
+class RequestBody(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What a client sends."""
+
+    #: `$` alone would let a line end follow.
+    id: Annotated[str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}(?!\n)$")]
+    kind: RequestKind
+    arguments: dict[str, Any]
+    minutes: Annotated[float, Meta(gt=0, le=60.0 * 24 * 365)] | None = None
 
 
 def read_arguments(kind: RequestKind, values: Mapping[str, Any]) -> RequestArguments:
@@ -76,27 +83,12 @@ def parse_request(body: bytes) -> Request:
         RequestRefused: It is none.
     """
     try:
-        value = json.loads(body, parse_constant=_refuse_constant)
+        value = msgspec.json.decode(body)
     except (ValueError, RecursionError) as error:
         raise RequestRefused(f"a request is one JSON object; got {body[:60]!r}: {error}") from None
-    if not isinstance(value, dict):
-        raise RequestRefused(f"a request is one JSON object with {listed(_FIELDS)}; got {body[:60]!r}")
-    if unknown := value.keys() - _FIELDS:
-        raise RequestRefused(f"a request has the fields {listed(_FIELDS)}; got {listed(unknown)} as well")
-    request_id, kind, arguments = (value.get(name) for name in ("id", "kind", "arguments"))
-    if not isinstance(request_id, str) or not re.fullmatch(REQUEST_ID, request_id):
-        raise RequestRefused(
-            f"id: expected 1 to 64 letters, digits, dots, dashes or underscores, got {request_id!r:.80}"
-        )
-    if not isinstance(kind, str) or kind not in set(RequestKind):
-        raise RequestRefused(f"kind: expected one of {listed(RequestKind)}, got {kind!r:.80}")
-    if not isinstance(arguments, dict):
-        raise RequestRefused(f"arguments: expected a JSON object, got {arguments!r:.80}")
+    read = read_struct(RequestBody, value)
     return Request(
-        request_id=RequestId(request_id),
-        kind=RequestKind(kind),
-        arguments=arguments,
-        minutes=_minutes(value.get("minutes")),
+        request_id=RequestId(read.id), kind=read.kind, arguments=read.arguments, minutes=read.minutes
     )
 
 
@@ -145,18 +137,3 @@ def _check_paths(arguments: RequestArguments, folders: tuple[Path, ...] | None) 
                 f"{arguments.kind}: {str(real)!r:.200} is outside of the folders of this daemon "
                 f"({listed(map(str, allowed))}): add its folder to daemon.folders and start `fleet up` again"
             )
-
-
-def _minutes(value: Any) -> float | None:
-    if value is None:
-        return None
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= MOST_MINUTES:
-        raise RequestRefused(
-            f"minutes: expected a number above 0 and up to {MOST_MINUTES:,.0f}, or null for no limit; "
-            f"got {value!r:.80}"
-        )
-    return float(value)
-
-
-def _refuse_constant(name: str) -> None:
-    raise ValueError(f"{name} is no JSON")

@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from enum import EnumType
 from pathlib import Path
 from types import NoneType, UnionType
 from typing import (
@@ -19,6 +20,7 @@ from typing import (
     ClassVar,
     Literal,
     Self,
+    TypeVar,
     Union,
     get_args,
     get_origin,
@@ -39,6 +41,8 @@ if TYPE_CHECKING:
     from fleet.drivers.session import EngineSession
     from fleet.planner.settings import Display
     from fleet.requests.work import Work
+
+_Struct = TypeVar("_Struct", bound=Struct)
 
 
 class RequestRefused(FleetError):  # noqa: N818 - what became of the request, named so
@@ -144,24 +148,7 @@ class RequestArguments(Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         Raises:
             RequestRefused: One is missing, unknown or out of its bounds; the message names it.
         """
-        try:
-            return msgspec.convert(dict(values), cls)
-        except msgspec.ValidationError as error:
-            raise RequestRefused(f"{cls.kind}: {cls._fault(str(error), values):.400}") from None
-
-    @classmethod
-    def _fault(cls, text: str, values: Mapping[str, Any]) -> str:
-        """What is wrong, with the place and the value, by what msgspec says of it."""
-        text = text[:1].lower() + text[1:]
-        what, _, place = text.rpartition(" - at `$")
-        place = place.strip("`.")
-        try:
-            value = _value_at(values, place)
-        except (LookupError, TypeError, ValueError):
-            return text  # no place: a name or a text of the request itself looks like one
-        choices = next((argument.choices for argument in arguments_of(cls) if argument.name == place), ())
-        what = f"expected one of {', '.join(choices)}" if choices else what
-        return f"{place}: {what}, got {value!r:.80}" if place else text
+        return read_struct(cls, dict(values), f"{cls.kind}: ")
 
     @property
     def needs_models(self) -> bool:
@@ -299,7 +286,7 @@ class Argument:
     help: str
 
 
-def arguments_of(kind: type[RequestArguments]) -> list[Argument]:
+def arguments_of(kind: type[Struct]) -> list[Argument]:
     """The arguments of a kind, in the order of their declaration; those of all kinds come last."""
     hints = get_type_hints(kind, include_extras=True)
     arguments = []
@@ -333,7 +320,35 @@ def _shape(annotation: Any) -> tuple[Any, bool, tuple[str, ...]]:
         return str, False, inner
     if origin is list:
         return _shape(inner[0])[0], True, ()
+    if isinstance(annotation, EnumType):
+        return str, False, tuple(annotation)
     return annotation, False, ()
+
+
+def read_struct(kind: type[_Struct], values: Any, start: str = "") -> _Struct:
+    """Read what came from outside; `start` begins the message of a refusal.
+
+    Raises:
+        RequestRefused: A field is missing, unknown or out of its bounds; the message names it.
+    """
+    try:
+        return msgspec.convert(values, kind)
+    except msgspec.ValidationError as error:
+        raise RequestRefused(f"{start}{_fault(kind, str(error), values):.400}") from None
+
+
+def _fault(kind: type[Struct], text: str, values: Any) -> str:
+    """What is wrong, with the place and the value, by what msgspec says of it."""
+    text = text[:1].lower() + text[1:]
+    what, _, place = text.rpartition(" - at `$")
+    place = place.strip("`.")
+    try:
+        value = _value_at(values, place)
+    except (LookupError, TypeError, ValueError):
+        return text  # no place: a name or a text of the request itself looks like one
+    choices = next((argument.choices for argument in arguments_of(kind) if argument.name == place), ())
+    what = f"expected one of {', '.join(choices)}" if choices else what
+    return f"{place}: {what}, got {value!r:.80}" if place else text
 
 
 def _value_at(values: Any, place: str) -> Any:

@@ -206,7 +206,7 @@ def test_clock_steps_pauses_and_dead_trainings_cost_nothing_and_blame_nobody(ben
 
 
 CAMPAIGNS = (
-    *("fleet kill", "fleet torn power", "fleet full", "fleet on a small disk"),
+    *("fleet kill", "fleet torn power", "fleet full"),
     *("spool kill", "spool disk", "spool moments", "state torn", "state power", "state disk"),
     *("models torn", "models moments"),
 )

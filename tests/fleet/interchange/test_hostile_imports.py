@@ -22,7 +22,6 @@ from fleet.interchange.logs import lines as log_lines
 from fleet.interchange.logs.catalog import MAX_ENVIRONMENT_CHARS, MAX_KEY_CHARS
 from fleet.models.versions import load_snapshot
 from fleet.store.store import Store
-from tests.conftest import run_code
 from tests.log_fixtures import (
     CPU_TARGET,
     ansor,
@@ -34,22 +33,6 @@ from tests.log_fixtures import (
     run_lines,
     write_log,
 )
-from tests.transfer.language.test_hostile_programs import shared_statements
-
-
-def test_a_module_of_shared_children_is_imported_and_learnt_from(tmp_path: Path) -> None:
-    lines = [module_line(7, shared_statements(150)), *(meta_schedule(n) for n in range(3))]
-    report = run_lines(tmp_path, *lines)
-    assert report.imported == 3
-    assert len(load_snapshot(Store.read(tmp_path / "store")).dataset) == 3
-
-
-@pytest.mark.parametrize("option", ["-mcpu=--5", "-mcpu=-", "-num-cores=" + "9" * 5000, "-x=²", "-="])
-def test_options_of_a_target_are_whatever_they_are(option: str, tmp_path: Path) -> None:
-    target = f"llvm {option}"
-    measured, reasons = read_lines(tmp_path, autotvm(1, target=target))
-    assert reasons == ({"target is not a text": 1} if len(target) > 4096 else {})
-    assert len(measured) + reasons.total() == 1
 
 
 def test_what_a_reader_did_not_foresee_costs_the_line(tmp_path: Path) -> None:
@@ -154,31 +137,6 @@ def test_a_target_of_anything_can_be_exported(form: str, tmp_path: Path) -> None
     found = export(Store.read(tmp_path / "store"), tmp_path / "out", form)
     assert found.records + sum(found.skipped.values()) == 4
     assert load_snapshot(Store.read(tmp_path / "store"), device_ids=["dev-a"]).dataset.hardware.shape[0] == 1
-
-
-BOMB = """
-import sys
-from pathlib import Path
-from fleet.interchange.import_logs import ImportRequest, import_logs
-from fleet.store.store import Store
-with Store.open("store") as store:
-    report = import_logs(store, ImportRequest(paths=(Path(sys.argv[1]),), device_id="d"))
-# What `getrusage` tells counts the process that started this one, too.
-peak = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("VmHWM"))
-print(report.counts.rejected, peak.split()[1])
-"""
-
-
-def test_hundreds_of_keys_of_a_megabyte_are_not_held(tmp_path: Path) -> None:
-    log = tmp_path / "log.json.gz"
-    with gzip.open(log, "wb", compresslevel=1) as stream:
-        for number in range(200):
-            # Something that does not compress beside the key, so that the file counts as a log.
-            line = ansor(number, key=[f"{number}" + "k" * (1 << 20)], more=os.urandom(12_000).hex())
-            stream.write(json.dumps(line).encode() + b"\n")
-    told, kilobytes = run_code(BOMB, log, cwd=tmp_path).rsplit(" ", 1)
-    assert told == "Counter({'workload key is too long': 200})"
-    assert int(kilobytes) < 400_000
 
 
 # ---- files ----

@@ -4,7 +4,6 @@ import json
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 from collections import Counter
 from pathlib import Path
@@ -12,15 +11,12 @@ from typing import Any
 from unittest import mock
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
-from agents.records import Family, Outcome, canonical_json
+from agents.records import Family, canonical_json
 from agents.trust import claimed_id
 from fleet.errors import FleetError
 from fleet.interchange.import_logs import ImportRequest, import_logs
-from fleet.interchange.line_reader import UNREAD_FORMAT, LineReader
-from fleet.interchange.logs.json_values import Rejected
+from fleet.interchange.line_reader import LineReader
 from fleet.models.versions import load_snapshot
 from fleet.store.store import Store
 from tests.dataset_fixtures import gmm_trace
@@ -30,7 +26,6 @@ from tests.log_fixtures import (
     ansor,
     autotvm,
     meta_schedule,
-    read_log,
     records,
     run,
     run_lines,
@@ -304,64 +299,3 @@ def test_a_killed_import_goes_on(tmp_path: Path) -> None:
     seen = Counter(record.record_id for record in records(tmp_path))
     assert len(seen) == 2100
     assert set(seen.values()) == {1}
-
-
-LINES = [json.dumps(line).encode() for line in (autotvm(1), ansor(1), meta_schedule(1), workload_line())]
-BYTES = st.sampled_from(b'[ ] { } " , : 0 - 1e999 null \x00 \xff'.split(b" "))
-
-
-@settings(max_examples=200)
-@given(
-    st.sampled_from(LINES),
-    st.lists(st.tuples(st.integers(0, 3000), st.integers(0, 6), BYTES), min_size=1, max_size=4),
-)
-def test_no_changed_bytes_crash_a_reader(line: bytes, changes: list[tuple[int, int, bytes]]) -> None:
-    for place, length, new in changes:
-        start = place % (len(line) + 1)
-        line = line[:start] + new + line[start + length :]
-    _read(line)
-
-
-NUMBERS = st.integers(-(2**63), 2**64 - 1) | st.floats(allow_nan=False)
-SCALARS = st.none() | st.booleans() | NUMBERS | st.text(max_size=5)
-LISTS = st.lists(SCALARS | st.lists(SCALARS, max_size=3), max_size=4)
-VALUES = SCALARS | LISTS | st.dictionaries(st.text(max_size=4), SCALARS | LISTS, max_size=3)
-
-
-@settings(max_examples=200)
-@given(st.data())
-def test_no_changed_value_crashes_a_reader(data: st.DataObject) -> None:
-    value = json.loads(data.draw(st.sampled_from(LINES)))
-    holder, key = [value], 0
-    for _ in range(data.draw(st.integers(1, 8))):
-        inner: Any = holder[key]
-        if not isinstance(inner, list | dict) or not inner:
-            break
-        keys: list[Any] = list(inner) if isinstance(inner, dict) else list(range(len(inner)))
-        holder, key = inner, data.draw(st.sampled_from(keys))
-    holder[key] = data.draw(VALUES)
-    text = json.dumps(value)
-    _read(text.encode())
-
-
-def _read(line: bytes) -> None:
-    """Either a measurement whose ids can be made, or a short reason."""
-    (found,) = LineReader().read([line])
-    if isinstance(found, Rejected):
-        assert 0 < len(found.reason) < 120
-    else:
-        assert len(found.workload.candidate_id(found.trace)) == 32
-        assert found.result.outcome is not Outcome.OK or min(found.result.run_secs) > 0
-
-
-@settings(max_examples=100)
-@given(st.lists(st.binary(max_size=60) | st.sampled_from(LINES[:2]), max_size=20))
-def test_every_line_of_anything_is_accounted_for(lines: list[bytes]) -> None:
-    with tempfile.TemporaryDirectory() as made:
-        log = write_log(Path(made) / "log", list(lines))
-        measured, reasons = read_log(log)
-        data = log.read_bytes()
-        if not data.startswith(b"\x1f\x8b"):
-            # A document is refused as a whole, however many lines it has.
-            count = 1 if UNREAD_FORMAT in reasons else data.count(b"\n")
-            assert len(measured) + reasons.total() == count

@@ -5,17 +5,15 @@ from __future__ import annotations
 import itertools
 import multiprocessing
 import os
-import random
 import shutil
 import signal
 import sqlite3
 import struct
 import time
 from collections.abc import Callable
-from contextlib import closing, suppress
+from contextlib import closing
 from multiprocessing.process import BaseProcess
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -71,39 +69,6 @@ def test_damage_is_told_with_the_file_and_a_cure(damage: str, tmp_path: Path) ->
             act()
         assert len(str(raised.value).splitlines()) == 1
     assert sorted(one.name for one in path.parent.iterdir()) == [REGISTRY, "v000001"]
-
-
-@pytest.mark.parametrize("seed", range(60))
-def test_flipped_bytes_do_no_harm_or_are_told_in_one_line(seed: int, flipped: Path, tmp_path: Path) -> None:
-    rng = random.Random(seed)
-    shutil.copytree(flipped, tmp_path / "models")
-    path = tmp_path / "models" / REGISTRY
-    content = bytearray(path.read_bytes())
-    if seed % 3 == 0:  # a page
-        start = rng.randrange(0, len(content), 4096)
-        content[start : start + 4096] = rng.choice((bytes(4096), rng.randbytes(4096)))
-    else:  # the first page has head and tables
-        for _ in range(rng.choice((1, 3, 30))):
-            content[rng.randrange(rng.choice((100, 4096, len(content))))] ^= 1 << rng.randrange(8)
-    path.write_bytes(content)
-    registry = Registry(tmp_path / "models")
-    acts: list[Callable[[], Any]] = [
-        registry.champions,
-        registry.history,
-        lambda: [registry.load(champion.ref) for champion in registry.champions().values()],
-        lambda: registry.retain({"box.a": "worse"}),
-        lambda: registry.publish("v000001", {"box.b": {}}),
-        lambda: registry.prune(1),
-    ]
-    for act in acts:
-        with suppress(RegistryError, OSError):
-            act()
-    assert [one.name for one in path.parent.iterdir() if one.name.startswith(REGISTRY)] == [REGISTRY]
-
-
-@pytest.fixture(scope="module")
-def flipped(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return with_versions(tmp_path_factory.mktemp("flipped"), 3, *HEADS).folder
 
 
 def test_a_folder_of_an_older_version_is_refused(tmp_path: Path) -> None:

@@ -35,13 +35,13 @@ from fleet.core.events import (
 from fleet.engine.notices import Notices, announce_event
 from fleet.models.registry import Registry
 from fleet.models.registry_file import REGISTRY
-from fleet.models.versions import train_config
+from fleet.models.training import EPOCHS
+from fleet.models.versions import load_snapshot, train_config
 from fleet.planner.candidate_ranker import Uncertainty
-from fleet.refresh.data import read_refresh_data
 from fleet.refresh.freshness_look import run_watch
 from fleet.refresh.refresh_child import refresh_cores, unfinished
 from fleet.refresh.refresher import Refresher, RefreshSettings
-from fleet.refresh.request import EPOCHS, PLAN, REQUEST, RefreshRequest, request_bytes
+from fleet.refresh.request import PLAN, REQUEST, RefreshRequest, request_bytes
 from fleet.refresh.run import run_refresh, run_start
 from fleet.store.store import Store
 from tests.dataset_fixtures import cpu_device
@@ -209,12 +209,12 @@ def test_after_a_drift_a_refresh_learns_what_was_measured_since(
     read = []
 
     def reading(*arguments: Any, **options: Any) -> Any:
-        read.append(read_refresh_data(*arguments, **options))
+        read.append(load_snapshot(*arguments, **options))
         return read[-1]
 
-    monkeypatch.setattr("fleet.refresh.run.read_refresh_data", reading)
+    monkeypatch.setattr("fleet.refresh.run.load_snapshot", reading)
     run_refresh(again(refreshed, "two"))
-    dataset = read[0].snapshot.dataset
+    dataset = read[0].dataset
     secs = dict(zip(dataset.candidate_ids, dataset.latency_secs[:, dataset.column("box.a")], strict=True))
     counting = [*since, *first[1::2]]
     assert [secs[one.candidate_id] for one in counting] == [one.run_secs[0] for one in counting]

@@ -359,13 +359,13 @@ def test_arguments_that_fit_nothing_are_refused_with_their_name_and_what_there_i
 
 #: What is changed in a good request, and words of the refusal.
 CHANGED = """
-more: 1           -> got more as well
+more: 1           -> unknown field `more`
 id: ""            -> id: expected
 id: ../x          -> id: expected
-kind: dance       -> fingerprint, import, onboarding, retirement, training, tuning, got 'dance'
+kind: dance       -> kind: expected one of training, collection
 kind: [training]  -> kind: expected
-arguments: []     -> arguments: expected a JSON object
-minutes: 0        -> minutes: expected a number above 0
+arguments: []     -> arguments: expected `object`
+minutes: 0        -> minutes: expected `float` > 0
 minutes: -1       -> minutes: expected
 minutes: true     -> minutes: expected
 """
@@ -374,10 +374,10 @@ minutes: true     -> minutes: expected
 def test_what_is_no_request_is_refused_in_one_line() -> None:
     refused = [
         *((text, "one JSON object") for text in (b"", b"[" * 60_000, b"\xff")),
-        (b"[]", "one JSON object with arguments, id, kind, minutes"),
-        (b'{"id": NaN}', "NaN is no JSON"),
+        (b"[]", "expected `object`, got `array`"),
+        (b'{"id": NaN}', "JSON is malformed"),
         (body(id="x" * 65), "id: expected"),
-        (body(minutes=10**400), "minutes: expected"),
+        (body(minutes=10**400), "minutes: number out of range"),
         *((body(**yaml.safe_load(f"{{{change}}}")), why) for change, why in rows(CHANGED)),
     ]
     for text, why in refused:

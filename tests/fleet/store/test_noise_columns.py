@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import json
-
 import numpy as np
-import pyarrow as pa
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from agents.records import Record
 from fleet.store.delta.schema import records_to_table
 from fleet.store.noise import noise_floor, settled
-from fleet.store.noise_columns import flag_column, readings, settled_rows
+from fleet.store.noise_columns import readings, settled_rows
 from tests.record_fixtures import make_record, measured_records
 
 
@@ -39,27 +36,3 @@ def test_readings_have_the_noise_floor_of_their_records(records: list[Record]) -
     batches = records_to_table(records).to_batches()
     found = [reading for batch in batches for reading in readings(device_id, batch)]
     assert noise_floor(found) == noise_floor(records)
-
-
-_KEYS = ("suspect", "quarantined", "other")
-
-
-@settings(max_examples=50)
-@given(
-    st.lists(
-        st.dictionaries(
-            st.sampled_from(_KEYS) | st.text(max_size=3),
-            st.booleans() | st.none() | st.integers(0, 1) | st.sampled_from(_KEYS),
-        ),
-        max_size=6,
-    ),
-    st.booleans(),
-)
-def test_flags_are_those_of_the_records(qualities: list[dict[str, object]], escaped: bool) -> None:
-    texts = [json.dumps(quality) for quality in qualities]
-    if escaped:
-        texts = [text.replace("suspect", "\\u0073uspect") for text in texts]
-    records = [make_record(1, quality=text) for text in texts]
-    column = pa.array(texts, pa.string())
-    assert flag_column(column, "suspect").tolist() == [record.is_suspect for record in records]
-    assert flag_column(column, "quarantined").tolist() == [record.is_quarantined for record in records]
