@@ -145,7 +145,7 @@ def _mixed_code(store: Path) -> Iterator[str]:
     """
     try:
         reader = Store.read(store)
-        for device_id in reader.device_ids():
+        for device_id in reader.device_ids:
             files = [file.path for file in reader.snapshot.files if file.device_id == device_id]
             codes: dict[str, set[str]] = {}
             columns = reader.columns(
