@@ -247,10 +247,11 @@ def kinship_steps(hardware: Singles) -> Ints:
     """(D, D) steps between devices of (D, H) vectors: 0 in an architecture, 1 within a maker, 2 beyond.
 
     Number of cores, clock and bandwidth make no step: they change how fast all candidates are, and less which
-    one is the fastest. A GPU's architecture shows in what each of its units has.
+    one is the fastest. A GPU's architecture shows in what each of its units has. Vectors of
+    another width than `WIDTHS` make no step.
     """
     steps = np.zeros((len(hardware), len(hardware)), dtype=np.int64)
-    for names in (_OF_MAKER, _OF_ARCHITECTURE):
+    for names in (_OF_MAKER, _OF_ARCHITECTURE) if hardware.shape[1] in WIDTHS else ():
         slots = hardware[:, [HARDWARE_NAMES.index(name) for name in names]]
         steps += (np.abs(slots[:, None] - slots[None]) > 1e-3).any(axis=2) | (steps > 0)
     return steps
