@@ -88,6 +88,9 @@ class Options:
     data: Annotated[Path, Option("folder with a folder of caches a kernel")] = DATA
     seeds: Annotated[int, Option("runs of each case", least=1, quick=1)] = 5
     most: Annotated[int, Option("measurements of each run", least=1, quick=64)] = max(COUNTS)
+    kept: Annotated[
+        Path | None, Option("folder that keeps the orders of Kernel Tuner's strategies for another run")
+    ] = None
     kernel_tuner: Annotated[
         str,
         Option(f"Python with Kernel Tuner, for its strategies {', '.join(STRATEGIES)}", metavar="PYTHON"),
@@ -123,13 +126,13 @@ def measure(options: Options) -> Figures:
                     speeds = run_chooser(space, target, name, seed, count=most)
                     outcomes[name].add(case, speeds, most)
             if not absent:
-                found, why = orders(options.kernel_tuner, space, target, seeds, most)
+                found, why = orders(options.kernel_tuner, space, target, seeds, options.kept)
                 failed |= why
                 for strategy, several in found.items():
                     for rows in several:
                         name = f"Kernel Tuner {strategy}"
                         outcomes.setdefault(name, Outcomes()).add(
-                            case, space.speed(target)[rows].tolist(), most
+                            case, space.speed(target)[rows[:most]].tolist(), most
                         )
     if failed:
         told["kernel_tuner_failed"] = failed

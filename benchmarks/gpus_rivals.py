@@ -10,10 +10,12 @@ from __future__ import annotations
 
 import gzip
 import json
+import math
 import subprocess
 import tempfile
 from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,24 +24,34 @@ from scipy.stats import rankdata
 from agents.host.gpu_sheets import gpu_sheet
 from benchmarks.gpus_spaces import Floats, Space
 from transfer.adapt.space_search import SpaceSearch
+from transfer.features.hardware import kinship_steps
 
-#: The last three are those of version 1.5 that need the fewest evaluations; a version without one reports so.
+#: Of Kernel Tuner 1.5; a version without one of them reports so. Left out are bayes_opt, which took longest
+#: and found least, variants of greedy_ils and mls, and what needs further packages.
 STRATEGIES = (
-    "genetic_algorithm",
-    "simulated_annealing",
-    "pso",
-    "basinhopping",
-    "bayes_opt",
     "hybrid_vndx",
     "adaptive_tabu_greywolf",
+    "genetic_algorithm",
     "diff_evo",
+    "pso",
+    "simulated_annealing",
+    "basinhopping",
+    "greedy_ils",
+    "mls",
+    "firefly_algorithm",
+    "dual_annealing",
 )
 
-#: Arguments: file of a closed cache, strategies, seeds, evaluations. Prints {strategy: [keys in order, ...]}.
+#: Different configurations that a strategy evaluates at most; some end before.
+EVALUATIONS = 257
+
+#: Arguments: file of a closed cache, strategies, seeds, evaluations. Prints a line per strategy: its name,
+#: keys in order by seed, and the error that ended it. The list of allowed configurations is built once: that
+#: takes longer than most strategies.
 _CHILD = """
-import contextlib, io, json, random, sys, warnings
+import contextlib, copy, io, json, random, sys, warnings
 warnings.filterwarnings("ignore")
-import numpy, kernel_tuner
+import numpy, kernel_tuner.interface
 path, strategies, seeds = sys.argv[1], sys.argv[2].split(","), json.loads(sys.argv[3])
 evaluations = int(sys.argv[4])
 head = json.load(open(path))
@@ -47,25 +59,32 @@ params, known = head["tune_params"], head["cache"]
 names = list(params)
 def allowed(p):
     return ",".join(str(p[name]) for name in names) in known
-found, failed = {}, {}
+build, spaces = kernel_tuner.interface.Searchspace, []
+def shared(*values, **options):
+    if not spaces:
+        spaces.append(build(*values, **options))
+    return copy.copy(spaces[0])
+kernel_tuner.interface.Searchspace = shared
 for strategy in strategies:
+    orders, failure = [], ""
     for seed in seeds:
         random.seed(seed)
         numpy.random.seed(seed)
         try:
             with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
-                results, _ = kernel_tuner.tune_kernel(
+                results, _ = kernel_tuner.interface.tune_kernel(
                     head["kernel_name"], "__global__ void kernel() {}", head["problem_size"], [], params,
                     restrictions=allowed,
                     lang="CUDA", simulation_mode=True, cache=path, strategy=strategy,
                     strategy_options={"max_fevals": evaluations}, quiet=True)
         except Exception as error:
-            failed[strategy] = repr(error)[:200]
+            failure = repr(error)[:200]
             break
-        keys = dict.fromkeys(",".join(str(one[name]) for name in names) for one in results)
-        found.setdefault(strategy, []).append(list(keys))
-print(json.dumps({"found": found, "failed": failed}))
+        orders.append(list(dict.fromkeys(",".join(str(one[name]) for name in names) for one in results)))
+    print(json.dumps([strategy, orders, failure]), flush=True)
 """
+#: Of a cached configuration, what Kernel Tuner's simulation reads beside the knobs.
+_READ = ("time", "compile_time", "verification_time", "benchmark_time", "strategy_time", "framework_time")
 
 
 def why_absent(python: str) -> str:
@@ -82,40 +101,61 @@ def why_absent(python: str) -> str:
 
 
 def orders(
-    python: str, space: Space, device: int, seeds: list[int], evaluations: int
+    python: str, space: Space, device: int, seeds: list[int], kept: Path | None = None
 ) -> tuple[dict[str, list[list[int]]], dict[str, str]]:
     """Rows in the order in which each strategy evaluates them, by strategy and seed; and what failed.
 
     Args:
         python: Interpreter that has Kernel Tuner.
-        space: The recorded space.
+        space: The recorded space: strategies see the configurations that all devices have, as every way does.
         device: Place of the device.
-        seeds: Of the strategies.
-        evaluations: Different configurations at most; some strategies end before.
+        seeds: Of the strategies, from 0 on.
+        kept: Folder in which the orders stay; what it has for so many seeds is not run again.
     """
-    rows = {key: row for row, key in enumerate(space.keys)}
-    path = space.files[device]
-    raw = gzip.decompress(path.read_bytes()) if path.name.endswith(".gz") else path.read_bytes()
     with tempfile.TemporaryDirectory() as folder:
-        cache = Path(folder) / "cache.json"
-        # Kernel Tuner takes a cache for closed only where it ends as it writes it itself.
-        cache.write_text(json.dumps(json.loads(raw), indent=""))
-        command = [
-            python,
-            "-c",
-            _CHILD,
-            str(cache),
-            ",".join(STRATEGIES),
-            json.dumps(seeds),
-            str(evaluations),
-        ]
-        done = subprocess.run(command, check=True, capture_output=True, text=True)
-    told = json.loads(done.stdout.strip().splitlines()[-1])
+        lines = (kept or Path(folder)) / f"{space.kernel}-{space.devices[device]}.jsonl"
+        lines.parent.mkdir(parents=True, exist_ok=True)
+        ran = _orders_in(lines, len(seeds))
+        missing = [name for name in STRATEGIES if name not in ran]
+        if missing:
+            cache = Path(folder) / "cache.json"
+            cache.write_text(_closed_cache(space, device))
+            values = [str(cache), ",".join(missing), json.dumps(seeds), str(EVALUATIONS)]
+            with lines.open("a") as out:
+                subprocess.run(
+                    [python, "-c", _CHILD, *values], check=True, stdout=out, stderr=subprocess.PIPE
+                )
+            ran = _orders_in(lines, len(seeds))
+    rows = {key: row for row, key in enumerate(space.keys)}
     found = {
-        name: [[rows[key] for key in keys if key in rows] for keys in several]
-        for name, several in told["found"].items()
+        name: [[rows[key] for key in keys] for keys in several[: len(seeds)]]
+        for name, (several, why) in ran.items()
+        if not why
     }
-    return found, told["failed"]
+    return found, {name: why for name, (_, why) in ran.items() if why}
+
+
+def _orders_in(lines: Path, seeds: int) -> dict[str, tuple[list[list[str]], str]]:
+    """Keys by strategy and seed, and what ended the strategy, of lines with enough seeds or such an end."""
+    read = map(json.loads, lines.read_text().splitlines()) if lines.exists() else ()
+    return {
+        name: (several, why)
+        for name, several, why in read
+        if name in STRATEGIES and (why or len(several) >= seeds)
+    }
+
+
+def _closed_cache(space: Space, device: int) -> str:
+    """Kernel Tuner's cache of the configurations that all devices have."""
+    path = space.files[device]
+    head = json.loads(gzip.decompress(path.read_bytes()) if path.name.endswith(".gz") else path.read_bytes())
+    read = (*head["tune_params_keys"], *_READ)
+    cached = {key: head["cache"][key] for key in space.keys}
+    head["cache"] = {
+        key: {name: values[name] for name in read if name in values} for key, values in cached.items()
+    }
+    # Kernel Tuner takes a cache for closed only where it ends as it writes it itself.
+    return json.dumps(head, indent="")
 
 
 Rows = NDArray[np.int64]
@@ -130,6 +170,10 @@ _TREES = {"max_depth": 6, "eta": 0.1, "subsample": 0.8, "colsample_bytree": 0.8,
 _TREE_ROUNDS = 100
 #: Weight of a row of the new device over one of a source, at most.
 _MOST_WEIGHT = 8.0
+#: What the roofline reads of a data sheet; registers of a thread beside its outputs, threads that a unit
+#: holds, and the share of them that hides latencies.
+_SHEET = ("thread_warp_size", "register_bytes_per_unit", "peak_flops", "memory_bytes_per_sec")
+_REGISTERS, _RESIDENT, _ENOUGH = 24, 2048, 0.25
 #: A failure counts as this much slower than the slowest.
 _FAILED = 2.0
 
@@ -138,7 +182,7 @@ def search(space: Space, target: int, seed: int) -> Chooser:
     """`transfer.adapt.space_search`, as `fleet onboard` uses it."""
     others = _others(space, target)
     secs = np.where(np.isnan(space.secs[:, others]), np.inf, space.secs[:, others])
-    found = SpaceSearch(secs, space.numbers, seed=seed)
+    found = SpaceSearch(secs, space.numbers, seed, kinship_steps(space.hardware[[*others, target]]))
     while len(found.measured) < len(secs):
         row = int(found.choose(1)[0])
         found.observe(row, (yield row))
@@ -196,6 +240,32 @@ def fall_back(space: Space, target: int, seed: int) -> Chooser:
     yield from _in_order(np.argsort(means, kind="stable"))
 
 
+def roofline(space: Space, target: int, seed: int) -> Chooser:
+    """By what knobs and data sheet say without a measurement: a roofline with occupancy.
+
+    A block's tile of outputs has a side; every value that is read serves as many of them, so side / 4 is the
+    arithmetic per byte of a filter or a matrix product. Lanes that no thread fills and units whose registers
+    hold too few threads take their share of the peak. Among equals the occupancy decides.
+    """
+    card = {name: float(value) for name, value in gpu_sheet(space.devices[target]).items() if name in _SHEET}
+    knobs = [json.loads(trace) for trace in space.traces]
+    threads = np.array([_product(each, "block_size", "MDIMC", "NDIMC") for each in knobs])
+    outputs = np.array([_product(each, "tile_size", "MWG", "NWG") for each in knobs])
+    outputs = outputs / np.where(["MWG" in each for each in knobs], threads, 1.0)
+    warp = card["thread_warp_size"]
+    warps = np.ceil(threads / warp)
+    registers = 4 * warps * warp * (_REGISTERS + outputs)
+    occupancy = np.floor(card["register_bytes_per_unit"] / registers) * warps * warp / _RESIDENT
+    used = threads / (warps * warp) * np.minimum(1.0, occupancy / _ENOUGH)
+    per_byte = np.sqrt(threads * outputs) / 4
+    rate = np.minimum(card["peak_flops"] * used, card["memory_bytes_per_sec"] * per_byte)
+    yield from _in_order(np.lexsort((-np.minimum(1.0, occupancy), -rate)))
+
+
+def _product(knobs: dict[str, Any], *starts: str) -> float:
+    return math.prod(float(value) for name, value in knobs.items() if name.startswith(starts))
+
+
 def change_of_label(space: Space, target: int, seed: int) -> Chooser:
     """XGBoost on the change of the label from one GPU to another, averaged over the GPUs to start from."""
     others = _others(space, target)
@@ -237,6 +307,7 @@ CHOOSERS: dict[str, Callable[[Space, int, int], Chooser]] = {
     "mean rank": mean_rank,
     "portfolio": portfolio,
     "fall back": fall_back,
+    "roofline": roofline,
     "XGBoost change of label": change_of_label,
 }
 

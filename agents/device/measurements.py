@@ -1,6 +1,9 @@
-"""From a candidate to its job, and from the result of a job to its record. Called by `worker.py`; pure."""
+"""From a candidate to its job, and from the result of a job to its record. Called by `worker.py`."""
 
 from __future__ import annotations
+
+from functools import cache
+from pathlib import Path
 
 from agents.device.batch import Batch
 from agents.programs.check import is_checkable
@@ -12,9 +15,20 @@ from agents.programs.quality import (
     judged_secs,
     relative_interval,
 )
-from agents.records import DeviceSpec, Outcome, Protocol, Record, canonical_json
+from agents.records import DeviceSpec, Outcome, Protocol, Record, canonical_json, content_hash
 from agents.sandbox.canary_watch import Again
 from agents.sandbox.job import CandidateJob, JobResult
+
+#: Folders of `agents` whose code a measurement depends on.
+_MEASURING = ("programs", "sandbox")
+
+
+@cache
+def measuring_code() -> str:
+    """Hash of this project's own measuring code, read once per process."""
+    folder = Path(__file__).parents[1]
+    files = sorted(path for name in _MEASURING for path in (folder / name).rglob("*.py"))
+    return content_hash(*(path.read_text(encoding="utf-8") for path in files))
 
 
 def job_of(measurement: Again, protocol: Protocol) -> CandidateJob:
@@ -41,7 +55,8 @@ def record_of(
 ) -> Record:
     """The record of a job of a batch, which ended in a window with this drift.
 
-    What the canaries measured so far (`Descriptor.roofline`) goes with the environment.
+    What the canaries measured so far (`Descriptor.roofline`) goes with the environment, and which code of
+    this project measured: a difference that is reported and does not make another environment.
     """
     candidate = job.candidate
     outcome, error = result.outcome, result.error
@@ -52,7 +67,9 @@ def record_of(
             f"its {len(judged)} repeats leave the latency uncertain by "
             f"{relative_interval(judged):.0%}, more than reject_interval"
         )
-    environment = {**result.environment, "roofline": dict(roofline)} if roofline else result.environment
+    environment = {**result.environment, "measuring_code": measuring_code()}
+    if roofline:
+        environment["roofline"] = dict(roofline)
     quality = {**result.quality, **interval_quality(judged), **gate_quality(repeats, batch.protocol)}
     if drift.ratios:
         quality["canary"] = dict(drift.ratios)

@@ -60,6 +60,7 @@ def diagnose(descriptor: Descriptor, specs: Iterable[DeviceSpec], state: HostSta
         *_timing(descriptor, devices, state),
         *confinement_findings(state.confinement),
         *_room(state),
+        *_records(state),
     ]
     order = list(Level)
     return sorted(findings, key=lambda finding: order.index(finding.level))
@@ -128,6 +129,16 @@ def _remote(state: HostState) -> Iterable[Finding]:
             what=f"device {device_id} cannot be reached",
             why=why,
             do=cure or "look at its tracker and its server",
+        )
+
+
+def _records(state: HostState) -> Iterable[Finding]:
+    if state.mixed_code:
+        yield Finding(
+            level=Level.NOTE,
+            what=f"records of {', '.join(state.mixed_code)} were measured by different code of this project",
+            why="they count as one environment, although a change of the timing code can shift numbers",
+            do="compare canaries before and after on the device's page, or run: fleet collect --remeasure 50",
         )
 
 

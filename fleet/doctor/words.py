@@ -91,6 +91,8 @@ class HostState:
     unserved: tuple[tuple[str, str], ...] = ()
     #: What other users could read or replace and must not: file or folder, what is wrong, and what to do.
     exposed: tuple[tuple[str, str, str], ...] = ()
+    #: Devices with records of one environment that different code of this project measured.
+    mixed_code: tuple[str, ...] = ()
 
 
 def _missing(name: str, package: str, why: str, level: Level = Level.WARNING) -> Finding:

@@ -22,6 +22,7 @@ from transfer.data.dataset import Dataset
 from transfer.data.ranking import places_in
 from transfer.errors import TransferError
 from transfer.features.flat import flat_inputs
+from transfer.features.hardware import kinship_steps
 from transfer.model.fleet_tlp import FleetTLP
 
 #: Measured candidates of each sampled workload: fewer give no ranking, more leave out workloads. With 64
@@ -194,7 +195,8 @@ class Fastest:
         secs = dataset.latency_secs[cells]
         failed = dataset.failed[cells] & ~np.isfinite(secs)
         numbers = flat_inputs(dataset.features, dataset.spec.category_sizes, rows).astype(np.float64)
-        search = SpaceSearch(np.where(failed, np.inf, secs), numbers, seed=choice.seed)
+        steps = kinship_steps(dataset.hardware[[*choice.sources, dataset.column(choice.target)]])
+        search = SpaceSearch(np.where(failed, np.inf, secs), numbers, choice.seed, steps)
         for place, row in enumerate(rows.tolist()):
             if row in measured_secs:
                 search.observe(place, float(measured_secs[row]))

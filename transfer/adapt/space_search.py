@@ -2,8 +2,9 @@
 
 Other devices have measured the space, or most of it, but which of them is like the new device is not known.
 The time of a candidate (its logarithm over the fastest) is taken for the mean of the sources' plus Gaussian
-processes: one linear in the sources' times, which moves weight to the right sources; one over those times;
-one over the candidate's own numbers, which learns what no source knows; one over both. How much devices
+processes. The mean is weighted by the devices' kinship (`_source_weights`). Of the processes one is linear
+in the sources' times, which moves weight to the right sources; one is over those times; one over the
+candidate's own numbers, which learns what no source knows; one over both. How much devices
 differ, and how fast along each number, is read off the sources: of each one, what the others do not explain
 is a sample of what the new device will differ by. The kernel over the numbers is the product of
 (1 + Matern) / 2 along each: effects of single numbers and of all their combinations (additive Gaussian
@@ -24,7 +25,7 @@ import numpy as np
 from scipy.linalg import solve_triangular
 from scipy.stats import norm
 
-from transfer.arrays import Floats, Mask, Rows, Singles
+from transfer.arrays import Floats, Ints, Mask, Rows, Singles
 
 #: Slower than the fastest by more than this factor is all the same.
 _SLOWEST = 8.0
@@ -35,6 +36,8 @@ _COMPONENTS = 8
 _NOISE, _LEVEL = 0.003, 1.0
 #: Shares of the three processes (over times, numbers, both) in what devices differ by.
 _SHARES = (0.25, 0.5, 0.25)
+#: A step of kinship makes two devices so many times as unlike, as far as the sources do not say otherwise.
+_PER_STEP = 2.0
 #: Length over the sources' logarithms.
 _SOURCE_LENGTH = 0.7
 #: The set of scales: factors of the lengths over the numbers, variances of the weight of a source, factors of
@@ -58,23 +61,29 @@ class _Member:
         length: Factor of the lengths over the numbers.
         weight: Variance of the weight of a source.
         factor: Of the variance.
-        basis: (n, N) rows of the inverse Cholesky factor times the covariance with all candidates.
         variance: (N,) of each candidate given what was measured.
     """
 
     def __init__(self, length: float, weight: float, factor: float, prior: Singles) -> None:
         self.length, self.weight, self.factor = length, weight, factor
-        self.basis = np.zeros((0, len(prior)), dtype=np.float32)
+        self._room = np.zeros((16, len(prior)), dtype=np.float32)
         self.variance = prior.copy()
         self._factor = np.zeros((0, 0))
 
+    @property
+    def basis(self) -> Singles:
+        """(n, N) rows of the inverse Cholesky factor times the covariance with all candidates."""
+        return self._room[: len(self._factor)]
+
     def extend(self, row: int, covariance: Singles) -> None:
         """Take up a measured row; `covariance` is that of all candidates with it."""
-        count = len(self.basis)
+        count = len(self._factor)
+        if count == len(self._room):
+            self._room = np.concatenate([self._room, np.zeros_like(self._room)])
         line = self.basis[:, row].copy()
         pivot = float(np.sqrt(max(1e-8, float(covariance[row] + _NOISE - line @ line))))
         fresh = (covariance - line @ self.basis) / np.float32(pivot)
-        self.basis = np.concatenate([self.basis, fresh[None]])
+        self._room[count] = fresh
         self.variance = np.maximum(np.float32(1e-8), self.variance - fresh * fresh)
         factor = np.zeros((count + 1, count + 1))
         factor[:count, :count], factor[count, :count], factor[count, count] = self._factor, line, pivot
@@ -82,14 +91,14 @@ class _Member:
 
     def shrink(self, count: int, variance: Singles) -> None:
         """Go back to the first `count` measurements."""
-        self.basis, self._factor = self.basis[:count], self._factor[:count, :count]
+        self._factor = self._factor[:count, :count]
         self.variance = variance
 
-    def posterior(self, residual: Floats) -> tuple[Singles, float]:
-        """(N,) what to add to the prior mean, and the log likelihood of the measured residuals."""
+    def explain(self, residual: Floats) -> tuple[Singles, float]:
+        """(n,) weights of `basis` in what the prior mean lacks, and the log likelihood of the residuals."""
         solved = solve_triangular(self._factor, residual, lower=True)
         likelihood = -0.5 * float(solved @ solved) - float(np.log(np.diag(self._factor)).sum())
-        return solved.astype(np.float32) @ self.basis, likelihood
+        return solved.astype(np.float32), likelihood
 
 
 class SpaceSearch:
@@ -99,11 +108,15 @@ class SpaceSearch:
         secs: (N, S) seconds on the sources; NaN where a source does not know, infinite where it failed.
         numbers: (N, F) numbers of the candidates; sizes as logarithms.
         seed: Decides between equals.
+        steps: (S + 1, S + 1) kinship of the sources and, last, of the new device; all alike by default.
     """
 
-    def __init__(self, secs: Floats, numbers: Floats, seed: int = 0) -> None:
+    def __init__(self, secs: Floats, numbers: Floats, seed: int = 0, steps: Ints | None = None) -> None:
         times = _relative(secs)
-        self._mean: Floats = times.mean(axis=1) if times.shape[1] else np.zeros(len(secs))
+        count = times.shape[1]
+        steps = np.zeros((count + 1, count + 1), dtype=np.int64) if steps is None else steps
+        apart = np.array([[((one - other) ** 2).mean() for other in times.T] for one in times.T])
+        self._mean: Floats = times @ _source_weights(apart, steps) if count else np.zeros(len(secs))
         self._times = times.astype(np.float32)
         units = _unit_numbers(numbers)
         lengths, self._variance = _differences(times, units)
@@ -170,15 +183,15 @@ class SpaceSearch:
         logs = np.array(self._logs)
         fastest = logs.min()
         relative_logs = np.minimum(logs - (fastest if np.isfinite(fastest) else 0.0), np.log(_SLOWEST))
-        posteriors = [member.posterior(relative_logs - self._mean[rows]) for member in self._members]
+        posteriors = [member.explain(relative_logs - self._mean[rows]) for member in self._members]
         likelihood = np.array([value for _, value in posteriors])
         shares = np.exp(likelihood - likelihood.max())
         shares /= shares.sum()
         gain, mean = np.zeros(len(is_free)), np.zeros(len(is_free))
-        for member, (shift, _), share in zip(self._members, posteriors, shares, strict=True):
+        for member, (weights, _), share in zip(self._members, posteriors, shares, strict=True):
             if share < _LEAST_WEIGHT:
                 continue
-            expected, spread = self._mean + shift, np.sqrt(member.variance)
+            expected, spread = self._mean + weights @ member.basis, np.sqrt(member.variance)
             depth = -expected / spread
             gain += share * spread * (depth * norm.cdf(depth) + norm.pdf(depth))
             mean += share * expected
@@ -223,6 +236,35 @@ def _relative(secs: Floats) -> Floats:
     mean = times.sum(axis=1) / np.maximum(1, counts)
     mean[counts == 0] = np.log(_SLOWEST) / 2
     return np.where(is_known, times, mean[:, None])
+
+
+def _source_weights(apart: Floats, steps: Ints) -> Floats:
+    """Weights (S,), none negative, with which source devices' times add up to what a new device's will be.
+
+    Ordinary kriging over devices. How unlike two devices are is a function of their kinship, read off the
+    pairs of sources: the mean of a step's pairs and of one more pair that follows `_PER_STEP`; more steps are
+    never less unlike. So a lone relative weighs much, and two alike sources share one's weight.
+
+    Args:
+        apart: (S, S) mean squared differences of the sources' log times.
+        steps: (S + 1, S + 1) `kinship_steps`; the last row is the new device's.
+    """
+    count = len(apart)
+    pairs = np.triu_indices(count, 1)
+    unlike, step = apart[pairs], steps[pairs]
+    if not unlike.any():
+        return np.full(count, 1 / max(1, count))
+    usual = float((unlike / _PER_STEP**step).mean())
+    by_step = [
+        (usual * _PER_STEP**each + unlike[step == each].sum()) / (1 + (step == each).sum())
+        for each in range(int(steps.max()) + 1)
+    ]
+    variogram = np.maximum.accumulate(by_step)[steps]
+    system = np.ones((count + 1, count + 1))
+    system[:count, :count] = variogram[:count, :count] * (1 - np.eye(count))
+    system[count, count] = 0
+    weights = np.maximum(0.0, np.linalg.solve(system, np.append(variogram[count, :count], 1.0))[:count])
+    return np.asarray(weights / weights.sum())
 
 
 def _unit_numbers(numbers: Floats) -> Floats:

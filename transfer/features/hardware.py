@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from agents.records import ANSOR_HARDWARE_PARAMS, Descriptor, DeviceSpec, Family
-from transfer.arrays import Floats, Singles
+from transfer.arrays import Floats, Ints, Singles
 
 HARDWARE_NAMES: tuple[str, ...] = (
     "threads",
@@ -60,6 +60,17 @@ GPU_SLOTS: dict[str, str] = {
 }
 #: Which maker's architecture, in the slots of the host's.
 _GPU_MAKERS = (("arch_x86", "sm_"), ("arch_arm", "gfx"))
+#: Slots that devices of one maker share, and those that devices of one architecture share beside them.
+_OF_MAKER = ("is_gpu", "arch_x86", "arch_arm", "arch_other")
+_OF_ARCHITECTURE = (
+    "host_vector_bytes",
+    "target_vector_bytes",
+    "target_fma",
+    "target_avx512",
+    "target_ternary_ops",
+    "l1d_bytes",
+    "l3_bytes",
+)
 
 
 class Isa(NamedTuple):
@@ -230,6 +241,20 @@ def vector_distances(hardware: Singles, own: int) -> Floats:
     used = spread > 1e-6 * np.maximum(1.0, np.abs(hardware).max(axis=0))
     scaled = hardware[:, used] / spread[used] / np.sqrt(max(1, int(used.sum())))
     return np.asarray(np.linalg.norm(scaled - scaled[own], axis=1), dtype=np.float64)
+
+
+def kinship_steps(hardware: Singles) -> Ints:
+    """(D, D) steps between devices of (D, H) vectors: 0 in an architecture, 1 within a maker, 2 beyond.
+
+    Number of cores, clock and bandwidth make no step: they change how fast all candidates are, and less which
+    one is the fastest. A GPU's architecture shows in what each of its units has. Vectors of
+    another width than `WIDTHS` make no step.
+    """
+    steps = np.zeros((len(hardware), len(hardware)), dtype=np.int64)
+    for names in (_OF_MAKER, _OF_ARCHITECTURE) if hardware.shape[1] in WIDTHS else ():
+        slots = hardware[:, [HARDWARE_NAMES.index(name) for name in names]]
+        steps += (np.abs(slots[:, None] - slots[None]) > 1e-3).any(axis=2) | (steps > 0)
+    return steps
 
 
 def fitted_hardware(vector: Singles, width: int) -> Singles:

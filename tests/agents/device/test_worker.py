@@ -15,7 +15,7 @@ from msgspec.structs import replace
 
 import agents.device.worker
 from agents.device.batch import Batch
-from agents.device.measurements import record_of
+from agents.device.measurements import measuring_code, record_of
 from agents.device.worker import DeviceRefusedError, DeviceWorker
 from agents.programs.gate import Disturbance
 from agents.programs.quality import Drift
@@ -87,6 +87,7 @@ def test_every_record_says_how_far_it_can_be_trusted(
         assert seen["affinity"] == list(worker.spec.cores)
         assert seen["versions"].keys() >= {"apache-tvm", "llvm"}
         assert {"kernel", "load", "threads", "priority"} <= seen.keys()
+        assert seen["measuring_code"] == measuring_code()
         assert record.environment_id == worker.environment_id(QUICK)
     assert {record.record_id for _, record in worker.pending_tagged()} >= {
         record.record_id for record in records

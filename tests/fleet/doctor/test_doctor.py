@@ -14,7 +14,7 @@ import pytest
 import yaml
 
 from agents.host.probe import probe
-from agents.records import Descriptor, DeviceId, DeviceKind, DeviceSpec
+from agents.records import Descriptor, DeviceId, DeviceKind, DeviceSpec, Record
 from agents.sandbox.confinement_trial import Aspect, Attempt, Means, Trial, try_confinement
 from fleet.cli.app import run
 from fleet.doctor.confinement import confinement_rows
@@ -22,6 +22,7 @@ from fleet.doctor.doctor import diagnose
 from fleet.doctor.look import look
 from fleet.doctor.words import WANTED_MODULES, Finding, HostState, Level, LockState
 from fleet.private_files import write_private
+from fleet.store.store import Store
 from tests.conftest import run_code
 from tests.host_fixtures import (
     GPU,
@@ -34,6 +35,7 @@ from tests.host_fixtures import (
     write_tree,
     x86_host,
 )
+from tests.record_fixtures import make_record
 
 QUIET = HostState(memory_available_bytes=8 << 30, disk_free_bytes=100 << 30)
 
@@ -336,6 +338,20 @@ def test_a_folder_of_rays_sockets_that_others_can_reach_is_found(tmp_path: Path)
     assert found.what.startswith(f"{ray}: every user may replace")
     ray.chmod(0o700)
     assert look(tmp_path, tokens=[tmp_path / "none"], ray_folder=ray).exposed == ()
+
+
+def test_records_of_different_measuring_code_in_one_environment_are_reported(tmp_path: Path) -> None:
+    def measured(device: str, *codes: str) -> list[Record]:
+        texts = [f'{{"load":[1],"measuring_code":"{code}"}}' if code else "{}" for code in codes]
+        return [make_record(number, device=device, environment=text) for number, text in enumerate(texts)]
+
+    with Store.open(tmp_path / "store") as store:
+        store.append([*measured("mixed", "aa", "bb"), *measured("same", "aa", "aa", "")])
+    mixed = look(tmp_path / "store").mixed_code
+    assert mixed == ("mixed",)
+    found = only(diagnose(x86_host(), [], replace(QUIET, mixed_code=mixed)))
+    assert (found.level, "records of mixed were" in found.what) == (Level.NOTE, True)
+    assert look(tmp_path).mixed_code == ()
 
 
 @pytest.mark.usefixtures("unconfined")

@@ -11,12 +11,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agents.records import Family, canonical_json
+from fleet.config.settings import FleetConfig
 from fleet.interchange.dialects.miopen import gpu_of, problem_of
 from fleet.interchange.line_reader import LineReader
 from fleet.interchange.logs.catalog import Measurement, key_id
 from fleet.interchange.logs.json_values import Rejected
 from fleet.interchange.logs.lines import LogLines
 from fleet.models.versions import load_snapshot
+from fleet.onboarding.replay import onboard_recorded
 from fleet.store.store import Store
 from tests.log_fixtures import DATA, records, run
 
@@ -76,6 +78,29 @@ def test_both_forms_become_records_once(tmp_path: Path, name: str) -> None:
         "AMD Instinct MI100 A",
     )
     assert len(load_snapshot(Store.read(tmp_path / "store")).dataset) == 7
+
+
+@pytest.mark.usefixtures("few_trees")
+def test_a_gpu_of_a_find_database_is_onboarded_by_replay(tmp_path: Path) -> None:
+    def timed(size: int, unlike: float) -> str:
+        # Which solver wins depends on the size, and is the same on all three.
+        secs = [1 + n * size % 7 + unlike * n for n in range(1, 7)]
+        return ";".join(f"Solver{n}:{secs[n - 1]:.3f},0,x" for n in range(1, 7))
+
+    sizes = [size for size in range(8, 24) if size % 7]
+    for place, name in enumerate(("gfx900_56", "gfx906_60", "gfx906_64")):
+        keys = [KEY.replace("28-30", f"{size}-30") for size in sizes]
+        lines = [f"{key}={timed(size, 0.01 * place)}" for key, size in zip(keys, sizes, strict=True)]
+        run(tmp_path, find_db(tmp_path, *lines, name=f"{name}.HIP.fdb.txt"), device=name)
+    settings = {
+        "store": {"path": str(tmp_path / "store")},
+        "training": {"epochs": 1},
+        "onboarding": {"strategy": "source_devices", "samples": 16, "shipped": False},
+    }
+    result = onboard_recorded(FleetConfig.model_validate(settings), "gfx906_64")
+    assert (result["samples"], result["failed_samples"]) == (16, 0)
+    assert set(result["source_devices"]) == {"gfx900_56", "gfx906_60"}
+    assert result["truth"]["top1"] > result["truth"]["random_top1"] + 0.1
 
 
 def test_a_problem_is_a_workload_and_a_solver_its_candidate(tmp_path: Path) -> None:

@@ -48,6 +48,19 @@ def test_the_source_decides_before_anything_is_measured() -> None:
         assert SpaceSearch(secs[:, [place]], grid).choose(1)[0] == np.argmin(secs[:, place])
 
 
+def test_before_a_measurement_a_relative_weighs_more_than_strangers() -> None:
+    grid, secs = space()
+    # Device 0 is the new one's relative; 1 and 2 are relatives of one another.
+    steps = np.array([[0, 2, 2, 1], [2, 0, 1, 2], [2, 1, 0, 2], [1, 2, 2, 0]])
+    speed = secs[:, 3].min() / secs[:, 3]
+    by_kinship = SpaceSearch(secs[:, :3], grid, steps=steps).choose(1)[0]
+    as_equals = SpaceSearch(secs[:, :3], grid).choose(1)[0]
+    assert speed[by_kinship] > speed[as_equals]
+    # Where nothing sets them apart each source counts alike.
+    alike = SpaceSearch(secs[:, :3], grid, steps=np.ones((4, 4), dtype=np.int64))
+    assert np.allclose(alike.expected(), SpaceSearch(secs[:, :3], grid).expected())
+
+
 def test_failures_are_left_behind() -> None:
     grid, secs = space()
     failed = grid[:, 0] > 6  # what the source finds fast fails on the new device

@@ -20,6 +20,7 @@ from transfer.features.hardware import (
     fitted_hardware,
     hardware_table,
     hardware_vector,
+    kinship_steps,
 )
 
 SLOTS = (*HARDWARE_NAMES, *MEASURED_NAMES)
@@ -159,6 +160,17 @@ def test_a_target_and_sizes_of_a_stranger_may_be_anything() -> None:
 
 
 ROOFLINE = (("bytes_per_sec", 2.0**33), ("flops_per_sec", 2.0**36), ("loads_per_sec", 2.0**28))
+
+
+def test_kinship_is_of_architecture_and_maker_and_not_of_size() -> None:
+    def gpu(maker: str, shared: float, units: float) -> list[float]:
+        slots = {"is_gpu": 1.0, maker: 1.0, "l1d_bytes": shared, "physical_cores": units}
+        return [slots.get(name, 0.0) for name in HARDWARE_NAMES]
+
+    cards = [gpu("arch_x86", 17, 6), gpu("arch_x86", 17, 8), gpu("arch_x86", 16, 6), gpu("arch_arm", 17, 6)]
+    steps = kinship_steps(np.array(cards, dtype=np.float32))
+    assert steps.tolist() == [[0, 0, 1, 2], [0, 0, 1, 2], [1, 1, 0, 2], [2, 2, 2, 0]]
+    assert not kinship_steps(np.array(cards, dtype=np.float32)[:, :3]).any()
 
 
 def test_measured_speeds_follow_what_is_claimed_where_each_device_has_all() -> None:
