@@ -208,7 +208,7 @@ def test_clock_steps_pauses_and_dead_trainings_cost_nothing_and_blame_nobody(ben
 CAMPAIGNS = (
     *("fleet kill", "fleet torn power", "fleet full"),
     *("spool kill", "spool disk", "spool moments", "state torn", "state power", "state disk"),
-    *("models torn", "models moments"),
+    *("state moments", "models torn", "models moments"),
 )
 
 
