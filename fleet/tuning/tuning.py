@@ -300,8 +300,8 @@ def _untuned_secs(row: Json, runs: Mapping[str, Mapping[WorkloadId, float]]) -> 
     in_runs = [label for label in uses if workload_id in runs.get(label, ())]
     if not in_runs:
         return None
-    secs = sum(runs[label][workload_id] for label in in_runs)
-    return secs / float(sum(uses[label] for label in in_runs))
+    count: int = sum(uses[label] for label in in_runs)
+    return sum(runs[label][workload_id] for label in in_runs) / count
 
 
 def _why_end(remaining: int, rounds: Rounds, ends_at: float) -> str:
