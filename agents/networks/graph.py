@@ -110,11 +110,15 @@ def workloads_of(module: Any, family: Family, network: str) -> list[Workload]:
         AgentError: A workload has a dynamic shape.
     """
     import tvm
+    from tvm import relax
     from tvm.s_tir import meta_schedule as ms
 
     tasks = ms.relax_integration.extract_tasks(module, tvm.target.Target(SPACE_TARGETS[family]))
     workloads: dict[str, Workload] = {}
     for task in tasks:
+        # The machine gives the same numbers another shape without a program.
+        if relax.analysis.has_reshape_pattern(task.dispatched[0]["main"]):
+            continue
         name = str(task.task_name)
         workload = workload_from_module(
             task.dispatched[0], name=name, operator="", networks=[(network, int(task.weight))]
