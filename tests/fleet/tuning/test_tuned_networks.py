@@ -351,7 +351,7 @@ def test_a_network_from_a_file_becomes_a_library_with_torch_s_output(
     check_records(tmp_path / "store", found, 6)
     assert found["ended"] == "trials"
     # Too few for first rounds of 8: every program of the network has its share.
-    assert [each["before_secs"] for each in found["workloads"]] == [None] * 3
+    assert [each["before_secs"] for each in found["workloads"]] == [None] * 4
     assert all(each["curve"][0][0] in (1, 2) for each in found["workloads"])
     [(label, one)] = found["whole_networks"].items()
     assert label == read_network_name("small.pt2").label()
