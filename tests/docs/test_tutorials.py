@@ -42,7 +42,7 @@ SIZES = {
     "--trials 200": "--trials 12",
     "--trials 32": "--trials 12",
     "--samples 64": "--samples 24",
-    "v000001 64": "v000001 8",
+    "v000001 16": "v000001 8",
 }
 #: Small programs, shorter timing and training, by the settings that the documents name.
 QUICK = {
