@@ -169,7 +169,7 @@ class Record(Identified, frozen=True, kw_only=True):
     measured_at: float
     #: Model that proposed the candidate; empty for random and paired ones.
     model_version: str = ""
-    #: How far the number can be trusted (canonical JSON; see `docs/measuring.md` for its keys).
+    #: How far the number can be trusted (canonical JSON; see `docs/record.md` for its keys).
     quality: str = "{}"
     schema: int = RECORD_SCHEMA
 

@@ -85,7 +85,7 @@ def relative_interval(run_secs: Sequence[float]) -> float:
 
     A real host disturbs for seconds on end, so a few repeats in a row see less than all of it: the interval
     is the scatter inside one measurement, and holds the latency less often than its confidence says
-    (`docs/measuring.md` has what was found).
+    (`docs/results/measuring.md` has what was found).
 
     Args:
         run_secs: Seconds of one run, one value a repeat, in any order.

@@ -50,7 +50,7 @@ class Timing:
     stopped_early: bool
 
     def facts(self, *, is_checked: bool) -> dict[str, Any]:
-        """What a record says of it, ready for JSON; `quality` as in `docs/measuring.md`."""
+        """What a record says of it, ready for JSON; `quality` as in `docs/record.md`."""
         quality = {"stopped_early": self.stopped_early, "checked": is_checked}
         return {
             "run_secs": self.repeats.run_secs,

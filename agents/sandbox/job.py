@@ -63,7 +63,7 @@ class JobResult(Value, frozen=True, kw_only=True):
     #: Unix seconds when it ended.
     ended_at: float = field(default_factory=time.time)
     environment: dict[str, Any] = field(default_factory=dict)
-    #: See `docs/measuring.md`.
+    #: See `docs/record.md`.
     quality: dict[str, Any] = field(default_factory=dict)
 
     @property

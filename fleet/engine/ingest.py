@@ -174,7 +174,7 @@ class Ingest:
                 device_id,
                 f"is in a new environment: {before} records of earlier ones are kept and still train models,"
                 " but new ones are not compared with them, and its candidates are measured again"
-                " (docs/measuring.md says what makes an environment)",
+                " (docs/measuring-protocol.md says what makes an environment)",
                 "environment",
             )
 

@@ -77,7 +77,7 @@ def load_snapshot(
 
     Of each candidate one record counts (`fleet.models.training_rows.counting_rows`), one of the newest
     environment before others. A suspect latency counts where no steady one took its place: they repeat hardly
-    worse (`docs/measuring.md`), and a device that never rests would have no others.
+    worse (`docs/results/measuring.md`), and a device that never rests would have no others.
 
     Raises:
         FleetError: A device is not in the store; or published features of several families are asked for.

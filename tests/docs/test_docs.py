@@ -244,7 +244,7 @@ def _changes(spec: DeviceSpec) -> Iterator[tuple[tuple[str, str], dict[str, Any]
 
 
 def test_the_table_says_what_makes_an_environment() -> None:
-    text = (ROOT / "docs/measuring.md").read_text()
+    text = (ROOT / "docs/measuring-protocol.md").read_text()
     table = re.search(r"\| part \| from \|.*?\n\n", text, re.DOTALL)
     said: dict[tuple[str, str], list[bool]] = {}
     for row in table[0].strip().splitlines()[2:]:
