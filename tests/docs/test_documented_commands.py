@@ -157,6 +157,8 @@ tests/fleet/cli/test_cli_lookup.py
     workloads swin --network corpus --json
 tests/fleet/cli/test_verbs_beside_a_daemon.py
     tune x86-64-v4 --detach
+tests/fleet/interchange/test_import_miopen.py
+    onboard gfx906_64 --replay --samples 64
 tests/fleet/onboarding/test_day_zero.py
     onboard DEVICE --samples 0
     onboard x86-64-v3 --samples 0
