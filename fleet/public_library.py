@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -42,7 +43,10 @@ class NetworkLibrary:
         self.path = path
         self._device = tvm.cpu() if gpu_index is None else tvm.cuda(gpu_index)
         if threads is not None:
+            cores = os.sched_getaffinity(0)
             tvm.get_global_func("runtime.config_threadpool")(_FASTEST_CORES, threads)
+            # TVM keeps the calling thread on one core.
+            os.sched_setaffinity(0, cores)
         try:
             machine = relax.VirtualMachine(tvm.runtime.load_module(str(path)), self._device)
             self._main = machine["main"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,8 @@ pytestmark = [
     pytest.mark.timeout(120),
     pytest.mark.filterwarnings("ignore:.isinstance.treespec:FutureWarning"),  # of torch about itself
 ]
+
+CORES = os.sched_getaffinity(0)
 
 
 @pytest.fixture(scope="module")
@@ -45,8 +48,10 @@ def library(network: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
     file = save_program(network, (torch.zeros(4, 8), torch.zeros(8, 3)), folder / "two.pt2")
     module = lowered(load(read_network_name(str(file))), Family.CPU)
     compile_library(module, tvm.target.Target({"kind": "llvm"}), folder / "two.so", "two")
+    cores = os.sched_getaffinity(0)
     yield fleet.load_library(folder / "two.so", threads=1)
-    tvm.get_global_func("runtime.config_threadpool")(1, 0)  # as it was: a thread a core
+    tvm.get_global_func("runtime.config_threadpool")(1, 0)  # as it was: a thread per core
+    os.sched_setaffinity(0, cores)
 
 
 def test_numpy_arrays_and_torch_tensors_give_their_own_kind(
@@ -56,6 +61,7 @@ def test_numpy_arrays_and_torch_tensors_give_their_own_kind(
     import tvm
 
     assert tvm.get_global_func("runtime.NumThreads")() == 1
+    assert len(os.sched_getaffinity(0)) == len(CORES), "the caller's thread stays where it was"
     torch.manual_seed(0)
     # Neither contiguous nor at an address that compiled code may read vectors from.
     x, y = torch.randn(33)[1:].reshape(8, 4).T, torch.randn(8, 3, requires_grad=True)
