@@ -170,7 +170,11 @@ def test_links_between_pages_lead_somewhere() -> None:
         for link in links:
             name, _, anchor = link.partition("#")
             target = page.parent / name if name else page
-            headings = re.findall(r"(?m)^#+ (.+)$", target.read_text()) if target.is_file() else []
+            headings = (
+                re.findall(r"(?m)^#+ (.+)$", target.read_text())
+                if target.suffix == ".md" and target.is_file()
+                else []
+            )
             anchors = {re.sub(r"[^\w -]", "", one.lower()).replace(" ", "-") for one in headings}
             if not target.exists() or (anchor and anchor not in anchors):
                 broken.append((page.name, link))
