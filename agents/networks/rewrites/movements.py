@@ -51,6 +51,7 @@ def fold_paddings(module: Any) -> Any:
             dilation=list(attrs.dilation),
             groups=int(attrs.groups),
             kernel_layout=attrs.kernel_layout,
+            out_dtype=attrs.out_dtype or None,
         )
 
     return PatternMatchingRewriter.from_pattern(conv, rewrite)(module)
