@@ -174,7 +174,7 @@ def library_of_tvm(spec: DeviceSpec, question: Json, records: Path, folder: Path
     for line in lines:
         line[1][2] = json.loads(target)
     records.write_text("".join(f"{json.dumps(line)}\n" for line in lines))
-    traces = read_database(records.parent, target).best_traces() if lines else {}
+    traces = read_database(records.parent, target).traces() if lines else {}
     build_library(question["network"], spec, traces, folder)
     return folder / "tuned.so"
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from agents.errors import last_line
 from agents.networks.graph import lowered, workload_ids, workloads_of
-from agents.networks.latency import Place, library_run, program_secs, reference_run
+from agents.networks.latency import Place, library_machine, library_run, program_secs, reference_run
 from agents.networks.library import UNTUNED, compile_library
 from agents.networks.network_name import NetworkRefusedError, read_network_name
 from agents.networks.outputs import difference, has_finite, tolerance_of
@@ -78,8 +78,11 @@ def first_run(question: dict[str, Any], family: Family) -> dict[str, Any]:
 
 
 def _by_workload(module: Any, library: Path, values: list[Any]) -> dict[str, float]:
+    import tvm
+
     ids, secs = workload_ids(module), dict[str, float]()
-    for name, function_secs in program_secs(str(library), values).items():
+    machine = library_machine(str(library), tvm.cpu())
+    for name, function_secs in program_secs(machine, values).items():
         if name in ids:  # others are of the virtual machine
             secs[ids[name]] = secs.get(ids[name], 0.0) + function_secs
     return secs

@@ -2,18 +2,26 @@
 
 Runs in the confined process of `reader_process.py`; imports TVM when called. `build` makes the library
 `tuned`, which applies the schedules; `untuned` is of `agents.networks.first_run`: what TVM compiles without
-any, which for GPUs are its default schedules. On CPUs the weights of `tuned` lie in the order in which its
-schedules read them: a network finds few of them in a cache, and streams them from memory.
+any, which for GPUs are its default schedules. On CPUs the network is compiled in several ways
+(`agents.networks.schedule_choice`), in most of which its weights lie in the order in which the schedules read
+them: a network finds few of them in a cache, and streams them from memory.
 """
 
 from __future__ import annotations
 
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from agents.errors import last_line
+from agents.host.host_lock import timing_lock
 from agents.networks.graph import lowered, workloads_of
+from agents.networks.latency import program_secs
 from agents.networks.network_name import NetworkRefusedError, read_network_name
+from agents.networks.schedule_choice import Way, fastest_ways, ways
 from agents.networks.sources import load
 from agents.programs.build import CandidateRefused, scheduled
 from agents.programs.design_space import SPACE_TARGETS
@@ -25,8 +33,12 @@ from agents.records import Family
 _WEIGHTS = "layout_free_buffers"
 #: The annotation of the block that puts weights in order.
 _ORDERED = "layout_rewrite_preproc"
+#: What TVM adds to the name of a program whose weights were put in order.
+_PREPACKED = "_prepacked"
 #: Names of the libraries in the folder of the question.
 TUNED, UNTUNED = "tuned.so", "untuned.so"
+#: Seconds after which a network is compiled in no further way.
+_MOST_SECS = 120.0
 
 
 def build(question: dict[str, Any], family: Family) -> dict[str, Any]:
@@ -34,12 +46,14 @@ def build(question: dict[str, Any], family: Family) -> dict[str, Any]:
 
     Args:
         question: `network` (its spelling), `target` (of the device), `folder` (where the library goes),
-            `traces` (the schedule of each workload, by id).
+            `traces` (schedules of each workload by its id, the fastest one alone first), `lock` (path of the
+            timing lock, may be empty).
         family: Of the device.
 
     Returns:
         `workloads` of the network, `applied` (how many have a schedule), `refused` (schedules that TVM did
-        not apply).
+        not apply), `ways` (in which the network was compiled and timed), `changed` (programs that took
+        another way than the first).
 
     Raises:
         NetworkRefusedError: TVM cannot read, lower or compile it.
@@ -48,83 +62,180 @@ def build(question: dict[str, Any], family: Family) -> dict[str, Any]:
     import tvm
     from tvm import relax
 
-    text, folder = question["network"], Path(question["folder"])
+    text, path = question["network"], Path(question["folder"]) / TUNED
     target = tvm.target.Target(question["target"])
-    module = lowered(load(read_network_name(text)), family)
+    loaded = load(read_network_name(text))
+    module = lowered(loaded, family)
     workloads: dict[str, Any] = {
         workload.workload_id: workload for workload in workloads_of(module, family, text)
     }
     try:
         if family is Family.CPU:
             module = relax.transform.AttachAttrLayoutFreeBuffers()(module)
-        database, refused = _database(question["traces"], workloads, module, family)
-        module = _scheduled(module, database, target)
+        programs, refused = _programs(module, question["traces"], family)
+        network = _Network(module, family, target, programs)
+        secs: list[Mapping[str, float]] = []
+        if family is Family.CPU:
+            secs = _timed(network, loaded.random_inputs(), question["lock"])
+        chosen = fastest_ways(secs) if secs else {}
+        module = network.scheduled(chosen)
     except Exception as error:
         raise NetworkRefusedError(
             f"network {text}: TVM cannot apply its schedules for {question['target']}: {last_line(error)}"
         ) from None
-    compile_library(module, target, folder / TUNED, text)
+    compile_library(module, target, path, text)
     return {
         "workloads": len(workloads),
-        "applied": len(question["traces"].keys() & workloads.keys()) - len(refused),
-        "refused": refused,
+        "applied": len(programs),
+        "refused": {workloads[workload_id].name: why for workload_id, why in refused.items()},
+        "ways": len(secs),
+        "changed": sum(place > 0 for place in chosen.values()),
     }
 
 
-def _database(
-    traces: dict[str, str], workloads: dict[str, Any], module: Any, family: Family
-) -> tuple[Any, dict[str, str]]:
-    """The schedules (traces by workload) as TVM looks them up, and why others do not fit, by name.
+@dataclass(frozen=True, slots=True)
+class _Program:
+    """A program of the network and its schedules."""
 
-    The programs of the module may say which arguments are weights.
-    """
+    #: `tvm.IRModule` as the network holds it, with `main`.
+    module: Any
+    #: `tvm.s_tir.Schedule` of each way; at least one.
+    schedules: Sequence[Any]
+
+
+@dataclass(frozen=True, slots=True)
+class _Network:
+    """A lowered network, whose programs may say which arguments are weights."""
+
+    module: Any
+    family: Family
+    target: Any
+    #: Those with a schedule, by workload.
+    programs: Mapping[str, _Program]
+
+    def scheduled(self, places: Mapping[str, int]) -> Any:
+        """The module with its programs scheduled, and the weights in their order once and for all.
+
+        Args:
+            places: Of the way that each workload takes; beyond its ways is the last, none is the first.
+        """
+        import tvm
+        from tvm import relax
+
+        with self.target, self._database(places):
+            module = relax.transform.MetaScheduleApplyDatabase(enable_warning=False)(self.module)
+            module = _split(module)
+            passes = [
+                relax.transform.FoldConstant(),
+                # The cut leaves tuples of weights, which the machine would make and take apart in each run.
+                relax.transform.CanonicalizeBindings(),
+                relax.transform.DeadCodeElimination(),
+            ]
+            return tvm.transform.Sequential(passes)(module)
+
+    def workload_ids(self) -> dict[str, str]:
+        """The workload of each program with a schedule, by the program's name."""
+        import tvm
+
+        return {
+            str(variable.name_hint): workload_id
+            for variable, function in self.module.functions_items()
+            if isinstance(function, tvm.tirx.PrimFunc)
+            and (workload_id := _workload_id(function)) in self.programs
+        }
+
+    def _database(self, places: Mapping[str, int]) -> Any:
+        """The schedules as TVM looks them up."""
+        import tvm
+        from tvm.s_tir import meta_schedule as ms
+
+        database = ms.database.MemoryDatabase()
+        for workload_id, program in self.programs.items():
+            last = len(program.schedules) - 1
+            record = ms.database.TuningRecord(
+                program.schedules[min(places.get(workload_id, 0), last)].trace,
+                database.commit_workload(program.module),
+                # One schedule a workload: which is the fastest was decided before.
+                [1.0],
+                tvm.target.Target(SPACE_TARGETS[self.family]),
+                ms.arg_info.ArgInfo.from_prim_func(program.module["main"]),
+            )
+            database.commit_tuning_record(record)
+        return database
+
+
+def _workload_id(function: Any) -> str:
+    import tvm
+
+    function = function.with_attr("global_symbol", "main")
+    return workload_id_of(tvm.IRModule({"main": function.without_attr(_WEIGHTS)}))
+
+
+def _programs(
+    module: Any, traces: Mapping[str, Sequence[str]], family: Family
+) -> tuple[dict[str, _Program], dict[str, str]]:
+    """The programs of a module with their schedules, and why others do not fit, by workload."""
     import tvm
     from tvm.s_tir import meta_schedule as ms
 
-    database, refused = ms.database.MemoryDatabase(), dict[str, str]()
+    programs, refused = dict[str, _Program](), dict[str, str]()
     target = tvm.target.Target(SPACE_TARGETS[family])
     for task in ms.relax_integration.extract_tasks(module, target):
         program = task.dispatched[0]
-        workload_id = workload_id_of(tvm.IRModule({"main": program["main"].without_attr(_WEIGHTS)}))
-        if workload_id not in traces:
-            continue
-        try:
-            schedule = scheduled(program, traces[workload_id])
-        except CandidateRefused as error:
-            refused[workloads[workload_id].name] = str(error)[:300]
-            continue
+        workload_id = _workload_id(program["main"])
+        schedules = []
         # Programs that name no weights stay as they are: those of sorts and scans have no block to rewrite.
-        names_weights = _WEIGHTS in (program["main"].attrs or {})
-        if names_weights and ms.postproc.RewriteLayout().apply(ordered := schedule.copy()):
-            schedule = ordered
-        database.commit_tuning_record(
-            ms.database.TuningRecord(
-                schedule.trace,
-                database.commit_workload(program),
-                # One schedule a workload: which is the fastest was decided before.
-                [1.0],
-                target,
-                ms.arg_info.ArgInfo.from_prim_func(program["main"]),
-            )
-        )
-    return database, refused
+        for way in ways(traces.get(workload_id, ()), _WEIGHTS in (program["main"].attrs or {})):
+            try:
+                schedules.append(_schedule(program, way))
+            except CandidateRefused as error:
+                refused[workload_id] = str(error)[:300]
+        if schedules:
+            programs[workload_id] = _Program(program, schedules)
+            refused.pop(workload_id, None)
+    return programs, refused
 
 
-def _scheduled(module: Any, database: Any, target: Any) -> Any:
-    """Apply the schedules, and put the weights in their order once and for all."""
+def _schedule(program: Any, way: Way) -> Any:
+    """Apply a way's schedule to a program.
+
+    Raises:
+        CandidateRefused: It does not fit.
+    """
+    from tvm.s_tir import meta_schedule as ms
+
+    schedule = scheduled(program, way.trace)
+    is_ordered = way.is_ordered and ms.postproc.RewriteLayout().apply(ordered := schedule.copy())
+    return ordered if is_ordered else schedule
+
+
+def _timed(network: _Network, values: list[Any], lock: str) -> list[Mapping[str, float]]:
+    """Seconds of each workload inside the network, for each way in which it was compiled.
+
+    Args:
+        network: With at least one schedule, or nothing is compiled.
+        values: Inputs of a run.
+        lock: Path of the timing lock; empty without one.
+    """
     import tvm
     from tvm import relax
 
-    with target, database:
-        module = relax.transform.MetaScheduleApplyDatabase(enable_warning=False)(module)
-        module = _split(module)
-        passes = [
-            relax.transform.FoldConstant(),
-            # The cut leaves tuples of weights, which the machine would make and take apart in each run.
-            relax.transform.CanonicalizeBindings(),
-            relax.transform.DeadCodeElimination(),
-        ]
-        return tvm.transform.Sequential(passes)(module)
+    began, ids = time.monotonic(), network.workload_ids()
+    most = max((len(program.schedules) for program in network.programs.values()), default=1)
+    secs_by_way: list[Mapping[str, float]] = []
+    for place in range(most if most > 1 else 0):
+        if time.monotonic() - began > _MOST_SECS:
+            break
+        module = network.scheduled(dict.fromkeys(network.programs, place))
+        machine = relax.VirtualMachine(relax.build(module, network.target), tvm.cpu())
+        with timing_lock(Path(lock)) if lock else nullcontext():
+            by_function = program_secs(machine, values, is_repeated=True)
+        secs: dict[str, float] = {}
+        for name, function_secs in by_function.items():
+            if (workload_id := ids.get(name.removesuffix(_PREPACKED))) is not None:
+                secs[workload_id] = secs.get(workload_id, 0.0) + function_secs
+        secs_by_way.append(secs)
+    return secs_by_way
 
 
 def _split(module: Any) -> Any:

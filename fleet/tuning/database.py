@@ -25,6 +25,8 @@ from fleet.tuning.search import settled
 
 #: Schedules that are kept of each workload: TVM applies the first, a search begins from the others.
 _MOST_SCHEDULES = 16
+#: Schedules within this factor of the fastest one alone may be faster than it in a network.
+_NEAR_BEST = 1.3
 _MEAN_SECS = attrgetter("mean_secs")
 
 
@@ -63,10 +65,16 @@ class TunedDatabase:
             best = sorted(map(settled, timings.values()), key=_MEAN_SECS)
             self.schedules[workload_id] = best[:_MOST_SCHEDULES]
 
-    def best_traces(self) -> dict[WorkloadId, str]:
-        """The trace of the fastest schedule of each workload."""
+    def traces(self) -> dict[WorkloadId, list[str]]:
+        """The traces of each workload's schedules, the fastest first; far slower ones are left out."""
         return {
-            workload_id: schedules[0].trace for workload_id, schedules in self.schedules.items() if schedules
+            workload_id: [
+                schedule.trace
+                for schedule in schedules
+                if schedule.mean_secs <= _NEAR_BEST * schedules[0].mean_secs
+            ]
+            for workload_id, schedules in self.schedules.items()
+            if schedules
         }
 
     def write(self, folder: Path) -> None:
@@ -97,7 +105,7 @@ def update_database(reader: StoreReader, device_id: DeviceId, folder: Path) -> T
         fresh = Path(scratch) / "database"
         if write_database(fresh, source):
             database.add(read_database(fresh, target))
-    if not database.best_traces():
+    if not database.traces():
         raise FleetError(f"device {device_id}: no candidate of it ran, so there is no schedule to keep")
     database.write(folder)
     return database

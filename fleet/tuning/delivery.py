@@ -139,7 +139,7 @@ def _gpu_index(spec: DeviceSpec) -> int | None:
 def deliver_all(
     labels: Mapping[str, str],
     device: DeviceEntry,
-    traces: Mapping[WorkloadId, str],
+    traces: Mapping[WorkloadId, Sequence[str]],
     out: Path,
     untuned: Mapping[str, Untuned],
 ) -> dict[str, JsonDict]:
@@ -148,7 +148,7 @@ def deliver_all(
     Args:
         labels: Of the networks, by spelling.
         device: The device.
-        traces: The fastest schedules.
+        traces: Schedules of each workload, the fastest one alone first.
         out: Folder of the libraries.
         untuned: What `check_all` gave.
 
@@ -171,14 +171,14 @@ def deliver_all(
 
 
 def deliver(
-    text: str, spec: DeviceSpec, traces: Mapping[WorkloadId, str], out: Path, untuned: Path
+    text: str, spec: DeviceSpec, traces: Mapping[WorkloadId, Sequence[str]], out: Path, untuned: Path
 ) -> JsonDict:
     """Compile a network with the fastest schedules, compare its output, time it, and keep the library.
 
     Args:
         text: The network.
         spec: The device.
-        traces: The fastest schedules.
+        traces: Schedules of each workload, the fastest one alone first.
         out: Folder of the libraries.
         untuned: Its library without schedules, of `check_network`.
 
@@ -218,7 +218,9 @@ def deliver(
     }
 
 
-def build_library(text: str, spec: DeviceSpec, traces: Mapping[WorkloadId, str], folder: Path) -> JsonDict:
+def build_library(
+    text: str, spec: DeviceSpec, traces: Mapping[WorkloadId, Sequence[str]], folder: Path
+) -> JsonDict:
     """Compile a network with schedules, into a folder that the process may write in.
 
     Raises:
@@ -231,8 +233,21 @@ def build_library(text: str, spec: DeviceSpec, traces: Mapping[WorkloadId, str],
         "target": spec.target,
         "traces": dict(traces),
         "folder": str(folder),
+        "lock": str(_lock_of(spec)),
     }
-    return checked_answer(text, _of_build, ask(question, folder=folder, timeout_secs=_BUILD_SECS))
+    raw_answer = ask(
+        question, folder=folder, threads=spec.threads, cores=spec.cores, timeout_secs=_BUILD_SECS
+    )
+    return checked_answer(text, _of_build, raw_answer)
+
+
+def _lock_of(spec: DeviceSpec) -> Path:
+    """The timing lock of a device of this host, which its process may only open."""
+    gpu_index = _gpu_index(spec)
+    lock = host_lock_path() if gpu_index is None else host_lock_path(f"cuda-{gpu_index}")
+    with suppress(OSError):
+        make_lock(lock)
+    return lock
 
 
 def time_network(text: str, spec: DeviceSpec, libraries: Mapping[str, Path], folder: Path) -> JsonDict:
@@ -241,10 +256,6 @@ def time_network(text: str, spec: DeviceSpec, libraries: Mapping[str, Path], fol
     Raises:
         NetworkRefusedError: A library does not run.
     """
-    gpu_index = _gpu_index(spec)
-    lock = host_lock_path() if gpu_index is None else host_lock_path(f"cuda-{gpu_index}")
-    with suppress(OSError):
-        make_lock(lock)
     question = {
         "op": "time",
         "network": text,
@@ -253,8 +264,8 @@ def time_network(text: str, spec: DeviceSpec, libraries: Mapping[str, Path], fol
         "sides": list(SIDES),
         "threads": spec.threads,
         "turn_secs": _TURN_SECS,
-        "lock": str(lock),
-        "gpu_index": gpu_index,
+        "lock": str(_lock_of(spec)),
+        "gpu_index": _gpu_index(spec),
     }
     raw_answer = ask(question, folder=folder, threads=spec.threads, cores=spec.cores, timeout_secs=_TIME_SECS)
     return checked_answer(text, lambda answer: _of_times(answer, (*SIDES, *libraries)), raw_answer)
@@ -269,6 +280,8 @@ def _of_build(answer: Json) -> JsonDict:
         "workloads": int(answer["workloads"]),
         "applied": int(answer["applied"]),
         "refused": {str(name): str(why) for name, why in answer["refused"].items()},
+        "ways": int(answer["ways"]),
+        "changed": int(answer["changed"]),
     }
 
 

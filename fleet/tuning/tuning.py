@@ -276,7 +276,7 @@ def conclude(
             "compiling the network with its schedules, and timing it together with other ways to run it"
         )
     with clock.part("compile"):
-        whole = deliver_all(labels, store.devices()[device_id], database.best_traces(), out, untuned)
+        whole = deliver_all(labels, store.devices()[device_id], database.traces(), out, untuned)
     runs = {labels[text]: run.program_secs for text, run in untuned.items()}
     workloads = [{**row, "untuned_secs": _untuned_secs(row, runs)} for row in result["workloads"]]
     conclusion = {
