@@ -32,7 +32,7 @@ _Run = Callable[[], list[Any]]
 
 #: Turns in which all sides are timed.
 _TURNS = 7
-#: Where one run takes longer, there are fewer turns.
+#: A side whose run takes longer has fewer turns.
 _LONG_RUN_SECS, _FEW_TURNS = 2.0, 3
 _WARM_RUNS = 3
 #: Runs of which each program's least time counts: as many as fill these seconds.
@@ -121,18 +121,20 @@ def time_sides(question: dict[str, Any]) -> dict[str, Any]:
 def _timed(runs: dict[str, _Run], turn_secs: float) -> dict[str, list[float]]:
     """Mean seconds of a run in each turn; a turn begins with another side each time."""
     loops: dict[str, int] = {}
-    longest = 0.0
+    turns: dict[str, int] = {}
     for side, run in runs.items():
         for _ in range(_WARM_RUNS):
             began = time.perf_counter()
             run()
             once = time.perf_counter() - began
-        longest = max(longest, once)
+        turns[side] = _TURNS if once < _LONG_RUN_SECS else _FEW_TURNS
         loops[side] = max(1, round(turn_secs / max(once, 1e-6)))
     secs_by_side: dict[str, list[float]] = {side: [] for side in runs}
     sides = list(runs)
-    for turn in range(_TURNS if longest < _LONG_RUN_SECS else _FEW_TURNS):
+    for turn in range(_TURNS):
         for side in sides[turn % len(sides) :] + sides[: turn % len(sides)]:
+            if turn >= turns[side]:
+                continue
             run, count = runs[side], loops[side]
             began = time.perf_counter()
             for _ in range(count):

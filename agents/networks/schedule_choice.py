@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 #: Ways in which a program is compiled at most: each costs the network's compile time.
-_MOST_WAYS = 6
+_MOST_WAYS = 8
 #: Share of its time that another way must save: less may be luck.
 _LEAST_GAIN = 0.02
 

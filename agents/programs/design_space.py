@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from agents.programs.derivation import Derivation, comparable, match
+from agents.programs.loop_orders import reordered, tiled_block
 from agents.programs.thread_tiles import ThreadTiles
 from agents.programs.trace_rules import TraceRefusedError, read_trace
 from agents.programs.tvm_import import load_tensor_intrinsics
@@ -131,6 +132,8 @@ class DesignSpace:
             rand_state=1,
         )
         self._spaces = [schedule.trace for schedule in context.generate_design_space()]
+        if family is Family.CPU:
+            self._spaces += [other for space in self._spaces if (other := self._reordered(space)) is not None]
         self._tiles = [ThreadTiles.of_space(space) for space in self._spaces]
         self._space_steps = [plain_json(space.as_json())[0] for space in self._spaces]
         self._comparable = [comparable(steps) for steps in self._space_steps]
@@ -140,6 +143,14 @@ class DesignSpace:
         self._mutators = list(chances)
         self._mutator_chances = [float(plain_json(chances[mutator])) for mutator in self._mutators]
         self._context = context  # post-processors and mutators keep a weak view of it
+
+    def _reordered(self, space: Any) -> Any:
+        """The design space with its outermost loops in another order; None if there is none."""
+        steps, decisions = plain_json(space.as_json())
+        if (tiled := tiled_block(steps)) is None:
+            return None
+        other = reordered(steps, tiled[0], _indexing_loops(self._module, tiled[1]))
+        return None if other is None else self._replayed(other, decisions)
 
     def sample(self, count: int, *, seed: int, exclude: Collection[CandidateId] = ()) -> Proposal:
         """Draw up to `count` distinct random candidates, none of them in `exclude`.
@@ -278,3 +289,17 @@ class DesignSpace:
         except Exception:  # whatever else it holds, it is no parent for this space
             return None
         return schedule.trace if steps else None
+
+
+def _indexing_loops(module: Any, block_name: str) -> list[set[int]]:
+    """Of each operand of a block: places of the block's loops that index it."""
+    from tvm.s_tir import Schedule
+    from tvm.tirx.analysis import undefined_vars
+
+    schedule = Schedule(module)
+    block = schedule.get(schedule.get_sblock(block_name))
+    places = {loop.var: place for place, loop in enumerate(block.iter_vars)}
+    return [
+        {places[var] for extent in read.region for var in undefined_vars(extent.min) if var in places}
+        for read in block.reads
+    ]
