@@ -32,7 +32,7 @@ _Run = Callable[[], list[Any]]
 
 #: Turns in which all sides are timed.
 _TURNS = 7
-#: A side whose run takes longer has fewer turns.
+#: A side whose run takes longer has fewer turns, and one run before them.
 _LONG_RUN_SECS, _FEW_TURNS = 2.0, 3
 _WARM_RUNS = 3
 #: Runs of which each program's least time counts: as many as fill these seconds.
@@ -127,6 +127,8 @@ def _timed(runs: dict[str, _Run], turn_secs: float) -> dict[str, list[float]]:
             began = time.perf_counter()
             run()
             once = time.perf_counter() - began
+            if once >= _LONG_RUN_SECS:
+                break
         turns[side] = _TURNS if once < _LONG_RUN_SECS else _FEW_TURNS
         loops[side] = max(1, round(turn_secs / max(once, 1e-6)))
     secs_by_side: dict[str, list[float]] = {side: [] for side in runs}
