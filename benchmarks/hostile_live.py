@@ -123,7 +123,7 @@ class Watched:
         self.records: list[Record] = []
         self.reasons: Counter[str] = Counter()
 
-    def phase(self, name: str, total: int) -> None:
+    def phase(self, name: str, total: int, most_secs: float = 0.0) -> None:
         """See `Watcher`."""
 
     def proposed(self, workload: Workload, candidates: int) -> None:

@@ -61,7 +61,7 @@ def reordered(steps: Sequence[Any], block: str, reads: Sequence[Set[int]]) -> li
     Returns:
         As many instructions, so that decisions keep their places; None if there is no other order.
     """
-    loops = next((step[3] for step in steps if step[0] == "GetLoops" and step[1] == [block]), [])
+    loops: list[str] = next((step[3] for step in steps if step[0] == "GetLoops" and step[1] == [block]), [])
     parts = {step[1][0]: step[3] for step in steps if step[0] == "Split"}
     outer = [parts[loop][0] for loop in loops if len(parts.get(loop, ())) == _SPATIAL_LEVELS]
     order = stationary_order(len(outer), reads)

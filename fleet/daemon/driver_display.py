@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -22,6 +23,7 @@ class DriverDisplay:
         self._phase = ""
         self._done = self._total = 0
         self._began = self._told_at = 0.0
+        self._most_secs = math.inf
 
     @contextmanager
     def live(self) -> Iterator[None]:
@@ -32,8 +34,9 @@ class DriverDisplay:
         """Say one line."""
         self._session.say(text)
 
-    def phase(self, name: str, total: int) -> None:
-        """Begin a phase of `total` steps."""
+    def phase(self, name: str, total: int, most_secs: float = math.inf) -> None:
+        """Begin a phase of `total` steps, which ends after so many seconds at the latest."""
+        self._most_secs = most_secs
         self._phase, self._done, self._total = PHASES.get(name, name), 0, total
         self._began, self._told_at = time.monotonic(), 0.0
         self._tell(self._phase)
@@ -69,4 +72,6 @@ class DriverDisplay:
         self._told_at = now
         secs = now - self._began
         left = secs / self._done * (self._total - self._done) if self._done else None
+        if left is not None:
+            left = min(left, max(0.0, self._most_secs - secs))
         self._session.progress(self._done, self._total, finding, left)

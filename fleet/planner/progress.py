@@ -5,6 +5,7 @@ Implements `fleet.planner.settings.Display`; knows nothing of stores, agents or 
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -14,12 +15,14 @@ from rich.progress import (
     BarColumn,
     MofNCompleteColumn,
     Progress,
+    ProgressColumn,
     SpinnerColumn,
+    Task,
     TaskID,
     TextColumn,
     TimeElapsedColumn,
-    TimeRemainingColumn,
 )
+from rich.text import Text
 
 from agents.records import REPEATS, DeviceId, Outcome, Record, Workload
 from fleet.planner.imported_candidates import underived
@@ -42,6 +45,16 @@ PHASES = {
 }
 
 
+class _TimeLeft(ProgressColumn):
+    """Time until a phase ends: by its pace, or because its time is up."""
+
+    def render(self, task: Task) -> Text:
+        by_pace = math.inf if task.time_remaining is None else task.time_remaining
+        secs = min(by_pace, task.fields["most_secs"] - (task.elapsed or 0.0))
+        text = f"{_short(max(0.0, secs))} left" if math.isfinite(secs) else ""
+        return Text(text, style="progress.remaining")
+
+
 class TerminalDisplay:
     """Progress of one run: a bar a phase, and a running line of what the devices have given.
 
@@ -57,7 +70,7 @@ class TerminalDisplay:
             BarColumn(bar_width=24),
             MofNCompleteColumn(),
             TimeElapsedColumn(),
-            TimeRemainingColumn(compact=True),
+            _TimeLeft(),
             TextColumn("{task.fields[note]}", style="dim", markup=False),
             console=console,
             transient=False,
@@ -67,6 +80,7 @@ class TerminalDisplay:
         self._total = self._done = 0
         self._failed = 0
         self._printed_at = self._began = 0.0
+        self._most_secs = math.inf
 
     @contextmanager
     def live(self) -> Iterator[TerminalDisplay]:
@@ -81,14 +95,15 @@ class TerminalDisplay:
         """Print one line above the bars."""
         self._console.print(text, highlight=False, markup=False)
 
-    def phase(self, name: str, total: int) -> None:
-        """Begin a phase of `total` steps."""
+    def phase(self, name: str, total: int, most_secs: float = math.inf) -> None:
+        """Begin a phase of `total` steps, which ends after so many seconds at the latest."""
         self.finish()
+        self._most_secs = most_secs
         self._phase = PHASES.get(name, name)
         self._total, self._done, self._failed = total, 0, 0
         self._began = self._printed_at = time.monotonic()
         if total:
-            self._bar = self._progress.add_task(self._phase, total=total, note="")
+            self._bar = self._progress.add_task(self._phase, total=total, note="", most_secs=most_secs)
 
     def proposed(self, workload: Workload, candidates: int) -> None:
         """One workload has its candidates."""
@@ -136,7 +151,8 @@ class TerminalDisplay:
         rate = f"{self._done / seconds:.1f}/s" if seconds > 0 else ""
         steps_left = self._total - self._done
         if steps_left and self._done:
-            rate += f", {_short(steps_left * seconds / self._done)} left"
+            left = min(steps_left * seconds / self._done, max(0.0, self._most_secs - seconds))
+            rate += f", {_short(left)} left"
         self.say(f"{self._phase}: {self._done}/{self._total} in {_short(seconds)} ({rate}) {note}".rstrip())
 
 

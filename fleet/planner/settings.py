@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -40,8 +41,8 @@ class CollectSettings:
 class Watcher(Protocol):
     """Sees the collection as it goes; for progress displays."""
 
-    def phase(self, name: str, total: int) -> None:
-        """A phase begins, with `total` steps in it (names: `fleet.planner.progress`)."""
+    def phase(self, name: str, total: int, most_secs: float = math.inf) -> None:
+        """A phase begins, with `total` steps in it (names: `fleet.planner.progress`), and ends by then."""
 
     def proposed(self, workload: Workload, candidates: int) -> None:
         """One workload has its candidates."""

@@ -78,7 +78,7 @@ class _Round:
     display: Display
     records: list[Record] = field(default_factory=list)
 
-    def phase(self, name: str, total: int) -> None:
+    def phase(self, name: str, total: int, most_secs: float = math.inf) -> None:
         """The search has one phase."""
 
     def proposed(self, workload: Workload, candidates: int) -> None:
@@ -198,9 +198,10 @@ def _search(
     """Search the workloads; what `tune_device` returns but for what `conclude` adds."""
     target, labels = spec.device_id, labels_of(settings.workloads.networks)
     watcher, rounds, display = begun.watcher, begun.rounds, begun.watcher.display
-    display.phase("tune", options.trials)
     remaining, began_at = options.trials, time.monotonic()
-    ends_at = began_at + 60 * options.minutes if options.minutes is not None else math.inf
+    most_secs = math.inf if options.minutes is None else 60 * options.minutes
+    display.phase("tune", options.trials, most_secs)
+    ends_at = began_at + most_secs
     curves: dict[str, list[tuple[float, float]]] = {label: [] for label in labels.values()}
     while not (ended := _why_end(remaining, rounds, ends_at)):
         now = time.monotonic()

@@ -90,3 +90,18 @@ def test_more_records_than_planned_do_not_pass_the_total() -> None:
     display.finish()
     said = [line.split(" in ")[0] for line in out.getvalue().splitlines()]
     assert said == ["Measuring: 4/4", "Measuring a sample again: 3/3"]
+
+
+@pytest.mark.parametrize("is_terminal", [False, True])
+def test_a_phase_is_over_when_its_time_is_up(monkeypatch: pytest.MonkeyPatch, is_terminal: bool) -> None:
+    seconds = iter(range(0, 100_000, 30))
+    monkeypatch.setattr("fleet.planner.progress.time.monotonic", lambda: next(seconds))
+    out = StringIO()
+    display = TerminalDisplay(Console(file=out, width=120, force_terminal=is_terminal))
+    with display.live():
+        display.phase("tune", 100_000, 150.0)
+        display.step(8, "dev-a")
+        display.step(8, "dev-a")
+    assert " min left" not in out.getvalue() or is_terminal
+    assert " s left" in out.getvalue()
+    assert "754" not in out.getvalue()
