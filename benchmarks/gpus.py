@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from benchmarks.gpus_rivals import CHOOSERS, STRATEGIES, orders, why_absent
 from benchmarks.gpus_spaces import Space, find_spaces
-from benchmarks.harness import Figures, Option, benchmark
+from benchmarks.harness import Figures, Option, benchmark, kept
 
 DATA = Path(__file__).resolve().parents[2] / "shared" / "data" / "kernel_tuner_hub"
 
@@ -88,9 +88,7 @@ class Options:
     data: Annotated[Path, Option("folder with a folder of caches a kernel")] = DATA
     seeds: Annotated[int, Option("runs of each case", least=1, quick=1)] = 5
     most: Annotated[int, Option("measurements of each run", least=1, quick=64)] = max(COUNTS)
-    kept: Annotated[
-        Path | None, Option("folder that keeps the orders of Kernel Tuner's strategies for another run")
-    ] = None
+    keep: Annotated[Path | None, Option("folder of finished searches; a stopped run goes on")] = None
     kernel_tuner: Annotated[
         str,
         Option(f"Python with Kernel Tuner, for its strategies {', '.join(STRATEGIES)}", metavar="PYTHON"),
@@ -123,10 +121,9 @@ def measure(options: Options) -> Figures:
             print(f"{space.kernel} {device} left out, {time.monotonic() - began:.0f} s", file=sys.stderr)
             for name in names:
                 for seed in seeds:
-                    speeds = run_chooser(space, target, name, seed, count=most)
-                    outcomes[name].add(case, speeds, most)
+                    outcomes[name].add(case, _speeds(space, target, name, seed, most, options.keep), most)
             if not absent:
-                found, why = orders(options.kernel_tuner, space, target, seeds, options.kept)
+                found, why = orders(options.kernel_tuner, space, target, seeds, options.keep)
                 failed |= why
                 for strategy, several in found.items():
                     for rows in several:
@@ -146,6 +143,18 @@ def measure(options: Options) -> Figures:
         "table": _table(outcomes, options.most),
         "secs": time.monotonic() - began,
     }
+
+
+def _speeds(space: Space, target: int, name: str, seed: int, count: int, keep: Path | None) -> list[float]:
+    """As `run_chooser`, from an earlier run if the folder has it."""
+
+    def run() -> Figures:
+        return {"speeds": run_chooser(space, target, name, seed, count=count)}
+
+    if keep is None:
+        return run()["speeds"]
+    file_name = f"{space.kernel} {space.devices[target]} {name} {seed} {count}.json"
+    return kept(keep / file_name.replace("/", "-"), run)["speeds"]
 
 
 def _figures(outcomes: dict[str, Outcomes]) -> dict[str, Any]:

@@ -25,6 +25,8 @@ _LOW_DISK_BYTES = 2 << 30
 _FULL_DISK_BYTES = 256 << 20
 # The fleet itself keeps one core per process busy; a load well above what it needs is someone else's.
 _QUIET_LOAD = 0.5
+#: Canaries of one environment differ by this much between hours.
+_CANARY_NOISE = 0.02
 _GPU_SLOWDOWNS = frozenset(
     {
         "sw_power_cap",
@@ -133,12 +135,21 @@ def _remote(state: HostState) -> Iterable[Finding]:
 
 
 def _records(state: HostState) -> Iterable[Finding]:
-    if state.mixed_code:
+    for mixed in state.mixed_code:
+        change = mixed.canary_change
+        canaries = (
+            "no canary was read under both" if change is None else f"its canaries differ by {change:.1%}"
+        )
+        is_same = change is not None and change <= _CANARY_NOISE
         yield Finding(
             level=Level.NOTE,
-            what=f"records of {', '.join(state.mixed_code)} were measured by different code of this project",
+            what=f"records of {mixed.device_id} were measured by different code of this project; {canaries}",
             why="they count as one environment, although a change of the timing code can shift numbers",
-            do="compare canaries before and after on the device's page, or run: fleet collect --remeasure 50",
+            do=(
+                "nothing: the canaries, which are the same programs under both, agree"
+                if is_same
+                else "see by how much candidates changed: fleet collect --remeasure 50"
+            ),
         )
 
 

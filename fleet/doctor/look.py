@@ -14,9 +14,6 @@ import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-import pyarrow as pa
-import pyarrow.compute as pc
-
 from agents.errors import AgentError
 from agents.host import procfs as host
 from agents.host.cuda import compiler_fault, gpu_state
@@ -27,10 +24,9 @@ from agents.host.rpc_tracker import served
 from agents.records import DeviceKind, DeviceSpec
 from agents.sandbox.confinement_trial import Trial, try_confinement
 from agents.sandbox.scratch import require_executable
+from fleet.doctor.mixed_code import mixed_code
 from fleet.doctor.words import WANTED_MODULES, HostState, LockState
-from fleet.errors import StoreError
 from fleet.private_files import NotPrivateError, read_private
-from fleet.store.store import Store
 
 #: How long the timing lock is watched, and the pause between two tries.
 _WATCH_SECS, _STEP_SECS = 0.3, 0.01
@@ -82,7 +78,7 @@ def look(
         gpus=tuple((index, state) for index in sorted(gpus) if (state := gpu_state(index))),
         unserved=tuple((device_id, reason) for device_id, reason in answers if reason),
         exposed=tuple(_exposed(tokens, ray_folder)),
-        mixed_code=tuple(_mixed_code(store)),
+        mixed_code=tuple(mixed_code(store)),
     )
 
 
@@ -137,30 +133,6 @@ def _free_bytes(store: Path) -> int:
         return shutil.disk_usage(place).free
     except OSError:
         return -1
-
-
-def _mixed_code(store: Path) -> Iterator[str]:
-    """Devices with records of an environment that different code of this project measured.
-
-    The first and the last file of a device and its waiting rows are looked at, which bounds the time.
-    """
-    try:
-        reader = Store.read(store)
-        for device_id in reader.device_ids:
-            files = [file.path for file in reader.snapshot.files if file.device_id == device_id]
-            codes: dict[str, set[str]] = {}
-            columns = reader.columns(
-                ("environment_id", "environment"), device_ids=[device_id], files={*files[:1], *files[-1:]}
-            )
-            for _, batch in columns:
-                texts = batch.column("environment").cast(pa.string())
-                matches = pc.extract_regex(texts, r'"measuring_code":"(?P<code>[0-9a-f]+)"').to_pylist()
-                for name, match in zip(batch.column("environment_id").to_pylist(), matches, strict=True):
-                    codes.setdefault(name, set()).add(match["code"] if match else "")
-            if any(len(several - {""}) > 1 for several in codes.values()):
-                yield device_id
-    except StoreError:
-        return
 
 
 def _exposed(tokens: Iterable[Path], ray_folder: Path | None) -> Iterator[tuple[str, str, str]]:

@@ -48,6 +48,15 @@ class LockState(StrEnum):
     REFUSED = "refused"
 
 
+@dataclass(frozen=True, slots=True)
+class MixedCode:
+    """A device with records of one environment that different code of this project measured."""
+
+    device_id: str
+    #: Share by which the median speeds of its canaries differ between them; None if it was not measured.
+    canary_change: float | None
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostState:
     """What the doctor looks at, in addition to the descriptor."""
@@ -92,7 +101,7 @@ class HostState:
     #: What other users could read or replace and must not: file or folder, what is wrong, and what to do.
     exposed: tuple[tuple[str, str, str], ...] = ()
     #: Devices with records of one environment that different code of this project measured.
-    mixed_code: tuple[str, ...] = ()
+    mixed_code: tuple[MixedCode, ...] = ()
 
 
 def _missing(name: str, package: str, why: str, level: Level = Level.WARNING) -> Finding:

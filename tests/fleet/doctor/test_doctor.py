@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import fcntl
 import json
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -341,16 +342,36 @@ def test_a_folder_of_rays_sockets_that_others_can_reach_is_found(tmp_path: Path)
 
 
 def test_records_of_different_measuring_code_in_one_environment_are_reported(tmp_path: Path) -> None:
-    def measured(device: str, *codes: str) -> list[Record]:
+    def measured(device: str, *codes: str, canaries: Sequence[float] = ()) -> list[Record]:
         texts = [f'{{"load":[1],"measuring_code":"{code}"}}' if code else "{}" for code in codes]
-        return [make_record(number, device=device, environment=text) for number, text in enumerate(texts)]
+        readings = [f'{{"canary":{{"a":{ratio},"b":{ratio}}}}}' for ratio in canaries] or ["{}"] * len(codes)
+        return [
+            make_record(number, device=device, environment=environment, quality=quality)
+            for number, (environment, quality) in enumerate(zip(texts, readings, strict=True))
+        ]
 
     with Store.open(tmp_path / "store") as store:
-        store.append([*measured("mixed", "aa", "bb"), *measured("same", "aa", "aa", "")])
+        store.append(measured("mixed", "aa", "bb"))
+        store.append(measured("same", "aa", "aa", ""))
+        store.append(measured("steady", "aa", "aa", "bb", canaries=(1.0, 1.02, 1.015)))
+        store.append(measured("shifted", "aa", "bb", canaries=(1.0, 1.1)))
     mixed = look(tmp_path / "store").mixed_code
-    assert mixed == ("mixed",)
-    found = only(diagnose(x86_host(), [], replace(QUIET, mixed_code=mixed)))
-    assert (found.level, "records of mixed were" in found.what) == (Level.NOTE, True)
+    changes = {device.device_id: device.canary_change for device in mixed}
+    assert changes == {
+        "mixed": None,
+        "steady": pytest.approx(0.00495, abs=1e-4),
+        "shifted": pytest.approx(0.1),
+    }
+    findings = {f.what.split()[2]: f for f in diagnose(x86_host(), [], replace(QUIET, mixed_code=mixed))}
+    assert {finding.level for finding in findings.values()} == {Level.NOTE}
+    assert "no canary was read under both" in findings["mixed"].what
+    assert "its canaries differ by 0.5%" in findings["steady"].what
+    assert findings["steady"].do.startswith("nothing")
+    assert (
+        findings["shifted"].do
+        == findings["mixed"].do
+        == ("see by how much candidates changed: fleet collect --remeasure 50")
+    )
     assert look(tmp_path).mixed_code == ()
 
 
