@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from agents.errors import last_line
+from agents.host.device_kinds import compiled_target
 from agents.networks.graph import lowered, workloads_of
 from agents.networks.network_name import NetworkRefusedError, read_network_name
 from agents.networks.sources import load
@@ -49,7 +50,7 @@ def build(question: dict[str, Any], family: Family) -> dict[str, Any]:
     from tvm import relax
 
     text, folder = question["network"], Path(question["folder"])
-    target = tvm.target.Target(question["target"])
+    target = tvm.target.Target(compiled_target(question["target"]))
     module = lowered(load(read_network_name(text)), family)
     workloads: dict[str, Any] = {
         workload.workload_id: workload for workload in workloads_of(module, family, text)
