@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from agents.errors import last_line
+from agents.host.device_kinds import compiled_target
 from agents.networks.graph import lowered, workload_ids, workloads_of
 from agents.networks.latency import Place, library_machine, library_run, program_secs, reference_run
 from agents.networks.library import UNTUNED, compile_library
@@ -50,7 +51,7 @@ def first_run(question: dict[str, Any], family: Family) -> dict[str, Any]:
     module = lowered(loaded, family)
     workloads = workloads_of(module, family, text)
     library = Path(question["folder"]) / UNTUNED
-    compile_library(module, tvm.target.Target(question["target"]), library, text)
+    compile_library(module, tvm.target.Target(compiled_target(question["target"])), library, text)
     try:
         outputs = library_run(str(library), values, place)()
     except Exception as error:

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from agents.errors import last_line
+from agents.host.device_kinds import compiled_target
 from agents.host.host_lock import timing_lock
 from agents.networks.graph import lowered, workloads_of
 from agents.networks.latency import program_secs
@@ -63,7 +64,7 @@ def build(question: dict[str, Any], family: Family) -> dict[str, Any]:
     from tvm import relax
 
     text, path = question["network"], Path(question["folder"]) / TUNED
-    target = tvm.target.Target(question["target"])
+    target = tvm.target.Target(compiled_target(question["target"]))
     loaded = load(read_network_name(text))
     module = lowered(loaded, family)
     workloads: dict[str, Any] = {

@@ -26,6 +26,7 @@ from msgspec.structs import replace
 from agents.codec import protocol_from_json, workload_from_json
 from agents.errors import AgentError
 from agents.host.cuda import GpuReader
+from agents.host.device_kinds import compiled_target
 from agents.host.host_lock import HostLockError, timing_lock
 from agents.host.priority import Priority, counts_switches
 from agents.host.probe import environment
@@ -89,7 +90,7 @@ class ChildWorker:
 
         self._channel = channel
         self._settings = settings
-        self._target = tvm.target.Target(settings.target)
+        self._target = tvm.target.Target(compiled_target(settings.target))
         self._device = tvm.device(settings.device, settings.index)
         self._link = _link(settings, self._device)
         self._programs = Programs()

