@@ -42,23 +42,6 @@ def served(registry: Registry) -> dict[str, str]:
     return {device: champion.version for device, champion in registry.champions().items()}
 
 
-def test_a_version_serves_nobody_before_it_is_published(tmp_path: Path) -> None:
-    registry = Registry(tmp_path / "models", clock=lambda: 7.0)
-    assert registry.versions() == []
-    assert registry.champion("box.a") is None
-    version = added(registry, table_version=3)
-    assert (version, registry.champion("box.a")) == ("v000001", None)
-    registry.publish(version, {"box.a": {"reason": "first", "judged": {"tau": [0.5, 0.4, 0.6]}}})
-    ref = registry.champion("box.a")
-    assert (ref.version, ref.sha256) == (version, registry.sha256(version))
-    assert registry.champion("box.b") is None
-    champion = champion_of_a(registry)
-    assert (champion.since, champion.reason, champion.before) == (7.0, "first", ())
-    model, manifest = registry.load(ref)
-    assert model.device_ids == HEADS
-    assert (manifest["table_version"], manifest["created_at"]) == (3, 7.0)
-
-
 def test_a_rollback_goes_back_one_champion_at_a_time(tmp_path: Path) -> None:
     registry = with_versions(tmp_path, 3, *HEADS)
     assert (
@@ -114,15 +97,6 @@ def test_a_version_that_was_changed_is_not_served(tmp_path: Path) -> None:
     manifest.write_text(manifest.read_text() + " ")
     with pytest.raises(RegistryError, match="was changed since the version was published"):
         registry.load(ref)
-
-
-def test_the_same_run_makes_one_version_however_often_it_is_tried(tmp_path: Path) -> None:
-    registry = Registry(tmp_path / "models")
-    made = [added(registry, run=name) for name in "xyx"]
-    assert made == ["v000001", "v000002", "v000001"]
-    registry.publish("v000001", {"box.a": {}})
-    registry.publish("v000001", {"box.a": {}})
-    assert len(registry.history()) == 1
 
 
 @pytest.mark.parametrize("cure", ["delete", "restore"])
