@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 from msgspec import convert
 from msgspec.structs import replace
 
@@ -24,6 +23,7 @@ from fleet.core.requests import KEPT_REQUESTS, KEPT_SECS
 from fleet.core.state import FleetState
 from fleet.core.state_core import StateError
 from tests.fleet_world import job, reopened
+from tests.scenario_fixtures import fields_of, is_so, place_in, read_scenarios
 
 #: Midnight UTC.
 START = 86_400.0
@@ -45,18 +45,7 @@ WORDS = {
 }
 
 
-def read_scenarios() -> dict[str, list[str]]:
-    """The lines of each scenario by its title."""
-    text = Path(__file__).with_name("scenarios.txt").read_text()
-    _, *parts = re.split(r"^\[(.+)\]\n", text, flags=re.M)
-    return {title: body.strip().splitlines() for title, body in zip(parts[::2], parts[1::2], strict=True)}
-
-
-SCENARIOS = read_scenarios()
-
-
-def fields_of(text: str) -> dict[str, Any]:
-    return yaml.safe_load(f"{{{text}}}")
+SCENARIOS = read_scenarios(Path(__file__).with_name("scenarios.txt"))
 
 
 def said(made: Instruction) -> str:
@@ -81,12 +70,11 @@ class Scenario:
 
     def play(self, lines: list[str]) -> None:
         for line in lines:
-            text = re.split(r"(?:^|\s)# ", line)[0].rstrip()
-            if text.startswith("    "):
-                self.check(text.strip())
-            elif text:
+            if line.startswith("    "):
+                self.check(line.strip())
+            else:
                 self.made = []
-                self.do(text)
+                self.do(line)
 
     # ---- what happens ----
 
@@ -206,14 +194,11 @@ class Scenario:
             kinds = {one.split()[0] for one in words.split(", ")}
             assert [one for one in made if one.split()[0] in kinds] == words.split(", "), text
         else:
-            path, relation, wanted = re.split(r" (=|has) ", text, maxsplit=1)
-            value = self.value(path)
-            is_so = wanted in str(value) if relation == "has" else value == yaml.safe_load(wanted)
-            assert is_so, (text, value)
+            assert is_so(text, self.value), text
 
     def value(self, path: str) -> Any:
         """What a scenario names: a view of the state, and a place in it."""
-        name, *rest = re.split(r"\.(?! )", path) if not path.startswith("news") else [path]
+        name, _, rest = (path, "", "") if path.startswith("news") else path.partition(".")
         word, *more = name.split()
         views = {
             "leases": lambda: self.leases(more[0] if more else "a"),
@@ -228,9 +213,7 @@ class Scenario:
             "why": lambda: [one.reason for one in self.made if isinstance(one, ev.Quarantine)][-1],
         }
         found = views[word]() if word in views else self.described(word)
-        for part in rest:
-            found = found[int(part) if isinstance(found, list | tuple) else part]
-        return found
+        return place_in(found, rest)
 
     def described(self, name: str) -> dict[str, Any] | None:
         if name in self.state.device_ids():

@@ -91,15 +91,6 @@ def test_damaged_lines_are_counted_with_the_first_example(
     assert report.examples["not UTF-8"] == f"{log}:4: byte 5"
 
 
-def test_damaged_gz_is_told_and_what_came_before_it_imported(tmp_path: Path) -> None:
-    log = write_log(tmp_path / "log.json.gz", [ansor(n) for n in range(100)])
-    log.write_bytes(log.read_bytes()[:-20])
-    report = run(tmp_path, log)
-    assert report.imported >= 90
-    assert report.counts.rejected == {"cut by damage to the compressed file": 1}
-    assert "too early" in report.damaged[str(log)]
-
-
 def test_a_trace_that_learning_could_not_read_is_rejected(tmp_path: Path) -> None:
     """One of them kept every snapshot of the store from being made."""
     lines = [meta_schedule(n) for n in range(7)]
