@@ -16,8 +16,11 @@ from typing import Any
 from unittest import mock
 
 import yaml
+from msgspec import structs
 
 from agents.records import DeviceId, DeviceSpec
+from fleet.config.device_changes import DeviceFiles
+from fleet.config.device_folder import DeviceFolder, FoundDevices, retire_file
 from fleet.core.events import Event
 from fleet.core.limits import Limits
 from fleet.engine.context import CoordinatorSettings, DeviceSource, EngineContext, Launch, no_driver
@@ -25,7 +28,7 @@ from fleet.engine.coordinator import Coordinator
 from fleet.engine.event_log import EventLog
 from fleet.engine.fleet_clock import MOST_STEP_SECS, FleetClock
 from fleet.engine.notices import Notices
-from fleet.errors import StoreFull
+from fleet.errors import FleetError, StoreFull
 from fleet.interchange.export_store import export
 from fleet.planner.workload_discovery import WorkloadChoice
 from fleet.state.questions import StateReader
@@ -80,6 +83,35 @@ def write_replay_device(folder: Path, name: str, recorded: Path, **changes: Any)
     path = folder / f"{name}.yaml"
     path.write_text(yaml.safe_dump(value))
     return path
+
+
+class ReplayFiles:
+    """A folder of replay devices, of which all or only some are asked for."""
+
+    def __init__(self, folder: Path, only: tuple[DeviceId, ...] = ()) -> None:
+        self._folder, self._only = DeviceFolder(folder), only
+        self.files = self.chosen(self._folder.read())
+
+    def look(self) -> DeviceFiles | None:
+        found = self._folder.look()
+        if found is not None:
+            self.files = self.chosen(found)
+        return None if found is None else self.files
+
+    def retire(self, device_id: DeviceId) -> None:
+        path = self._folder.path / f"{device_id}.yaml"
+        if not path.exists():
+            raise FleetError(f"device {device_id} has no file")
+        retire_file(self._folder.path, path)
+
+    def chosen(self, found: FoundDevices) -> DeviceFiles:
+        faults = {one: "; ".join(told) for one, told in found.faults.items()}
+        # What is recorded there is known to be sound: `test_replaying.py` has what is not.
+        target = make_spec().target_json
+        specs = {name: structs.replace(spec, target_json=target) for name, spec in found.specs.items()}
+        if self._only:
+            specs = {name: specs[name] for name in self._only}
+        return DeviceFiles(specs=specs, faults=faults, selection=frozenset(self._only))
 
 
 class Clock(FleetClock):

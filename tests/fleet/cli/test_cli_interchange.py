@@ -11,21 +11,9 @@ from fleet.cli.interchange import FormatOption
 from fleet.interchange.export_store import FORMATS
 from fleet.store.store import Store
 from tests.cli_fixtures import json_of, refusal
-from tests.log_fixtures import CUDA_TARGET, ansor, autotvm, write_log
+from tests.log_fixtures import CUDA_TARGET, autotvm, write_log
 
 pytestmark = pytest.mark.usefixtures("elsewhere")
-
-
-def test_import_as_json_has_the_documented_keys() -> None:
-    write_log(Path("log.json.gz"), [*(ansor(n) for n in range(5)), ansor(0), "junk"])
-    found = json_of("import", "log.json.gz", "--device", "board-7", "--network", "net")
-    counts = [found[name] for name in ("lines", "imported", "duplicates", "unaccounted_lines")]
-    assert counts == [7, 5, 1, 0]
-    assert found["rejected_by_reason"] == {"not JSON": 1}
-    assert found["first_examples"] == {"not JSON": f"{Path('log.json.gz').absolute()}:7: begins with 'junk'"}
-    assert (found["dialects"], found["outcomes"], found["networks"]) == ({"ansor": 6}, {"ok": 6}, ["net"])
-    again = json_of("import", "log.json.gz", "--device", "board-7", "--network", "net")
-    assert (again["imported"], again["duplicates"], again["files_known"]) == (0, 6, 1)
 
 
 @pytest.mark.parametrize("lines", [["# about", "text"], [autotvm(0), autotvm(1, target=CUDA_TARGET)]])

@@ -112,6 +112,8 @@ def device_files() -> None:
 def logs() -> None:
     write_log(Path("logs/resnet-18/xgb.jsonl"), [*(autotvm(n) for n in range(5)), "junk", "# note"])
     write_log(Path("logs/README.md"), ["about"])
+    write_log(Path("logs/.hidden.json"), [autotvm(9)])
+    Path("no-logs").mkdir()
 
 
 # ---- the sessions ----

@@ -21,13 +21,9 @@ from agents.device.messages import Message, WorkloadsListed
 from agents.device.replay import ReplayWorker
 from agents.records import Candidate, Descriptor, DeviceId, ModelRef, Workload
 from fleet.core.events import ModelPublished
-from fleet.core.limits import Limits
-from fleet.engine.coordinator import Coordinator
 from fleet.engine.event_log import EventLog
 from fleet.errors import FleetError
 from fleet.planner.candidate_ranker import Ranking
-from fleet.state.questions import StateReader
-from fleet.state.schema import STATE
 from fleet.store.store import Store
 from fleet.transport.local import LocalTransport
 from tests.conftest import TEMPORARY
@@ -44,7 +40,7 @@ from tests.coordinator_fixtures import (
     make_fleet,
     without_room,
 )
-from tests.state_fixtures import change_choice, forget_candidates
+from tests.state_fixtures import change_choice
 
 
 @pytest.fixture
@@ -63,24 +59,6 @@ def check_books(fleet: Fleet, view: dict[str, object]) -> None:
     assert isinstance(jobs, dict)
     assert jobs["leased"] == 0
     assert jobs["quarantined"] == 0
-
-
-def test_it_measures_everything_once_on_every_device_and_a_restart_lists_nothing_again(fleet: Fleet) -> None:
-    both, fleet.specs = fleet.specs, {ONE: fleet.specs[ONE]}
-    fleet.run(lambda one: one.view()["store"]["records"] > 20)
-    fleet.specs = both
-    with mock.patch.object(LocalTransport, "list_workloads") as listed:
-        view = fleet.run(everything_measured(fleet))
-    assert not listed.called
-    check_books(fleet, view)
-    assert {name: one["incarnation"] for name, one in view["devices"].items()} == {"one": 2, "two": 1}
-    assert view["store"]["records"] == 2 * ALL
-    assert view["jobs"]["done"] > 2
-    origins = {record.origin for record in Store.read(fleet.folder / "store").records()}
-    assert origins >= {"random", "paired"}
-    with StateReader(fleet.folder / "store" / STATE) as reader:
-        assert reader.waiting_candidates() == [], "nothing waits any more"
-    assert any("up on here" in line for line in fleet.lines)
 
 
 def test_the_walk_of_a_record_is_the_one_on_the_architecture_page(fleet: Fleet) -> None:
@@ -216,26 +194,6 @@ def test_a_kill_at_any_step_loses_nothing_and_counts_nothing_twice(number: int) 
         assert counted <= 2 * ALL
 
 
-def test_results_of_an_expired_lease_are_kept_apart_and_never_counted(fleet: Fleet) -> None:
-    fleet.limits = Limits(job_candidates=8, lease_secs=30.0, stall_secs=30.0)
-    with fleet.coordinator() as (coordinator, transport):
-        while not coordinator.view()["devices"][ONE]["leases"]:
-            coordinator.turn(0.0)
-            fleet.clock.now += 1.1
-        transport.freeze(ONE, 1)
-        fencing_token = coordinator.view()["devices"][ONE]["fencing_token"]
-        # The device is stopped beyond its lease; its agent is ended, and another one started.
-        fleet.turn(coordinator, 6, 10.0)
-        assert coordinator.view()["devices"][ONE]["incarnation"] >= 2
-        # What the first one had measured comes out of its spool, under leases that were taken back.
-        view = fleet.finish(coordinator)
-    assert fencing_token >= 1
-    check_books(fleet, view)
-    late = fleet.set_aside("late")
-    assert len(late) == view["devices"][ONE]["late"]
-    assert {told["record"]["device_id"] for told in late} == {ONE}
-
-
 def test_a_state_file_without_room_holds_everything_back(fleet: Fleet) -> None:
     left = [0.0]
     full = without_room(EventLog, "_keep", left, lambda _, events: bool(events))
@@ -254,37 +212,6 @@ def test_a_state_file_without_room_holds_everything_back(fleet: Fleet) -> None:
         view = fleet.finish(coordinator)
     assert view["store"]["records"] == 2 * ALL
     check_books(fleet, view)
-
-
-def test_jobs_whose_traces_are_gone_end_with_a_word(fleet: Fleet) -> None:
-    with fleet.coordinator() as (coordinator, transport):
-        with mock.patch.object(transport, "measure"):  # jobs are granted and never measured
-            fleet.turn(coordinator, 20, 1.1)
-        waiting = coordinator.view()["jobs"]
-        assert waiting["queued"] + waiting["leased"] > 0
-    forget_candidates(fleet.folder / "store")
-    with mock.patch.object(LocalTransport, "propose"):  # nobody happens to propose the same again meanwhile
-        view = fleet.run(lambda one: fleet.clock.skip(1.0) > 0 and one.view()["jobs"]["cancelled"] > 0)
-    assert view["store"]["records"] == 0
-    view = fleet.run(everything_measured(fleet))
-    assert any("are not in the state file" in line for line in fleet.lines)
-    assert view["store"]["records"] == 2 * ALL, "they are proposed again"
-    check_books(fleet, view)
-
-
-def test_an_aa_run_is_made_once_a_day(fleet: Fleet) -> None:
-    fleet.settings["noise"] = 4
-
-    def has_noise(coordinator: Coordinator) -> bool:
-        fleet.clock.now += 6.0
-        return all(one["records"] >= ALL + 8 for one in coordinator.view()["devices"].values())
-
-    fleet.run(has_noise)
-    records = [one for one in Store.read(fleet.folder / "store").records() if one.origin == "noise"]
-    assert sorted(one.attempt for one in records) == [3] * 8 + [4] * 8
-    for device in ("one", "two"):
-        chosen = [one for one in records if one.device_id == device]
-        assert len({one.candidate_id for one in chosen}) == 4
 
 
 def test_foreign_events_are_refused_in_one_sentence(fleet: Fleet) -> None:

@@ -92,25 +92,6 @@ def test_a_paused_agent_costs_neither_its_job_nor_its_device_a_strike(tmp_path: 
     assert len(set(fleet.record_ids())) == view["store"]["records"] == ALL
 
 
-def test_an_idle_agent_that_was_stopped_is_started_again_and_measures(tmp_path: Path) -> None:
-    fleet = make_fleet(tmp_path, ("one",))
-    with fleet.coordinator() as (coordinator, transport):
-        with mock.patch.object(LocalTransport, "propose"):  # so that it is up and has no lease
-            fleet.turn(coordinator, 5, 1.0)
-        assert not coordinator.view()["devices"][ONE]["leases"]
-        transport.freeze(ONE, 1)
-        fleet.turn_until(
-            coordinator,
-            lambda one: fleet.clock.skip(5.0) > 0 and one.view()["devices"][ONE]["incarnation"] == 2,
-            40,
-        )
-        shown = coordinator.view()["devices"][ONE]
-        assert (shown["failures"], shown["outages"]) == (0, 1)
-        view = fleet.finish(coordinator, 400)
-    assert view["store"]["records"] == ALL
-    assert any("says nothing any more" in line for line in fleet.lines)
-
-
 #: A coordinator by the real clocks, with a lease of four seconds. Its agents get what they are to measure
 #: once a file is there; until then their leases wait. It says when leases are out, and at last all it knows.
 _PAUSED = """

@@ -8,7 +8,6 @@ import time
 from collections import Counter
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
 import pytest
 
@@ -16,7 +15,6 @@ from agents.records import Family, canonical_json
 from agents.trust import claimed_id
 from fleet.errors import FleetError
 from fleet.interchange.import_logs import ImportRequest, import_logs
-from fleet.interchange.line_reader import LineReader
 from fleet.models.versions import load_snapshot
 from fleet.store.store import Store
 from tests.dataset_fixtures import gmm_trace
@@ -47,21 +45,6 @@ def test_overlapping_snapshots_in_any_order_are_one_log(tmp_path: Path) -> None:
     assert set(found[0]) == set(found[1])
     twice = [one for one in found[0] if one.trace == canonical_json(lines[3]["i"][1][1])]
     assert len({one.attempt for one in twice}) == len(twice) == 2
-
-
-def test_a_second_import_adds_nothing_and_reads_no_known_file(tmp_path: Path) -> None:
-    logs = tmp_path / "logs"
-    write_log(logs / "one.json", [autotvm(n) for n in range(20)] + ["junk"])
-    first = run(tmp_path, logs)
-    write_log(logs / "two.json", [autotvm(n) for n in range(15, 25)])
-    with mock.patch.object(LineReader, "open", autospec=True, side_effect=LineReader.open) as read:
-        second = run(tmp_path, logs)
-    assert {call.args[1] for call in read.call_args_list} == {logs / "two.json"}
-    assert (first.imported, second.imported, second.duplicates, second.files_known) == (20, 5, 25, 1)
-    assert second.counts.rejected == {"not JSON": 1}
-    third = run(tmp_path, logs, again=True)
-    assert (third.imported, third.duplicates, third.files_known) == (0, 30, 0)
-    assert len(records(tmp_path)) == 25
 
 
 #: Why | a line that is refused.
@@ -106,15 +89,6 @@ def test_damaged_lines_are_counted_with_the_first_example(
     log = tmp_path / "log.json"
     assert report.examples["truncated"].startswith(f"{log}:2: ends in ")
     assert report.examples["not UTF-8"] == f"{log}:4: byte 5"
-
-
-def test_damaged_gz_is_told_and_what_came_before_it_imported(tmp_path: Path) -> None:
-    log = write_log(tmp_path / "log.json.gz", [ansor(n) for n in range(100)])
-    log.write_bytes(log.read_bytes()[:-20])
-    report = run(tmp_path, log)
-    assert report.imported >= 90
-    assert report.counts.rejected == {"cut by damage to the compressed file": 1}
-    assert "too early" in report.damaged[str(log)]
 
 
 def test_a_trace_that_learning_could_not_read_is_rejected(tmp_path: Path) -> None:
@@ -196,18 +170,6 @@ def test_networks_come_from_the_layout_or_the_option_and_are_joined(tmp_path: Pa
     assert workload.networks == (("mine", 1), ("resnet-18", 1), ("vgg-16", 1))
 
 
-def test_files_of_a_folder_that_are_no_logs_are_left_out_and_named(tmp_path: Path) -> None:
-    logs = tmp_path / "logs"
-    write_log(logs / "log.json", [autotvm(0)])
-    write_log(logs / "README.md", ["# Logs", "", "of a board"])
-    write_log(logs / ".hidden.json", [autotvm(1)])
-    report = run(tmp_path, logs)
-    assert (report.imported, report.counts.lines) == (1, 1)
-    assert [path.name for path in report.files_skipped] == ["README.md"]
-    named = run(tmp_path, logs / "README.md", device="dev-b")
-    assert named.counts.rejected == {"comment line": 1, "blank line": 1, "not JSON": 1}
-
-
 def test_cpu_and_gpu_do_not_mix(tmp_path: Path) -> None:
     cpu = write_log(tmp_path / "logs" / "cpu.json", [autotvm(0)])
     gpu = write_log(tmp_path / "logs" / "gpu.json", [autotvm(0, target=CUDA_TARGET)])
@@ -225,20 +187,6 @@ def test_cpu_and_gpu_do_not_mix(tmp_path: Path) -> None:
     late = write_log(tmp_path / "late.json", [*map(autotvm, range(90)), autotvm(0, target=CUDA_TARGET)])
     with pytest.raises(FleetError, match=f"{late}:91 was measured on a gpu"):
         run(tmp_path, late)
-
-
-def test_wrong_requests_are_refused(tmp_path: Path) -> None:
-    logs = tmp_path / "empty"
-    with pytest.raises(FleetError, match="no such file"):
-        run(tmp_path, logs)
-    logs.mkdir()
-    for options, words in (
-        ({}, "holds no log"),
-        ({"device": "My Board"}, "'my-board'"),
-        ({"dialect": "tenset"}, "dialect 'tenset' is not known"),
-    ):
-        with pytest.raises(FleetError, match=words):
-            run(tmp_path, logs, **options)
 
 
 def test_a_wanted_dialect_leaves_the_others(tmp_path: Path) -> None:

@@ -151,11 +151,6 @@ def test_what_names_a_kernel_may_stand_behind_its_results(tmp_path: Path) -> Non
     assert report.targets == {"cuda", "opencl"}, "the device is that of the metadata; Triton names none"
 
 
-def test_a_byte_order_mark_is_no_damage(tmp_path: Path) -> None:
-    measured, reasons = read_lines(tmp_path, b"\xef\xbb\xbf" + cache_text([cached(0)]).encode())
-    assert (len(measured), reasons) == (1, {})
-
-
 def test_a_cache_without_a_problem_size_stays_one(tmp_path: Path) -> None:
     head = json.loads(cache_text([cached(0, timestamp=None), cached(1, timestamp=None)]))
     del head["problem_size"]

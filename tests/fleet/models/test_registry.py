@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import tempfile
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +14,10 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from agents.records import DeviceId
-from fleet.models.registry import PinnedError, Registry, ReplacedError
+from fleet.models.registry import Registry
 from fleet.models.registry_file import REGISTRY, Champion, RegistryError
 from tests.refresh_fixtures import small_model
+from tests.scenario_fixtures import fields_of, is_so, place_in, read_scenarios
 from transfer.errors import TransferError
 
 HEADS = ("box.a", "box.b")
@@ -30,7 +32,7 @@ def with_versions(folder: Path, count: int, *devices: str) -> Registry:
     registry = Registry(folder / "models", clock=lambda: 7.0)
     for number in range(count):
         told = {"judged": {"tau": [number / 10, 0.0, 1.0]}}
-        registry.publish(added(registry, seed=number), dict.fromkeys(devices, told))
+        registry.publish(added(registry, *devices, seed=number), dict.fromkeys(devices, told))
     return registry
 
 
@@ -40,63 +42,6 @@ def champion_of_a(registry: Registry) -> Champion:
 
 def served(registry: Registry) -> dict[str, str]:
     return {device: champion.version for device, champion in registry.champions().items()}
-
-
-def test_a_version_serves_nobody_before_it_is_published(tmp_path: Path) -> None:
-    registry = Registry(tmp_path / "models", clock=lambda: 7.0)
-    assert registry.versions() == []
-    assert registry.champion("box.a") is None
-    version = added(registry, table_version=3)
-    assert (version, registry.champion("box.a")) == ("v000001", None)
-    registry.publish(version, {"box.a": {"reason": "first", "judged": {"tau": [0.5, 0.4, 0.6]}}})
-    ref = registry.champion("box.a")
-    assert (ref.version, ref.sha256) == (version, registry.sha256(version))
-    assert registry.champion("box.b") is None
-    champion = champion_of_a(registry)
-    assert (champion.since, champion.reason, champion.before) == (7.0, "first", ())
-    model, manifest = registry.load(ref)
-    assert model.device_ids == HEADS
-    assert (manifest["table_version"], manifest["created_at"]) == (3, 7.0)
-
-
-def test_a_rollback_goes_back_one_champion_at_a_time(tmp_path: Path) -> None:
-    registry = with_versions(tmp_path, 3, *HEADS)
-    assert (
-        registry.use("box.a", registry.before("box.a"), reason="worse on fresh records").version == "v000002"
-    )
-    champion = champion_of_a(registry)
-    assert champion.reason == "worse on fresh records"
-    assert champion.judged == {"tau": [0.1, 0.0, 1.0]}
-    assert served(registry) == {"box.a": "v000002", "box.b": "v000003"}
-    assert registry.use("box.a", registry.before("box.a"), reason="again").version == "v000001"
-    with pytest.raises(RegistryError, match=r"box\.a has no champion before v000001"):
-        registry.use("box.a", registry.before("box.a"), reason="once more")
-    assert registry.use("box.a", "v000003", reason="forward").before == ()
-    last = registry.history()[-1]
-    assert (last.kind, last.device_id, last.previous) == ("rolled_back", "box.a", "v000001")
-    assert last.version == "v000003"
-    assert [change.serial for change in registry.history()] == list(range(1, 10))
-    assert [change.serial for change in registry.history(after=7)] == [8, 9]
-    # Figures of a version that is gone are not those of the one before it.
-    shutil.rmtree(registry.path("v000002"))
-    champion = registry.use("box.b", registry.before("box.b"), reason="worse")
-    assert (champion.version, champion.judged) == ("v000001", None)
-
-
-def test_what_cannot_be_is_refused_and_changes_nothing(tmp_path: Path) -> None:
-    registry = Registry(tmp_path / "models")
-    registry.publish(added(registry, "box.a"), {"box.a": {}})
-    before = (tmp_path / "models" / REGISTRY).read_bytes()
-    with pytest.raises(RegistryError, match=r"v000001 has no head for box\.b; nothing was published"):
-        registry.publish("v000001", {"box.a": {}, "box.b": {}})
-    with pytest.raises(RegistryError, match="no model version 'v000009'"):
-        registry.publish("v000009", {"box.a": {}})
-    with pytest.raises(RegistryError, match="is served by v000001 already"):
-        registry.use("box.a", "v000001", reason="")
-    for name in ("../models/v000001", "/etc", "v1"):
-        with pytest.raises(RegistryError, match="no model version"):
-            registry.use("box.a", name, reason="")
-    assert (tmp_path / "models" / REGISTRY).read_bytes() == before
 
 
 def test_a_version_that_was_changed_is_not_served(tmp_path: Path) -> None:
@@ -114,15 +59,6 @@ def test_a_version_that_was_changed_is_not_served(tmp_path: Path) -> None:
     manifest.write_text(manifest.read_text() + " ")
     with pytest.raises(RegistryError, match="was changed since the version was published"):
         registry.load(ref)
-
-
-def test_the_same_run_makes_one_version_however_often_it_is_tried(tmp_path: Path) -> None:
-    registry = Registry(tmp_path / "models")
-    made = [added(registry, run=name) for name in "xyx"]
-    assert made == ["v000001", "v000002", "v000001"]
-    registry.publish("v000001", {"box.a": {}})
-    registry.publish("v000001", {"box.a": {}})
-    assert len(registry.history()) == 1
 
 
 @pytest.mark.parametrize("cure", ["delete", "restore"])
@@ -143,66 +79,6 @@ def test_champions_go_on_after_the_cure_that_damage_is_told_with(cure: str, tmp_
     assert registry.champions() == again.champions()
 
 
-def test_a_pinned_champion_is_changed_by_nobody_until_it_is_let_go(tmp_path: Path) -> None:
-    registry = with_versions(tmp_path, 2, "box.a", "box.b")
-    pinned = registry.use("box.a", "v000002", reason="for the release", pins=True)
-    assert (pinned.version, pinned.pinned_at) == ("v000002", 7.0)
-    assert registry.publish(added(registry, seed=2), {"box.a": {}, "box.b": {}}) == ["box.b"]
-    why = r"pinned to v000002; .* fleet models unpin box.a"
-    with pytest.raises(PinnedError, match=why):
-        registry.use("box.a", registry.before("box.a"), reason="")
-    with pytest.raises(PinnedError, match=why):
-        registry.use("box.a", "v000001", reason="", pins=True)
-    # Another process, after any restart.
-    again = Registry(tmp_path / "models")
-    champion = champion_of_a(again)
-    assert (champion.version, champion.pinned_at) == ("v000002", 7.0)
-    assert champion.retained == "v000003: box.a is pinned to v000002 (fleet models unpin lets it go)"
-    assert again.use("box.a", "v000002", reason="twice", pins=True) == champion
-    assert again.unpin("box.a", reason="released").pinned_at is None
-    with pytest.raises(RegistryError, match=r"box.a is not pinned; v000002 serves it"):
-        again.unpin("box.a", reason="")
-    assert again.publish(added(again, seed=3), {"box.a": {}}) == ["box.a"]
-    told = [(one.kind, one.version, one.reason) for one in again.history() if one.device_id == "box.a"]
-    assert told[2:4] == [("pinned", "v000002", "for the release"), ("unpinned", "v000002", "released")]
-
-
-def test_a_version_rolled_back_by_hand_does_not_come_back_by_itself(tmp_path: Path) -> None:
-    registry = with_versions(tmp_path, 4, "box.a")
-    registry.use("box.a", registry.before("box.a"), reason="slower", by_hand=True)
-    registry.use("box.a", registry.before("box.a"), reason="fresh records")
-    registry.use("box.a", registry.before("box.a"), reason="slower still", by_hand=True)
-    champion = champion_of_a(registry)
-    assert (champion.version, champion.rolled_back_from) == ("v000001", "v000004")
-    for version in ("v000002", "v000003", "v000004"):
-        assert registry.publish(version, {"box.a": {}}) == []
-    why = "v000004: v000004 was rolled back by hand, and v000004 is no newer"
-    assert champion_of_a(Registry(registry.folder)).retained == why
-    assert registry.publish(added(registry, seed=5), {"box.a": {}}) == ["box.a"]
-    champion = champion_of_a(registry)
-    assert (champion.rolled_back_from, champion.retained) == ("", "")
-    # Rolled back and deleted, the cure of a damaged manifest: the next one is newer all the same.
-    registry.use("box.a", registry.before("box.a"), reason="damaged", by_hand=True)
-    shutil.rmtree(registry.path("v000005"))
-    assert registry.publish(added(registry, seed=6), {"box.a": {}}) == ["box.a"]
-
-
-def test_a_champion_that_came_after_the_decision_stays(tmp_path: Path) -> None:
-    registry = with_versions(tmp_path, 3, "box.a")
-    late = added(registry, seed=5)
-    told = {"box.a": {"instead_of": "v000002"}, "box.b": {"instead_of": ""}}
-    assert registry.publish(late, told) == ["box.b"]
-    champion = champion_of_a(registry)
-    assert (champion.version, champion.retained) == ("v000003", f"{late}: v000003 took the place meanwhile")
-    with pytest.raises(ReplacedError, match=r"box\.a is served by v000003, not by v000002"):
-        registry.use("box.a", registry.before("box.a"), reason="fresh records", instead_of="v000002")
-    assert (
-        registry.use("box.a", registry.before("box.a"), reason="worse", instead_of="v000003").version
-        == "v000002"
-    )
-    assert registry.publish(late, told) == ["box.a", "box.b"]
-
-
 def test_why_a_champion_stays_is_kept_without_a_change_of_it_however_fast_the_next_one_comes(
     tmp_path: Path,
 ) -> None:
@@ -213,6 +89,68 @@ def test_why_a_champion_stays_is_kept_without_a_change_of_it_however_fast_the_ne
         writer.retain({"box.a": f"{number:04d}", "box.z": "nobody serves it"})
         assert champion_of_a(reader).retained == f"{number:04d}"
     assert (reader.state().serial, len(reader.history())) == (serial, 1)
+
+
+# ---- scenarios ----
+
+SCENARIOS = read_scenarios(Path(__file__).with_name("registry_scenarios.txt"))
+
+
+class Scenario:
+    """A registry, and what was done to it last."""
+
+    def __init__(self, folder: Path) -> None:
+        self.registry = Registry(folder / "models", clock=lambda: 7.0)
+        self.published: list[str] = []
+
+    def play(self, lines: list[str]) -> None:
+        for line in lines:
+            action, _, refusal = line.partition(" !! ")
+            if line.startswith("    "):
+                assert is_so(line.strip(), self.value), (line, self.value(line.split()[0]))
+            elif refusal:
+                before = (self.registry.folder / REGISTRY).read_bytes()
+                with pytest.raises(RegistryError, match=refusal):
+                    self.act(action)
+                assert (self.registry.folder / REGISTRY).read_bytes() == before
+            else:
+                self.act(action)
+
+    def act(self, action: str) -> None:
+        words, _, fields = action.partition(" | ")
+        told = fields_of(fields)
+        match words.split():
+            case ["versions", count, *devices]:
+                with_versions(self.registry.folder.parent, int(count), *devices)
+            case ["add", *heads]:
+                added(self.registry, *heads)
+            case ["publish", version, *devices]:
+                self.published = self.registry.publish(version, dict.fromkeys(devices, told))
+            case ["use", device, version]:
+                chosen = self.registry.before(device) if version == "previous" else version
+                self.registry.use(device, chosen, **{"reason": "", **told})
+            case ["unpin", device]:
+                self.registry.unpin(device, **{"reason": "", **told})
+            case ["gone", version]:
+                shutil.rmtree(self.registry.path(version))
+            case ["again"]:
+                self.registry = Registry(self.registry.folder, clock=lambda: 7.0)
+
+    def value(self, path: str) -> Any:
+        history = self.registry.history()
+        values = {
+            "published": self.published,
+            "last": asdict(history[-1]),
+            "serials": [change.serial for change in history],
+            **{name: asdict(champion) for name, champion in self.registry.champions().items()},
+        }
+        found = place_in(values, path)
+        return list(found) if isinstance(found, tuple) else found
+
+
+@pytest.mark.parametrize("title", SCENARIOS)
+def test_a_scenario(title: str, tmp_path: Path) -> None:
+    Scenario(tmp_path).play(SCENARIOS[title])
 
 
 # ---- any order of changes ----

@@ -16,6 +16,7 @@ from fleet.models.versions import ORIGIN, DatasetSnapshot, training_workloads
 from fleet.onboarding.head_version import adapt_version, onboarding_of, serving_of
 from fleet.onboarding.text import lines_of
 from fleet.store.store import Store
+from tests.model_scenarios import upside_down
 from tests.onboarding_fixtures import NEW
 from transfer.adapt.nearest import Nearest
 from transfer.model.fleet_tlp import FleetTLP
@@ -81,17 +82,6 @@ def test_a_second_head_does_not_serve_unjudged_and_it_is_said(onboard: Onboard, 
     assert f"fleet models use {NEW} {second}" in text
     registry.use(TARGET, second, reason="as the report says", by_hand=True)
     assert registry.champions()[TARGET].version == second
-
-
-def upside_down(model: FleetTLP) -> FleetTLP:
-    """A model that puts slow candidates first."""
-    bad = model.copy()
-    for device in bad.device_ids:
-        last = bad.head(device)[-1]
-        last.weight.data.neg_()
-        last.bias.data.neg_()
-    bad.trees = None  # they would put half of it right
-    return bad
 
 
 @pytest.mark.parametrize("is_better", [True, False])

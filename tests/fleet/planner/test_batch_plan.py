@@ -21,7 +21,7 @@ from fleet.planner.batch_plan import (
     plan_remeasure,
     remeasure_sample,
 )
-from fleet.planner.selection import allocate, best_traces, choose_workloads, random_share
+from fleet.planner.selection import allocate, best_traces, choose_workloads
 from fleet.store.noise import noise_floor
 from tests.record_fixtures import make_record, make_workload
 
@@ -240,16 +240,6 @@ def test_shares_add_up_keep_the_minimum_and_follow_the_worth(
 def test_too_few_candidates_for_the_minimum_are_refused() -> None:
     with pytest.raises(ValueError, match="7 candidates cannot give 2 workloads 4 each"):
         allocate([workload("a"), workload("b")], 7, 4)
-
-
-@given(target=st.integers(0, 500), minimum=st.integers(0, 100), exploration=st.floats(0, 1))
-def test_the_random_share_holds_the_minimum_and_never_exceeds_the_target(
-    target: int, minimum: int, exploration: float
-) -> None:
-    share = random_share(target, minimum, exploration)
-    assert min(minimum, target) <= share <= target
-    assert random_share(target, minimum, 1.0) == target
-    assert random_share(target, minimum, 0.0) == min(minimum, target)
 
 
 def test_the_best_traces_are_steady_fast_and_distinct() -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from agents.records import Candidate, CandidateId, DeviceId, Family, Outcome, Record, WorkloadId
+from agents.records import Candidate, CandidateId, DeviceId, Family, Outcome, Record
 from agents.trust import IMPORTED
 from fleet.planner.batch_plan import plan_noise, remeasure_sample
 from fleet.planner.device_history import DeviceHistory
@@ -89,29 +89,6 @@ def present(store: Store, device_id: DeviceId) -> list[Record]:
 
 def ids(records: Iterable[Record | Candidate]) -> list[CandidateId]:
     return list(dict.fromkeys(record.candidate_id for record in records))
-
-
-def test_a_survey_knows_all_that_the_family_has_and_keeps_a_limit(
-    store: Store, history: DeviceHistory
-) -> None:
-    unmeasured = WorkloadId("w")
-    limits = {WORKLOADS[0]: 5, WORKLOADS[1]: 99, unmeasured: 5}
-    with history.of_family(Family.CPU) as family:
-        surveys = family.survey(limits)
-    assert surveys.keys() == limits.keys()
-    assert (surveys[unmeasured].candidates, surveys[unmeasured].ids) == ({}, set())
-    for workload_id in WORKLOADS[:2]:
-        records = [one for one in records_of(store, ONE, TWO) if one.workload_id == workload_id]
-        killers = set(ids(one for one in records if one.is_quarantined))
-        fine = [one for one in ids(records) if one not in killers]
-        survey = surveys[workload_id]
-        assert (survey.ids, survey.quarantined) == (set(ids(records)), killers)
-        assert list(survey.candidates) == fine[: limits[workload_id]]
-        origins = {one.candidate_id: one.origin for one in CANDIDATES[workload_id]}
-        assert survey.evolved == {one for one in survey.candidates if origins[one] in ("evolved", "model")}
-        for candidate in survey.candidates.values():
-            assert candidate.origin == "paired"
-            assert replace(candidate, origin=origins[candidate.candidate_id]) in CANDIDATES[workload_id]
 
 
 def test_parents_repeats_and_noise_are_chosen_as_from_all_records(

@@ -111,24 +111,6 @@ def test_one_agent_is_asked_for_all_that_draw_alike_and_all_get_what_it_draws(st
     assert len(lab.taken(A)) == 4 * BATCH_SIZE, "an answer that comes twice is for nobody"
 
 
-def test_an_idle_device_waits_for_no_busy_one_and_a_larger_question_for_no_smaller(state: StateFile) -> None:
-    lab = Lab(state, (A, B, C), WORKLOAD)
-
-    def request(device: DeviceId, count: int, *, is_idle: bool = False, **more: Any) -> None:
-        name = f"r{device}{count}"
-        values = {"workload": WORKLOAD, "is_idle": is_idle, **more}
-        lab.planner.requests.add(CandidateRequest(device_id=device, request_id=name, count=count, **values))
-        lab.planner.requests.send()
-
-    for device, count in ((A, 4), (B, 4), (C, 9)):
-        request(device, count)
-    assert [(device, one.count) for device, one in lab.asked] == [(A, 4), (C, 9)]
-    request(B, 1, is_idle=True)
-    for more in ({"parents": ("p",)}, {"workload": OTHER}, {"is_ranked": True}):
-        request(A, 2, **more)
-    assert len(lab.asked) == 6, "what differs is asked apart"
-
-
 @given(
     st.lists(
         st.tuples(st.sampled_from([A, B, C, D]), st.integers(1, 9), st.booleans(), st.sampled_from("asl")),

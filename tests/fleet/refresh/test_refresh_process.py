@@ -38,7 +38,6 @@ from fleet.models.registry_file import REGISTRY
 from fleet.models.training import EPOCHS
 from fleet.models.versions import load_snapshot, train_config
 from fleet.planner.candidate_ranker import Uncertainty
-from fleet.refresh.freshness_look import run_watch
 from fleet.refresh.refresh_child import refresh_cores, unfinished
 from fleet.refresh.refresher import Refresher, RefreshSettings
 from fleet.refresh.request import PLAN, REQUEST, RefreshRequest, request_bytes
@@ -46,6 +45,7 @@ from fleet.refresh.run import run_refresh, run_start
 from fleet.store.store import Store
 from tests.dataset_fixtures import cpu_device
 from tests.disk_fixtures import failing
+from tests.model_scenarios import ModelScenario
 from tests.refresh_fixtures import (
     DEVICES,
     append,
@@ -55,6 +55,7 @@ from tests.refresh_fixtures import (
     small_model,
     some_workloads,
 )
+from tests.scenario_fixtures import read_scenarios
 from transfer.adapt.maml import Maml
 from transfer.features.extractor import DEFAULT_SPEC
 from transfer.model import checkpoint
@@ -108,11 +109,6 @@ def with_device(request: RefreshRequest, name: str, records: list[Record]) -> No
     with Store.open(Path(request.store)) as writer:
         writer.put_device(*cpu_device(name))
         writer.append(records)
-
-
-def look_at_a(request: RefreshRequest) -> str:
-    """What a look says of box A."""
-    return str(run_watch(again(request, "watch", kind="watch"))["looks"]["box.a"]["freshness"])
 
 
 def wait_for(is_so: Callable[[], bool], turn: Callable[[], object] = lambda: None) -> None:
@@ -224,27 +220,12 @@ def test_after_a_drift_a_refresh_learns_what_was_measured_since(
     assert registry.environments_since() == {"box.a": 150.0}
 
 
-def test_a_challenger_that_loses_everywhere_is_not_kept(refreshed: RefreshRequest) -> None:
-    # What the next one learns is upside down, what judges it was measured before.
-    append(Path(refreshed.store), records_for(LEARNT, 40, seed=3, measured_at=200.0, upside_down=True))
-    found = run_refresh(again(refreshed, "two", epochs=16))
-    assert {one["kind"] for one in found["verdicts"].values()} == {"worse"}
-    assert (found["version"], found["published"]) == ("", [])
-    assert registry_of(refreshed).versions() == ["v000001"]
+SCENARIOS = read_scenarios(Path(__file__).with_name("refresh_scenarios.txt"))
 
 
-def test_a_pinned_device_is_judged_and_keeps_its_champion(refreshed: RefreshRequest) -> None:
-    registry = registry_of(refreshed)
-    worse = registry.add(small_model(*DEVICES), {"trained_workloads": []})
-    registry.use("box.a", worse, reason="for the release", pins=True)
-    registry.publish(worse, {"box.b": {}})
-    found = run_refresh(again(refreshed, "two"))
-    assert found["verdicts"]["box.a"]["kind"] == "held"
-    assert found["verdicts"]["box.a"]["reason"].startswith(f"the device is pinned to {worse}; better: ")
-    assert found["published"] == ["box.b"]
-    champions = registry_of(refreshed).champions()
-    assert [champion.version for champion in champions.values()] == [worse, found["version"]]
-    assert champions[DeviceId("box.a")].retained.startswith(f"{found['version']}: the device is pinned")
+@pytest.mark.parametrize("title", SCENARIOS)
+def test_a_scenario(title: str, refreshed: RefreshRequest, tmp_path: Path) -> None:
+    ModelScenario(tmp_path, [*LEARNT, *HELD]).play(SCENARIOS[title])
 
 
 def test_a_refresh_that_goes_on_does_not_undo_a_rollback_by_hand(
@@ -268,92 +249,6 @@ def test_a_refresh_that_goes_on_does_not_undo_a_rollback_by_hand(
     champion = registry.champions()[DeviceId("box.a")]
     assert (champion.version, champion.rolled_back_from) == (bad, "v000002")
     assert "v000002 was rolled back by hand" in champion.retained
-
-
-def test_a_champion_that_went_bad_is_taken_back_and_says_why(refreshed: RefreshRequest) -> None:
-    registry = registry_of(refreshed)
-    model, manifest = checkpoint.load(registry.path("v000001"))
-    bad = model.copy()
-    for device in DEVICES:
-        last = bad.head(device)[-1]
-        last.weight.data.neg_()
-        last.bias.data.neg_()
-    bad.trees = None  # they would put half of it right
-    told = {key: manifest[key] for key in ("table_version", "trained_workloads", "data_until")}
-    version = registry.add(bad, told)
-    registry.publish(version, {"box.a": {"judged": {"tau": [0.8, 0.7, 0.9]}}})
-
-    assert look_at_a(refreshed) == "too_few"
-    fresh = records_for(LEARNT[:8], 10, seed=5, measured_at=time.time() + 5)
-    append(Path(refreshed.store), [msgspec.structs.replace(one, origin="model") for one in fresh])
-    assert look_at_a(refreshed) == "too_few", "a model chose these"
-
-    append(Path(refreshed.store), records_for(LEARNT[:8], 10, seed=6, measured_at=time.time() + 6))
-    watch = again(refreshed, "watch", kind="watch")
-    registry.use("box.a", "v000002", reason="by hand", pins=True)
-    found = run_watch(watch)
-    assert (found["rolled_back"], found["looks"]["box.a"]["freshness"]) == ([], "roll_back")
-    registry.unpin("box.a", reason="by hand")
-    found = run_watch(watch)
-    assert found["rolled_back"] == ["box.a"]
-    assert found["looks"]["box.b"]["freshness"] == "good"
-    champion = registry.champions()[DeviceId("box.a")]
-    assert champion.version == "v000001"
-    assert champion.reason.startswith("fresh records: tau -0.")
-    assert "0.800 when published; v000001 gives 0." in champion.reason
-    assert registry.history()[-1].kind == "rolled_back"
-
-
-def test_what_the_version_before_learnt_from_is_not_fresh_to_it(refreshed: RefreshRequest) -> None:
-    """A champion that a person chose may be older than the one before it."""
-    registry = registry_of(refreshed)
-    made = [
-        registry.add(small_model(*DEVICES), {"data_until": {"box.a": until}})
-        for until in (100.0, 300.0, 300.0)
-    ]
-    for version in made[1:]:
-        registry.publish(version, {"box.a": {}})
-    registry.use("box.a", made[0], reason="steady", by_hand=True)
-    assert registry.champions()[DeviceId("box.a")].before == ("v000001", made[1])
-    append(Path(refreshed.store), records_for(LEARNT[:8], 10, seed=5, measured_at=200.0))
-    assert look_at_a(refreshed) == "too_few"
-    append(Path(refreshed.store), records_for(LEARNT[:8], 10, seed=6, measured_at=400.0))
-    assert look_at_a(refreshed) != "too_few"
-
-
-def test_a_damaged_champion_is_followed_and_keeps_no_other_from_being_looked_at(
-    refreshed: RefreshRequest,
-) -> None:
-    registry = registry_of(refreshed)
-    registry.publish(registry.add(small_model(*DEVICES), {}), {"box.a": {}})
-    (registry.path("v000002") / "manifest.json").write_text("{")
-    append(Path(refreshed.store), records_for(LEARNT[:8], 10, seed=5, measured_at=200.0))
-    looks = run_watch(again(refreshed, "watch", kind="watch"))["looks"]
-    assert looks["box.a"]["freshness"] == "too_few"
-    assert looks["box.b"]["freshness"] != "too_few"
-    # And does not end every refresh of its family.
-    verdict = run_refresh(again(refreshed, "two"))["verdicts"]["box.a"]
-    assert (verdict["kind"], registry.champions()[DeviceId("box.a")].version) == ("first", "v000003")
-    assert verdict["reason"].startswith("v000002 cannot serve any more (")
-
-
-def test_a_version_by_hand_that_learnt_everything_is_not_judged_on_it(refreshed: RefreshRequest) -> None:
-    registry = registry_of(refreshed)
-    model, _ = checkpoint.load(registry.path("v000001"))
-    # An old one does not say what it learnt from; the store knows what there was then.
-    told = {"table_version": Store.read(Path(refreshed.store)).version}
-    registry.publish(registry.add(model, told), {"box.a": {}})
-    found = run_refresh(again(refreshed, "two"))
-    assert found["verdicts"]["box.a"]["kind"] == "unjudged"
-    champion = registry.champions()[DeviceId("box.a")]
-    assert champion.version == "v000002"
-    assert champion.retained.endswith("v000002 stays")
-    assert "box.a" not in found["published"]
-    assert "0 held-out ones can judge it, 8 must" in found["verdicts"]["box.a"]["reason"]
-    # The other champion learnt none of it, so the challenger of both goes on from that one, to be judged.
-    assert found["start"] == "v000001"
-    assert found["verdicts"]["box.b"]["kind"] != "unjudged"
-    assert found["verdicts"]["box.b"]["judged"]["workloads"] == len(HELD)
 
 
 def test_what_a_start_learnt_from_judges_nothing_that_goes_on_from_it(refreshed: RefreshRequest) -> None:

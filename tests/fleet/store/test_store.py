@@ -41,10 +41,6 @@ def data_files(folder: Path) -> set[Path]:
     return set((folder / "records").glob("device_id=*/*.parquet"))
 
 
-def last_commit(folder: Path) -> Path:
-    return max(path for path in (folder / "records" / "_delta_log").glob("*.json"))
-
-
 @pytest.fixture
 def store(tmp_path: Path) -> Iterator[Store]:
     """An empty one."""

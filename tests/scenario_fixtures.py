@@ -1,0 +1,52 @@
+"""Scenarios that are written as texts: `[title]`, what happens line by line, and indented what is so then."""
+
+from __future__ import annotations
+
+import operator
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+RELATIONS: dict[str, Callable[[Any, Any], bool]] = {
+    **{"=": operator.eq, ">": operator.gt, ">=": operator.ge, "<": operator.lt},
+    "has": lambda value, wanted: str(wanted) in str(value),
+    "~": lambda value, wanted: re.fullmatch(wanted, str(value)) is not None,
+}
+
+
+def read_scenarios(path: Path) -> dict[str, list[str]]:
+    """The lines of each scenario of a file by its title; comments are left out."""
+    _, *parts = re.split(r"^\[(.+)\]\n", path.read_text(), flags=re.M)
+    return {
+        title: [line for line in re.sub(r"(^|\s+)# .*", "", body, flags=re.M).splitlines() if line.strip()]
+        for title, body in zip(parts[::2], parts[1::2], strict=True)
+    }
+
+
+def fields_of(text: str) -> dict[str, Any]:
+    """Values that are written as `name: value, ...`."""
+    fields: dict[str, Any] = yaml.safe_load(f"{{{text}}}")
+    return fields
+
+
+def place_in(value: Any, path: str, between: str = ".") -> Any:
+    """A value inside of others by its keys with dots between them; None where there is none."""
+    for part in filter(None, path.split(between)):
+        if isinstance(value, list | tuple):
+            value = value[int(part)]
+        else:
+            value = value.get(part) if value is not None else None
+    return value
+
+
+def is_so(text: str, value_of: Callable[[str], Any]) -> bool:
+    """Whether `PATH RELATION VALUE` holds; `is` compares with another path."""
+    path, relation, wanted = re.split(r" (=|>=|>|<|has|~|is) ", text, maxsplit=1)
+    value = value_of(path)
+    if relation == "is":
+        return bool(value == value_of(wanted))
+    other = wanted if relation in ("has", "~") else yaml.safe_load(wanted)
+    return (value is not None or other is None) and RELATIONS[relation](value, other)
