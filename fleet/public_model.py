@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from agents.records import Candidate, DeviceId, ModelRef, Workload
 from fleet.errors import FleetError
-from fleet.models.head_scores import HeadCache, score_candidates
+from fleet.models.opponents import HeadCache, score_candidates
 from fleet.models.registry_reader import RegistryReader
 
 if TYPE_CHECKING:

@@ -19,7 +19,7 @@ import yaml
 
 from agents.records import DeviceId, DeviceSpec
 from fleet.core.events import Event
-from fleet.core.limits import Limits
+from fleet.core.words import Limits
 from fleet.engine.context import CoordinatorSettings, DeviceSource, EngineContext, Launch, no_driver
 from fleet.engine.coordinator import Coordinator
 from fleet.engine.event_log import EventLog

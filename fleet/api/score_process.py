@@ -31,7 +31,7 @@ from fleet.errors import FleetError
 from fleet.models.registry_reader import HeadMissing, RegistryReader
 
 if TYPE_CHECKING:
-    from fleet.models.head_scores import HeadCache
+    from fleet.models.opponents import HeadCache
 
 #: Status, and candidates that were scored.
 ANSWER_HEAD = struct.Struct(">HI")
@@ -49,7 +49,7 @@ class ScoreRefusalError(FleetError):
 
 def main(arguments: Sequence[str]) -> int:
     """Answer requests until there are no more."""
-    from fleet.models.head_scores import HeadCache
+    from fleet.models.opponents import HeadCache
 
     models, store, end = arguments
     resource.setrlimit(resource.RLIMIT_DATA, (_MOST_BYTES, _MOST_BYTES))
@@ -84,7 +84,7 @@ def answered(registry: RegistryReader, heads: HeadCache, store: Path, body: byte
         FleetError: Registry or store are damaged.
         TransferError: The champion is.
     """
-    from fleet.models.head_scores import score_candidates
+    from fleet.models.opponents import score_candidates
     from transfer.errors import TraceError
     from transfer.features.extractor import Extractor
     from transfer.language.dialects import default_readers

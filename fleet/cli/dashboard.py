@@ -72,7 +72,7 @@ def compare_sides(
     Example: fleet compare x86-64-v3@2026-11-23 x86-64-v3@2026-11-24
     """
     from fleet.comparison.compared import compare
-    from fleet.dashboard.pages import MOST_ROWS, PageQuery, page_of_comparison
+    from fleet.dashboard.store_view import MOST_ROWS, PageQuery, page_of_comparison
     from fleet.models.registry_reader import RegistryReader
     from fleet.store.store import Store
 

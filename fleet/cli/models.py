@@ -247,7 +247,7 @@ def _shipped_version(registry: Registry, device: str, path: Path | None) -> str:
         FleetError: There is no store, or no head for the device.
     """
     from agents.records import DeviceId
-    from fleet.models.shipped_heads import ShippedHeads, is_servable
+    from fleet.models.shipped_model import ShippedHeads, is_servable
     from fleet.store.store import Store
 
     reader = Store.read(Path(load_settings(None, {"store.path": path}).store.path))

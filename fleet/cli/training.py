@@ -165,7 +165,7 @@ def _print_trained(trained: JsonDict) -> None:
 def _training_progress() -> Iterator[Callable[[int, int], None]]:
     """A bar on standard error with the time left, by the epochs of a training."""
     from fleet.planner.progress import TerminalDisplay
-    from fleet.terminal_console import TerminalConsole
+    from fleet.terminal_text import TerminalConsole
 
     display = TerminalDisplay(TerminalConsole(stderr=True))
     with display.live():

@@ -25,8 +25,7 @@ import pyarrow.compute as pc
 
 from agents.records import NOISE, DeviceId, Outcome
 from fleet.json_types import Json, JsonDict
-from fleet.store.noise import noise_floor
-from fleet.store.noise_columns import READING_COLUMNS, flag_column, readings
+from fleet.store.noise import READING_COLUMNS, flag_column, noise_floor, readings
 
 #: Severity from which a change is significant.
 THRESHOLD = 3.0

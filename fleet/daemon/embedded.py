@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from rich.console import Console
 
-from fleet.core.request_words import Request, RequestId, RequestKind
+from fleet.core.words import Request, RequestId, RequestKind
 from fleet.daemon.engine_options import NOBODY_TO_DETACH_TO, EngineOptions, daemon_of, trains_into
 from fleet.drivers.session import DriverChannel, EngineSession
 from fleet.errors import FleetError

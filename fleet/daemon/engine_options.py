@@ -68,7 +68,7 @@ class EngineOptions:
 
     def printed_to(self) -> Console:
         """Where progress is printed: a quiet console if none is named."""
-        from fleet.terminal_console import TerminalConsole
+        from fleet.terminal_text import TerminalConsole
 
         return self.console or TerminalConsole(quiet=True)
 
@@ -135,7 +135,7 @@ def trains_into(daemon: DaemonClient, models: Path) -> bool:
 
 def _writer(store: Path) -> int | None:
     """Process that writes a store, as it says itself."""
-    from fleet.store.lock import HOLDER
+    from fleet.store.reader import HOLDER
 
     try:
         return int((store / HOLDER).read_text())

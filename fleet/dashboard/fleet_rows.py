@@ -9,9 +9,8 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from enum import IntEnum
 
-from fleet.dashboard.pages import Listing
-from fleet.dashboard.recent_records import spark
-from fleet.dashboard.store_view import StoreSummary
+from fleet.dashboard.device_timeline import spark
+from fleet.dashboard.store_view import Listing, StoreSummary
 from fleet.json_types import Json, JsonDict
 from fleet.models.views import NO_CHAMPION
 

@@ -21,7 +21,7 @@ from fleet.json_types import Json, JsonDict
 from fleet.models.judge import Judge, publish_if_better, verdicts_as_json
 from fleet.models.promotion import DeviceDecision
 from fleet.models.registry import Registry
-from fleet.models.shipped_heads import ShippedHeads, boosting_provenance, serve_unserved
+from fleet.models.shipped_model import ShippedHeads, boosting_provenance, serve_unserved
 from fleet.models.training_rows import JudgedRows
 from fleet.models.versions import (
     INHERITED,
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from fleet.config.settings import FleetConfig
     from transfer.model.fleet_tlp import FleetTLP
     from transfer.model.tlp_model import TlpModel
-    from transfer.train.config import EpochReport, TrainConfig
+    from transfer.train.rows import EpochReport, TrainConfig
 
 #: Folder of the training runs beside that of the models: what is left of a run that is not over, and curves.
 RUNS = "training"

@@ -17,8 +17,7 @@ from fleet.drivers.session import DeviceUnusableError, EngineSession
 from fleet.planner.device_history import DeviceHistory
 from fleet.planner.imported_candidates import claims, imported_traces
 from fleet.planner.selection import KnownCandidates, choose_parents, random_share
-from fleet.planner.settings import CollectSettings, Pools, Watcher
-from fleet.planner.time_spent import Ledger
+from fleet.planner.settings import CollectSettings, Ledger, Pools, Watcher
 
 #: Evolved candidates come in this many steps, so that the later ones have the earlier ones as parents.
 GENERATIONS = 2

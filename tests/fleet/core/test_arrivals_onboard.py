@@ -9,8 +9,8 @@ from msgspec.structs import replace
 from agents.records import DeviceId
 from fleet.core import events as ev
 from fleet.core.events import StartDriver
-from fleet.core.request_words import RequestId
 from fleet.core.state import FleetState
+from fleet.core.words import RequestId
 from tests.fleet_world import LIMITS, job, reopened, shown
 
 OLD, NEW = DeviceId("old"), DeviceId("new")

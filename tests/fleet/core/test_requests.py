@@ -10,9 +10,9 @@ from agents.records import DeviceId
 from fleet.core import events as ev
 from fleet.core.events import JobId, ReasonKind, ShowRequest, StartTraining, StopTraining, Verdict
 from fleet.core.job_state import PATIENCE
-from fleet.core.request_words import Request, RequestId, RequestKind
 from fleet.core.requests import KEPT_REQUESTS, KEPT_SECS
 from fleet.core.state import FleetState
+from fleet.core.words import Request, RequestId, RequestKind
 from tests.fleet_world import LIMITS, finished, job, reopened, shown
 
 R1, R2 = RequestId("r1"), RequestId("r2")

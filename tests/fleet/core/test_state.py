@@ -19,9 +19,9 @@ from fleet.core.events import (
     TimeWindow,
     Verdict,
 )
-from fleet.core.limits import Limits
 from fleet.core.state import FleetState
 from fleet.core.state_core import StateError
+from fleet.core.words import Limits
 from tests.fleet_world import finished, job
 
 A, B = DeviceId("a"), DeviceId("b")

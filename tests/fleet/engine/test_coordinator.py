@@ -21,7 +21,7 @@ from agents.device.messages import Message, WorkloadsListed
 from agents.device.replay import ReplayWorker
 from agents.records import Candidate, Descriptor, DeviceId, ModelRef, Workload
 from fleet.core.events import ModelPublished
-from fleet.core.limits import Limits
+from fleet.core.words import Limits
 from fleet.engine.coordinator import Coordinator
 from fleet.engine.event_log import EventLog
 from fleet.errors import FleetError

@@ -14,9 +14,9 @@ from unittest import mock
 
 import pytest
 
-from agents.device.batch import Batch
-from agents.lease import Lease
-from fleet.core.limits import Limits
+from agents.device.messages import Batch
+from agents.records import Lease
+from fleet.core.words import Limits
 from fleet.engine.coordinator import Coordinator
 from fleet.transport.local import LocalTransport
 from tests.coordinator_fixtures import ALL, ONE, Fleet, make_fleet
@@ -116,7 +116,7 @@ def test_an_idle_agent_that_was_stopped_is_started_again_and_measures(tmp_path: 
 _PAUSED = """
 import json, sys
 from pathlib import Path
-from fleet.core.limits import Limits
+from fleet.core.words import Limits
 from fleet.engine.context import CoordinatorSettings, EngineContext
 from fleet.engine.coordinator import Coordinator
 from fleet.engine.notices import Notices

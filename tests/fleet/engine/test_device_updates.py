@@ -15,7 +15,7 @@ from msgspec import structs
 from agents.records import DeviceId, DeviceKind, DeviceSpec
 from fleet.config.device_changes import DeviceFiles
 from fleet.config.device_folder import DeviceFolder, FoundDevices, retire_file
-from fleet.core.request_words import Request, RequestId, RequestKind
+from fleet.core.words import Request, RequestId, RequestKind
 from fleet.engine.coordinator import Coordinator
 from fleet.engine.roster import Roster, RosterError
 from fleet.errors import FleetError

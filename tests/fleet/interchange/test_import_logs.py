@@ -12,8 +12,7 @@ from unittest import mock
 
 import pytest
 
-from agents.records import Family, canonical_json
-from agents.trust import claimed_id
+from agents.records import Family, canonical_json, claimed_id
 from fleet.errors import FleetError
 from fleet.interchange.import_logs import ImportRequest, import_logs
 from fleet.interchange.line_reader import LineReader
