@@ -74,8 +74,8 @@ def store_error(error: BaseException, doing: str, where: Path) -> StoreError:
 
     deltalake gives no number: its text is coloured lines that end in `(os error N)`.
     """
-    found = _OS_ERROR.search(str(error))
-    number = getattr(error, "errno", None) or (int(found[1]) if found else None)
+    match = _OS_ERROR.search(str(error))
+    number = getattr(error, "errno", None) or (int(match[1]) if match else None)
     reason = os.strerror(number) if number else (str(error).splitlines() or [type(error).__name__])[0]
     if number in FULL_ERRNOS:
         return StoreFull(

@@ -146,11 +146,11 @@ def _ref(registry: RegistryReader, store: Path, question: ScoreQuestion) -> Mode
     try:
         return registry.head_ref(device, question.version or None)
     except HeadMissing as error:
-        known = sorted({*map(str, registry.champions()), *map(str, Store.read(store).devices())})
-        if device in known:
+        device_ids = sorted({*map(str, registry.champions()), *map(str, Store.read(store).devices())})
+        if device in device_ids:
             raise ScoreRefusalError(404, str(error)) from error
-        names = ", ".join(known[:20]) or "none"
-        more = f" and {len(known) - 20} more" if len(known) > 20 else ""
+        names = ", ".join(device_ids[:20]) or "none"
+        more = f" and {len(device_ids) - 20} more" if len(device_ids) > 20 else ""
         raise ScoreRefusalError(404, f"unknown device {device[:80]!r}; known: {names}{more}") from error
 
 

@@ -107,9 +107,10 @@ def _daemon_for(
         return None if is_other else daemon
     daemon = daemon_of(settings, options.models if request.needs_models else None)
     if daemon is not None and (options.address is not None or options.settings):
-        given = "--address" if options.address is not None else "--set"
+        option = "--address" if options.address is not None else "--set"
         raise FleetError(
-            f"a daemon runs on this store, process {daemon.pid}, and its own settings hold: leave out {given}"
+            f"a daemon runs on this store, process {daemon.pid}, and its own settings hold: leave out "
+            f"{option}"
         )
     return daemon
 

@@ -34,8 +34,8 @@ def follow_quietly(
         FleetError: The daemon refuses it, is gone, or the request failed.
     """
     request_id = f"{kind}-{uuid.uuid4().hex[:8]}"
-    asked = {"id": request_id, "kind": kind, "arguments": dict(arguments), "minutes": options.minutes}
-    ended: Mapping[str, Any] = daemon.submit(asked)
+    request = {"id": request_id, "kind": kind, "arguments": dict(arguments), "minutes": options.minutes}
+    ended: Mapping[str, Any] = daemon.submit(request)
     if options.is_detached:
         return ended
     *_, ended = daemon.follow(request_id)
@@ -83,9 +83,9 @@ class EngineOptions:
         """
         from fleet.config.settings import load_fleet
 
-        given = {"store.path": None if self.store is None else str(self.store), **(flags or {})}
-        known = {key: value for key, value in given.items() if value is not None}
-        return load_fleet(self.config, {**self.settings, **known}).config
+        flag_values = {"store.path": None if self.store is None else str(self.store), **(flags or {})}
+        changes = {key: value for key, value in flag_values.items() if value is not None}
+        return load_fleet(self.config, {**self.settings, **changes}).config
 
 
 def connect(url: str, token: str) -> DaemonClient:

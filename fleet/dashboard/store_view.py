@@ -241,9 +241,12 @@ class DashboardStore:
             cell = WorkloadCell(records, ok, best.get((workload_id, device_id)))
             cells.setdefault(workload_id, {})[device_id] = cell
         names = [WorkloadId(name) for name in cells if name not in before.workloads]
-        made = reader.workloads(names) if names else {}
+        workloads_by_id = reader.workloads(names) if names else {}
         workloads: dict[str, Json] = dict(before.workloads)
-        workloads |= {name: facts_of(made[name]) if name in made else {"name": name} for name in names}
+        workloads |= {
+            name: facts_of(workloads_by_id[name]) if name in workloads_by_id else {"name": name}
+            for name in names
+        }
         self._summary = StoreSummary(
             state="ready",
             devices=_devices(reader, sums, times, before.devices),

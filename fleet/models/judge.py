@@ -101,7 +101,7 @@ class Judge:
         Returns:
             Why, by device.
         """
-        given: dict[str, str] = {}
+        reasons: dict[str, str] = {}
         for device_id in heads:
             ground = self._ground(DeviceId(device_id))
             opponents = ground.opponents
@@ -110,7 +110,7 @@ class Judge:
                 continue
             if opponents.gone:
                 if self.shipped.serve_instead(champion, opponents.gone):
-                    given[device_id] = opponents.gone
+                    reasons[device_id] = opponents.gone
                 continue
             if ground.why_not or champion.pinned_at is not None:
                 continue
@@ -119,8 +119,8 @@ class Judge:
                 continue
             said = {"reason": decision.reason, "judged": decision.judged, "instead_of": champion.version}
             if self.shipped.serve(shipped, said):
-                given[device_id] = decision.reason
-        return given
+                reasons[device_id] = decision.reason
+        return reasons
 
     def _verdict(self, model: TlpModel, device_id: DeviceId) -> tuple[DeviceDecision, Standing | None]:
         from transfer.adapt.base import Adapted

@@ -159,12 +159,12 @@ def _challenger(training: Training, way: str, init: FleetTLP | None, rows: np.nd
     from transfer.train.training import TrainRun
 
     run = content_hash(training.run, way)
-    kept = training.folder / CHALLENGER / way
-    if kept.exists():
-        model, saved = checkpoint.load(kept)
+    challenger_folder = training.folder / CHALLENGER / way
+    if challenger_folder.exists():
+        model, saved = checkpoint.load(challenger_folder)
         if saved.get("run") == run:
             return Challenger(model=model, run=run, manifest=saved["manifest"], curve=saved["curve"])
-        shutil.rmtree(kept)
+        shutil.rmtree(challenger_folder)
     snapshot, seed, config = training.snapshot, training.seed, training.config
     if init is not None:
         init = with_heads(init, snapshot.dataset, rows, training.heads, seed=seed)
@@ -191,7 +191,7 @@ def _challenger(training: Training, way: str, init: FleetTLP | None, rows: np.nd
         "resumed_epochs": trained.resumed_epochs,
     }
     curve = dict(trained.curve)
-    checkpoint.save(kept, trained.model, {"run": run, "manifest": manifest, "curve": curve})
+    checkpoint.save(challenger_folder, trained.model, {"run": run, "manifest": manifest, "curve": curve})
     return Challenger(model=trained.model, run=run, manifest=manifest, curve=curve)
 
 

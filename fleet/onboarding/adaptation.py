@@ -162,13 +162,13 @@ def adaptation_report(
     """
     from transfer.errors import TransferError
 
-    taken = str(adapted.notes.get("strategy", strategy.name))
+    strategy_name = str(adapted.notes.get("strategy", strategy.name))
     report: JsonDict = {
         "samples": len(onboarding.few_shot),
-        "taken": taken,
+        "taken": strategy_name,
         "notes": dict(adapted.notes),
     }
-    its_own = strategy_for(taken, onboarding.regime, starts)
+    its_own = strategy_for(strategy_name, onboarding.regime, starts)
     try:
         estimate = expectation(onboarding, adapted, its_own, ranked)
     except TransferError as error:

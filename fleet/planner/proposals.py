@@ -218,7 +218,9 @@ class Proposer:
 
         def ask(device_id: DeviceId, draw: _Draw) -> Future[list[Candidate]]:
             candidates = pool[draw.workload.workload_id]
-            excluded = self._known(family, draw.workload).ids | {one.candidate_id for one in candidates}
+            excluded = self._known(family, draw.workload).ids | {
+                candidate.candidate_id for candidate in candidates
+            }
             # Draws of a seed are the same each time, less what is excluded: right for random candidates, but
             # parents may be the same again, and their next children should not be.
             seed = self._settings.seed + (len(excluded) if draw.traces else 0)

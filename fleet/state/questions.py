@@ -229,15 +229,15 @@ class Questions(ResultQuestions):
     ) -> set[CandidateId]:
         """Those of some candidates that a family knows; `is_settled` for those that wait no more."""
         condition = " AND NOT is_waiting" if is_settled else ""
-        known: set[CandidateId] = set()
+        known_ids: set[CandidateId] = set()
         for values in packed_ids(candidate_ids):
-            known.update(
+            known_ids.update(
                 self._ids(
                     f"SELECT id FROM candidate WHERE {_IN_SPACE} AND id IN ({marks(values)}){condition}",
                     *(*self._space(family, workload_id), *values),
                 )
             )
-        return known
+        return known_ids
 
     def candidate_count(self, families: Sequence[str], workload_id: WorkloadId) -> int:
         """How many candidates of a workload some families know; those that several know count once."""
