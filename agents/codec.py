@@ -16,8 +16,7 @@ import msgspec
 from msgspec.structs import replace
 
 from agents.errors import AgentError
-from agents.lease import LeaseTag
-from agents.records import RECORD_SCHEMA, Descriptor, DeviceSpec, Protocol, Record, Workload
+from agents.records import RECORD_SCHEMA, Descriptor, DeviceSpec, LeaseTag, Protocol, Record, Workload
 from agents.values import Value
 
 _Value = TypeVar("_Value")

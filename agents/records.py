@@ -9,9 +9,10 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import re
 from enum import StrEnum
 from functools import cached_property
-from typing import Any, NewType
+from typing import Any, Final, NewType
 
 import msgspec
 
@@ -220,3 +221,68 @@ def as_json_dict(value: Any) -> dict[str, Any]:
     result = json.loads(json.dumps(msgspec.to_builtins(value)))
     assert isinstance(result, dict)
     return result
+
+
+# Whose a workload or candidate is: ours (trusted), or brought in by an import (untrusted).
+#
+# Standard library only. A workload that came with a log has an id in a namespace of its own, which no
+# structural hash of TVM can equal: `imported-CLAIMED-CONTENT`. CLAIMED is the hash that its file states;
+# nobody has computed it. CONTENT is a hash of the module itself, so that two strangers who state the same
+# hash for two modules do not share a workload.
+
+#: `Record.origin` of everything that came from a log.
+IMPORTED: Final = "imported"
+#: Origin of candidates that were made again in our own design space from an imported one's decisions.
+DERIVED: Final = "derived"
+
+_ID = re.compile(r"imported-([0-9a-f]{16})-[0-9a-f]{16}")
+
+
+def imported_id(claimed: int, module_json: str) -> WorkloadId:
+    """Id of a workload that a log brings, of the structural hash (64 bits) that the log states for it."""
+    return WorkloadId(f"{IMPORTED}-{claimed:016x}-{content_hash(module_json)[:16]}")
+
+
+def claimed_id(workload_id: str) -> WorkloadId | None:
+    """The id that an imported workload would have if its stated hash were true; None for any other id."""
+    match = _ID.fullmatch(workload_id)
+    return WorkloadId(match[1]) if match is not None else None
+
+
+def is_imported(workload_id: str) -> bool:
+    """Whether a workload came with a log, by its id."""
+    return workload_id.startswith(f"{IMPORTED}-")
+
+
+def is_live(spec: DeviceSpec) -> bool:
+    """Whether programs run on a device; a replay device answers from records, which anybody may bring."""
+    return spec.kind is not DeviceKind.REPLAY
+
+
+# The coordinator's right to a device, as it travels with a batch and comes back with its records.
+#
+# `disk_spool.py` keeps the tag beside each record, so that records of a lease whose agent or coordinator
+# died can still be told from those of a lease that expired. Who grants leases is not known here.
+
+
+class LeaseTag(Value, frozen=True, kw_only=True):
+    """Under which lease a record was made."""
+
+    job_id: str
+    #: Number of the lease among those of the device; it only grows. Results of an older one are fenced off.
+    fencing_token: int
+
+
+class Lease(Value, frozen=True, kw_only=True):
+    """The right to measure one job on one device until a deadline."""
+
+    device_id: DeviceId
+    job_id: str
+    fencing_token: int
+    #: By the coordinator's own count of time, which nobody else has; the agent does not judge it.
+    deadline_secs: float
+
+    @property
+    def tag(self) -> LeaseTag:
+        """What its results carry."""
+        return LeaseTag(job_id=self.job_id, fencing_token=self.fencing_token)

@@ -1,7 +1,7 @@
 """Rows that survive a kill and a power cut: one SQLite file with exactly one owning connection.
 
-`agents.spool.disk_spool` keeps finished records in it, `fleet.store` rows on their way to the table. It knows
-nothing of what a row means. Standard library only.
+`agents.spool.disk_spool` keeps finished records in it. It knows nothing of what a row means. Standard
+library only.
 
 SQLite writes ahead (WAL) with `synchronous=FULL`, so a transaction waits for the disk once. The lock is
 exclusive: no second connection, no shared memory. SQLite has sums over the log but none over the pages of the
@@ -75,7 +75,6 @@ class RowFile:
     Args:
         path: The file; made if missing, with its folder.
         layout: Number of the layout of the rows.
-        checkpoint_pages: As `CHECKPOINT_PAGES`, where that is too few for the rows of one transaction.
 
     Raises:
         BlockingIOError: Another connection has it.
@@ -84,14 +83,11 @@ class RowFile:
 
     Attributes:
         notes: Damage that was found, one line each; mostly empty.
-        first_damaged: Number of the first row that was lost to damage, if any was.
     """
 
-    def __init__(self, path: Path, *, layout: int = 1, checkpoint_pages: int | None = None) -> None:
+    def __init__(self, path: Path, *, layout: int = 1) -> None:
         self.path = path
-        self._checkpoint_pages = CHECKPOINT_PAGES if checkpoint_pages is None else checkpoint_pages
         self.notes: list[str] = []
-        self.first_damaged: int | None = None
         make_folder(path.parent)
         finish_rebuild(self.path)
         try:
@@ -112,7 +108,7 @@ class RowFile:
                 connection,
                 self.path,
                 [_TABLE, f"PRAGMA user_version={layout}"],
-                checkpoint_pages=self._checkpoint_pages,
+                checkpoint_pages=CHECKPOINT_PAGES,
                 log_bytes=_SHRINK_BYTES,
             )
             if has_lost_turns(connection, ends):
@@ -133,10 +129,6 @@ class RowFile:
             raise
         self._connection = connection
 
-    @property
-    def _rebuilt(self) -> Path:
-        return rebuilt_of(self.path)
-
     def rows(self) -> Iterator[FileRow]:
         """Yield all rows, oldest first, as the opening found them whole; nothing may be changed meanwhile.
 
@@ -146,15 +138,6 @@ class RowFile:
         with _os_errors(self.path):
             for row in self._connection.execute("SELECT id, key, body FROM rows ORDER BY id"):
                 yield FileRow(*row)
-
-    def sizes(self) -> Iterator[tuple[int, str, int]]:
-        """Yield number, key and bytes of all rows, oldest first, without reading them.
-
-        Raises:
-            OSError: The disk failed.
-        """
-        with _os_errors(self.path):
-            yield from self._connection.execute("SELECT id, key, length(body) FROM rows ORDER BY id")
 
     def get(self, numbers: Iterable[int]) -> Iterator[FileRow]:
         """Yield some rows, in the order of the numbers.
@@ -238,8 +221,9 @@ class RowFile:
     def _rebuild(self) -> None:
         """Write a file with the good rows, which waits to be taken."""
         with _os_errors(self.path):
-            rows, layout, self.first_damaged = _readable(self.path)
-        rebuilt = self._rebuilt.with_name(self._rebuilt.name + ".tmp")
+            rows, layout = _readable(self.path)
+        path = rebuilt_of(self.path)
+        rebuilt = path.with_name(path.name + ".tmp")
         rebuilt.unlink(missing_ok=True)
         with _os_errors(self.path):
             fresh = sqlite3.connect(rebuilt, isolation_level=None)
@@ -253,24 +237,21 @@ class RowFile:
             finally:
                 fresh.close()
         fsync(rebuilt)
-        rebuilt.replace(self._rebuilt)
+        rebuilt.replace(path)
 
 
 def read_rows(path: Path) -> list[FileRow]:
     """Read the rows of a file that another process may have open, from a copy; none if there is no file."""
     with tempfile.TemporaryDirectory() as folder:
-        copy_rows(path, Path(folder, "copy"))
+        _copy_rows(path, Path(folder, "copy"))
         with _os_errors(path):
             return [FileRow(*row[:3]) for row in _readable(Path(folder, "copy"))[0]]
 
 
-def copy_rows(path: Path, target: Path) -> bool:
+def _copy_rows(path: Path, target: Path) -> None:
     """Copy a file and its log of pages as they are at one moment, beside whoever writes them.
 
     The copy of the log stands beside that of the file, which is `target`.
-
-    Returns:
-        Whether there is a file.
 
     Raises:
         BlockingIOError: It changes faster than it can be copied.
@@ -285,7 +266,7 @@ def copy_rows(path: Path, target: Path) -> bool:
                 shutil.copyfile(source, copy)
         # The same log of pages still: it has all that has come into the file meanwhile.
         if _head(pages) == before:
-            return target.exists()
+            return
         for copy in copies.values():
             copy.unlink(missing_ok=True)
     raise BlockingIOError(errno.EAGAIN, "changes faster than it can be copied; try again", str(path))
@@ -299,14 +280,14 @@ def _head(path: Path) -> bytes:
         return b""
 
 
-def _readable(path: Path) -> tuple[list[tuple[int, str, bytes, int]], int, int | None]:
-    """Rows of a file that can be read, its layout (1 if that cannot), and the first number without a row.
+def _readable(path: Path) -> tuple[list[tuple[int, str, bytes, int]], int]:
+    """Rows of a file that can be read, and its layout (1 if that cannot).
 
     Raises:
         sqlite3.DatabaseError: It is not damaged: another connection has it, or the disk is full or read-only.
     """
     rows: list[tuple[int, str, bytes, int]] = []
-    layout, first_bad, number, last = 1, None, 0, None
+    layout, number, last = 1, 0, None
     connection = sqlite3.connect(path, timeout=0.0)
     try:
         connection.execute("PRAGMA locking_mode=EXCLUSIVE")
@@ -321,16 +302,13 @@ def _readable(path: Path) -> tuple[list[tuple[int, str, bytes, int]], int, int |
                     number = row[0] + 1
                     if _is_whole(*row[1:]):
                         rows.append(row)
-                    elif first_bad is None:
-                        first_bad = row[0]
                 break
             except sqlite3.DatabaseError as error:
                 _raise_no_damage(error)
-                first_bad = number if first_bad is None else first_bad
                 number += 1
     finally:
         connection.close()
-    return rows, layout, first_bad
+    return rows, layout
 
 
 def _presumed_last(rows: Sequence[tuple[int, str, bytes, int]]) -> int:

@@ -36,7 +36,7 @@ from fleet.config.settings import load_fleet, select_devices
 from fleet.models.versions import load_snapshot, train_config
 from fleet.report.demo import choose_devices
 from fleet.store.store import Store
-from transfer.evaluate.evaluator import difference, judge_folds
+from transfer.evaluate.rankers import difference, judge_folds
 
 WORKLOADS = 16
 #: Candidates of each workload on each known device; the new one measures twice as many to be judged on.
@@ -140,8 +140,8 @@ def _judge(folder: Path, target: DeviceId, version: str, asked: set[str], known:
     """
     from benchmarks.onboarding_cases import Case, FewShotSet, visible_dataset, with_few_shot
     from transfer.adapt.base import FewShotTask, Regime
+    from transfer.adapt.guard import strategies
     from transfer.adapt.kept import load_adapted
-    from transfer.adapt.registry import strategies
 
     dataset = load_snapshot(Store.read(folder / "runs" / "store")).dataset
     truth = dataset.latency_secs[:, dataset.column(target)]

@@ -25,7 +25,7 @@ from benchmarks.chaos_trouble import STILL, Host, Trouble
 from benchmarks.chaos_watch import Watched, look
 from benchmarks.fleet_up import patience
 from benchmarks.made_up import replay_specs
-from fleet.core.limits import Limits
+from fleet.core.words import Limits
 from fleet.engine.context import CoordinatorSettings, EngineContext
 from fleet.engine.coordinator import Coordinator
 from fleet.engine.event_log import EventLog

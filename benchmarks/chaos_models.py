@@ -42,7 +42,7 @@ from transfer.features.extractor import DEFAULT_SPEC
 from transfer.model import checkpoint
 from transfer.model.encoder import ModelSizes
 from transfer.model.fleet_tlp import FleetTLP, model_config, scoped_seed
-from transfer.train.config import TrainConfig
+from transfer.train.rows import TrainConfig
 
 _TREES = 8
 #: Steps on the disk of a short training, of which one is chosen.

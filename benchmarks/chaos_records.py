@@ -24,7 +24,7 @@ from agents.records import (
 )
 from benchmarks.made_up import TARGET, record_of
 from fleet.interchange.export_store import export
-from fleet.models.holdout import is_held_out
+from fleet.models.versions import is_held_out
 from fleet.store.store import Store
 
 #: The device that was recorded.

@@ -18,8 +18,7 @@ from agents.records import Candidate, Record, record_id_of
 from benchmarks.chaos_history import Event
 from benchmarks.chaos_life import BATCH, Load, ids_of
 from fleet.errors import StoreError, StoreFull
-from fleet.state.packed_rows import pack, unpack, with_device
-from fleet.state.rows import result_of
+from fleet.state.rows import pack, result_of, unpack, with_device
 from fleet.state.state_file import StateFile
 from fleet.state.table import RecordsTable
 from fleet.state.turn import Turn

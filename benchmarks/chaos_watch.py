@@ -30,7 +30,7 @@ from benchmarks.chaos_records import candidates, workloads
 from fleet.api.client import ask
 from fleet.core.events import Event as FleetEvent
 from fleet.core.events import JobCancelled, JobFinished, JobId, JobSubmitted, RequestEnded
-from fleet.core.limits import Limits
+from fleet.core.words import Limits
 from fleet.engine.event_log import EventLog
 from fleet.errors import FleetError, StoreFull
 from fleet.models.registry_reader import RegistryReader

@@ -14,7 +14,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from agents.device.batch import Batch
+from agents.device.messages import Batch
 from agents.device.worker import DeviceWorker
 from agents.host.cpu_features import runnable_levels
 from agents.host.probe import probe

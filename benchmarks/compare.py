@@ -7,7 +7,7 @@ Each of three sides searches the same two operators in an empty folder, with as 
 - `fleet_tune`: `fleet tune` with the shipped model.
 
 The operators are one convolution of MobileNet-V2 and one matrix multiplication of BERT-base. The shipped
-model learnt from neither (`fleet.models.holdout`). A search's seconds hold everything from the start of its
+model learnt from neither (`fleet.models.versions`). A search's seconds hold everything from the start of its
 process or engine. After the searches of an operator, one agent times the best programs of all sides again,
 in turn; figures are of these timings, the fastest turn of each program. There is one seed: a difference of a
 few percent may be luck.

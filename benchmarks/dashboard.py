@@ -46,7 +46,7 @@ from benchmarks.scale_fleet import (
 from fleet.api.app import ApiSources
 from fleet.api.client import TOKEN
 from fleet.api.server import ApiServer
-from fleet.daemon.garbage_collection import seldom_collected
+from fleet.daemon.launch import seldom_collected
 from fleet.dashboard.dashboard import Dashboard
 from fleet.engine.coordinator import Coordinator
 from fleet.errors import FleetError

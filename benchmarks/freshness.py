@@ -35,10 +35,9 @@ from benchmarks.pretrained import groups_of, networks_of, opened_store
 from benchmarks.pretrained_ship import train_model
 from benchmarks.tables import interval
 from fleet.errors import FleetError
-from fleet.models.head_scores import HeadCache
+from fleet.models.opponents import HeadCache
 from fleet.models.registry import Registry
-from fleet.models.shipped_heads import ShippedHeads
-from fleet.models.shipped_model import SHIPPED_KEY, ShippedDevice, read_shipped, write_shipped
+from fleet.models.shipped_model import SHIPPED_KEY, ShippedDevice, ShippedHeads, read_shipped, write_shipped
 from fleet.models.standings import mean_of
 from fleet.models.versions import DatasetSnapshot, load_snapshot, manifest_of, training_provenance
 from fleet.refresh.request import RefreshRequest

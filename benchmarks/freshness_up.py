@@ -19,13 +19,11 @@ from numpy.typing import NDArray
 from agents.records import DeviceId
 from benchmarks.fleet_up import READY, START_SECS, Program, profile_file, verb, wait_until, write_fleet
 from benchmarks.harness import working_folder
-from fleet.models.head_scores import HeadCache
-from fleet.models.holdout import held_out
+from fleet.models.opponents import HeadCache
 from fleet.models.registry import Registry
-from fleet.models.shipped_heads import ShippedHeads
-from fleet.models.shipped_model import SHIPPED_KEY
+from fleet.models.shipped_model import SHIPPED_KEY, ShippedHeads
 from fleet.models.training_rows import JudgedRows
-from fleet.models.versions import DatasetSnapshot, load_snapshot
+from fleet.models.versions import DatasetSnapshot, held_out, load_snapshot
 from fleet.store.reader import StoreReader
 from fleet.store.store import Store
 from transfer.adapt.base import Adapted

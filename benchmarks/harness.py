@@ -33,7 +33,7 @@ from types import NoneType, UnionType
 from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
 from agents.files import write_durably
-from agents.host.own_program import environment
+from agents.host.process_control import environment
 from fleet.errors import FleetError
 from transfer.errors import TransferError
 

@@ -37,9 +37,8 @@ from agents.records import (
 from benchmarks.hostile_corpus import attack_steps
 from benchmarks.hostile_values import damaged, deep_text, text, value, with_faults
 from benchmarks.made_up import record_of
-from fleet.datasets.data_card import DatasetAbout
+from fleet.datasets.data_card import DatasetAbout, publish
 from fleet.datasets.dataset_files import CARD, README, RECORDS, SUMS, write_sums
-from fleet.datasets.publication import publish
 from fleet.store.store import Store
 
 #: The workload of every dataset, which a device of ours lists too.

@@ -52,7 +52,7 @@ def _scripts(reader: StoreReader, candidate_id: str) -> Iterator[str]:
     """The scripts of a candidate that the page and `fleet show --script` hand out."""
     from fleet.cli.lookup import _script
     from fleet.coverage.lookup import find
-    from fleet.dashboard.candidate_view import candidate_view
+    from fleet.dashboard.workload_view import candidate_view
 
     view = candidate_view(reader, WORKLOAD.workload_id, candidate_id, ["lab.board", "board"])
     yield view["script"]

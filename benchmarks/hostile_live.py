@@ -170,7 +170,7 @@ def offer(folder: Path, markers: Path, seed: int, count: int) -> dict[str, Any]:
     from agents.programs.design_space import DesignSpace
     from agents.programs.workloads import workload_from_module
     from fleet.config.settings import load_fleet, select_devices
-    from fleet.core.request_words import RequestKind
+    from fleet.core.words import RequestKind
     from fleet.daemon.daemon import UpOptions
     from fleet.daemon.embedded import run_embedded
     from fleet.interchange.import_logs import ImportRequest, import_logs

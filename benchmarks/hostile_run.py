@@ -22,7 +22,7 @@ from typing import IO, Any
 
 import psutil
 
-from agents.host.own_program import environment
+from agents.host.process_control import environment
 
 #: Seconds that a file may take in a stage; above that it hangs. What a crowded host runs instead is left out.
 LIMIT_SECS = 10.0

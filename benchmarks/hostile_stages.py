@@ -21,7 +21,7 @@ from pathlib import Path
 from msgspec.structs import replace
 
 from agents.errors import AgentError
-from agents.host.own_program import environment
+from agents.host.process_control import environment
 from agents.records import DeviceId, DeviceKind, DeviceSpec, Family, Protocol, Replay
 from benchmarks.hostile_corpus import Case
 from fleet.errors import FleetError
@@ -177,7 +177,7 @@ def replay_spec(work: Work) -> DeviceSpec:
 
 def replay_all(spec: DeviceSpec, changed: Replay | None = None) -> None:
     """Propose, evolve and measure on a replay device."""
-    from agents.device.batch import Batch
+    from agents.device.messages import Batch
     from agents.device.replay import ReplayWorker
     from agents.programs.networks import NETWORKS
 

@@ -34,7 +34,7 @@ from transfer.errors import TransferError
 from transfer.evaluate.compare import Finished, fits_of, judge_fits
 from transfer.evaluate.rankers import ModelRanker, Ranker
 from transfer.model.fleet_tlp import FleetTLP
-from transfer.train.config import TrainConfig
+from transfer.train.rows import TrainConfig
 from transfer.train.training import train
 
 #: The model of this project: all devices in one, and each device by itself.

@@ -18,8 +18,7 @@ import torch
 from numpy.typing import NDArray
 
 from agents.programs.trace_rules import read_trace
-from agents.records import Workload
-from agents.trust import is_imported
+from agents.records import Workload, is_imported
 from benchmarks.rivals.base import hold_out_workloads, need, unknown_device
 from transfer.arrays import Floats, Rows
 from transfer.data.dataset import Dataset

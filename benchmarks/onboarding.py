@@ -25,9 +25,9 @@ from benchmarks.onboarding_parts import DeviceSet, as_json, device_sets
 from benchmarks.onboarding_table import CurveTable
 from benchmarks.tables import interval, page, write_page
 from transfer.adapt.base import Regime
-from transfer.adapt.registry import NAMES, auto, strategies
+from transfer.adapt.guard import NAMES, auto, strategies
 from transfer.adapt.sample_selection import SELECTORS
-from transfer.train.config import TrainConfig
+from transfer.train.rows import TrainConfig
 
 _PARTS = ("selectors", "coverage", "breadth")
 #: Families of networks held out of imported logs: the others have too few workloads to be judged by.

@@ -46,7 +46,7 @@ from transfer.errors import TransferError
 from transfer.model.fleet_tlp import FleetTLP
 from transfer.model.inputs import torch_threads
 from transfer.processes import run_each
-from transfer.train.config import TrainConfig
+from transfer.train.rows import TrainConfig
 from transfer.train.state import digest
 from transfer.train.training import train
 

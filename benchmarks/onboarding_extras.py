@@ -31,7 +31,7 @@ from transfer.adapt.nearest import Nearest
 from transfer.adapt.sample_selection import SELECTORS, Choice, first_of
 from transfer.adapt.source_devices import SourceDevices
 from transfer.arrays import Rows
-from transfer.train.config import TrainConfig
+from transfer.train.rows import TrainConfig
 
 #: Samples at which ways to choose them are compared; at the last, random's top-1 is to be had with fewer.
 SELECTED = (16, 32, 64, 128, 256)

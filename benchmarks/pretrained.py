@@ -12,7 +12,7 @@ profile's only; `--contenders` chooses. With `--breadth 12 50` there are models 
 of `--strategies maml multitask` makes heads too, from the samples and all that the other profiles measured.
 
 `--ship fleet/shipped/cpu --name NAME` then trains on everything that is not held out for judging
-(`fleet.models.holdout`), and writes the folder that the wheel carries, with these figures as expectation.
+(`fleet.models.versions`), and writes the folder that the wheel carries, with these figures as expectation.
 """
 
 from __future__ import annotations
@@ -45,9 +45,8 @@ from fleet.models.versions import load_snapshot, train_config
 from fleet.onboarding.adaptation import AUTO, strategy_for
 from fleet.store.store import Store
 from transfer.adapt.base import Adapted, FewShotTask, Regime, Strategy, without_device
-from transfer.adapt.multitask import Scratch
+from transfer.adapt.guard import NAMES, Scratch, strategies
 from transfer.adapt.nearest import day_zero_head
-from transfer.adapt.registry import NAMES, strategies
 from transfer.arrays import Floats
 from transfer.data.dataset import Dataset
 from transfer.data.metrics import evaluate_ranking

@@ -27,10 +27,10 @@ from fleet.models.versions import (
 )
 from fleet.onboarding.fingerprint import known_fingerprints
 from fleet.store.store import Store
-from transfer.adapt.fingerprint import ORIGIN
+from transfer.adapt.nearest import ORIGIN
 from transfer.data.dataset import Dataset
 from transfer.model.fleet_tlp import FleetTLP
-from transfer.train.config import TrainConfig
+from transfer.train.rows import TrainConfig
 from transfer.train.training import train
 
 Rows = NDArray[np.int64]

@@ -37,7 +37,7 @@ from benchmarks.scale_start import measure_start
 from fleet.core import events as ev
 from fleet.core.scheduling import Cell, DeviceView, FleetView, plan
 from fleet.core.state import FleetState
-from fleet.daemon.garbage_collection import seldom_collected
+from fleet.daemon.launch import seldom_collected
 from fleet.store.store import Store
 
 #: Workloads of a network or three: what a plan chooses among.

@@ -24,7 +24,7 @@ import pyarrow as pa
 
 from agents.device.agent_host import AgentHost
 from agents.device.messages import AgentRequest, BeginAgent, Message, Stop
-from agents.device.worker_factory import ReplayWorkerFactory
+from agents.device.replay import ReplayWorkerFactory
 from agents.records import DeviceId, DeviceKind, DeviceSpec, Family, Protocol, WorkloadId, content_hash
 from benchmarks.harness import Figures, ms_of
 from benchmarks.made_up import (

@@ -206,7 +206,7 @@ def _model(cases: list[_Case], seed: int) -> Any:
     from transfer.features.hardware import HARDWARE_NAMES
     from transfer.model.fleet_tlp import FleetTLP, model_config
     from transfer.model.trees import Trees, tree_inputs
-    from transfer.train.config import TrainConfig
+    from transfer.train.rows import TrainConfig
     from transfer.train.tree_fit import grow
 
     config = TrainConfig()

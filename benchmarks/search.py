@@ -1,6 +1,6 @@
 """What heads are worth in a search: `python -m benchmarks.search --json --store STORE --device DEVICE`.
 
-Workloads that no head learns from (`fleet.models.holdout`), of five networks, are searched on one device of
+Workloads that no head learns from (`fleet.models.versions`), of five networks, are searched on one device of
 this host with the same number of trials by `fleet tune` with a head, by `fleet tune` without one, by TVM's
 evolutionary search with its XGBoost model, and by random draws, all on our builder and runner; and by
 `tune_tir` as it is shipped. The head is made from the store's other workloads, with at most

@@ -19,7 +19,7 @@ from typing import Any
 from rich.console import Console
 
 from agents.codec import workload_from_json
-from agents.device.batch import Batch
+from agents.device.messages import Batch
 from agents.device.worker import DeviceWorker
 from agents.records import (
     REPEATS,
@@ -37,14 +37,14 @@ from benchmarks.harness import child_json, kept
 from benchmarks.search_figures import DAY_ZERO, NO_HEAD, OURS, PLUGGED, RANDOM, STOCK, XGB
 from benchmarks.tvm_sides import Curve
 from fleet.config.settings import FleetConfig, select_devices
-from fleet.core.request_words import RequestKind
+from fleet.core.words import RequestKind
 from fleet.daemon.daemon import UpOptions
 from fleet.daemon.embedded import run_embedded
 from fleet.drivers.session import EngineSession
 from fleet.errors import FleetError
-from fleet.models.holdout import is_held_out
 from fleet.models.registry import Registry
 from fleet.models.training import train_version
+from fleet.models.versions import is_held_out
 from fleet.planner.progress import TerminalDisplay
 from fleet.store.store import Store
 from fleet.tuning.search import Search, unmeasured

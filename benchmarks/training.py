@@ -25,9 +25,8 @@ from fleet.interchange.import_logs import ImportRequest, import_logs
 from fleet.models.versions import load_snapshot
 from fleet.store.store import Store
 from transfer.data.dataset import Dataset
-from transfer.train.config import TrainConfig
-from transfer.train.published_procedure import TlpConfig
-from transfer.train.rows import trainable_devices
+from transfer.train.rows import TrainConfig, trainable_devices
+from transfer.train.trainers import TlpConfig
 from transfer.train.training import train
 
 LOGS = DATA / "autotvm_dropletsearch"

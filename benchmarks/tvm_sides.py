@@ -167,7 +167,7 @@ def with_our_runner(question: dict[str, Any]) -> dict[str, Any]:
     import tvm
     from tvm.s_tir import meta_schedule as ms
 
-    from agents.device.batch import Batch
+    from agents.device.messages import Batch
     from agents.device.worker import DeviceWorker
     from agents.programs.tvm_import import load_tensor_intrinsics
     from fleet.config.settings import load_fleet, select_devices

@@ -20,8 +20,7 @@ from fleet.interchange.logs.catalog import Catalog
 from fleet.interchange.logs.json_values import Rejected
 from fleet.interchange.logs.lines import LogLines, Unreadable
 from fleet.interchange.logs.targets import device_from_log
-from transfer.data.dataset import Dataset
-from transfer.data.joined_records import MeasuredRow, build_dataset
+from transfer.data.dataset import Dataset, MeasuredRow, build_dataset
 
 SUFFIX = ".HIP.fdb.txt.bz2"
 

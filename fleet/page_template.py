@@ -18,7 +18,7 @@ from typing import Any
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup, escape
 
-from fleet.durable import write_durably
+from agents.files import write_durably
 from fleet.errors import FleetError
 
 #: Characters of an error text that a page shows.

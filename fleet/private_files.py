@@ -83,24 +83,24 @@ def check_folder(path: Path) -> None:
         NotPrivateError: Another user's, or others may write there.
         OSError: It cannot be looked at.
     """
-    found = path.stat()
-    if found.st_uid not in (os.geteuid(), 0):
-        whose = f"belongs to user {found.st_uid}, expected {os.geteuid()} or 0"
+    status = path.stat()
+    if status.st_uid not in (os.geteuid(), 0):
+        whose = f"belongs to user {status.st_uid}, expected {os.geteuid()} or 0"
         raise NotPrivateError(path, whose, "use a folder of your own")
-    by_group = found.st_mode & stat.S_IWGRP and not _is_own_group(found.st_gid)
-    if (found.st_mode & stat.S_IWOTH or by_group) and not found.st_mode & stat.S_ISVTX:
-        fault = f"other users may write there (mode {stat.S_IMODE(found.st_mode):o})"
+    by_group = status.st_mode & stat.S_IWGRP and not _is_own_group(status.st_gid)
+    if (status.st_mode & stat.S_IWOTH or by_group) and not status.st_mode & stat.S_ISVTX:
+        fault = f"other users may write there (mode {stat.S_IMODE(status.st_mode):o})"
         raise NotPrivateError(path, fault, f"run: chmod go-w {path}")
 
 
-def _check_file(path: Path, found: os.stat_result) -> None:
-    if not stat.S_ISREG(found.st_mode):
+def _check_file(path: Path, status: os.stat_result) -> None:
+    if not stat.S_ISREG(status.st_mode):
         raise NotPrivateError(path, "is no regular file", "delete it and make a new one")
-    if found.st_uid != os.geteuid():
-        whose = f"belongs to user {found.st_uid}, expected {os.geteuid()}"
+    if status.st_uid != os.geteuid():
+        whose = f"belongs to user {status.st_uid}, expected {os.geteuid()}"
         raise NotPrivateError(path, whose, "run this as that user, or give it away with chown")
-    if found.st_mode & 0o077:
-        fault = f"others may read this token (mode {stat.S_IMODE(found.st_mode):o})"
+    if status.st_mode & 0o077:
+        fault = f"others may read this token (mode {stat.S_IMODE(status.st_mode):o})"
         raise NotPrivateError(path, fault, f"run: chmod 600 {path}")
 
 

@@ -48,7 +48,7 @@ class StoreView:
     @property
     def devices(self) -> dict[DeviceId, tuple[DeviceSpec, Descriptor | None]]:
         """What each device claims to be, and what was found last; None for one that was never probed."""
-        return {one: (entry.spec, entry.descriptor) for one, entry in self._reader.devices().items()}
+        return {name: (entry.spec, entry.descriptor) for name, entry in self._reader.devices().items()}
 
     @property
     def workloads(self) -> dict[WorkloadId, Workload]:
@@ -69,13 +69,13 @@ class StoreView:
         unknown = sorted(set(names) - set(SCHEMA.names))
         if unknown:
             raise StoreError(f"records have no column {unknown[0]!r}; known: {', '.join(SCHEMA.names)}")
-        wanted = None if outcomes is None else [str(Outcome(one)) for one in outcomes]
+        outcome_names = None if outcomes is None else [str(Outcome(outcome)) for outcome in outcomes]
         for device_id in self._chosen(devices):
             for batch in flat_batches(Source(self._reader, device_id)):
                 chosen = batch.filter(batch.column("counts")) if counting else batch
-                for name, values in (("workload_id", workloads), ("outcome", wanted)):
+                for name, values in (("workload_id", workloads), ("outcome", outcome_names)):
                     if values is not None:
-                        of = pa.array([str(one) for one in values], pa.string())
+                        of = pa.array([str(value) for value in values], pa.string())
                         chosen = chosen.filter(pc.is_in(chosen.column(name), of))
                 if chosen.num_rows:
                     yield chosen.select(names)
@@ -111,12 +111,12 @@ class StoreView:
         """
         if form not in FORMS:
             raise ValueError(f"records have no form {form!r}; known: {', '.join(FORMS)}")
-        found = self.batches(
+        matching = self.batches(
             devices=devices, workloads=workloads, outcomes=outcomes, counting=counting, columns=columns
         )
-        batches = list(found)
+        batches = list(matching)
         names = SCHEMA.names if columns is None else list(columns)
-        table = pa.Table.from_batches(batches, pa.schema([SCHEMA.field(one) for one in names]))
+        table = pa.Table.from_batches(batches, pa.schema([SCHEMA.field(name) for name in names]))
         if form == "arrow":
             return table
         try:
@@ -126,14 +126,14 @@ class StoreView:
         return table.to_pandas() if form == "pandas" else package.from_arrow(table)
 
     def _chosen(self, devices: Collection[str] | None) -> list[DeviceId]:
-        known = self._reader.device_ids
-        unknown = sorted(set(devices or ()) - set(known))
+        device_ids = self._reader.device_ids
+        unknown = sorted(set(devices or ()) - set(device_ids))
         if unknown:
             raise StoreError(
                 f"device {unknown[0]!r} has no records in {self._reader.path}; it holds: "
-                f"{', '.join(known) or 'none'}"
+                f"{', '.join(device_ids) or 'none'}"
             )
-        return [DeviceId(one) for one in known if devices is None or one in devices]
+        return [DeviceId(name) for name in device_ids if devices is None or name in devices]
 
 
 def open_store(path: str | Path) -> StoreView:

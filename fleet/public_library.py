@@ -131,8 +131,8 @@ def _fault(error: Exception, inputs: tuple[Array, ...]) -> str:
     if misfit := _MISFIT.search(str(error)):
         place, name, shape, dtype = misfit.groups()
         value = inputs[int(place)]
-        found = f"{str(value.dtype).removeprefix('torch.')} ({', '.join(map(str, value.shape))})"
-        return f"input {place} ({name}) is {found}, expected {dtype} ({shape})"
+        given_tensor = f"{str(value.dtype).removeprefix('torch.')} ({', '.join(map(str, value.shape))})"
+        return f"input {place} ({name}) is {given_tensor}, expected {dtype} ({shape})"
     if count := _COUNT.search(str(error)):
         return f"got {len(inputs)} inputs, expected {count[1]}: {count[2]}"
     return first_line(error)

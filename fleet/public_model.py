@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from agents.records import Candidate, DeviceId, ModelRef, Workload
 from fleet.errors import FleetError
-from fleet.models.head_scores import HeadCache, score_candidates
+from fleet.models.opponents import HeadCache, score_candidates
 from fleet.models.registry_reader import RegistryReader
 
 if TYPE_CHECKING:
@@ -35,8 +35,8 @@ class DeviceModel:
         self.device_id = device_id
         self.devices = tuple(map(DeviceId, registry.manifest(version)["heads"]))
         self._heads, self._extractor = HeadCache(registry), Extractor()
-        for one in self.devices if device_id is None else (device_id,):
-            self._head(one)
+        for head_device in self.devices if device_id is None else (device_id,):
+            self._head(head_device)
 
     def __repr__(self) -> str:
         of = f"{self.device_id!r}, " if self.device_id else ""
@@ -97,14 +97,14 @@ def load_model(ref: str, folder: str | Path = "runs/models") -> DeviceModel:
     versions = registry.versions()
     if ref in (*versions, "latest") and versions:
         return DeviceModel(registry, versions[-1] if ref == "latest" else ref, None)
-    found = registry.champion(ref)
-    if found is None:
+    champion = registry.champion(ref)
+    if champion is None:
         served = ", ".join(registry.champions()) or "none"
         raise FleetError(
             f"no model in {folder} serves device {ref!r}; served are: {served}. "
             f"`fleet onboard {ref} --samples 0` gives a device of this host a head without a measurement"
         )
-    return DeviceModel(registry, found.version, ref)
+    return DeviceModel(registry, champion.version, ref)
 
 
 @contextmanager
@@ -126,5 +126,5 @@ def tvm_measure(device: str, *, config: Path | None = None) -> Iterator[TvmMeasu
     from fleet.config.settings import load_fleet, select_devices
 
     settings = load_fleet(config, {}).config.with_devices(device)
-    with measure(select_devices(settings)[DeviceId(device)]) as found:
-        yield found
+    with measure(select_devices(settings)[DeviceId(device)]) as tvm_search:
+        yield tvm_search

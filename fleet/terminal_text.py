@@ -2,7 +2,7 @@
 
 Names of files, lines of logs and errors of other programs may hold escape sequences, marks that turn the
 direction of writing, and line ends that feign a line of ours. `visible` shows them instead. Every line of the
-command line goes through it: by `print_text`, by `fleet.terminal_console.TerminalConsole`, or by the log
+command line goes through it: by `print_text`, by `fleet.terminal_text.TerminalConsole`, or by the log
 handler.
 """
 
@@ -10,9 +10,11 @@ from __future__ import annotations
 
 import logging
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import typer
+from rich.console import Console, ConsoleOptions, RenderableType
+from rich.segment import Segment
 
 #: Characters of a name that stay on one line in a narrow terminal.
 _NAME_CHARS = 24
@@ -78,8 +80,6 @@ def print_rows(
     """
     from rich.table import Table
 
-    from fleet.terminal_console import TerminalConsole
-
     console = TerminalConsole()
     rows = [tuple(map(visible, row)) for row in rows]
     widths = [max(map(len, column)) for column in zip(columns, *rows, strict=True)]
@@ -91,3 +91,24 @@ def print_rows(
     for row in rows:
         table.add_row(*row)
     console.print(table)
+
+
+# Rich's console for text that may come from outside.
+
+
+class TerminalConsole(Console):
+    """A console that writes out what cannot be printed, and takes no text for markup or pictures.
+
+    Colours and cursor movements are rich's own: they are no text to it.
+    """
+
+    def __init__(self, *, stderr: bool = False, quiet: bool = False) -> None:
+        super().__init__(stderr=stderr, quiet=quiet, markup=False, emoji=False, highlight=False)
+
+    def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
+        """Render as rich does, text made visible."""
+        for segment in super().render(renderable, options):
+            if segment.control or segment.text.isprintable():
+                yield segment
+            else:
+                yield Segment(visible(segment.text, kept="\n\t"), segment.style)

@@ -11,9 +11,8 @@ from msgspec.structs import replace
 
 from agents.records import Candidate, DeviceId, Record, Workload
 from fleet.state.contents import LATE
-from fleet.state.packed_rows import pack
 from fleet.state.questions import StateReader
-from fleet.state.rows import result_of
+from fleet.state.rows import pack, result_of
 from fleet.state.schema import STATE
 from fleet.state.state_file import StateFile
 from fleet.state.table import RecordsTable

@@ -22,7 +22,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from agents.host.own_program import command, environment
+from agents.host.process_control import command, environment
 from agents.records import as_json_dict
 from agents.sandbox.confinement import system_call
 from agents.sandbox.core_slot import MoverClient

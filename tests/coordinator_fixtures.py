@@ -22,7 +22,7 @@ from agents.records import DeviceId, DeviceSpec
 from fleet.config.device_changes import DeviceFiles
 from fleet.config.device_folder import DeviceFolder, FoundDevices, retire_file
 from fleet.core.events import Event
-from fleet.core.limits import Limits
+from fleet.core.words import Limits
 from fleet.engine.context import CoordinatorSettings, DeviceSource, EngineContext, Launch, no_driver
 from fleet.engine.coordinator import Coordinator
 from fleet.engine.event_log import EventLog

@@ -16,7 +16,7 @@ from agents.records import DeviceId, DeviceKind, DeviceSpec, Outcome, Replay, Wo
 from fleet.api.app import ApiSources
 from fleet.api.client import TOKEN
 from fleet.api.server import ApiServer
-from fleet.core.limits import Limits
+from fleet.core.words import Limits
 from fleet.dashboard.dashboard import Dashboard
 from fleet.engine.context import CoordinatorSettings, EngineContext, Launch, no_driver
 from fleet.engine.coordinator import Coordinator

@@ -11,10 +11,9 @@ from agents.records import CandidateId, DeviceId, WorkloadId
 from fleet.core import events as ev
 from fleet.core.events import DeviceState, Event, Instruction, Job, JobId, JobState, Verdict
 from fleet.core.job_state import PATIENCE
-from fleet.core.limits import Limits
-from fleet.core.request_words import Request, RequestId, RequestKind, RequestState
 from fleet.core.state import FleetState
 from fleet.core.state_core import StateError
+from fleet.core.words import Limits, Request, RequestId, RequestKind, RequestState
 
 #: Small enough that a few steps reach every rule.
 LIMITS = Limits(

@@ -7,15 +7,16 @@ from pathlib import Path
 from typing import Any
 
 from agents.records import (
+    DERIVED,
     DeviceId,
     Outcome,
     Protocol,
     Record,
     Workload,
     canonical_json,
+    is_imported,
 )
 from agents.sandbox.pool import WorkerPool
-from agents.trust import DERIVED, is_imported
 from fleet.interchange.import_logs import ImportRequest, import_logs
 from fleet.store.store import Store
 from tests.log_fixtures import module_line, write_log

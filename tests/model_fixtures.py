@@ -13,12 +13,11 @@ from torch import nn
 from agents.records import CandidateId, DeviceId, WorkloadId
 from transfer.data.dataset import Dataset
 from transfer.data.splits import Split
-from transfer.features.blocks import FeatureBlock
+from transfer.features.blocks import CPU_LAYOUT, FeatureBlock
 from transfer.features.extractor import FeatureSpec
-from transfer.features.published_features import CPU_LAYOUT
 from transfer.model.encoder import ModelSizes
-from transfer.train.config import TrainConfig
 from transfer.train.losses import LossWeights
+from transfer.train.rows import TrainConfig
 
 SPEC = FeatureSpec(
     categories=(("kind", 6), ("role", 4)),

@@ -12,7 +12,7 @@ import msgspec
 import numpy as np
 
 from agents.records import Candidate, Record, Workload, WorkloadId, content_hash
-from fleet.models.holdout import is_held_out
+from fleet.models.versions import is_held_out
 from fleet.refresh.request import RefreshRequest
 from fleet.store.store import Store
 from tests.dataset_fixtures import cpu_device, gmm_trace, gmm_workload, record_of

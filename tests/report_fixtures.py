@@ -7,7 +7,7 @@ from typing import Any
 from msgspec.structs import asdict
 
 from agents.records import Protocol
-from fleet.report.report import complete
+from fleet.report.page import complete
 
 WORKLOADS = tuple(f"GMM_1x{size}x{size}x{size}" for size in (32, 64, 128, 256, 512, 1024))
 SCORE_KEYS = ("top1", "top5", "top1_interval", "top5_interval", "random_top1", "random_top5", "kendall_tau")

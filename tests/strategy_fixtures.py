@@ -11,7 +11,7 @@ from transfer.adapt.base import Adapted, FewShotTask
 from transfer.adapt.nearest import Nearest
 from transfer.data.dataset import Dataset
 from transfer.model.fleet_tlp import FleetTLP
-from transfer.train.config import TrainConfig
+from transfer.train.rows import TrainConfig
 
 
 def task_of(

@@ -6,10 +6,8 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from agents.device.batch import Batch
-from agents.device.messages import Message
-from agents.lease import Lease
-from agents.records import Candidate, DeviceId, DeviceKind, DeviceSpec, Protocol, Record, Replay
+from agents.device.messages import Batch, Message
+from agents.records import Candidate, DeviceId, DeviceKind, DeviceSpec, Lease, Protocol, Record, Replay
 from fleet.interchange.export_store import export
 from fleet.store.store import Store
 from fleet.transport.transport import AgentTransport

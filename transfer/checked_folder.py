@@ -13,7 +13,7 @@ import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
-from agents.regular_files import read_regular
+from agents.files import read_regular
 from transfer.errors import TransferError
 
 TENSORS_NAME = "model.safetensors"

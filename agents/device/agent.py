@@ -39,12 +39,11 @@ from agents.device.messages import (
     WorkloadsListed,
 )
 from agents.errors import AgentError, SpoolError, WorkerStartError
-from agents.lease import LeaseTag
 from agents.programs.canaries import is_same_roofline
-from agents.records import Descriptor
+from agents.records import Descriptor, LeaseTag
 
 if TYPE_CHECKING:
-    from agents.device.worker_factory import Worker
+    from agents.device.replay import Worker
 
 #: Records of earlier lives in one message.
 _PENDING_PART = 256

@@ -39,7 +39,7 @@ from agents.host.host_load import HostLoad
 from agents.records import DeviceId
 
 if TYPE_CHECKING:
-    from agents.device.worker_factory import Worker
+    from agents.device.replay import Worker
 
 #: Records that wait to be fetched before the thread that makes more has to wait too.
 MOST_WAITING = 8192

@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import cache
 from pathlib import Path
 
-from agents.device.batch import Batch
+from agents.device.messages import Batch
 from agents.programs.check import is_checkable
 from agents.programs.quality import (
     Drift,

@@ -12,10 +12,10 @@ import ray
 
 from agents.device.agent_host import AgentHost
 from agents.device.messages import AgentRequest, Message
-from agents.device.worker_factory import ReplayWorkerFactory, open_device
-from agents.host.own_program import begin_process
+from agents.device.replay import ReplayWorkerFactory, open_device
 from agents.host.process_control import (
     ProcessName,
+    begin_process,
     cut_output,
     die_with_parent,
     end_process,

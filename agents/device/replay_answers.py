@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from agents.codec import bounded_json, protocol_from_json
-from agents.device.batch import Batch
+from agents.device.messages import Batch
 from agents.programs.quality import interval_quality
 from agents.records import (
     Candidate,

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any
 from agents.codec import bounded_json, device_from_json, workload_from_json
 from agents.device.bounded_parquet import check_claims
 from agents.errors import AgentError
+from agents.files import check_regular
 from agents.records import Descriptor, DeviceId, DeviceSpec, Workload, as_json_dict, canonical_json
-from agents.regular_files import check_regular
 
 if TYPE_CHECKING:
     import pyarrow.parquet as pq

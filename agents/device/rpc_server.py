@@ -21,9 +21,8 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from agents.host.own_program import leave_out_torch
 from agents.host.probe import environment, probe
-from agents.host.process_control import die_with_parent
+from agents.host.process_control import die_with_parent, leave_out_torch
 from agents.host.rpc_tracker import NotYetError, host_and_port, listing
 from agents.programs.rpc_session import DESCRIPTOR_FUNCTION, ENVIRONMENT_FUNCTION
 from agents.records import as_json_dict, canonical_json

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from agents.device.batch import Batch
+from agents.device.messages import Batch
 from agents.device.worker import DeviceWorker
 from agents.programs.tvm_import import load_tensor_intrinsics
 from agents.programs.workloads import workload_from_module

@@ -18,16 +18,14 @@ from typing import Any
 from msgspec.structs import replace
 
 from agents.codec import device_from_json, workload_from_json
-from agents.device.batch import PART_SECS, Batch, Part
 from agents.device.device_cores import quiet_cores, worker_settings
 from agents.device.measurements import job_of, record_of
-from agents.device.messages import Activity, ProposeRequest, TaggedRecord
+from agents.device.messages import PART_SECS, Activity, Batch, Part, ProposeRequest, TaggedRecord
 from agents.errors import AgentError
 from agents.host.cuda import reading_fault
 from agents.host.device_kinds import KINDS, board_differences, environment_id
 from agents.host.probe import core_groups, environment, probe, remote_descriptor
 from agents.host.process_control import pin_process
-from agents.lease import LeaseTag
 from agents.networks.graph import merged
 from agents.networks.network_name import read_network_name
 from agents.networks.reader import workloads_of_networks
@@ -35,12 +33,14 @@ from agents.programs.canaries import Canary, roofline
 from agents.programs.derivation import Derivation
 from agents.records import (
     CONFIRM,
+    DERIVED,
     Candidate,
     CandidateId,
     Descriptor,
     DeviceKind,
     DeviceSpec,
     Family,
+    LeaseTag,
     Outcome,
     Protocol,
     Record,
@@ -53,7 +53,6 @@ from agents.sandbox.pool import Question, WorkerPool
 from agents.sandbox.stages import WorkerStage
 from agents.sandbox.windows import in_windows
 from agents.spool.disk_spool import Spool
-from agents.trust import DERIVED
 
 _LOG = logging.getLogger(__name__)
 

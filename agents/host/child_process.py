@@ -25,8 +25,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import IO
 
-from agents.host.own_program import CHILD_MAIN, command, environment
-from agents.host.process_control import cut_output, signal_name
+from agents.host.process_control import CHILD_MAIN, command, cut_output, environment, signal_name
 
 #: How often a child's output is looked at.
 _LOOK_SECS = 1.0

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import psutil
 
-from agents.host.own_program import CHILD_MAIN
+from agents.host.process_control import CHILD_MAIN
 
 #: Seconds between two looks: each reads the times of every process of the host.
 _EVERY_SECS = 5.0

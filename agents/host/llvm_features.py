@@ -15,7 +15,7 @@ from typing import Any
 from agents.errors import AgentError
 from agents.host import cpu_features as isa
 from agents.host.child_process import run_child
-from agents.host.own_program import leave_out_torch
+from agents.host.process_control import leave_out_torch
 
 # Importing TVM takes two to five seconds on an idle core; a board or a busy host needs longer.
 _TIMEOUT_SECS = 120.0

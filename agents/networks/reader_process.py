@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from agents.errors import AgentError
-from agents.host.own_program import leave_out_torch
+from agents.host.process_control import leave_out_torch
 from agents.networks.network_name import read_network_name
 from agents.records import Family, as_json_dict
 from agents.sandbox.confinement import confine

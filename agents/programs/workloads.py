@@ -11,8 +11,7 @@ from typing import Any
 
 from agents.errors import AgentError
 from agents.programs.networks import NETWORKS, layers
-from agents.records import Workload, WorkloadId
-from agents.trust import is_imported
+from agents.records import Workload, WorkloadId, is_imported
 
 
 def workload_id_of(module: Any) -> WorkloadId:

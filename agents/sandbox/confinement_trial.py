@@ -25,7 +25,7 @@ from pathlib import Path
 import psutil
 
 from agents.errors import AgentError
-from agents.host.own_program import command, environment
+from agents.host.process_control import command, environment
 from agents.sandbox.confinement import MOST_FILE_BYTES, Confinement, confine, has_privileges, system_call
 from agents.sandbox.footprint import Footprint, footprint_of, limit_memory
 from agents.sandbox.syscall_filter import Needs

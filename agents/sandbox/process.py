@@ -17,8 +17,7 @@ import psutil
 
 from agents.errors import MessageError
 from agents.host.cuda import WORKER_ENVIRONMENT
-from agents.host.own_program import command, environment
-from agents.host.process_control import signal_name
+from agents.host.process_control import command, environment, signal_name
 from agents.records import Protocol, Workload, as_json_dict
 from agents.sandbox.confinement import needs_of
 from agents.sandbox.footprint import Footprint, footprint_of, limit_memory

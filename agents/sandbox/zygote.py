@@ -36,8 +36,7 @@ from typing import Any
 
 from agents.host.cuda import make_device_files
 from agents.host.host_lock import make_lock, timing_lock
-from agents.host.own_program import leave_out_torch
-from agents.host.process_control import close_all_but, die_with_parent
+from agents.host.process_control import close_all_but, die_with_parent, leave_out_torch
 from agents.host.rpc_tracker import reachable
 from agents.sandbox.confinement import confine, needs_of
 from agents.sandbox.core_slot import WORKER_NAME, ProcessCores

@@ -21,8 +21,7 @@ from pathlib import Path
 from agents.codec import SpooledRecord, decode_spooled, encode_spooled
 from agents.errors import AgentError, SpoolError, SpoolFull
 from agents.files import make_folder
-from agents.lease import LeaseTag
-from agents.records import Record
+from agents.records import LeaseTag, Record
 from agents.row_file import RowFile
 
 _LOG = logging.getLogger(__name__)

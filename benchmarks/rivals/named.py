@@ -10,7 +10,7 @@ from benchmarks.rivals.tlp import PublishedTlp
 from benchmarks.rivals.trees import BoostedTrees
 from transfer.errors import TransferError
 from transfer.evaluate.rankers import Ranker
-from transfer.train.published_procedure import TlpConfig
+from transfer.train.trainers import TlpConfig
 
 #: A thousand rows are one published batch, so 50 epochs are 50 steps: MTL-TLP with batches that give more.
 _SMALL_BATCH = 64

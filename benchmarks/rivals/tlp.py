@@ -1,4 +1,4 @@
-"""TLP and MTL-TLP as rankers among the rivals; trained by `transfer.train.published_procedure`."""
+"""TLP and MTL-TLP as rankers among the rivals; trained by `transfer.train.trainers`."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from transfer.data.dataset import Dataset
 from transfer.errors import TransferError
 from transfer.model.inputs import torch_threads
 from transfer.model.mtl_tlp import TlpNetwork, mixed_lambda_rank
-from transfer.train.published_procedure import TlpConfig, batches, train_network
 from transfer.train.rows import training_labels
+from transfer.train.trainers import TlpConfig, batches, train_network
 
 #: Rows of one forward pass when nothing is learnt, as in the published evaluation.
 _SCORE_ROWS = 4000

@@ -28,7 +28,7 @@ from fleet.json_types import Json, JsonDict
 from fleet.models.registry_file import RegistryError
 from fleet.models.registry_reader import HeadMissing, RegistryReader, as_json
 from fleet.models.views import NO_CHAMPION, champion_notes
-from fleet.requests.desk import RequestDesk
+from fleet.requests.kinds import RequestDesk
 from fleet.requests.request_kind import listed
 from fleet.terminal_text import in_utf8
 from transfer.checked_folder import TENSORS_NAME

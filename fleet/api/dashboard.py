@@ -23,9 +23,9 @@ from fleet.api.score_service import ScoreBusyError, ScoreService
 from fleet.api.scores import ScoreQuestion
 from fleet.api.webhook import Webhook
 from fleet.comparison.compared import CompareError
-from fleet.dashboard.candidate_view import CandidateError
 from fleet.dashboard.dashboard import Dashboard, DashboardMissing
-from fleet.dashboard.pages import PAGE_ROWS, PageError, PageQuery
+from fleet.dashboard.store_view import PAGE_ROWS, PageError, PageQuery
+from fleet.dashboard.workload_view import CandidateError
 from fleet.errors import FleetError, StoreError
 from fleet.json_types import JsonDict
 from fleet.store.trace_lookup import find_candidates

@@ -16,7 +16,7 @@ from prometheus_client.core import (
 from prometheus_client.exposition import generate_latest
 
 from fleet.api.connections import Connections
-from fleet.core.event_words import DeviceState
+from fleet.core.words import DeviceState
 from fleet.histogram import BOUNDS_SECS
 from fleet.json_types import Json
 

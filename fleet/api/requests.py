@@ -19,9 +19,8 @@ from fastapi.responses import JSONResponse, StreamingResponse
 
 from fleet.api.access import Access, needs
 from fleet.api.connections import body_of, read_body
-from fleet.core.request_words import RequestState
-from fleet.requests.desk import DeskFull, RequestDesk, Shown
-from fleet.requests.kinds import KINDS, MOST_BYTES, RequestBody, parse_request
+from fleet.core.words import RequestState
+from fleet.requests.kinds import KINDS, MOST_BYTES, DeskFull, RequestBody, RequestDesk, Shown, parse_request
 from fleet.requests.request_kind import RequestConflict, RequestRefused, RequestUnknown
 
 PATH = "/v1/requests"

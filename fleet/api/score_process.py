@@ -31,7 +31,7 @@ from fleet.errors import FleetError
 from fleet.models.registry_reader import HeadMissing, RegistryReader
 
 if TYPE_CHECKING:
-    from fleet.models.head_scores import HeadCache
+    from fleet.models.opponents import HeadCache
 
 #: Status, and candidates that were scored.
 ANSWER_HEAD = struct.Struct(">HI")
@@ -49,7 +49,7 @@ class ScoreRefusalError(FleetError):
 
 def main(arguments: Sequence[str]) -> int:
     """Answer requests until there are no more."""
-    from fleet.models.head_scores import HeadCache
+    from fleet.models.opponents import HeadCache
 
     models, store, end = arguments
     resource.setrlimit(resource.RLIMIT_DATA, (_MOST_BYTES, _MOST_BYTES))
@@ -84,7 +84,7 @@ def answered(registry: RegistryReader, heads: HeadCache, store: Path, body: byte
         FleetError: Registry or store are damaged.
         TransferError: The champion is.
     """
-    from fleet.models.head_scores import score_candidates
+    from fleet.models.opponents import score_candidates
     from transfer.errors import TraceError
     from transfer.features.extractor import Extractor
     from transfer.language.dialects import default_readers
@@ -146,11 +146,11 @@ def _ref(registry: RegistryReader, store: Path, question: ScoreQuestion) -> Mode
     try:
         return registry.head_ref(device, question.version or None)
     except HeadMissing as error:
-        known = sorted({*map(str, registry.champions()), *map(str, Store.read(store).devices())})
-        if device in known:
+        device_ids = sorted({*map(str, registry.champions()), *map(str, Store.read(store).devices())})
+        if device in device_ids:
             raise ScoreRefusalError(404, str(error)) from error
-        names = ", ".join(known[:20]) or "none"
-        more = f" and {len(known) - 20} more" if len(known) > 20 else ""
+        names = ", ".join(device_ids[:20]) or "none"
+        more = f" and {len(device_ids) - 20} more" if len(device_ids) > 20 else ""
         raise ScoreRefusalError(404, f"unknown device {device[:80]!r}; known: {names}{more}") from error
 
 

@@ -37,8 +37,7 @@ from fleet.api.requests import ANSWER_SECS, Followers, add_requests
 from fleet.api.requests import PATH as REQUESTS_PATH
 from fleet.api.score_service import ScoreService
 from fleet.api.sessions import SESSIONS, Keyring, add_sessions
-from fleet.durable import disk_errors
-from fleet.errors import FleetError
+from fleet.errors import FleetError, disk_errors
 from fleet.private_files import read_private, write_private
 from fleet.requests.kinds import MOST_BYTES
 

@@ -15,8 +15,7 @@ from typing import Final, NamedTuple
 
 from deltalake import DeltaTable
 
-from agents.files import make_folder
-from agents.regular_files import regular_chunks
+from agents.files import fsync, make_folder, regular_chunks
 from fleet.archive.backup_folder import (
     IMPORTS,
     OBJECTS,
@@ -35,8 +34,7 @@ from fleet.archive.backup_folder import (
     write_manifest,
 )
 from fleet.archive.verify import Verified
-from fleet.durable import FULL_ERRNOS, disk_errors, fsync
-from fleet.errors import StoreError
+from fleet.errors import FULL_ERRNOS, StoreError, disk_errors
 from fleet.state.questions import StateReader
 from fleet.state.schema import STATE
 from fleet.state.state_file import back_up as back_up_state
@@ -48,8 +46,7 @@ from fleet.store.delta.log import (
     file_sum,
     load_snapshot,
 )
-from fleet.store.lock import check_folder
-from fleet.store.reader import DEVICES, WORKLOADS
+from fleet.store.reader import DEVICES, WORKLOADS, check_folder
 
 #: Files that are copied at once: each waits for the disk.
 _THREADS = 8

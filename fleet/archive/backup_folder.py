@@ -19,10 +19,8 @@ import filelock
 from msgspec import Meta, Struct, ValidationError, convert, field, to_builtins
 
 from agents.codec import bounded_json
-from agents.files import make_folder
+from agents.files import make_folder, read_regular, regular_chunks, write_durably
 from agents.records import canonical_json, content_hash
-from agents.regular_files import read_regular, regular_chunks
-from fleet.durable import write_durably
 from fleet.errors import StoreError
 from fleet.state.schema import STATE
 from fleet.store.delta.log import RECORDS, file_sum

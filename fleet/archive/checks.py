@@ -20,13 +20,11 @@ from numpy.typing import NDArray
 
 from agents.records import Outcome, content_hash, record_id_of
 from fleet.errors import StoreError
-from fleet.state.packed_rows import results_of_piece, rows_of, unpack
 from fleet.state.questions import StateReader
-from fleet.state.rows import KeptResult, Result, TableFile, WaitingRows
+from fleet.state.rows import KeptResult, Result, TableFile, WaitingRows, results_of_piece, rows_of, unpack
 from fleet.store.catalog import read_device, read_workloads, sum_fault
-from fleet.store.delta.columns import check_columns
 from fleet.store.delta.log import DataFile, file_sum
-from fleet.store.delta.schema import FILE_SCHEMA, read_batches
+from fleet.store.delta.schema import FILE_SCHEMA, check_columns, read_batches
 from fleet.store.reader import DEVICES
 
 #: Results that are held as Python's objects at once.

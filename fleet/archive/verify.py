@@ -17,7 +17,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from agents.trust import is_live
+from agents.records import is_live
 from fleet.archive.checks import (
     Outcomes,
     Seen,
@@ -28,19 +28,17 @@ from fleet.archive.checks import (
     first_halves,
     state_faults,
 )
-from fleet.durable import disk_errors
-from fleet.errors import StoreError
-from fleet.state.packed_rows import results_of_rows
+from fleet.errors import StoreError, disk_errors
 from fleet.state.questions import StateReader
 from fleet.state.rebuild import rebuild
+from fleet.state.rows import results_of_rows
 from fleet.state.schema import STATE
 from fleet.state.table import is_left_over, is_ours
 from fleet.state.table_log import TableLog, removed
 from fleet.store.catalog import read_devices
 from fleet.store.delta.log import RECORDS, DataFile, TableSnapshot, load_snapshot
 from fleet.store.delta.schema import read_batches
-from fleet.store.lock import acquire, check_folder, release
-from fleet.store.reader import DEVICES, WORKLOADS
+from fleet.store.reader import DEVICES, WORKLOADS, acquire, check_folder, release
 
 #: Damages that are told one by one; the others are counted.
 MOST_TOLD = 1000

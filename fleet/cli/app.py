@@ -19,12 +19,11 @@ from typing import Annotated, NoReturn
 import typer
 
 from agents.errors import AgentError
-from agents.host.own_program import begin_process
+from agents.host.process_control import begin_process
 from fleet.cli import (
     daemon,
     dashboard,
     datasets,
-    device_files,
     devices,
     interchange,
     jobs,
@@ -130,9 +129,9 @@ _add_group(
     Panel.MEASURE,
     "devices",
     "List, add and retire the devices of the fleet.",
-    list=device_files.list_devices,
-    add=device_files.add,
-    retire=device_files.retire,
+    list=devices.list_devices,
+    add=devices.add,
+    retire=devices.retire,
 )
 _add_group(
     Panel.USE,

@@ -52,7 +52,7 @@ def collected(store: Path, since_secs: float) -> dict[str, Any]:
     import pyarrow as pa
     import pyarrow.compute as pc
 
-    from fleet.store.noise_columns import flag_column
+    from fleet.store.noise import flag_column
     from fleet.store.store import Store
 
     origins: Counter[str] = Counter()

@@ -53,7 +53,7 @@ def up(
     Example: fleet up --device x86-64-v3 --for 3600
     """
     from fleet.daemon.daemon import UpOptions, run_daemon
-    from fleet.terminal_console import TerminalConsole
+    from fleet.terminal_text import TerminalConsole
 
     settings = load_settings(
         config,
@@ -98,7 +98,7 @@ def print_daemon(view: Json) -> None:
     Args:
         view: Of `fleet.engine.fleet_view`, as the API gives it.
     """
-    from fleet.terminal_console import TerminalConsole
+    from fleet.terminal_text import TerminalConsole
     from transfer.model.kinds import FLEET_TLP
 
     devices: Mapping[str, Json] = view["devices"]

@@ -72,7 +72,7 @@ def compare_sides(
     Example: fleet compare x86-64-v3@2026-11-23 x86-64-v3@2026-11-24
     """
     from fleet.comparison.compared import compare
-    from fleet.dashboard.pages import MOST_ROWS, PageQuery, page_of_comparison
+    from fleet.dashboard.store_view import MOST_ROWS, PageQuery, page_of_comparison
     from fleet.models.registry_reader import RegistryReader
     from fleet.store.store import Store
 
@@ -101,8 +101,8 @@ def _print_comparison(comparison: dict[str, Any]) -> None:
         from fleet.report.words import latency_unit
 
         columns = ("series", *comparison["sides"], "change", "noise", "severity")
-        shown = [row for row in comparison["rows"] if row["unit"] == "s"]
-        unit = latency_unit(row[side] for row in shown for side in ("before", "after"))
+        timed_rows = [row for row in comparison["rows"] if row["unit"] == "s"]
+        unit = latency_unit(row[side] for row in timed_rows for side in ("before", "after"))
         print_rows(columns, [_cells(row, unit) for row in comparison["rows"]], narrow=columns)
         if any(row["kind"] == "latency" for row in comparison["rows"]):
             print_text("Each workload's latencies are of the candidate with the median change.")

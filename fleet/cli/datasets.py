@@ -104,7 +104,7 @@ def publish(
     Example: fleet datasets publish runs/store out/open-cpu --made-by "fleet collect --network corpus"
     """
     from fleet.datasets.data_card import DatasetAbout
-    from fleet.datasets.publication import publish as publish_dataset
+    from fleet.datasets.data_card import publish as publish_dataset
     from fleet.store.store import Store
 
     dataset_about = DatasetAbout(

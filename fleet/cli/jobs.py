@@ -63,9 +63,9 @@ def demo(
     """
     from fleet.report.demo import DemoSettings, run_demo, start_over
     from fleet.report.demo_report import build_report
-    from fleet.report.report import write
+    from fleet.report.page import write
     from fleet.report.summary import print_summary
-    from fleet.terminal_console import TerminalConsole
+    from fleet.terminal_text import TerminalConsole
 
     settings = DemoSettings(
         workloads=workloads,
@@ -101,7 +101,7 @@ def collect(
     """Have a collection done, or fingerprints measured; print what came and what the store holds."""
     from fleet.cli.collected import collected, print_collected
     from fleet.daemon.embedded import run
-    from fleet.planner.time_spent import print_spending, spent_from
+    from fleet.planner.settings import print_spending, spent_from
 
     arguments: RequestArguments = request
     if fingerprint:
@@ -172,7 +172,7 @@ def status(
 
     Example: fleet status --store runs/demo/store
     """
-    from fleet.terminal_console import TerminalConsole
+    from fleet.terminal_text import TerminalConsole
 
     if watch and as_json:
         raise typer.BadParameter("--watch redraws a terminal: leave out --json")

@@ -76,7 +76,7 @@ def show(
 
 def _script(reader: StoreReader, match: FoundId) -> str:
     from agents.records import Candidate
-    from fleet.coverage.reproducer import MeasuredOn, reproducer
+    from fleet.coverage.lookup import MeasuredOn, reproducer
 
     name = f"{match.kind} {match.id}"
     if not match.records:

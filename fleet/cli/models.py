@@ -35,9 +35,9 @@ def list_models(models: ModelsOption = DEFAULT_MODELS, as_json: JsonOption = Fal
 
     if models != DEFAULT_MODELS and not models.exists():
         raise FleetError(f"--models {models}: there is no such folder of model versions")
-    found = list_versions(Registry(models))
+    listed = list_versions(Registry(models))
     if as_json:
-        print_json(found)
+        print_json(listed)
         return
     rows = [
         (
@@ -49,14 +49,15 @@ def list_models(models: ModelsOption = DEFAULT_MODELS, as_json: JsonOption = Fal
             str(len(each["heads"])),
             str(len(each["serves"])),
         )
-        for each in found
+        for each in listed
     ]
     if not rows:
         print_text(f"no model under {models}; `fleet train` makes one")
         return
     print_rows(("version", "made", "model", "candidates", "from", "heads", "serving"), rows)
     champions = sorted(
-        (champion for each in found for champion in each["champions"]), key=lambda one: str(one["device_id"])
+        (champion for each in listed for champion in each["champions"]),
+        key=lambda champion: str(champion["device_id"]),
     )
     print_rows(
         ("device", "served by", "since", "pinned"),
@@ -75,7 +76,7 @@ def list_models(models: ModelsOption = DEFAULT_MODELS, as_json: JsonOption = Fal
         print_text(f"{device_id}, champion {version}: {champion['reason'] or 'no reason given'}")
         if champion["retained"]:
             print_text(f"{device_id}, challenger {champion['retained']}")
-    for each in found:
+    for each in listed:
         if each["damaged"]:
             print_text(each["damaged"])
 
@@ -95,17 +96,17 @@ def show(
     from fleet.models.registry import Registry
     from fleet.models.views import show_version
 
-    found = show_version(Registry(models), version)
+    described = show_version(Registry(models), version)
     if card is not None:
         from fleet.report.model_card import write_card
 
-        write_card(found, card)
+        write_card(described, card)
         print_text(f"card of {version}: {card}")
         return
     if as_json:
-        print_json(found)
+        print_json(described)
         return
-    manifest = found["manifest"]
+    manifest = described["manifest"]
     hidden = {
         "model_kind",
         "created_at",
@@ -119,43 +120,43 @@ def show(
     }
     until = {device: _date(at) for device, at in manifest.get("data_until", {}).items()}
     rows = [
-        ("model", found["model_kind"]),
-        ("sha256", found["sha256"]),
+        ("model", described["model_kind"]),
+        ("sha256", described["sha256"]),
         ("made", _date(manifest.get("created_at"))),
     ]
-    shown = {**manifest, "data_until": until} if until else manifest
-    rows += [(key, value_text(value)) for key, value in shown.items() if key not in hidden]
+    printed = {**manifest, "data_until": until} if until else manifest
+    rows += [(key, value_text(value)) for key, value in printed.items() if key not in hidden]
     print_rows(("version", version), rows)
     print_rows(
         ("head", "serves", "why"),
         [
             (
                 head,
-                "yes" if head in found["serves"] else "no",
+                "yes" if head in described["serves"] else "no",
                 str(manifest.get("verdicts", {}).get(head, {}).get("reason", "")),
             )
             for head in manifest["heads"]
         ],
     )
-    if found["changes"]:
+    if described["changes"]:
         print_rows(
             ("when", "what", "device", "from", "to", "why"),
             [
                 (
-                    _date(one["at"]),
-                    one["kind"].replace("_", " "),
-                    one["device"],
-                    one["from"] or "nothing",
-                    one["to"],
-                    one["reason"],
+                    _date(change["at"]),
+                    change["kind"].replace("_", " "),
+                    change["device"],
+                    change["from"] or "nothing",
+                    change["to"],
+                    change["reason"],
                 )
-                for one in found["changes"]
+                for change in described["changes"]
             ],
         )
 
 
 def diff(
-    one: _Version,
+    first: _Version,
     other: _Version,
     models: ModelsOption = DEFAULT_MODELS,
     as_json: JsonOption = False,
@@ -167,35 +168,36 @@ def diff(
     from fleet.models.registry import Registry
     from fleet.models.views import diff_versions
 
-    found = diff_versions(Registry(models), one, other)
+    differences = diff_versions(Registry(models), first, other)
     if as_json:
-        print_json(found)
+        print_json(differences)
         return
     rows = [
-        (key, value_text(before), value_text(after)) for key, (before, after) in found["manifest"].items()
+        (key, value_text(before), value_text(after))
+        for key, (before, after) in differences["manifest"].items()
     ]
     rows += [
         (f"records of {name}", value_text(before), value_text(after))
-        for name, (before, after) in found["heads"]["records"].items()
+        for name, (before, after) in differences["heads"]["records"].items()
         if before != after
     ]
-    print_rows(("", one, other), rows)
-    workloads = found["workloads"]
+    print_rows(("", first, other), rows)
+    workloads = differences["workloads"]
     if workloads is not None:
         print_text(
             f"workloads learnt from: {workloads['both']} by both, {workloads['added']} only by {other}, "
-            f"{workloads['removed']} only by {one}"
+            f"{workloads['removed']} only by {first}"
         )
     print_rows(
         ("part", "moved by"),
         [
             (part, "other size" if distance is None else f"{100 * distance:.1f} %")
-            for part, distance in found["weights"].items()
+            for part, distance in differences["weights"].items()
         ],
     )
     reasons = [
         (version, device, verdict["reason"])
-        for version, verdicts in found["judged"].items()
+        for version, verdicts in differences["judged"].items()
         for device, verdict in verdicts.items()
     ]
     if reasons:
@@ -247,7 +249,7 @@ def _shipped_version(registry: Registry, device: str, path: Path | None) -> str:
         FleetError: There is no store, or no head for the device.
     """
     from agents.records import DeviceId
-    from fleet.models.shipped_heads import ShippedHeads, is_servable
+    from fleet.models.shipped_model import ShippedHeads, is_servable
     from fleet.store.store import Store
 
     reader = Store.read(Path(load_settings(None, {"store.path": path}).store.path))

@@ -102,7 +102,7 @@ def _with_option(kind: type[RequestArguments], text: str) -> str:
 
 def _engine_options(values: Mapping[str, Any], *, is_reader: bool) -> EngineOptions:
     from fleet.cli.requests import follow_aloud
-    from fleet.terminal_console import TerminalConsole
+    from fleet.terminal_text import TerminalConsole
 
     return EngineOptions(
         store=values["store"],

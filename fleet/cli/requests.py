@@ -135,7 +135,7 @@ def run_request(
 
 
 def follow_aloud(daemon: DaemonClient, kind: str, arguments: Json, options: EngineOptions) -> JsonDict:
-    """Follow a request on standard error, for `fleet.daemon.engine_options`.
+    """Follow a request on standard error, for `fleet.daemon.embedded`.
 
     Raises:
         FleetError: The daemon will not have it, is gone, or the request failed.

@@ -115,14 +115,14 @@ def train(
     )
     daemon = None if is_of_its_own else daemon_of(settings)
     if daemon is not None and trains_into(daemon, models):
-        named = [one for names in each_family(settings, device or (), family) for one in names]
+        named = [device_id for names in each_family(settings, device or (), family) for device_id in names]
         request_trainings(daemon, named, is_detached=detach, as_json=as_json)
         return
     if detach:
         raise FleetError(
             "--detach leaves the training to a daemon, but none trains for this store and folder"
         )
-    made = []
+    versions = []
     for names in each_family(settings, device or (), family):
         with _training_progress() as show_epoch:
             trained = train_version(
@@ -133,11 +133,11 @@ def train(
                 publish=publish,
                 on_progress=show_epoch,
             )
-        made.append(trained)
+        versions.append(trained)
         if not as_json:
             _print_trained(trained)
     if as_json:
-        print_json(made if len(made) > 1 else made[0])
+        print_json(versions if len(versions) > 1 else versions[0])
 
 
 def _print_trained(trained: JsonDict) -> None:
@@ -165,7 +165,7 @@ def _print_trained(trained: JsonDict) -> None:
 def _training_progress() -> Iterator[Callable[[int, int], None]]:
     """A bar on standard error with the time left, by the epochs of a training."""
     from fleet.planner.progress import TerminalDisplay
-    from fleet.terminal_console import TerminalConsole
+    from fleet.terminal_text import TerminalConsole
 
     display = TerminalDisplay(TerminalConsole(stderr=True))
     with display.live():

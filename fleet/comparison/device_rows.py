@@ -10,8 +10,8 @@ import pyarrow.dataset as ds
 import pyarrow.fs
 
 from agents.records import DeviceId
-from fleet.durable import disk_errors
-from fleet.state.packed_rows import unpack
+from fleet.errors import disk_errors
+from fleet.state.rows import unpack
 from fleet.store.delta.log import RECORDS, delta_errors
 from fleet.store.delta.schema import TABLE_SCHEMA
 from fleet.store.reader import StoreReader

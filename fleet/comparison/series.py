@@ -25,8 +25,7 @@ import pyarrow.compute as pc
 
 from agents.records import NOISE, DeviceId, Outcome
 from fleet.json_types import Json, JsonDict
-from fleet.store.noise import noise_floor
-from fleet.store.noise_columns import READING_COLUMNS, flag_column, readings
+from fleet.store.noise import READING_COLUMNS, flag_column, noise_floor, readings
 
 #: Severity from which a change is significant.
 THRESHOLD = 3.0
@@ -122,9 +121,10 @@ def compared_side(
         return steady[name], len(pc.unique(mine)), name
 
     environment = max(pc.unique(environments).to_pylist(), key=rank)
-    here = pc.equal(environments, environment)
+    is_compared = pc.equal(environments, environment)
     rows, timed_rows, steady_rows = (
-        batch.filter(mask) for mask in (here, pc.and_(here, is_timed), pc.and_(here, is_steady))
+        batch.filter(mask)
+        for mask in (is_compared, pc.and_(is_compared, is_timed), pc.and_(is_compared, is_steady))
     )
     states: dict[str, str] = {}
     latencies: dict[str, dict[str, float]] = {}

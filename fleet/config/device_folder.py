@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from agents.files import fsync, write_durably
 from agents.records import DeviceId, DeviceSpec
 from fleet.config.device_files import (
     UnknownDeviceError,
@@ -21,7 +22,7 @@ from fleet.config.device_files import (
 )
 from fleet.config.sections import DEFAULT_HARDWARE
 from fleet.config.yaml_files import ConfigError
-from fleet.durable import disk_errors, fsync, write_durably
+from fleet.errors import disk_errors
 
 _LOG = logging.getLogger(__name__)
 #: Folder of the files of devices that left; no reader looks into folders.

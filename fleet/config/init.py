@@ -17,6 +17,7 @@ from typing import Any
 
 import yaml
 
+from agents.files import write_durably
 from agents.host import cpu_features as isa
 from agents.host.probe import core_groups, probe
 from agents.records import (
@@ -29,7 +30,6 @@ from agents.records import (
     canonical_json,
 )
 from fleet.config.device_files import device_schema
-from fleet.durable import write_durably
 from fleet.errors import FleetError
 
 #: Schema of device files beside them; an editor finds it by the first line of each file.

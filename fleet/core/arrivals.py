@@ -11,8 +11,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 from agents.device.messages import AgentUp, Message, MorePending, Results, TaggedRecord
-from agents.lease import LeaseTag
-from agents.records import CandidateId, DeviceId, Record
+from agents.records import CandidateId, DeviceId, LeaseTag, Record
 from fleet.core.events import Job, JobFinished, JobId, Verdict
 
 Judge = Callable[[DeviceId, JobId, int], Verdict]

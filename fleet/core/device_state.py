@@ -12,8 +12,8 @@ from msgspec import Struct, field
 
 from agents.records import DeviceId
 from fleet.core.events import AgentHeartbeat, Busy, DevicePolicy, DeviceState, JobId
-from fleet.core.limits import Limits
 from fleet.core.policies import Budget, Closed, closed_because
+from fleet.core.words import Limits
 
 #: Leases that are over and remembered, to tell a second delivery of results from a late one. An agent has two
 #: leases at a time, so whatever it still delivers is far younger.

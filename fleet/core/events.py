@@ -19,23 +19,6 @@ from msgspec import convert, field, to_builtins
 
 from agents.records import CandidateId, DeviceId
 from agents.values import Value
-from fleet.core.event_words import (
-    AgentFact,
-    Busy,
-    DeviceFact,
-    DevicePolicy,
-    DeviceState,
-    Fact,
-    Job,
-    JobId,
-    JobState,
-    LeaseFact,
-    Origin,
-    ReasonKind,
-    TimeWindow,
-    TrainingReason,
-    Verdict,
-)
 from fleet.core.instructions import (
     GrantLease,
     Instruction,
@@ -50,8 +33,28 @@ from fleet.core.instructions import (
     StopTraining,
     WantJobs,
 )
-from fleet.core.limits import Limits
-from fleet.core.request_words import RequestCancelled, RequestEnded, RequestProgressed, RequestSubmitted
+from fleet.core.words import (
+    AgentFact,
+    Busy,
+    DeviceFact,
+    DevicePolicy,
+    DeviceState,
+    Fact,
+    Job,
+    JobId,
+    JobState,
+    LeaseFact,
+    Limits,
+    Origin,
+    ReasonKind,
+    RequestCancelled,
+    RequestEnded,
+    RequestProgressed,
+    RequestSubmitted,
+    TimeWindow,
+    TrainingReason,
+    Verdict,
+)
 
 #: Version of the rules by which the state decides: a log of others would be replayed differently.
 RULES = 8

@@ -7,8 +7,7 @@ from __future__ import annotations
 
 from agents.records import DeviceId
 from agents.values import Value
-from fleet.core.event_words import JobId, TrainingReason
-from fleet.core.request_words import RequestId
+from fleet.core.words import JobId, RequestId, TrainingReason
 
 
 class StartAgent(Value, frozen=True, kw_only=True):

@@ -23,7 +23,7 @@ from fleet.core.events import (
     WantJobs,
 )
 from fleet.core.job_state import Entry, Jobs
-from fleet.core.limits import Limits
+from fleet.core.words import Limits
 
 
 class Leasing(Struct, dict=True, forbid_unknown_fields=True):

@@ -15,7 +15,7 @@ from msgspec import Struct, field, to_builtins
 
 from agents.records import DeviceId
 from fleet.core.events import ReasonKind, StartTraining, StopTraining, TrainingReason
-from fleet.core.limits import Limits
+from fleet.core.words import Limits
 
 
 class Phase(StrEnum):

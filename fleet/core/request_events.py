@@ -24,9 +24,9 @@ from fleet.core.events import (
     TrainingFinished,
     TrainingReason,
 )
-from fleet.core.request_words import Request, RequestId, RequestKind, RequestState
 from fleet.core.requests import RequestEntry, reserve_devices, start_drivers, without_jobs
 from fleet.core.state_core import Core
+from fleet.core.words import Request, RequestId, RequestKind, RequestState
 
 #: Devices whose fingerprints one request measures at most.
 _FINGERPRINTS = 16

@@ -16,7 +16,7 @@ from msgspec import Struct, field
 
 from agents.records import DeviceId
 from fleet.core.events import Instruction, JobState, ShowRequest, StartDriver
-from fleet.core.request_words import Request, RequestId, RequestKind, RequestState
+from fleet.core.words import Request, RequestId, RequestKind, RequestState
 
 if TYPE_CHECKING:
     from fleet.core.state_core import Core

@@ -1,7 +1,7 @@
 """The state of the fleet: events in, instructions out. Pure: no clock, no Ray, no disk, no random.
 
 The coordinator applies what it saw and carries out what is answered; after a restart the logged events are
-applied again and give the same state. What each event does is in `device_events.py`, `job_events.py` and
+applied again and give the same state. What each event does is in `device_events.py` and
 `model_events.py`, by the rules of `leases.py`, `policies.py` and `refresh_triggers.py`.
 
 Time is that of the events: the seconds in which coordinators ran. Only budgets and windows go by the wall
@@ -21,14 +21,13 @@ from typing import Any
 from msgspec import convert, to_builtins
 
 from agents.records import DeviceId
-from fleet.core import device_events, job_events, model_events, request_events
+from fleet.core import device_events, model_events, request_events
 from fleet.core import events as ev
 from fleet.core.events import Event, Instruction, Job, JobId, JobState, Verdict
 from fleet.core.leases import Leasing
-from fleet.core.limits import Limits
-from fleet.core.request_words import Request, RequestId
 from fleet.core.requests import reserve_devices
 from fleet.core.state_core import Core, StateError, device_of
+from fleet.core.words import Limits, Request, RequestId
 
 #: Version of `FleetState.to_json`.
 _SCHEMA = 2
@@ -210,12 +209,12 @@ _HANDLERS: dict[type[Any], Callable[[Core, Any], list[Instruction]]] = {
     ev.ProbeRefused: device_events.probe_refused,
     ev.AgentHeartbeat: device_events.agent_heartbeat,
     ev.AgentDied: device_events.agent_died,
-    ev.JobSubmitted: job_events.job_submitted,
-    ev.JobFinished: job_events.job_finished,
-    ev.JobCrashed: job_events.job_crashed,
-    ev.JobCancelled: job_events.job_cancelled,
-    ev.LeaseReturned: job_events.lease_returned,
-    ev.ResultArrivedLate: job_events.result_arrived_late,
+    ev.JobSubmitted: device_events.job_submitted,
+    ev.JobFinished: device_events.job_finished,
+    ev.JobCrashed: device_events.job_crashed,
+    ev.JobCancelled: device_events.job_cancelled,
+    ev.LeaseReturned: device_events.lease_returned,
+    ev.ResultArrivedLate: device_events.result_arrived_late,
     ev.DriftAlarm: model_events.drift_alarm,
     ev.DriftEnded: model_events.drift_ended,
     ev.RecordsStored: model_events.records_stored,

@@ -10,8 +10,7 @@ from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from agents.records import CandidateId, DeviceId, Outcome, Record, WorkloadId
-from agents.trust import is_imported
+from agents.records import CandidateId, DeviceId, Outcome, Record, WorkloadId, is_imported
 from fleet.coverage.candidates import FamilyCandidates, Space
 from fleet.state.rows import Tally
 from fleet.state.state_file import StateFile

@@ -20,25 +20,23 @@ from typing import TYPE_CHECKING, Any
 import filelock
 from rich.console import Console
 
-from agents.host.own_program import private_files
+from agents.files import write_durably
+from agents.host.process_control import private_files
 from agents.records import DeviceId, DeviceKind, DeviceSpec, Family
 from fleet.api.client import ADDRESS
 from fleet.config.device_files import unknown_device
 from fleet.config.device_folder import DeviceFolder, retired_devices
 from fleet.config.sections import window_secs
 from fleet.core.events import DevicePolicy, TimeWindow
-from fleet.core.limits import Limits
+from fleet.core.words import Limits
 from fleet.daemon.device_choice import DeviceChoice
-from fleet.daemon.garbage_collection import seldom_collected
-from fleet.daemon.launch import launcher
-from fleet.daemon.open_files import raise_open_files
+from fleet.daemon.launch import launcher, raise_open_files, seldom_collected
 from fleet.daemon.replay_files import REPLAY, delete_older
-from fleet.durable import disk_errors, write_durably
 from fleet.engine.context import CoordinatorSettings, EngineContext, Launch
 from fleet.engine.coordinator import Coordinator
 from fleet.engine.fleet_clock import FleetClock
 from fleet.engine.notices import Notices
-from fleet.errors import FleetError
+from fleet.errors import FleetError, disk_errors
 from fleet.models.registry_reader import RegistryReader
 from fleet.models.shipped_model import has_shipped
 from fleet.planner.candidate_ranker import CandidateRanker, Uncertainty

@@ -51,7 +51,7 @@ class DriverDisplay:
 
     def stored(self, device_id: DeviceId, records: Sequence[Record]) -> None:
         """Records of one device are durable."""
-        self.step(sum(one.origin not in REPEATS for one in records) or len(records), device_id)
+        self.step(sum(record.origin not in REPEATS for record in records) or len(records), device_id)
 
     def step(self, done: int, note: str) -> None:
         """Advance the phase by `done` steps."""
@@ -71,7 +71,7 @@ class DriverDisplay:
             return
         self._told_at = now
         secs = now - self._began
-        left = secs / self._done * (self._total - self._done) if self._done else None
-        if left is not None:
-            left = min(left, max(0.0, self._most_secs - secs))
-        self._session.progress(self._done, self._total, finding, left)
+        left_secs = secs / self._done * (self._total - self._done) if self._done else None
+        if left_secs is not None:
+            left_secs = min(left_secs, max(0.0, self._most_secs - secs))
+        self._session.progress(self._done, self._total, finding, left_secs)

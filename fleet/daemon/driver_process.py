@@ -14,8 +14,7 @@ from typing import Any
 
 from agents.errors import AgentError
 from fleet.drivers.session import DriverChannel, EngineSession
-from fleet.durable import is_full
-from fleet.errors import FleetError
+from fleet.errors import FleetError, is_full
 
 
 def main(arguments: Sequence[str]) -> int:

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from rich.console import Console
 
-from fleet.core.request_words import Request, RequestId, RequestKind
+from fleet.core.words import Request, RequestId, RequestKind
 from fleet.daemon.engine_options import NOBODY_TO_DETACH_TO, EngineOptions, daemon_of, trains_into
 from fleet.drivers.session import DriverChannel, EngineSession
 from fleet.errors import FleetError
@@ -107,9 +107,10 @@ def _daemon_for(
         return None if is_other else daemon
     daemon = daemon_of(settings, options.models if request.needs_models else None)
     if daemon is not None and (options.address is not None or options.settings):
-        given = "--address" if options.address is not None else "--set"
+        option = "--address" if options.address is not None else "--set"
         raise FleetError(
-            f"a daemon runs on this store, process {daemon.pid}, and its own settings hold: leave out {given}"
+            f"a daemon runs on this store, process {daemon.pid}, and its own settings hold: leave out "
+            f"{option}"
         )
     return daemon
 

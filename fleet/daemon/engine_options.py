@@ -34,8 +34,8 @@ def follow_quietly(
         FleetError: The daemon refuses it, is gone, or the request failed.
     """
     request_id = f"{kind}-{uuid.uuid4().hex[:8]}"
-    asked = {"id": request_id, "kind": kind, "arguments": dict(arguments), "minutes": options.minutes}
-    ended: Mapping[str, Any] = daemon.submit(asked)
+    request = {"id": request_id, "kind": kind, "arguments": dict(arguments), "minutes": options.minutes}
+    ended: Mapping[str, Any] = daemon.submit(request)
     if options.is_detached:
         return ended
     *_, ended = daemon.follow(request_id)
@@ -68,7 +68,7 @@ class EngineOptions:
 
     def printed_to(self) -> Console:
         """Where progress is printed: a quiet console if none is named."""
-        from fleet.terminal_console import TerminalConsole
+        from fleet.terminal_text import TerminalConsole
 
         return self.console or TerminalConsole(quiet=True)
 
@@ -83,9 +83,9 @@ class EngineOptions:
         """
         from fleet.config.settings import load_fleet
 
-        given = {"store.path": None if self.store is None else str(self.store), **(flags or {})}
-        known = {key: value for key, value in given.items() if value is not None}
-        return load_fleet(self.config, {**self.settings, **known}).config
+        flag_values = {"store.path": None if self.store is None else str(self.store), **(flags or {})}
+        changes = {key: value for key, value in flag_values.items() if value is not None}
+        return load_fleet(self.config, {**self.settings, **changes}).config
 
 
 def connect(url: str, token: str) -> DaemonClient:
@@ -135,7 +135,7 @@ def trains_into(daemon: DaemonClient, models: Path) -> bool:
 
 def _writer(store: Path) -> int | None:
     """Process that writes a store, as it says itself."""
-    from fleet.store.lock import HOLDER
+    from fleet.store.reader import HOLDER
 
     try:
         return int((store / HOLDER).read_text())

@@ -17,8 +17,7 @@ from agents.device.replay_file import open_file, read_head
 from agents.device.replay_records import check_apart
 from agents.errors import AgentError
 from agents.records import DeviceId, DeviceKind, DeviceSpec
-from fleet.durable import disk_errors
-from fleet.errors import FleetError
+from fleet.errors import FleetError, disk_errors
 from fleet.interchange.export_store import export
 from fleet.store.store import Store
 

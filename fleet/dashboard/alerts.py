@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from enum import StrEnum
 
 from agents.records import content_hash
-from fleet.dashboard.pages import Listing
+from fleet.dashboard.store_view import Listing
 from fleet.json_types import Json, JsonDict
 from fleet.terminal_text import in_utf8
 

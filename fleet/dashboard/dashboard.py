@@ -16,12 +16,15 @@ import pyarrow.compute as pc
 from fleet.comparison.compared import compare
 from fleet.comparison.device_rows import device_rows
 from fleet.dashboard import alerts, fleet_rows, workload_view
-from fleet.dashboard.candidate_view import candidate_view
-from fleet.dashboard.device_history import champion_ladder, model_alerts, onboardings
-from fleet.dashboard.device_timeline import TIMELINE_COLUMNS, device_timeline
-from fleet.dashboard.pages import PageQuery, page_of_comparison
-from fleet.dashboard.store_view import DashboardStore, StoreSummary
-from fleet.dashboard.workload_view import CandidateMatrix
+from fleet.dashboard.device_timeline import (
+    TIMELINE_COLUMNS,
+    champion_ladder,
+    device_timeline,
+    model_alerts,
+    onboardings,
+)
+from fleet.dashboard.store_view import DashboardStore, PageQuery, StoreSummary, page_of_comparison
+from fleet.dashboard.workload_view import CandidateMatrix, candidate_view
 from fleet.errors import FleetError
 from fleet.json_types import Json, JsonDict
 from fleet.models.registry_file import RegistryError
@@ -169,7 +172,7 @@ class Dashboard:
         return CandidateMatrix(device_ids, rows)
 
     def candidate(self, workload_id: str, candidate_id: str, best_on: str) -> JsonDict:
-        """One candidate; see `fleet.dashboard.candidate_view`.
+        """One candidate; see `fleet.dashboard.workload_view`.
 
         Raises:
             CandidateError: There is none.

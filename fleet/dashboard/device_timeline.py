@@ -7,19 +7,86 @@ each environment is a separate series.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict
+from pathlib import Path
 from statistics import median
+from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from agents.records import NOISE, DeviceId, Outcome
 from fleet.comparison.series import canary_ratios, object_of
-from fleet.dashboard.recent_records import NOISE_RUN_SECS
 from fleet.json_types import Json, JsonDict
-from fleet.store.noise import Reading, noise_floor
-from fleet.store.noise_columns import READING_COLUMNS, readings
+from fleet.models.freshness import CURVES, history
+from fleet.models.registry_file import RegistryError
+from fleet.models.registry_reader import RegistryReader, as_json
+from fleet.models.views import score_of
+from fleet.store.noise import READING_COLUMNS, Reading, flag_column, noise_floor, readings
+
+# Noise, drift, failures and activity of a device, from its last records. Pure, on columns of the store.
+
+#: Columns that `recent` needs.
+RECENT_COLUMNS = ("measured_at", "outcome", "quality", "error")
+#: Last records whose share of failed and suspect ones is shown.
+LAST_RECORDS = 128
+#: Points of a sparkline, and seconds of each; records of the time before the last one that are looked at.
+SPARK_POINTS, SPARK_SECS = 24, 300.0
+RECENT_SECS = SPARK_POINTS * SPARK_SECS
+#: Records of A/A runs that are closer together than this belong to one run.
+NOISE_RUN_SECS = 12 * 3600.0
+#: Characters of an error's end that are shown.
+_ERROR_CHARS = 300
+
+
+def recent(batch: pa.RecordBatch | None) -> dict[str, Any]:
+    """Summarise rows with `RECENT_COLUMNS` in any order; JSON-ready, but for the keys of `periods`.
+
+    Returns:
+        `periods` (records by the number of the period of `SPARK_SECS`), `failed_share` and `suspect_share` of
+        the last `LAST_RECORDS`, `last_error` (`at`, `outcome`, `text`; None for none).
+    """
+    if batch is None or not batch.num_rows:
+        return {"periods": {}, "failed_share": None, "suspect_share": None, "last_error": None}
+    batch = batch.take(pc.sort_indices(batch.column("measured_at")))
+    periods = (np.asarray(batch.column("measured_at")) // SPARK_SECS).astype(np.int64)
+    numbers, counts = np.unique(periods, return_counts=True)
+    is_failed = pc.not_equal(batch.column("outcome"), Outcome.OK.value)
+    failed = batch.filter(is_failed)
+    last = batch.slice(max(0, batch.num_rows - LAST_RECORDS))
+    error = None
+    if failed.num_rows:
+        [row] = failed.slice(failed.num_rows - 1).to_pylist()
+        text = (row["error"] or "").strip()[-_ERROR_CHARS:]
+        error = {"at": row["measured_at"], "outcome": row["outcome"], "text": text}
+    return {
+        "periods": dict(zip(numbers.tolist(), counts.tolist(), strict=True)),
+        "failed_share": pc.mean(is_failed.slice(batch.num_rows - last.num_rows)).as_py(),
+        "suspect_share": float(flag_column(last.column("quality"), "suspect").mean()),
+        "last_error": error,
+    }
+
+
+def last_noise(device_id: DeviceId, batch: pa.RecordBatch | None) -> dict[str, Any] | None:
+    """The noise floor of the last A/A run in rows of A/A runs with `READING_COLUMNS`; None without."""
+    floor = None if batch is None else noise_floor(last_run(list(readings(device_id, batch))))
+    return None if floor is None else asdict(floor)
+
+
+def last_run(noise: Sequence[Reading]) -> list[Reading]:
+    """The readings of the last A/A run among some."""
+    newest = max((reading.measured_at for reading in noise), default=0.0)
+    return [reading for reading in noise if reading.measured_at > newest - NOISE_RUN_SECS]
+
+
+def spark(periods: Mapping[int, int], now: float) -> list[int]:
+    """Records in each of the last `SPARK_POINTS` periods, the oldest first; the last one is not over."""
+    last = int(now // SPARK_SECS)
+    return [periods.get(number, 0) for number in range(last - SPARK_POINTS + 1, last + 1)]
+
 
 TIMELINE_COLUMNS = (*READING_COLUMNS, "environment")
 #: Points of one canary in one environment that are shown; more are joined by their medians.
@@ -113,3 +180,119 @@ def _lasting_parts(text: str) -> JsonDict:
         elif key not in _PASSING:
             parts[key] = part
     return parts
+
+
+# How a device's champions came about, which challengers lost to them, and its onboardings. Reads files.
+
+#: Versions whose verdicts are looked at, and steps that are shown; the newest.
+MOST_VERSIONS, MOST_STEPS = 40, 60
+
+
+def champion_ladder(registry: RegistryReader, device_id: str) -> JsonDict:
+    """The steps of one device, the newest first.
+
+    Returns:
+        `champion` (as plain values; None without), `steps` (`at`, `kind`: `published`, `rolled_back`,
+        `pinned`, `unpinned`, or `kept` for a challenger that lost; `version`, `previous`, `reason`, `score`,
+        `challenger`, `champion`), and `of`, how many steps there are.
+
+    Raises:
+        RegistryError: The registry is damaged.
+    """
+    champion = registry.champions().get(device_id)  # type: ignore[call-overload]
+    changes = [change for change in registry.history() if change.device_id == device_id]
+    steps = [
+        _step(change.at_secs, change.kind, change.version, change.reason, change.judged, change.previous)
+        for change in changes
+    ]
+    published = {change.version for change in changes if change.kind == "published"}
+    for at, version, name, verdict in _lost(registry):
+        if name == device_id and version not in published:
+            steps.append(_step(at, "kept", version, str(verdict.get("reason", "")), verdict.get("judged")))
+    steps.sort(key=lambda step: -float(step["at"]))
+    return {
+        "champion": None if champion is None else as_json(champion),
+        "steps": steps[:MOST_STEPS],
+        "of": len(steps),
+    }
+
+
+def model_alerts(registry: RegistryReader) -> list[JsonDict]:
+    """Rollbacks of all devices, and challengers that were worse than their champions; shown as alerts.
+
+    Raises:
+        RegistryError: The registry is damaged.
+    """
+    rollbacks = [
+        {
+            "at": change.at_secs,
+            "kind": "rollback",
+            "device_id": str(change.device_id),
+            "text": f"goes back from {change.previous} to {change.version}: {change.reason}",
+        }
+        for change in registry.history()
+        if change.kind == "rolled_back"
+    ]
+    regressions = [
+        {
+            "at": at,
+            "kind": "regression",
+            "device_id": device_id,
+            "text": f"{version} does not serve: {verdict['reason']}",
+        }
+        for at, version, device_id, verdict in _lost(registry)
+        if str(verdict.get("reason", "")).startswith("worse")
+    ]
+    return rollbacks + regressions
+
+
+def _lost(registry: RegistryReader) -> Iterator[tuple[float, str, str, Json]]:
+    """Challengers that do not serve a device, by the newest versions: moment, version, device, verdict."""
+    for version in registry.versions()[-MOST_VERSIONS:]:
+        # A version that cannot be read hides no other.
+        with suppress(RegistryError):
+            manifest = registry.manifest(version)
+            for device_id, verdict in (manifest.get("verdicts") or {}).items():
+                if isinstance(verdict, Mapping) and not verdict.get("serves"):
+                    yield float(manifest.get("created_at") or 0.0), version, device_id, verdict
+
+
+def _step(
+    at: float, kind: str, version: str, reason: str, judged: Json | None, previous: str = ""
+) -> JsonDict:
+    """One step, with the figures that its verdict rests on: pairs in the right order."""
+    judged = judged or {}
+    return {
+        "at": at,
+        "kind": kind,
+        "version": version,
+        "previous": previous,
+        "reason": reason,
+        "score": score_of(judged),
+        "challenger": judged.get("pairs"),
+        "champion": (judged.get("champion") or {}).get("pairs"),
+        "difference": (judged.get("difference") or {}).get("pairs"),
+        "noise_floor": judged.get("noise_floor"),
+    }
+
+
+def onboardings(device_id: str, requests: Iterable[Json], beside_models: Path) -> JsonDict | None:
+    """What is known of the onboardings of one device; None if there was none.
+
+    Args:
+        device_id: The device.
+        requests: All requests, as the coordinator's desk shows them.
+        beside_models: Folder of the curves.
+
+    Returns:
+        `request` (the newest one; None if only earlier ones are known), and `points` (samples, top-1 with
+        its interval, and the strategy, of each onboarding).
+    """
+    mine = [
+        request
+        for request in requests
+        if request["kind"] == "onboarding" and request["arguments"].get("device") == device_id
+    ]
+    request = max(mine, key=lambda candidate: candidate["submitted_at"] or 0.0, default=None)
+    points = history(beside_models / CURVES, device_id)
+    return {"request": request, "points": points} if mine or points else None

@@ -9,9 +9,8 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from enum import IntEnum
 
-from fleet.dashboard.pages import Listing
-from fleet.dashboard.recent_records import spark
-from fleet.dashboard.store_view import StoreSummary
+from fleet.dashboard.device_timeline import spark
+from fleet.dashboard.store_view import Listing, StoreSummary
 from fleet.json_types import Json, JsonDict
 from fleet.models.views import NO_CHAMPION
 
@@ -129,16 +128,19 @@ def fleet_counts(rows: list[JsonDict]) -> JsonDict:
 
 
 def _row(device_id: str, device: Json, now: float, summary: StoreSummary, champion: Json) -> JsonDict:
-    known = summary.devices.get(device_id, {})
-    digest = "ready" if known else summary.state
-    if digest == "ready" and not known:
+    device_summary = summary.devices.get(device_id, {})
+    digest = "ready" if device_summary else summary.state
+    if digest == "ready" and not device_summary:
         digest = "loading" if device["records"] else "empty"
     row: JsonDict = {
         "device_id": device_id,
         **{name: device.get(name) for name in _VIEW_FIELDS},
         "digest": digest,
-        **{name: known.get(name) for name in ("noise", "failed_share", "suspect_share", "last_error")},
-        "spark": spark(known.get("periods", {}), now) if digest == "ready" else None,
+        **{
+            name: device_summary.get(name)
+            for name in ("noise", "failed_share", "suspect_share", "last_error")
+        },
+        "spark": spark(device_summary.get("periods", {}), now) if digest == "ready" else None,
         # The registry knows of a rollback by hand before the coordinator does.
         "champion": champion.get("version") or device.get("champion", ""),
         **{name: champion.get(name, default) for name, default in NO_CHAMPION.items()},

@@ -9,24 +9,120 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from agents.records import NOISE, DeviceId, Workload, WorkloadId
 from fleet.comparison.device_rows import device_rows
-from fleet.dashboard.recent_records import NOISE_RUN_SECS, RECENT_COLUMNS, RECENT_SECS, last_noise, recent
+from fleet.dashboard.device_timeline import NOISE_RUN_SECS, RECENT_COLUMNS, RECENT_SECS, last_noise, recent
 from fleet.errors import FleetError
 from fleet.json_types import Json, JsonDict
 from fleet.state.questions import StateReader
 from fleet.state.schema import STATE
-from fleet.store.noise_columns import READING_COLUMNS
+from fleet.store.noise import READING_COLUMNS
 from fleet.store.reader import StoreReader
 from fleet.store.store import Store
+
+# Lists for people: filtered, sorted and cut into pages on the server. Pure.
+#
+# A page always has the number of rows (`total`), the number that passes the filter (`matched`) and which of
+# these it shows (`offset`, `size`). So "none", "none match" and "cut off" differ.
+
+#: Rows of a page, unless another number is asked for, and at most.
+PAGE_ROWS, MOST_ROWS = 50, 500
+
+Row = Json
+Key = Callable[[Row], Any]
+
+
+class PageError(FleetError):
+    """A list was requested in an order or with a size that does not exist."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PageQuery:
+    """Which part of a list, and in which order."""
+
+    sort: str = ""
+    is_descending: bool = False
+    #: Part of a text in the row; case does not matter.
+    text: str = ""
+    offset: int = 0
+    size: int = PAGE_ROWS
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Listing:
+    """How a list may be ordered and filtered."""
+
+    #: Sorting keys by name; the first is taken where a query names none. Rows whose key is None come last in
+    #: both directions.
+    keys: Mapping[str, Key]
+    #: Fields that the filter looks into.
+    texts: Sequence[str]
+    #: Whether the first order goes down.
+    is_descending: bool = False
+
+    def page(self, rows: Sequence[Row], query: PageQuery) -> JsonDict:
+        """One page: `rows`, `total`, `matched`, `offset`, `size`, `sort`, `is_descending`, `is_last`.
+
+        Raises:
+            PageError: There is no such order, or the page has no or too many rows.
+        """
+        sort, is_descending = query.sort, query.is_descending
+        if not sort:
+            sort, is_descending = next(iter(self.keys)), is_descending or self.is_descending
+        if sort not in self.keys:
+            raise PageError(f"no order {sort!r:.40}; known: {', '.join(self.keys)}")
+        if not 1 <= query.size <= MOST_ROWS or query.offset < 0:
+            got = f"got {query.size} from row {query.offset} on"
+            raise PageError(f"a page has 1 to {MOST_ROWS} rows, from row 0 on; {got}")
+        needle = query.text.casefold()
+        matched = [
+            row
+            for row in rows
+            if not needle or any(needle in str(row.get(name) or "").casefold() for name in self.texts)
+        ]
+        keyed = [(self.keys[sort](row), row) for row in matched]
+        with_key = [pair for pair in keyed if pair[0] is not None]
+        with_key.sort(key=lambda pair: pair[0], reverse=is_descending)
+        ordered = [row for _, row in with_key] + [row for key, row in keyed if key is None]
+        return {
+            "rows": ordered[query.offset : query.offset + query.size],
+            "total": len(rows),
+            "matched": len(ordered),
+            "offset": query.offset,
+            "size": query.size,
+            "sort": sort,
+            "is_descending": is_descending,
+            "is_last": query.offset + query.size >= len(ordered),
+        }
+
+
+_COMPARED = Listing(
+    keys={
+        "severity": lambda row: row["severity"],
+        "name": lambda row: row["name"],
+        "change": lambda row: abs(row["change"]),
+        "pairs": lambda row: row["pairs"],
+    },
+    texts=("name", "kind"),
+    is_descending=True,
+)
+
+
+def page_of_comparison(comparison: Row, query: PageQuery) -> JsonDict:
+    """A comparison (`fleet.comparison.compared`) with one page of its rows.
+
+    Changes that cannot be judged are shown too, after all others.
+    """
+    return {**comparison, **_COMPARED.page(comparison["rows"], query)}
+
 
 _LOG = logging.getLogger(__name__)
 
@@ -53,7 +149,7 @@ class StoreSummary:
     #: `loading` until there is a first one; `failed` with a reason.
     state: str = "loading"
     reason: str = ""
-    #: The last records of each device (`fleet.dashboard.recent_records.recent`), and its last A/A run.
+    #: The last records of each device (`fleet.dashboard.device_timeline.recent`), and its last A/A run.
     devices: Mapping[str, Json]
     #: By workload and device.
     cells: Mapping[str, Mapping[str, WorkloadCell]]
@@ -145,9 +241,12 @@ class DashboardStore:
             cell = WorkloadCell(records, ok, best.get((workload_id, device_id)))
             cells.setdefault(workload_id, {})[device_id] = cell
         names = [WorkloadId(name) for name in cells if name not in before.workloads]
-        made = reader.workloads(names) if names else {}
+        workloads_by_id = reader.workloads(names) if names else {}
         workloads: dict[str, Json] = dict(before.workloads)
-        workloads |= {name: facts_of(made[name]) if name in made else {"name": name} for name in names}
+        workloads |= {
+            name: facts_of(workloads_by_id[name]) if name in workloads_by_id else {"name": name}
+            for name in names
+        }
         self._summary = StoreSummary(
             state="ready",
             devices=_devices(reader, sums, times, before.devices),

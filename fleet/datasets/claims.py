@@ -19,9 +19,8 @@ from agents.codec import MOST_VALUES
 from agents.device.replay_file import Recorded
 from agents.records import DeviceId, Outcome, Workload, as_json_dict
 from fleet.errors import StoreError
-from fleet.interchange.logs.json_values import object_in
-from fleet.interchange.logs.results import FAILURE_MARK_SECS, LEAST_SECS, MAX_TIMESTAMP
-from transfer.language.budget import MAX_TEXT
+from fleet.interchange.logs.json_values import FAILURE_MARK_SECS, LEAST_SECS, MAX_TIMESTAMP, object_in
+from transfer.language.primitives import MAX_TEXT
 
 #: Whole numbers beyond this are none of a host or program; every reader of JSON keeps those below.
 _MOST_NUMBER: Final = 2**53

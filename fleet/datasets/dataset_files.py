@@ -27,15 +27,14 @@ from agents.codec import bounded_json
 from agents.device.bounded_parquet import RowBudget
 from agents.device.replay_file import MOST_FILE_BYTES, Recorded, open_file, read_head, read_workloads
 from agents.errors import AgentError
+from agents.files import check_regular, read_regular
 from agents.records import DeviceId, Workload, record_id_of
-from agents.regular_files import check_regular, read_regular
 from fleet.archive.checks import Seen, row_faults
 from fleet.datasets.claims import check_card, check_head, check_rows
 from fleet.errors import FleetError, StoreError
 from fleet.store.catalog import check_name
-from fleet.store.delta.columns import check_columns
 from fleet.store.delta.log import file_sum
-from fleet.store.delta.schema import FILE_SCHEMA
+from fleet.store.delta.schema import FILE_SCHEMA, check_columns
 from fleet.terminal_text import visible
 
 RECORDS: Final = "records.parquet"

@@ -12,8 +12,15 @@ from collections.abc import Iterable, Sequence
 from agents.host.device_kinds import differences
 from agents.host.priority import Priority
 from agents.records import Descriptor, DeviceKind, DeviceSpec
-from fleet.doctor.confinement import confinement_findings
-from fleet.doctor.words import TVM_VERSION, WANTED_MODULES, Finding, HostState, Level, LockState
+from fleet.doctor.words import (
+    TVM_VERSION,
+    WANTED_MODULES,
+    Finding,
+    HostState,
+    Level,
+    LockState,
+    confinement_findings,
+)
 
 # With tvm-ffi 0.1.15 and later, TVM 0.27 ends in a segmentation fault as soon as a module is saved to JSON.
 _CRASHING_FFI = (0, 1, 15)

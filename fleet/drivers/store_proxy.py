@@ -16,8 +16,7 @@ import pyarrow as pa
 
 from agents.records import Descriptor, DeviceId, DeviceSpec, Workload, as_json_dict
 from fleet.drivers.session import EngineSession
-from fleet.durable import disk_errors
-from fleet.errors import StoreFull
+from fleet.errors import StoreFull, disk_errors
 from fleet.store.catalog import DeviceEntry
 from fleet.store.store import AppendResult
 

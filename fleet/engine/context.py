@@ -1,29 +1,43 @@
 """What a coordinator is given, and what it needs of whoever trains, drives requests or describes devices.
 
-`fleet.daemon.daemon` makes an `EngineContext`; `fleet.engine.composition` makes the parts of it.
+`fleet.daemon.daemon` makes an `EngineContext`; its parts are put together here, in `Composition`.
 """
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 from typing import Protocol as TypingProtocol
 
-from agents.records import DeviceId, DeviceSpec, Protocol
+from agents.files import make_folder
+from agents.records import Descriptor, DeviceId, DeviceSpec, Protocol
 from fleet.config.device_changes import DeviceFiles
+from fleet.core import events as ev
+from fleet.core.arrivals import Tallies
 from fleet.core.events import DevicePolicy, Event, TrainingReason
-from fleet.core.limits import Limits
-from fleet.core.request_words import Request
 from fleet.core.scheduling import EXPLORATION
+from fleet.core.state import FleetState
+from fleet.core.words import Limits, Request
+from fleet.coverage.coverage import Coverage
 from fleet.drivers.session import DriverChannel
+from fleet.engine.disk_watch import DiskWatch
+from fleet.engine.event_log import EventLog
 from fleet.engine.fleet_clock import FleetClock
-from fleet.engine.notices import Notices
-from fleet.errors import FleetError
+from fleet.engine.notices import Notices, Steadiness
+from fleet.engine.record_sink import DeadLetters, RecordSink
+from fleet.engine.roster import Roster
+from fleet.errors import FleetError, disk_errors
 from fleet.planner.candidate_ranker import CandidateRanker, Uncertainty
-from fleet.planner.workload_discovery import WorkloadChoice
+from fleet.planner.imported_candidates import ImportedCandidates
+from fleet.planner.job_planner import JobPlanner, PlannerContext
+from fleet.planner.noise_runs import NoiseRuns
+from fleet.planner.workload_discovery import WorkloadChoice, WorkloadDiscovery, WorkloadModules
+from fleet.requests.kinds import RequestDesk
 from fleet.store.store import Store
+from fleet.store.trace_lookup import StoreThread
 from fleet.transport.transport import AgentTransport
 
 
@@ -163,3 +177,116 @@ class EngineContext:
     source: DeviceSource | None = None
     #: Starts the drivers of requests; the default fails each request that needs one.
     launch: Launch = no_driver
+
+
+# The parts of a coordinator, put together once; each does one thing and most know few of the others.
+#
+# Made by `fleet.engine.coordinator`; `fleet.engine.ingest` and `fleet.engine.effects` share it.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Composition(EngineContext):
+    """Everything that a coordinator consists of: what it was given, and what was made of that."""
+
+    roster: Roster
+    #: Incarnation of each agent that is up.
+    up: dict[DeviceId, int]
+    #: Descriptors of devices that are not in the store yet.
+    descriptors: dict[DeviceId, Descriptor] = field(default_factory=dict)
+    event_log: EventLog
+    coverage: Coverage
+    thread: StoreThread
+    #: Counts by job.
+    tallies: Tallies
+    planner: JobPlanner
+    modules: WorkloadModules
+    imports: ImportedCandidates
+    discovery: WorkloadDiscovery
+    record_sink: RecordSink
+    noise: NoiseRuns
+    disk: DiskWatch
+    steadiness: Steadiness
+    desk: RequestDesk = field(default_factory=RequestDesk)
+
+    @property
+    def state(self) -> FleetState:
+        """Of the event log, which alone changes it."""
+        return self.event_log.state
+
+    def agent_gone(self, device_id: DeviceId, incarnation: int) -> None:
+        """Let go of an agent that has ended or was given up: it will answer nothing any more."""
+        if self.up.get(device_id) == incarnation:
+            del self.up[device_id]
+            self.discovery.agent_gone(device_id)
+            self.planner.agent_gone(device_id)
+
+
+def assemble(context: EngineContext) -> Composition:
+    """Put a coordinator together."""
+    with disk_errors("making the folder of the daemon", context.root):
+        make_folder(context.root)
+    root, store, settings = context.root, context.store, context.settings
+    event_log = EventLog(store.state, settings.limits)
+    stored = {device_id: entry.spec for device_id, entry in store.devices().items()}
+    roster = Roster(stored, context.specs, settings.protocol)
+    coverage = Coverage(store.state, roster.sharing, (), live=roster.live_names)
+    for note in store.repairs:
+        context.notices.alarm("", note, "storage")
+    tallies, up, thread = Tallies(), dict[DeviceId, int](), StoreThread(store.path)
+    planning = _planner_context(context, roster, event_log, coverage, up, thread)
+    planner = JobPlanner(planning)
+    record_sink = RecordSink(store, coverage, tallies, roster.sharing, DeadLetters(store.state))
+    return Composition(
+        **{field.name: getattr(context, field.name) for field in fields(context)},
+        roster=roster,
+        imports=planning.imports,
+        up=up,
+        event_log=event_log,
+        coverage=coverage,
+        thread=thread,
+        tallies=tallies,
+        planner=planner,
+        modules=WorkloadModules(store, roster.all_specs),
+        discovery=WorkloadDiscovery(
+            *(settings.choice, store, planning, planner, context.transport),
+            {} if settings.limits.requests_only else roster.specs,
+        ),
+        record_sink=record_sink,
+        noise=NoiseRuns(
+            *(coverage, thread, planner, store, roster.all_specs),
+            count=settings.noise,
+            seed=settings.seed,
+        ),
+        disk=DiskWatch(root, event_log, context.notices, context.clock),
+        steadiness=Steadiness(event_log.state.unsteady()),
+    )
+
+
+def _planner_context(
+    context: EngineContext,
+    roster: Roster,
+    event_log: EventLog,
+    coverage: Coverage,
+    up: dict[DeviceId, int],
+    thread: StoreThread,
+) -> PlannerContext:
+    """What the planner asks, and where its jobs go."""
+    settings = context.settings
+    return PlannerContext(
+        coverage=coverage,
+        specs=roster.all_specs,
+        families=roster.sharing,
+        spaces=roster.spaces,
+        propose=lambda device_id, request: context.transport.propose(device_id, up[device_id], request),
+        submit=lambda job: event_log.append(ev.JobSubmitted(at_secs=context.clock(), job=job)),
+        log=context.notices.log,
+        thread=thread,
+        ranker=context.ranker,
+        seed=settings.seed,
+        token=os.urandom(4).hex(),
+        exploration=settings.exploration,
+        turns=roster.turns,
+        is_open=lambda device_id: not event_log.state.describe(device_id)["closed"],
+        uncertainty=context.uncertainty.of if context.uncertainty is not None else None,
+        imports=ImportedCandidates(roster.live_names),
+    )

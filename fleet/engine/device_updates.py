@@ -12,8 +12,7 @@ from agents.records import DeviceId, DeviceSpec
 from fleet.config.device_changes import DeviceFiles, compare
 from fleet.core import events as ev
 from fleet.core.events import DeviceState
-from fleet.engine.composition import Composition
-from fleet.engine.context import DeviceSource
+from fleet.engine.context import Composition, DeviceSource
 from fleet.engine.roster import RosterError
 
 

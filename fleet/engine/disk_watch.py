@@ -9,10 +9,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
+from agents.files import fsync
 from fleet.core.events import DiskFreed, DiskFull
-from fleet.durable import disk_errors, fsync
 from fleet.engine.event_log import EventLog
 from fleet.engine.notices import Notices
+from fleet.errors import disk_errors
 
 #: Least seconds between two tries.
 RETRY_SECS = 2.0

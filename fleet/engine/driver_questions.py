@@ -28,16 +28,24 @@ from agents.device.messages import (
     WorkloadsListed,
 )
 from agents.errors import AgentError
-from agents.records import REPEATS, Candidate, CandidateId, DeviceId, Record, WorkloadId, as_json_dict
-from agents.trust import IMPORTED, is_live
+from agents.records import (
+    IMPORTED,
+    REPEATS,
+    Candidate,
+    CandidateId,
+    DeviceId,
+    Record,
+    WorkloadId,
+    as_json_dict,
+    is_live,
+)
 from fleet.core import events as ev
 from fleet.core.device_state import USABLE
 from fleet.core.events import DeviceState, JobId, JobState
-from fleet.core.request_words import RequestId
+from fleet.core.words import RequestId
 from fleet.drivers.session import pack_candidate, unpack_candidate
-from fleet.durable import is_full
-from fleet.engine.composition import Composition
-from fleet.errors import FleetError, StoreFull
+from fleet.engine.context import Composition
+from fleet.errors import FleetError, StoreFull, is_full
 from fleet.planner.batch_plan import cut
 
 #: Starts of an agent in a row that may fail before whoever waits for its device is told.

@@ -13,8 +13,8 @@ from collections.abc import Iterable
 from msgspec import ValidationError
 
 from fleet.core.events import Event, Instruction, decode_events, encode_events
-from fleet.core.limits import Limits
 from fleet.core.state import FleetState
+from fleet.core.words import Limits
 from fleet.errors import FleetError
 from fleet.state.state_file import StateFile
 

@@ -16,7 +16,7 @@ from typing import Any
 
 from agents.records import DeviceId
 from fleet.core.events import JobState
-from fleet.engine.composition import Composition
+from fleet.engine.context import Composition
 from fleet.engine.ingest import Ingest
 from fleet.histogram import Histogram
 

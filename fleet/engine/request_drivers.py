@@ -14,10 +14,9 @@ from typing import Any
 from agents.records import DeviceId
 from fleet.core import events as ev
 from fleet.core.events import JobState
-from fleet.core.request_words import RequestId
+from fleet.core.words import RequestId
 from fleet.drivers.session import ChannelClosedError
-from fleet.engine.composition import Composition
-from fleet.engine.context import Driver
+from fleet.engine.context import Composition, Driver
 from fleet.engine.driver_questions import MALFORMED, DriverQuestions
 from fleet.errors import FleetError, StoreFull
 

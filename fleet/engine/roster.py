@@ -1,6 +1,6 @@
 """The devices of a coordinator, and all that follows from what each is: one owner, whom the others ask.
 
-Made by `fleet.engine.composition`. Whoever needs a mapping of devices holds one of these, which change while
+Made by `fleet.engine.context`. Whoever needs a mapping of devices holds one of these, which change while
 a coordinator runs: devices come, change and leave. A device that left stays known, because the store has
 records of it.
 """
@@ -9,11 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from agents.records import DeviceId, DeviceSpec, Family, Protocol
-from agents.trust import is_live
+from agents.records import DeviceId, DeviceSpec, Family, Protocol, is_live
 from fleet.errors import FleetError
 from fleet.planner.candidate_requests import sharing_names, space_of
-from fleet.planner.plan_view import turn_of
+from fleet.planner.job_queues import turn_of
 
 
 class RosterError(FleetError):

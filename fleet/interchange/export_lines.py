@@ -12,9 +12,15 @@ from pathlib import Path
 from typing import Any
 
 from agents.records import Descriptor, DeviceSpec, Family, Outcome, Record, Workload, content_hash
-from fleet.interchange.export_files import text_lines
-from fleet.interchange.export_source import NO_TRACE, NotHeldError, Source, json_object, json_trace
-from fleet.interchange.logs.results import ERROR_TEXTS
+from fleet.interchange.export_source import (
+    NO_TRACE,
+    NotHeldError,
+    Source,
+    json_object,
+    json_trace,
+    text_lines,
+)
+from fleet.interchange.logs.json_values import ERROR_TEXTS
 
 #: What both formats write for the seconds of a failed measurement.
 FAILED_SECS = 1e10

@@ -16,13 +16,11 @@ from typing import Final
 from agents.records import DeviceId
 from fleet.config.yaml_files import nearest
 from fleet.errors import FleetError
-from fleet.interchange.export_files import whole_file, whole_folder, write_manifest
 from fleet.interchange.export_knobs import FORMATS as KNOB_FORMATS
 from fleet.interchange.export_knobs import write_knobs
 from fleet.interchange.export_lines import write_ansor, write_autotvm
-from fleet.interchange.export_meta_schedule import write_database
-from fleet.interchange.export_parquet import write_parquet
-from fleet.interchange.export_source import Source
+from fleet.interchange.export_parquet import write_database, write_parquet
+from fleet.interchange.export_source import Source, whole_file, whole_folder, write_manifest
 from fleet.store.reader import StoreReader
 
 _LINE_SUFFIXES = (".json", ".jsonl", ".log", ".json.gz", ".jsonl.gz", ".log.gz")

@@ -18,10 +18,15 @@ from msgspec.structs import replace
 
 from agents.records import DeviceId, Family, Workload
 from fleet.errors import FleetError
-from fleet.interchange.import_device import ImportTarget, check_device_id, family_of, keep_device
-from fleet.interchange.import_files import LogFile, find_logs, is_network
-from fleet.interchange.import_journal import FileState, ImportJournal
-from fleet.interchange.import_report import ImportReport, LineCounts
+from fleet.interchange.import_files import FileState, ImportJournal, LogFile, find_logs, is_network
+from fleet.interchange.import_report import (
+    ImportReport,
+    ImportTarget,
+    LineCounts,
+    check_device_id,
+    family_of,
+    keep_device,
+)
 from fleet.interchange.import_rows import RowBatch
 from fleet.interchange.line_reader import DIALECTS, LineReader, companion_of
 from fleet.interchange.logs.catalog import Environment, LoggedWorkload, Measurement

@@ -16,10 +16,9 @@ import numpy as np
 import pyarrow as pa
 
 from agents.codec import protocol_to_json
-from agents.records import RECORD_SCHEMA, DeviceId, Protocol, canonical_json
-from agents.trust import IMPORTED
+from agents.records import IMPORTED, RECORD_SCHEMA, DeviceId, Protocol, canonical_json
 from fleet.interchange.logs.catalog import Measurement, framed
-from fleet.interchange.logs.results import attempt_of
+from fleet.interchange.logs.json_values import attempt_of
 from fleet.store.delta.schema import FILE_SCHEMA, RECORD_ID_DIGITS
 
 #: Rows in one commit at most, and bytes of what strangers may make long: traces, environments, costs.

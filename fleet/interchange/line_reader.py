@@ -15,8 +15,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from fleet.interchange import dialects
-from fleet.interchange.logs.catalog import Catalog, Measurement
-from fleet.interchange.logs.formats import FileFormat, LineFormat
+from fleet.interchange.logs.catalog import Catalog, FileFormat, LineFormat, Measurement
 from fleet.interchange.logs.json_items import FOLLOWED, TOO_LONG, JsonItems, spans_lines
 from fleet.interchange.logs.json_values import (
     BLANK,

@@ -20,8 +20,7 @@ from fleet.models.registry_file import latest
 from fleet.models.registry_reader import RegistryReader
 from fleet.models.training_rows import LEAST_PAIRS, JudgedRows
 from fleet.models.versions import DatasetSnapshot, read_snapshot, train_config
-from fleet.store.noise import NoiseFloor, Reading, is_comparable, noise_floor
-from fleet.store.noise_columns import READING_COLUMNS, readings
+from fleet.store.noise import READING_COLUMNS, NoiseFloor, Reading, is_comparable, noise_floor, readings
 from fleet.store.reader import StoreReader
 from fleet.store.store import Store
 from transfer.model.kinds import KINDS, reads_published

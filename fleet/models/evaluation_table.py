@@ -19,7 +19,7 @@ _Estimate = Sequence[float]
 
 def print_evaluation(evaluation: Json) -> None:
     """Print what `fleet.models.evaluation.Evaluation.as_json` gives on standard output."""
-    from fleet.terminal_console import TerminalConsole
+    from fleet.terminal_text import TerminalConsole
 
     print_line = TerminalConsole().print
     first, *others = evaluation["rankers"]

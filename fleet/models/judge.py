@@ -1,8 +1,8 @@
 """Ask challenger, champion and shipped head about the same held-out candidates, device by device.
 
 The bridge between a registry's models and the pure decisions of `fleet.models.promotion`; called by the
-refresh and by `fleet train`. `fleet onboard` judges on samples (`fleet.onboarding.judgement`). Imports torch
-when called.
+refresh and by `fleet train`. `fleet onboard` judges on samples (`fleet.onboarding.head_version`). Imports
+torch when called.
 """
 
 from __future__ import annotations
@@ -16,9 +16,7 @@ from numpy.typing import NDArray
 
 from agents.records import DeviceId, WorkloadId
 from fleet.json_types import Json, JsonDict
-from fleet.models.head_scores import HeadCache
-from fleet.models.holdout import held_out
-from fleet.models.opponents import Opponents, head_standing, opponents_of
+from fleet.models.opponents import HeadCache, Opponents, head_standing, opponents_of
 from fleet.models.promotion import (
     LEAST_JUDGED,
     DecisionKind,
@@ -30,10 +28,10 @@ from fleet.models.promotion import (
     shipped_takes,
 )
 from fleet.models.registry import Registry
-from fleet.models.shipped_heads import ShippedHeads
+from fleet.models.shipped_model import ShippedHeads
 from fleet.models.standings import LEAST_RANKED, Standing
 from fleet.models.training_rows import JudgedRows
-from fleet.models.versions import DatasetSnapshot, measured_workloads, training_workloads
+from fleet.models.versions import DatasetSnapshot, held_out, measured_workloads, training_workloads
 from fleet.store.reader import StoreReader
 
 if TYPE_CHECKING:
@@ -103,7 +101,7 @@ class Judge:
         Returns:
             Why, by device.
         """
-        given: dict[str, str] = {}
+        reasons: dict[str, str] = {}
         for device_id in heads:
             ground = self._ground(DeviceId(device_id))
             opponents = ground.opponents
@@ -112,7 +110,7 @@ class Judge:
                 continue
             if opponents.gone:
                 if self.shipped.serve_instead(champion, opponents.gone):
-                    given[device_id] = opponents.gone
+                    reasons[device_id] = opponents.gone
                 continue
             if ground.why_not or champion.pinned_at is not None:
                 continue
@@ -121,8 +119,8 @@ class Judge:
                 continue
             said = {"reason": decision.reason, "judged": decision.judged, "instead_of": champion.version}
             if self.shipped.serve(shipped, said):
-                given[device_id] = decision.reason
-        return given
+                reasons[device_id] = decision.reason
+        return reasons
 
     def _verdict(self, model: TlpModel, device_id: DeviceId) -> tuple[DeviceDecision, Standing | None]:
         from transfer.adapt.base import Adapted

@@ -5,8 +5,8 @@ shipped model, on enough held-out workloads to judge (`docs/decisions/0078-the-s
 Else it is a challenger, and says what it lacks. A champion that is clearly worse than the shipped head gives
 its place to that.
 
-Called by `fleet.models.judge` and by `fleet.onboarding.judgement` with standings; it knows neither models nor
-stores nor time. All are judged anew, on the same rows of one snapshot: figures of another day are never
+Called by `fleet.models.judge` and by `fleet.onboarding.head_version` with standings; it knows neither models
+nor stores nor time. All are judged anew, on the same rows of one snapshot: figures of another day are never
 compared.
 """
 
@@ -21,8 +21,8 @@ from functools import partial
 import numpy as np
 
 from fleet.json_types import Json, JsonDict
-from fleet.models.holdout import FLOOR_WORKLOADS, LEAST_HELD, SHARE
 from fleet.models.standings import Floats, Standing, listed, mean_of
+from fleet.models.versions import FLOOR_WORKLOADS, LEAST_HELD, SHARE
 from transfer.data.intervals import LEVEL, Estimate, student_interval, t_quantile
 
 #: Held-out workloads that judge a head at least: an interval of fewer is wider than any head is better

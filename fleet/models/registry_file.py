@@ -21,10 +21,9 @@ from typing import Annotated, Any, TypeVar
 
 from pydantic import Field, FiniteFloat, Json, TypeAdapter, ValidationError
 
+from agents.files import fsync, read_regular, write_durably
 from agents.records import DeviceId, ModelRef, canonical_json
-from agents.regular_files import read_regular
 from agents.sqlite_files import is_damage, os_error, sqlite_code
-from fleet.durable import fsync, write_durably
 from fleet.errors import FleetError
 from fleet.state.schema import one_line, refuse_network
 

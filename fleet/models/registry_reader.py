@@ -18,8 +18,8 @@ from pathlib import Path
 from stat import S_ISREG
 from typing import TYPE_CHECKING
 
+from agents.files import read_regular
 from agents.records import DeviceId, ModelRef, canonical_json
-from agents.regular_files import read_regular
 from fleet.json_types import JsonDict
 from fleet.models.registry_file import (
     REGISTRY,
@@ -163,7 +163,7 @@ class RegistryReader:
         return self.folder / version
 
     def kind(self, version: str) -> str:
-        """Kind of the model of a version (`transfer.model.kinds`); empty where its manifest is damaged."""
+        """Kind of the model of a version (`transfer.model.kinds`); empty if its manifest is damaged."""
         try:
             return model_kind(self.manifest(version))
         except RegistryError:

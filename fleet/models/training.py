@@ -21,7 +21,7 @@ from fleet.json_types import Json, JsonDict
 from fleet.models.judge import Judge, publish_if_better, verdicts_as_json
 from fleet.models.promotion import DeviceDecision
 from fleet.models.registry import Registry
-from fleet.models.shipped_heads import ShippedHeads, boosting_provenance, serve_unserved
+from fleet.models.shipped_model import ShippedHeads, boosting_provenance, serve_unserved
 from fleet.models.training_rows import JudgedRows
 from fleet.models.versions import (
     INHERITED,
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from fleet.config.settings import FleetConfig
     from transfer.model.fleet_tlp import FleetTLP
     from transfer.model.tlp_model import TlpModel
-    from transfer.train.config import EpochReport, TrainConfig
+    from transfer.train.rows import EpochReport, TrainConfig
 
 #: Folder of the training runs beside that of the models: what is left of a run that is not over, and curves.
 RUNS = "training"
@@ -159,12 +159,12 @@ def _challenger(training: Training, way: str, init: FleetTLP | None, rows: np.nd
     from transfer.train.training import TrainRun
 
     run = content_hash(training.run, way)
-    kept = training.folder / CHALLENGER / way
-    if kept.exists():
-        model, saved = checkpoint.load(kept)
+    challenger_folder = training.folder / CHALLENGER / way
+    if challenger_folder.exists():
+        model, saved = checkpoint.load(challenger_folder)
         if saved.get("run") == run:
             return Challenger(model=model, run=run, manifest=saved["manifest"], curve=saved["curve"])
-        shutil.rmtree(kept)
+        shutil.rmtree(challenger_folder)
     snapshot, seed, config = training.snapshot, training.seed, training.config
     if init is not None:
         init = with_heads(init, snapshot.dataset, rows, training.heads, seed=seed)
@@ -191,7 +191,7 @@ def _challenger(training: Training, way: str, init: FleetTLP | None, rows: np.nd
         "resumed_epochs": trained.resumed_epochs,
     }
     curve = dict(trained.curve)
-    checkpoint.save(kept, trained.model, {"run": run, "manifest": manifest, "curve": curve})
+    checkpoint.save(challenger_folder, trained.model, {"run": run, "manifest": manifest, "curve": curve})
     return Challenger(model=trained.model, run=run, manifest=manifest, curve=curve)
 
 

@@ -23,12 +23,12 @@ from numpy.typing import NDArray
 
 from agents.records import DeviceId, WorkloadId
 from fleet.models.freshness import NOT_RANKED
-from fleet.store.noise import noise_floor
-from fleet.store.noise_columns import (
+from fleet.store.noise import (
     PRESENT_COLUMNS,
     READING_COLUMNS,
     SAYS_NOTHING,
     flag_column,
+    noise_floor,
     outcome_of,
     present_rows,
     readings,
@@ -37,10 +37,9 @@ from fleet.store.noise_columns import (
 from fleet.store.reader import StoreReader
 
 if TYPE_CHECKING:
-    from transfer.data.dataset import Dataset
-    from transfer.data.joined_records import MeasuredRow
+    from transfer.data.dataset import Dataset, MeasuredRow
 
-#: Columns of `transfer.data.joined_records.MeasuredRow` that the store has, in its order but for the device.
+#: Columns of `transfer.data.dataset.MeasuredRow` that the store has, in its order but for the device.
 _COLUMNS = ("record_id", "workload_id", "candidate_id", "dialect", "trace", "outcome", "run_secs")
 #: Candidates of a workload on a device that a refresh reads; an epoch looks at 64 of them.
 _MOST_OF_WORKLOAD = 1024
@@ -150,7 +149,7 @@ def counting_rows(
 ) -> Iterator[MeasuredRow]:
     """Yield what a dataset takes of the records that count of one device.
 
-    Of each candidate one counts (`fleet.store.noise_columns.present_rows`); with `names` one of each
+    Of each candidate one counts (`fleet.store.noise.present_rows`); with `names` one of each
     environment (`fleet.store.noise.settled`).
 
     Args:
@@ -193,7 +192,7 @@ def _rows_at(
     names: Mapping[str, DeviceId] | None,
 ) -> Iterator[MeasuredRow]:
     """Yield what a dataset takes of the rows that `chosen` (n,) tells, of those of `workload_ids`."""
-    from transfer.data.joined_records import MeasuredRow
+    from transfer.data.dataset import MeasuredRow
 
     start = 0
     columns_of = (*_COLUMNS, "environment_id")

@@ -6,6 +6,7 @@ The bridge between `fleet.store.store` and `transfer`; used by the demo and the 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -13,17 +14,77 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from agents.records import Descriptor, DeviceId, DeviceSpec, Family, Workload, WorkloadId
+from agents.records import (
+    Descriptor,
+    DeviceId,
+    DeviceSpec,
+    Family,
+    Workload,
+    WorkloadId,
+    canonical_json,
+    content_hash,
+)
 from fleet.errors import FleetError, StoreError
 from fleet.json_types import Json, JsonDict
-from fleet.models.holdout import RULE, SHARE, held_out
 from fleet.models.training_rows import JudgedRows, RecentPart, counting_rows
 from fleet.store.reader import StoreReader
 
 if TYPE_CHECKING:
     from transfer.data.dataset import Dataset
-    from transfer.features.published_features import PublishedLayout
-    from transfer.train.config import TrainConfig
+    from transfer.features.blocks import PublishedLayout
+    from transfer.train.rows import TrainConfig
+
+
+# Which workloads no refresh ever learns from: the ground on which champion and challenger meet. Pure.
+#
+# Used by training, onboarding and the refresh. The rule looks at the workloads alone, so that it says the
+# same on every host, after every restart and for every version of a model. A share is held out, and of a
+# store of some size at least as many as a judgement takes: whoever tunes three networks has forty
+# workloads, and a seventh part of them judges nobody. Why it is so:
+# `docs/decisions/0017-champions-per-device.md`.
+
+#: Raise it when the rule changes: workloads change sides then, and what heads have learnt from alone keeps
+#: comparisons honest.
+RULE = 2
+#: Share of the workloads that is held out.
+SHARE = 0.15
+#: With fewer workloads than this none is held out: too few would be left to learn from, and one or two judge
+#: nothing.
+LEAST_WORKLOADS = 10
+#: From so many workloads on, at least so many are held out: those that the share would take first.
+FLOOR_WORKLOADS, LEAST_HELD = 27, 9
+
+#: Hexadecimal digits of the hash that the rule looks at.
+_DIGITS = 8
+
+
+def is_held_out(workload: Workload) -> bool:
+    """Whether a workload is held out in every store, however many others there are."""
+    return _place(workload) < SHARE
+
+
+def _place(workload: Workload) -> float:
+    """Where in [0, 1) the rule puts a workload; those below a bound are held out.
+
+    Workloads of one operator with the same shapes go to one side: they differ in data types, strides or
+    layout alone, and who learnt one of them has half seen the other.
+    """
+    shapes = [list(shape) for shape in workload.arg_shapes]
+    key = canonical_json([workload.operator, shapes]) if shapes else workload.workload_id
+    # The text of the first rule: what was held out by that one still is.
+    digest = content_hash("holdout", "1", key)
+    return int(digest[:_DIGITS], 16) / float(16**_DIGITS)
+
+
+def held_out(workloads: Iterable[Workload]) -> frozenset[WorkloadId]:
+    """The held-out ones among the workloads that a family has records of; none where these are few."""
+    places = {workload.workload_id: _place(workload) for workload in workloads}
+    if len(places) < LEAST_WORKLOADS:
+        return frozenset()
+    bound = SHARE
+    if len(places) >= FLOOR_WORKLOADS:
+        bound = max(bound, math.nextafter(sorted(places.values())[LEAST_HELD - 1], 1.0))
+    return frozenset(workload_id for workload_id, place in places.items() if place < bound)
 
 
 #: Key of manifests with what the version that this one went on from has learnt from (`training_workloads`),
@@ -84,7 +145,7 @@ def load_snapshot(
         TransferError: There is no ok record.
         StoreError: The version does not exist any more, or a file is damaged.
     """
-    from transfer.data.joined_records import build_dataset
+    from transfer.data.dataset import build_dataset
 
     devices = {
         device_id: (entry.spec, entry.descriptor)
@@ -121,7 +182,7 @@ def published_layout(specs: Iterable[DeviceSpec]) -> PublishedLayout:
     Raises:
         FleetError: They are of several families, or there is none.
     """
-    from transfer.features.published_features import LAYOUTS
+    from transfer.features.blocks import LAYOUTS
 
     families = sorted({str(spec.family) for spec in specs})
     if len(families) != 1:
@@ -159,7 +220,7 @@ def read_snapshot(
 
 def train_config(epochs: int) -> TrainConfig:
     """How source models are trained."""
-    from transfer.train.config import TrainConfig
+    from transfer.train.rows import TrainConfig
 
     return TrainConfig(epochs=epochs)
 

@@ -12,19 +12,16 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from agents.records import CandidateId, DeviceId, DeviceSpec, WorkloadId
-from agents.trust import is_live
+from agents.records import CandidateId, DeviceId, DeviceSpec, WorkloadId, is_live
 from fleet.config.settings import select_devices
 from fleet.drivers.session import EngineSession
 from fleet.errors import FleetError
 from fleet.json_types import Json, JsonDict
-from fleet.models.holdout import held_out, is_held_out
 from fleet.models.registry import Registry
 from fleet.models.registry_file import latest
-from fleet.models.shipped_heads import ShippedHeads, is_servable
-from fleet.models.versions import load_snapshot, train_config
-from fleet.onboarding.adaptation import adaptation_report, strategy_for
-from fleet.onboarding.choice import source_devices_of, source_version
+from fleet.models.shipped_model import ShippedHeads, is_servable
+from fleet.models.versions import held_out, is_held_out, load_snapshot, train_config
+from fleet.onboarding.adaptation import adaptation_report, source_devices_of, source_version, strategy_for
 from fleet.onboarding.drift import earlier_environment
 from fleet.onboarding.fingerprint import measure_fingerprint
 from fleet.onboarding.head_version import (
@@ -36,8 +33,7 @@ from fleet.onboarding.head_version import (
 )
 from fleet.planner.collect import Collection
 from fleet.planner.selection import choose_workloads, none_fits
-from fleet.planner.settings import CollectSettings, Display
-from fleet.planner.time_spent import Clock
+from fleet.planner.settings import Clock, CollectSettings, Display
 from fleet.store.delta.log import RECORDS
 from fleet.store.reader import StoreReader
 from fleet.store.store import Store

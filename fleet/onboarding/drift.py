@@ -14,12 +14,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from agents.records import DeviceId, Outcome
-from fleet.store.noise import noise_floor
-from fleet.store.noise_columns import READING_COLUMNS, readings
+from fleet.store.noise import READING_COLUMNS, noise_floor, readings
 from fleet.store.reader import StoreReader
 
 if TYPE_CHECKING:
-    from transfer.adapt.fingerprint import Fingerprint
+    from transfer.adapt.nearest import Fingerprint
 
 #: A reference program has moved that changed by more than this, and by more than twice what its device's
 #: repeats differ by.
@@ -75,7 +74,7 @@ def why_as_before(now: Fingerprint, before: Fingerprint | None, store: StoreRead
 
     One sentence; empty where they changed, or too few of them tell. The store says how far numbers repeat.
     """
-    from transfer.adapt.fingerprint import LEAST_SHARED, drifted
+    from transfer.adapt.nearest import LEAST_SHARED, drifted
 
     shared = len(now.latency_secs.keys() & before.latency_secs.keys()) if before is not None else 0
     if before is None or shared < LEAST_SHARED:

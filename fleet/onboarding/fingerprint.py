@@ -1,7 +1,7 @@
 """Measure a device's fingerprint: the reference programs of its family, before anything else.
 
 Called by onboarding, and by whoever wants devices to be comparable. Which programs and what they say:
-`transfer.adapt.fingerprint`. The records are ordinary ones, of origin `fingerprint`; what was measured in the
+`transfer.adapt.nearest`. The records are ordinary ones, of origin `fingerprint`; what was measured in the
 device's present environment is not measured again.
 """
 
@@ -23,7 +23,7 @@ from fleet.store.reader import StoreReader
 
 if TYPE_CHECKING:
     from fleet.config.settings import FleetConfig
-    from transfer.adapt.fingerprint import Fingerprint
+    from transfer.adapt.nearest import Fingerprint
 
 
 def measure_fingerprint(engine: EngineSession, collection: Collection, spec: DeviceSpec) -> Fingerprint:
@@ -32,7 +32,7 @@ def measure_fingerprint(engine: EngineSession, collection: Collection, spec: Dev
     Returns:
         What ran; fewer programs than there are, or none, where the device cannot make or build them.
     """
-    from transfer.adapt.fingerprint import ORIGIN, PER_WORKLOAD, SEED, from_records
+    from transfer.adapt.nearest import ORIGIN, PER_WORKLOAD, SEED, from_records
 
     pool: dict[WorkloadId, list[Candidate]] = {}
     for workload in _reference_workloads(engine, spec.device_id):
@@ -89,7 +89,7 @@ def known_fingerprints(
     Records of the reference `programs` count whatever their origin: only the first device met them as new
     candidates. An `earlier` environment of the device `of` is told as a device of its own.
     """
-    from transfer.adapt.fingerprint import from_records
+    from transfer.adapt.nearest import from_records
 
     fingerprints = [
         from_records(device_id, store.records(device_id=device_id), programs) for device_id in device_ids
@@ -104,7 +104,7 @@ def known_fingerprints(
 
 def _reference_workloads(engine: EngineSession, device_id: DeviceId) -> list[Workload]:
     """The reference workloads that the device can make; none where it knows none of their networks."""
-    from transfer.adapt.fingerprint import NETWORKS, choose_workloads
+    from transfer.adapt.nearest import NETWORKS, choose_workloads
 
     try:
         workloads = engine.network_workloads(device_id, list(NETWORKS))

@@ -7,17 +7,21 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from agents.records import CandidateId, Descriptor, DeviceId, DeviceSpec, Outcome
+from agents.records import CandidateId, Descriptor, DeviceId, DeviceSpec, Outcome, WorkloadId
 from fleet.errors import FleetError
 from fleet.models.judge import publish_if_better, verdicts_as_json
+from fleet.models.opponents import HeadCache, Opponent, opponents_of
+from fleet.models.promotion import LEAST_JUDGED, DeviceDecision
 from fleet.models.registry_reader import RegistryReader
-from fleet.models.shipped_heads import ShippedHeads
+from fleet.models.shipped_model import ShippedHeads, ShippedModelError
+from fleet.models.standings import LEAST_RANKED, standing
 from fleet.models.versions import (
     INHERITED,
     ORIGIN,
@@ -27,16 +31,85 @@ from fleet.models.versions import (
     manifest_of,
     training_provenance,
 )
-from fleet.onboarding.adaptation import Onboarding
+from fleet.onboarding.adaptation import Onboarding, Rows, strategy_for
 from fleet.onboarding.drift import Earlier
-from fleet.onboarding.judgement import decide_by_samples
 from fleet.store.noise import settled
 from fleet.store.reader import StoreReader
+from transfer.errors import TransferError
 
 if TYPE_CHECKING:
     from transfer.adapt.base import Adapted, Regime, Strategy
     from transfer.model.fleet_tlp import FleetTLP
-    from transfer.train.config import TrainConfig
+    from transfer.train.rows import TrainConfig
+
+
+# Whether an onboarded head may serve: by the rule of all heads, on samples that it is made without.
+#
+# A head from samples meets the champion and the shipped head on workloads of the samples. Each sample is
+# scored by a head that learnt from other workloads. A workload judges nobody if the source model or a rival
+# has learnt from it; but what heads of one origin were both taught gives none of them a lead. Imports torch
+# when called.
+
+_WORDS = 200
+
+
+def decide_by_samples(
+    onboarding: Onboarding, shipped: ShippedHeads, strategy_name: str, adapted: Adapted
+) -> DeviceDecision:
+    """Decide whether a new head serves its device; `strategy_name` made it, or chose what did.
+
+    A champion that cannot serve any more gives its place to the shipped head first.
+    """
+    from transfer.adapt.base import Regime
+
+    device_id, heads = DeviceId(onboarding.target), HeadCache(shipped.registry)
+    opponents = opponents_of(device_id, shipped, heads)
+    if opponents.gone and opponents.champion is not None:
+        with suppress(ShippedModelError):
+            if shipped.serve_instead(opponents.champion, opponents.gone):
+                opponents = opponents_of(device_id, shipped, heads)
+    rows = _judging_rows(onboarding, opponents.heads)
+    rivals = opponents.rivals(onboarding.dataset, rows, 0.0)
+    why_not = opponents.why_not or (_lack(onboarding, rows) if rivals else "")
+    challenger = None
+    if rivals and not why_not:
+        try:
+            strategy = strategy_for(str(adapted.notes.get("strategy", strategy_name)), onboarding.regime)
+            scores = onboarding.held_back(strategy, Regime.BOTH_NEW)
+        except TransferError as error:
+            why_not = f"it cannot be judged ({str(error)[:_WORDS]})"
+        else:
+            mine, group = scores[np.isin(onboarding.few_shot, rows)], onboarding.dataset.group[rows]
+            challenger = standing(mine, onboarding.latency[rows], group, 0.0)
+    return opponents.decide(challenger, rivals, adapted.model.kind, why_not=why_not)
+
+
+def _judging_rows(onboarding: Onboarding, opponents: Sequence[Opponent]) -> Rows:
+    """Rows of the samples that ran, of workloads with enough of them that give no head a lead."""
+    dataset = onboarding.dataset
+    unfair: set[WorkloadId] = set()
+    for opponent in opponents:
+        is_kin = opponent.origin == onboarding.origin
+        unfair |= opponent.learnt - onboarding.inherited if is_kin else opponent.learnt | onboarding.inherited
+    is_fair = np.array([workload_id not in unfair for workload_id in dataset.workload_ids], dtype=np.bool_)
+    rows = onboarding.few_shot[np.isfinite(onboarding.latency[onboarding.few_shot])]
+    rows = rows[is_fair[dataset.group[rows]]]
+    counts = np.bincount(dataset.group[rows], minlength=len(dataset.workload_ids))
+    chosen: Rows = rows[counts[dataset.group[rows]] >= LEAST_RANKED]
+    return chosen
+
+
+def _lack(onboarding: Onboarding, rows: Rows) -> str:
+    """What an onboarding lacks to judge its head; empty where the samples suffice."""
+    group = onboarding.dataset.group
+    count = len(np.unique(group[rows]))
+    if count >= LEAST_JUDGED:
+        return ""
+    return (
+        f"needs samples of {LEAST_JUDGED - count} more workloads to be judged: {count} of "
+        f"{len(np.unique(group[onboarding.few_shot]))} can judge it, for {LEAST_RANKED} samples ran of each, "
+        f"and only the head itself learns from them; {LEAST_JUDGED} must"
+    )
 
 
 def onboarding_of(
@@ -53,7 +126,7 @@ def onboarding_of(
     """Say which rows of a snapshot a new device's head is made from.
 
     `few_shot` are candidates that the device measured; of it only these are looked at. With `holds_out`
-    nothing is learnt from the held-out workloads (`fleet.models.holdout`), so that later versions can be
+    nothing is learnt from the held-out workloads (`fleet.models.versions`), so that later versions can be
     compared with this one. Without a regime the head will be asked about candidates that the source devices
     measured.
     """

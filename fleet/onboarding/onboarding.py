@@ -23,24 +23,24 @@ from agents.records import (
     DeviceSpec,
     Outcome,
     WorkloadId,
+    is_live,
 )
-from agents.trust import is_live
 from fleet.drivers.session import EngineSession
 from fleet.errors import FleetError
 from fleet.json_types import JsonDict
-from fleet.models.onboarding_curves import CURVES, history, remember
+from fleet.models.freshness import CURVES, history, remember
 from fleet.models.opponents import origin_of
 from fleet.models.registry import Registry
-from fleet.models.shipped_heads import ShippedHeads, is_servable
-from fleet.models.shipped_model import ShippedModelError
+from fleet.models.shipped_model import ShippedHeads, ShippedModelError, is_servable
 from fleet.models.versions import DatasetSnapshot, load_snapshot, train_config, training_workloads
-from fleet.onboarding.adaptation import adaptation_report, strategy_for
-from fleet.onboarding.choice import (
+from fleet.onboarding.adaptation import (
+    adaptation_report,
     choose,
     pools_of,
     rows_of,
     source_devices_of,
     source_version,
+    strategy_for,
 )
 from fleet.onboarding.day_zero import onboard_alone, starts_alone
 from fleet.onboarding.drift import Earlier, earlier_environment, why_as_before
@@ -55,13 +55,12 @@ from fleet.onboarding.head_version import (
 )
 from fleet.onboarding.text import WHY_FEWER
 from fleet.planner.collect import Collection
-from fleet.planner.settings import CollectSettings, Display
-from fleet.planner.time_spent import Clock
+from fleet.planner.settings import Clock, CollectSettings, Display
 from fleet.store.reader import StoreReader
 
 if TYPE_CHECKING:
     from fleet.config.settings import FleetConfig
-    from transfer.adapt.fingerprint import Fingerprint
+    from transfer.adapt.nearest import Fingerprint
     from transfer.model.fleet_tlp import FleetTLP
 
 
@@ -218,7 +217,7 @@ def _arrive(engine: EngineSession, settings: FleetConfig, spec: DeviceSpec, mode
 
 def _measure(arrival: _Arrival, clock: Clock, display: Display, *, has_drifted: bool) -> _Samples | str:
     """Take the fingerprint, choose the few-shot set, and measure it; or say why there is no need to."""
-    from transfer.adapt.fingerprint import distances
+    from transfer.adapt.nearest import distances
     from transfer.adapt.sample_selection import IN_ROUNDS, rounds
 
     engine, settings, spec, earlier = arrival.engine, arrival.settings, arrival.spec, arrival.earlier

@@ -16,9 +16,8 @@ import numpy as np
 from agents.records import DeviceId
 from fleet.errors import FleetError
 from fleet.models.versions import load_snapshot, train_config
-from fleet.onboarding.adaptation import Onboarding, adaptation_report, strategy_for
-from fleet.onboarding.choice import family_devices
-from fleet.planner.time_spent import Clock
+from fleet.onboarding.adaptation import Onboarding, adaptation_report, family_devices, strategy_for
+from fleet.planner.settings import Clock
 from fleet.store.store import Store
 
 if TYPE_CHECKING:
@@ -38,7 +37,7 @@ def onboard_recorded(settings: FleetConfig, device: str) -> dict[str, Any]:
         FleetError: The device has no records, or no source devices.
         TransferError: There is nothing to learn from.
     """
-    from transfer.evaluate.evaluator import judge_folds
+    from transfer.evaluate.rankers import judge_folds
 
     clock = Clock()
     recorded = _look_up(settings, device, clock)
@@ -88,7 +87,7 @@ class _Recorded:
 def _look_up(settings: FleetConfig, device: str, clock: Clock) -> _Recorded:
     """Train a model of the source devices, choose the few-shot set, and look up what it measured."""
     from transfer.adapt.base import Regime
-    from transfer.adapt.fingerprint import distances, from_anchors
+    from transfer.adapt.nearest import distances, from_anchors
     from transfer.adapt.sample_selection import Choice, choose_in_rounds, selector_named
     from transfer.data.splits import few_of_each
     from transfer.train.rows import trainable_devices

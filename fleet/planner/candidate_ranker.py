@@ -16,7 +16,7 @@ import numpy as np
 
 from agents.records import Candidate, DeviceId, ModelRef, Workload, WorkloadId
 from fleet.errors import FleetError
-from fleet.models.head_scores import HeadCache, score_candidates
+from fleet.models.opponents import HeadCache, score_candidates
 from fleet.models.registry_reader import RegistryReader
 
 if TYPE_CHECKING:

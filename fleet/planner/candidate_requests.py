@@ -21,8 +21,8 @@ from agents.records import (
     Workload,
     WorkloadId,
     canonical_json,
+    is_live,
 )
-from agents.trust import is_live
 from fleet.coverage.candidates import REPLAY_SUFFIX, Space
 from fleet.coverage.coverage import Coverage
 

@@ -26,8 +26,8 @@ from agents.records import (
     Record,
     Workload,
     WorkloadId,
+    is_live,
 )
-from agents.trust import is_live
 from fleet.coverage.coverage import MAX_LOSSES
 from fleet.drivers.session import DeviceUnusableError, EngineSession
 from fleet.errors import FleetError
@@ -43,8 +43,7 @@ from fleet.planner.device_history import DeviceHistory
 from fleet.planner.noise_runs import plan_run
 from fleet.planner.proposals import GENERATIONS, Proposer
 from fleet.planner.selection import allocate, choose_workloads, none_fits
-from fleet.planner.settings import CollectSettings, Display, Pools, Watcher
-from fleet.planner.time_spent import Ledger, Spent
+from fleet.planner.settings import CollectSettings, Display, Ledger, Pools, Spent, Watcher
 
 if TYPE_CHECKING:
     from fleet.config.settings import FleetConfig
@@ -328,7 +327,7 @@ def collect_records(
         minutes: After which nothing new is begun; None for no limit.
 
     Returns:
-        `spent`: where the time of each device went (`fleet.planner.time_spent.Spent`); `lost`: candidates
+        `spent`: where the time of each device went (`fleet.planner.settings.Spent`); `lost`: candidates
         of each device that were lost; `fallen`: devices that fell out, and why.
     """
     samples, minimum = settings.workloads.samples, settings.workloads.minimum

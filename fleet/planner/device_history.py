@@ -11,8 +11,18 @@ from contextlib import contextmanager
 
 from msgspec.structs import replace
 
-from agents.records import Candidate, CandidateId, DeviceId, DeviceSpec, Family, Outcome, WorkloadId
-from agents.trust import IMPORTED, is_imported, is_live
+from agents.records import (
+    IMPORTED,
+    Candidate,
+    CandidateId,
+    DeviceId,
+    DeviceSpec,
+    Family,
+    Outcome,
+    WorkloadId,
+    is_imported,
+    is_live,
+)
 from fleet.coverage.candidates import REPLAY_SUFFIX
 from fleet.drivers.session import EngineSession
 from fleet.planner.batch_plan import DeviceProgress
@@ -21,8 +31,7 @@ from fleet.planner.selection import KnownCandidates
 from fleet.state.questions import StateReader
 from fleet.state.rows import CandidateTraits
 from fleet.state.schema import STATE
-from fleet.store.noise import Reading
-from fleet.store.noise_columns import READING_COLUMNS, flag_column, readings
+from fleet.store.noise import READING_COLUMNS, Reading, flag_column, readings
 from fleet.store.reader import StoreReader, environment_before
 from fleet.store.trace_lookup import find_candidates
 

@@ -17,8 +17,18 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from agents.programs.trace_rules import MOST_TEXT
-from agents.records import CandidateId, DeviceId, Family, Record, Workload, WorkloadId
-from agents.trust import IMPORTED, claimed_id, is_imported, is_live
+from agents.records import (
+    IMPORTED,
+    CandidateId,
+    DeviceId,
+    Family,
+    Record,
+    Workload,
+    WorkloadId,
+    claimed_id,
+    is_imported,
+    is_live,
+)
 from fleet.store.catalog import DeviceEntry
 from fleet.store.reader import StoreReader
 

@@ -24,8 +24,7 @@ from fleet.planner.batch_plan import BATCH_SIZE
 from fleet.planner.candidate_ranker import CandidateRanker
 from fleet.planner.candidate_requests import CandidateRequest, CandidateRequests
 from fleet.planner.imported_candidates import ImportedCandidates, imported_traces, underived
-from fleet.planner.job_queues import Chosen, JobFactory, PendingJob, Queues
-from fleet.planner.plan_view import PlanViews, UncertaintyOf
+from fleet.planner.job_queues import Chosen, JobFactory, PendingJob, PlanViews, Queues, UncertaintyOf
 from fleet.planner.selection import choose_parents
 from fleet.store.trace_lookup import StoreThread
 
@@ -40,7 +39,7 @@ _DRAWN_FOR_HEAD = 4
 class PlannerContext:
     """All that the planner is given: what is known, and what it may ask for. Nothing of it waits.
 
-    Made by `fleet.engine.composition`.
+    Made by `fleet.engine.context`.
     """
 
     #: Candidates that are measured, and those that are known.
@@ -67,7 +66,7 @@ class PlannerContext:
     token: str
     #: Share of the new candidates that is random.
     exploration: float = EXPLORATION
-    #: Resource that each device shares in turns with its neighbours (`fleet.planner.plan_view.turn_of`).
+    #: Resource that each device shares in turns with its neighbours (`fleet.planner.job_queues.turn_of`).
     turns: Mapping[DeviceId, str] = field(default_factory=dict)
     #: Whether the policy of a device lets it measure now.
     is_open: Callable[[DeviceId], bool] = lambda _: True

@@ -1,7 +1,7 @@
 """The A/A run of a device: its batches from what the store has, and when it is due in a daemon.
 
-A collection plans it where it runs. In a daemon `fleet.engine.chores` asks now and then, and a thread reads,
-so nothing waits.
+A collection plans it where it runs. In a daemon `fleet.engine.coordinator` asks now and then, and a thread
+reads, so nothing waits.
 """
 
 from __future__ import annotations
@@ -9,8 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from functools import partial
 
-from agents.records import NOISE, DeviceId, DeviceSpec, WorkloadId
-from agents.trust import is_live
+from agents.records import NOISE, DeviceId, DeviceSpec, WorkloadId, is_live
 from fleet.coverage.coverage import Coverage
 from fleet.planner.batch_plan import (
     BATCH_SIZE,

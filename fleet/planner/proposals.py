@@ -17,8 +17,7 @@ from fleet.drivers.session import DeviceUnusableError, EngineSession
 from fleet.planner.device_history import DeviceHistory
 from fleet.planner.imported_candidates import claims, imported_traces
 from fleet.planner.selection import KnownCandidates, choose_parents, random_share
-from fleet.planner.settings import CollectSettings, Pools, Watcher
-from fleet.planner.time_spent import Ledger
+from fleet.planner.settings import CollectSettings, Ledger, Pools, Watcher
 
 #: Evolved candidates come in this many steps, so that the later ones have the earlier ones as parents.
 GENERATIONS = 2
@@ -219,7 +218,9 @@ class Proposer:
 
         def ask(device_id: DeviceId, draw: _Draw) -> Future[list[Candidate]]:
             candidates = pool[draw.workload.workload_id]
-            excluded = self._known(family, draw.workload).ids | {one.candidate_id for one in candidates}
+            excluded = self._known(family, draw.workload).ids | {
+                candidate.candidate_id for candidate in candidates
+            }
             # Draws of a seed are the same each time, less what is excluded: right for random candidates, but
             # parents may be the same again, and their next children should not be.
             seed = self._settings.seed + (len(excluded) if draw.traces else 0)

@@ -12,8 +12,16 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from agents.networks.network_name import NetworkRefusedError, read_network_name
-from agents.records import DeviceId, DeviceSpec, Workload, WorkloadId, canonical_json, content_hash
-from agents.trust import IMPORTED, is_live
+from agents.records import (
+    IMPORTED,
+    DeviceId,
+    DeviceSpec,
+    Workload,
+    WorkloadId,
+    canonical_json,
+    content_hash,
+    is_live,
+)
 from fleet.planner.job_planner import JobPlanner, PlannerContext
 from fleet.planner.selection import choose_workloads, none_fits
 from fleet.state.state_file import StateFile

@@ -17,14 +17,13 @@ import numpy as np
 from agents.records import DeviceId, Family, ModelRef
 from fleet.errors import FleetError
 from fleet.models.freshness import Freshness, Look, look, window
-from fleet.models.head_scores import HeadCache
-from fleet.models.opponents import head_standing
+from fleet.models.opponents import HeadCache, head_standing
 from fleet.models.registry import PinnedError, Registry, ReplacedError
 from fleet.models.registry_file import Champion, RegistryError
 from fleet.models.standings import LEAST_RANKED, Standing
 from fleet.models.training_rows import JudgedRows, RecentPart
 from fleet.models.versions import load_snapshot
-from fleet.onboarding.choice import family_devices
+from fleet.onboarding.adaptation import family_devices
 from fleet.refresh.request import RefreshRequest
 from fleet.store.reader import StoreReader
 from fleet.store.store import Store

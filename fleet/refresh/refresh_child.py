@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import Any
 
 from agents.device.device_cores import quiet_cores
+from agents.files import write_durably
 from agents.host.child_process import ChildProcess, discard_folder
 from agents.host.probe import core_groups
 from agents.records import DeviceKind, DeviceSpec
-from fleet.durable import write_durably
 from fleet.models.training import EPOCHS
 from fleet.refresh.request import (
     PLAN,

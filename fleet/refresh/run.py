@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from agents.files import write_durably
 from agents.records import DeviceId, Family, canonical_json, content_hash
-from fleet.durable import write_durably
 from fleet.errors import FleetError, StoreError, TooFewRecordsError
 from fleet.json_types import JsonDict
 from fleet.models.judge import (
@@ -30,11 +30,11 @@ from fleet.models.judge import (
 )
 from fleet.models.promotion import DecisionKind, DeviceDecision, refusal, start_from, summary
 from fleet.models.registry import Registry
-from fleet.models.shipped_heads import ShippedHeads, serve_unserved
+from fleet.models.shipped_model import ShippedHeads, serve_unserved
 from fleet.models.training import CHALLENGER, Challenger, Training, WarmStart, train_challengers
 from fleet.models.training_rows import JudgedRows, RecentPart
 from fleet.models.versions import learnable, load_snapshot, train_config, training_workloads
-from fleet.onboarding.choice import family_devices
+from fleet.onboarding.adaptation import family_devices
 from fleet.refresh.request import PLAN, RefreshRequest, warm_epochs
 from fleet.store.reader import StoreReader
 from fleet.store.store import Store

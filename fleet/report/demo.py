@@ -22,14 +22,14 @@ from agents.host.probe import probe
 from agents.programs.networks import NETWORKS
 from agents.records import DeviceId, DeviceKind, DeviceSpec, Family, Protocol, Workload
 from fleet.config.settings import FleetConfig, select_devices
-from fleet.core.request_words import RequestKind
+from fleet.core.words import RequestKind
 from fleet.daemon.daemon import SPOOL, UpOptions
 from fleet.daemon.embedded import run_embedded
 from fleet.drivers.session import EngineSession
 from fleet.errors import FleetError
 from fleet.models.promotion import DeviceDecision, Incumbent, judge
 from fleet.models.registry import Registry
-from fleet.models.shipped_heads import ShippedHead, ShippedHeads
+from fleet.models.shipped_model import ShippedHead, ShippedHeads
 from fleet.models.standings import Standing, standing
 from fleet.models.training import train_version
 from fleet.models.versions import DatasetSnapshot, load_snapshot, train_config
@@ -39,8 +39,7 @@ from fleet.onboarding.onboarding import onboard_device
 from fleet.planner.collect import Collection
 from fleet.planner.progress import TerminalDisplay
 from fleet.planner.selection import choose_workloads
-from fleet.planner.settings import CollectSettings
-from fleet.planner.time_spent import Clock
+from fleet.planner.settings import Clock, CollectSettings
 from fleet.store.store import Store
 
 if TYPE_CHECKING:
@@ -329,7 +328,7 @@ def _judge(
 
     All of it is done again with other samples and initial weights, and averaged.
     """
-    from transfer.adapt.registry import strategies
+    from transfer.adapt.guard import strategies
     from transfer.data.splits import workload_folds
     from transfer.evaluate.cross_validation import CrossValidationPlan, average_repeats, cross_validate
     from transfer.processes import workers_for

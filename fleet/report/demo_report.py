@@ -1,4 +1,4 @@
-"""Turn what the demo found into a report (`fleet.report.report`). Measures and trains nothing."""
+"""Turn what the demo found into a report (`fleet.report.page`). Measures and trains nothing."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from agents.records import CONFIRM, REMEASURE, DeviceId, DeviceSpec, Outcome, Re
 from fleet.json_types import JsonDict
 from fleet.planner.batch_plan import is_full
 from fleet.report.demo import DemoRun
-from fleet.report.report import complete
+from fleet.report.page import complete
 from fleet.report.words import SHIPPED, WARM
 from fleet.store.noise import settled
 from fleet.store.store import Store

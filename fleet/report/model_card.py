@@ -10,7 +10,7 @@ from pathlib import Path
 
 from jinja2 import Environment, TemplateError
 
-from fleet.durable import write_durably
+from agents.files import write_durably
 from fleet.errors import FleetError
 from fleet.json_types import Json
 from fleet.page_template import template_engine

@@ -10,13 +10,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from agents.records import NOISE, DeviceId, Outcome
-from fleet.dashboard.recent_records import last_run
+from fleet.dashboard.device_timeline import last_run
 from fleet.json_types import JsonDict
 from fleet.models.registry_file import versions
 from fleet.models.registry_reader import RegistryReader
 from fleet.models.views import champion_notes
-from fleet.store.noise import Reading, noise_floor
-from fleet.store.noise_columns import READING_COLUMNS, flag_column, readings
+from fleet.store.noise import READING_COLUMNS, Reading, flag_column, noise_floor, readings
 from fleet.store.store import Store
 
 

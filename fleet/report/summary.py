@@ -15,7 +15,7 @@ from rich.text import Text
 
 from fleet.json_types import Json
 from fleet.report.words import is_finite, label, labels, percent
-from fleet.terminal_console import TerminalConsole
+from fleet.terminal_text import TerminalConsole
 
 #: Shown in a cell where there is no number: the words would not fit at 80 columns.
 ABSENT = "-"

@@ -1,6 +1,6 @@
 """The sentences of a report: verdict, headline, and numbers with sensible units.
 
-Pure functions of a report in the layout of `report.json` (`fleet.report.report`). The page, the terminal and
+Pure functions of a report in the layout of `report.json` (`fleet.report.page`). The page, the terminal and
 the file show the same sentences because all of them call these functions.
 """
 

@@ -6,16 +6,8 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 from msgspec import Meta
 
-from fleet.core.request_words import RequestKind
-from fleet.requests.request_kind import (
-    Count,
-    CountOrNone,
-    Flag,
-    ManyDevices,
-    Networks,
-    Seed,
-    Setting,
-)
+from fleet.core.words import RequestKind
+from fleet.requests.request_kind import Count, CountOrNone, Flag, ManyDevices, Networks, Seed, Setting
 
 if TYPE_CHECKING:
     from fleet.drivers.session import EngineSession

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from msgspec import Meta, field
 
-from fleet.core.request_words import RequestKind
+from fleet.core.words import RequestKind
 from fleet.requests.request_kind import Epochs, Flag, KnownFleet, Name, RequestArguments, Seed, Setting
 
 if TYPE_CHECKING:

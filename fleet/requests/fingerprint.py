@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from fleet.core.request_words import RequestKind
+from fleet.core.words import RequestKind
 from fleet.requests.request_kind import ManyDevices
 
 if TYPE_CHECKING:

@@ -1,7 +1,8 @@
 """The first head of a family in which no device has one: of the model that comes with the program.
 
 The state gives every device a head by itself as soon as one of its family has one
-(`fleet.core.request_events.onboard_arrivals`). Here that one is found. Pure; `fleet.engine.chores` asks it.
+(`fleet.core.request_events.onboard_arrivals`). Here that one is found. Pure, for
+`fleet.engine.coordinator`.
 """
 
 from __future__ import annotations
@@ -9,10 +10,9 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
-from agents.records import DeviceId, DeviceSpec
-from agents.trust import is_live
+from agents.records import DeviceId, DeviceSpec, is_live
 from fleet.core.device_state import USABLE
-from fleet.core.request_words import Request, RequestId, RequestKind
+from fleet.core.words import Request, RequestId, RequestKind
 
 
 def first_head_requests(

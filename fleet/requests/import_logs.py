@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 from msgspec import Meta
 
-from fleet.core.request_words import Request, RequestKind
+from fleet.core.words import Request, RequestKind
 from fleet.requests.request_kind import Flag, KnownFleet, Name, RequestArguments
 
 if TYPE_CHECKING:

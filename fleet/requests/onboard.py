@@ -8,7 +8,7 @@ from msgspec import Meta
 
 from agents.records import DeviceId
 from fleet.config.choices import Selector, Strategy
-from fleet.core.request_words import RequestKind
+from fleet.core.words import RequestKind
 from fleet.requests.request_kind import CountOrNone, Epochs, Flag, Name, RequestArguments, Seed, Setting
 
 if TYPE_CHECKING:

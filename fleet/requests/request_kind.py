@@ -33,7 +33,7 @@ from msgspec.structs import force_setattr
 
 from agents.networks.network_name import NetworkRefusedError, read_network_name, with_absolute_path
 from agents.records import DeviceId, DeviceSpec
-from fleet.core.request_words import Request, RequestKind
+from fleet.core.words import Request, RequestKind
 from fleet.errors import FleetError
 
 if TYPE_CHECKING:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from fleet.core.request_words import RequestKind
+from fleet.core.words import RequestKind
 from fleet.requests.request_kind import Name, RequestArguments
 
 

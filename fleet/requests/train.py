@@ -6,7 +6,7 @@ from typing import Annotated, Any, ClassVar
 
 from msgspec import Meta
 
-from fleet.core.request_words import Request, RequestKind
+from fleet.core.words import Request, RequestKind
 from fleet.requests.request_kind import KnownFleet, Name, RequestArguments, RequestRefused, listed
 
 

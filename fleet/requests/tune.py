@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 from msgspec import Meta, field
 
 from agents.records import DeviceId
-from fleet.core.request_words import RequestKind
+from fleet.core.words import RequestKind
 from fleet.requests.request_kind import Count, Flag, Name, Networks, RequestArguments, Seed
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict
 
 from fleet.config.settings import FleetConfig
-from fleet.core.request_words import RequestKind
+from fleet.core.words import RequestKind
 
 
 class Work(BaseModel):

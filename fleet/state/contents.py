@@ -13,9 +13,8 @@ from typing import Any
 
 from agents.records import CandidateId, DeviceId
 from fleet.errors import StateDamaged
-from fleet.state.keys import Labels
 from fleet.state.rows import DeadLetter, TableFile, WaitingRows, checksum
-from fleet.state.schema import damaged, one_line, reading
+from fleet.state.schema import Labels, damaged, one_line, reading
 
 #: Files up to this size are read as a whole when they are looked through quickly: half a second.
 QUICK_BYTES = 256 << 20

@@ -16,12 +16,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from agents.files import fsync_all
-from agents.records import Candidate, CandidateId, DeviceId, WorkloadId, has_flag
-from agents.trust import is_imported
-from fleet.durable import disk_errors
-from fleet.errors import StoreError
-from fleet.state.packed_rows import (
+from agents.records import Candidate, CandidateId, DeviceId, WorkloadId, has_flag, is_imported
+from fleet.errors import StoreError, disk_errors
+from fleet.state.rows import (
+    LOST,
     RESULT_COLUMNS,
+    Result,
+    TableFile,
     pack,
     results_of_piece,
     results_of_rows,
@@ -29,14 +30,12 @@ from fleet.state.packed_rows import (
     unpack,
     with_device,
 )
-from fleet.state.rows import LOST, Result, TableFile
 from fleet.state.schema import state_errors
 from fleet.state.state_file import StateFile
 from fleet.state.table import is_left_over, is_ours
 from fleet.state.table_log import TableLog, removed
-from fleet.store.delta.columns import check_columns
 from fleet.store.delta.log import TableSnapshot, file_sum, is_table, load_snapshot
-from fleet.store.delta.schema import FILE_SCHEMA, read_batches
+from fleet.store.delta.schema import FILE_SCHEMA, check_columns, read_batches
 
 #: Results of one turn: some MB.
 _TURN_RESULTS: Final = 16_384

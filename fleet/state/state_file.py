@@ -15,9 +15,8 @@ from agents.files import fsync, make_folder
 from agents.sqlite_files import copy_aside, ends_in_log, finish_rebuild, has_lost_turns, log_of
 from fleet.errors import StateDamaged
 from fleet.histogram import Histogram
-from fleet.state.keys import Labels
 from fleet.state.questions import Questions
-from fleet.state.schema import open_reader, open_writer, state_errors
+from fleet.state.schema import Labels, open_reader, open_writer, state_errors
 from fleet.state.turn import Turn
 
 

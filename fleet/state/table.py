@@ -28,11 +28,9 @@ from deltalake.exceptions import DeltaError
 
 from agents.files import fsync_all
 from agents.records import DeviceId
-from fleet.durable import disk_errors
-from fleet.errors import StateDamaged, StoreError
+from fleet.errors import StateDamaged, StoreError, disk_errors
 from fleet.state.contents import Contents
-from fleet.state.packed_rows import unpack
-from fleet.state.rows import WaitingRows
+from fleet.state.rows import WaitingRows, unpack
 from fleet.state.state_file import StateFile
 from fleet.state.table_log import Action, TableLog, added, removed
 from fleet.store.delta.log import (

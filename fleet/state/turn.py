@@ -10,7 +10,6 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 
 from agents.records import Candidate, CandidateId, DeviceId, WorkloadId
-from fleet.state.keys import Group, Labels, attempts_of, packed_id
 from fleet.state.rows import (
     FASTEST,
     LOST,
@@ -22,7 +21,7 @@ from fleet.state.rows import (
     pack_trace,
     unpack_trace,
 )
-from fleet.state.schema import IN_GROUP
+from fleet.state.schema import IN_GROUP, Group, Labels, attempts_of, packed_id
 
 _ADD_TALLY = """
 INSERT INTO tally VALUES (?, ?, ?, ?, ?, ?, ?, ?)
@@ -149,7 +148,7 @@ class Turn:
             lane: They go into the table together with others of the same lane.
             device_ids: Their devices.
             rows: How many.
-            body: An Arrow stream (`fleet.state.packed_rows`).
+            body: An Arrow stream (`fleet.state.rows`).
             since: Unix seconds.
 
         Returns:

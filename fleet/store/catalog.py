@@ -19,6 +19,7 @@ from msgspec.structs import asdict, replace
 
 from agents.codec import value_from_json
 from agents.errors import AgentError
+from agents.files import fsync, write_all_durably
 from agents.records import (
     Descriptor,
     DeviceId,
@@ -28,9 +29,8 @@ from agents.records import (
     as_json_dict,
     canonical_json,
     content_hash,
+    is_imported,
 )
-from agents.trust import is_imported
-from fleet.durable import fsync, write_all_durably
 from fleet.errors import StoreError
 
 #: Layout of the files in both folders.

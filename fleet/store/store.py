@@ -21,19 +21,17 @@ from agents.files import make_folder
 from agents.records import DeviceId, Record
 from agents.row_file import read_rows
 from agents.spool.disk_spool import FILE as SPOOL_FILE
-from fleet.durable import disk_errors
-from fleet.errors import StoreError
-from fleet.state.packed_rows import results_of_rows
+from fleet.errors import StoreError, disk_errors
 from fleet.state.questions import StateReader
+from fleet.state.rows import results_of_rows
 from fleet.state.schema import STATE
 from fleet.state.state_file import StateFile
 from fleet.state.table import RecordsTable, check_rows
 from fleet.store.catalog import check_name
-from fleet.store.delta.columns import check_columns, check_schema
 from fleet.store.delta.log import RECORDS, RETENTION_HOURS, load_snapshot, newest_snapshot
+from fleet.store.delta.schema import check_columns, check_schema
 from fleet.store.lanes import LaneSettings
-from fleet.store.lock import acquire, check_folder, release
-from fleet.store.reader import DEVICES, WORKLOADS, StoreReader
+from fleet.store.reader import DEVICES, WORKLOADS, StoreReader, acquire, check_folder, release
 from fleet.store.writer import RowPiece, StoreWriter, pieces_of_rows
 
 _LOG = logging.getLogger(__name__)

@@ -14,7 +14,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from fleet.durable import write_durably
+from agents.files import write_durably
 
 UPKEEP = "upkeep.json"
 _SCHEMA = 1

@@ -15,20 +15,16 @@ import filelock
 import pyarrow as pa
 
 from agents.records import Descriptor, DeviceId, DeviceSpec, Record, Workload
-from fleet.durable import disk_errors
-from fleet.errors import StoreError, StoreFull
-from fleet.state.packed_rows import pack, with_device
-from fleet.state.rows import Result, WaitingRows, result_of
+from fleet.errors import StoreError, StoreFull, disk_errors
+from fleet.state.rows import Result, WaitingRows, pack, result_of, with_device
 from fleet.state.state_file import StateFile
 from fleet.state.table import RecordsTable
 from fleet.state.turn import Turn
 from fleet.store.catalog import check_name, put_device, put_workloads
-from fleet.store.delta.columns import check_columns
 from fleet.store.delta.log import TableSnapshot
-from fleet.store.delta.schema import BATCH_ROWS, TABLE_SCHEMA, records_to_table
+from fleet.store.delta.schema import BATCH_ROWS, TABLE_SCHEMA, check_columns, records_to_table
 from fleet.store.lanes import Lanes, LaneSettings
-from fleet.store.lock import release
-from fleet.store.reader import DEVICES, WORKLOADS, StoreReader
+from fleet.store.reader import DEVICES, WORKLOADS, StoreReader, release
 from fleet.store.store_time import StoreTime
 
 _LOG = logging.getLogger(__name__)
@@ -44,7 +40,7 @@ class RowPiece:
     lane: int
     device_ids: tuple[DeviceId, ...]
     rows: int
-    #: As `fleet.state.packed_rows.pack` makes it.
+    #: As `fleet.state.rows.pack` makes it.
     body: bytes
     #: Results that are to be added with them; empty if they are there.
     results: Sequence[Result] = ()

@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 from agents.device.agent_host import AgentHost
 from agents.device.messages import AgentGone, AgentRequest, BeginAgent, Heartbeat, Message, Stop
-from agents.device.worker_factory import ReplayWorkerFactory
+from agents.device.replay import ReplayWorkerFactory
 from agents.records import DeviceId, DeviceKind, DeviceSpec, Protocol
 from fleet.errors import FleetError
 from fleet.transport.transport import HEARTBEAT_SECS, AgentTransport

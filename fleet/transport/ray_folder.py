@@ -16,7 +16,7 @@ import tempfile
 from contextlib import suppress
 from pathlib import Path
 
-from fleet.durable import disk_errors
+from fleet.errors import disk_errors
 from fleet.private_files import check_folder
 
 PREFIX = "fleet-ray-"

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 import psutil
 
-from agents.host.own_program import import_environment
+from agents.host.process_control import import_environment
 from agents.records import DeviceId
 from fleet.errors import FleetError
 from fleet.transport.host_versions import join_refusal

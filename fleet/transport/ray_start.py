@@ -11,7 +11,7 @@ import os
 import sys
 from collections.abc import Mapping, Sequence
 
-from agents.host.own_program import begin_process, import_environment
+from agents.host.process_control import begin_process, import_environment
 from fleet.transport.host_versions import join_refusal
 
 #: For hosts with a network between them; names and values are Ray's (`ray_config_def.h`).

@@ -10,10 +10,10 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 
-from agents.device.batch import Batch
 from agents.device.messages import (
     Acknowledge,
     AgentRequest,
+    Batch,
     Conclude,
     ListWorkloads,
     Measure,
@@ -21,8 +21,7 @@ from agents.device.messages import (
     Propose,
     ProposeRequest,
 )
-from agents.lease import Lease
-from agents.records import DeviceId, DeviceSpec
+from agents.records import DeviceId, DeviceSpec, Lease
 
 #: Leases that an agent may hold: one runs, one waits, so the device never idles.
 MAX_OUTSTANDING = 2

@@ -14,11 +14,11 @@ from dataclasses import dataclass, field
 from operator import attrgetter
 from pathlib import Path
 
+from agents.files import write_durably
 from agents.programs.trace_rules import TraceRefusedError, read_trace
 from agents.records import DeviceId, WorkloadId, canonical_json
-from fleet.durable import write_durably
 from fleet.errors import FleetError
-from fleet.interchange.export_meta_schedule import RECORDS, WORKLOADS, write_database
+from fleet.interchange.export_parquet import RECORDS, WORKLOADS, write_database
 from fleet.interchange.export_source import Source
 from fleet.store.reader import StoreReader
 from fleet.tuning.search import settled

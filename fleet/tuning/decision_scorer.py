@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from transfer.adapt.base import Adapted
     from transfer.features.blocks import FeatureBlock
     from transfer.features.extractor import Extractor
-    from transfer.features.step_rows import Decided
+    from transfer.features.summary import Decided
     from transfer.language.trace_values import CompiledSpace
     from transfer.search.decisions import Design
     from transfer.search.population import Individual
@@ -116,7 +116,7 @@ class DecisionScorer:
         return self._head
 
     def _decided(self, workload: Workload, individual: Individual) -> Decided:
-        from transfer.features.step_rows import Decided
+        from transfer.features.summary import Decided
 
         design = individual.design
         cached = self._spaces.get(id(design))

@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from agents.files import fsync
 from agents.host.host_lock import host_lock_path, make_lock
 from agents.networks.latency import SIDES
 from agents.networks.library import TUNED, UNTUNED
@@ -28,7 +29,6 @@ from agents.networks.network_name import NetworkName, NetworkRefusedError, read_
 from agents.networks.reader import ask, checked_answer
 from agents.records import DeviceKind, DeviceSpec, Family, WorkloadId
 from agents.sandbox.scratch import require_executable, scratch_folder
-from fleet.durable import fsync
 from fleet.json_types import Json, JsonDict
 from fleet.store.catalog import DeviceEntry
 

@@ -17,7 +17,7 @@ from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from agents.records import Candidate, CandidateId, Outcome, Record, Workload
-from fleet.planner.time_spent import Clock
+from fleet.planner.settings import Clock
 from fleet.tuning.decision_scorer import DecisionScorer
 from fleet.tuning.search import Search, choose
 

@@ -13,8 +13,7 @@ from pathlib import Path
 
 from fleet.json_types import Json
 from fleet.page_template import Mark, Plot, page_environment, write_report
-from fleet.terminal_console import TerminalConsole
-from fleet.terminal_text import print_rows
+from fleet.terminal_text import TerminalConsole, print_rows
 from fleet.tuning import journey as picture
 from fleet.tuning.journey import Journey, journey
 

@@ -10,13 +10,12 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from msgspec.structs import replace
 
-from agents.records import Candidate, CandidateId, DeviceId, Record, Workload, WorkloadId
-from agents.trust import is_live
+from agents.records import Candidate, CandidateId, DeviceId, Record, Workload, WorkloadId, is_live
 from fleet.drivers.session import EngineSession
 from fleet.planner.candidate_ranker import CandidateRanker
 from fleet.planner.imported_candidates import devices_of_family, ours
 from fleet.planner.selection import best_traces
-from fleet.planner.time_spent import Clock
+from fleet.planner.settings import Clock
 from fleet.store.noise import noise_floor
 from fleet.store.reader import StoreReader
 from fleet.tuning.decision_scorer import DecisionScorer

@@ -37,8 +37,7 @@ from fleet.models.registry_reader import RegistryReader
 from fleet.onboarding.day_zero import serve_at_once
 from fleet.planner.candidate_ranker import CandidateRanker
 from fleet.planner.collect import Collection
-from fleet.planner.settings import CollectSettings, Display
-from fleet.planner.time_spent import Clock
+from fleet.planner.settings import Clock, CollectSettings, Display
 from fleet.store.reader import StoreReader
 from fleet.tuning.database import present_database, update_database
 from fleet.tuning.delivery import Untuned, check_all, deliver_all, labels_of

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from agents.regular_files import check_regular, read_regular
+from agents.files import check_regular, read_regular
 
 
 @pytest.mark.parametrize(

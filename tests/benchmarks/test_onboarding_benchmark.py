@@ -40,7 +40,7 @@ DEVICES = tuple(map(str, DATASET.device_ids))
 @pytest.fixture
 def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A copy: opening a store may write into it. A start of meta-learning takes most of a minute."""
-    monkeypatch.setattr("transfer.adapt.registry.Maml", partial(Maml, outer_steps=2))
+    monkeypatch.setattr("transfer.adapt.guard.Maml", partial(Maml, outer_steps=2))
     return Path(shutil.copytree(PROFILES, tmp_path / "store"))
 
 

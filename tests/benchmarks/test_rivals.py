@@ -24,7 +24,7 @@ from transfer.data.ranking import rank_agreement
 from transfer.errors import TransferError
 from transfer.evaluate.compare import fits_of
 from transfer.evaluate.rankers import Ranker
-from transfer.train.published_procedure import TlpConfig
+from transfer.train.trainers import TlpConfig
 
 TLP = TlpConfig(epochs=1, batch=64)
 MLP = MlpConfig(width=32, epochs=20, learning_rate=5e-3, dropout=0.0)

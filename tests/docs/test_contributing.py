@@ -22,7 +22,7 @@ from typing import Annotated, Any, ClassVar
 
 from msgspec import Meta
 
-from fleet.core.request_words import RequestKind
+from fleet.core.words import RequestKind
 from fleet.requests.request_kind import Flag, RequestArguments
 
 
@@ -67,11 +67,11 @@ from agents.host.probe import environment, probe
 from agents.records import Protocol
 from fleet.config.device_files import load_device
 from fleet.config.settings import FleetConfig
-from fleet.core.request_words import Request, RequestKind
+from fleet.core.words import Request, RequestKind
 from fleet.requests.kinds import check_request, parse_request, read_arguments
 from fleet.requests.request_kind import KnownFleet, RequestRefused
 from fleet.store.store import Store
-from transfer.adapt.registry import NAMES, strategies
+from transfer.adapt.guard import NAMES, strategies
 from transfer.features.extractor import Extractor
 
 fleet = KnownFleet(families={}, trains=False)
@@ -138,7 +138,7 @@ from collections.abc import Iterator
 
 from agents.records import canonical_json
 from fleet.interchange.logs.catalog import Catalog, LoggedWorkload, Measurement, checked_trace, key_id
-from fleet.interchange.logs.formats import FileFormat
+from fleet.interchange.logs.catalog import FileFormat
 from fleet.interchange.logs.json_values import Rejected, careful
 from fleet.interchange.logs.knobs import timed
 from fleet.interchange.logs.lines import LogLines
@@ -231,12 +231,12 @@ def looked(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     insert(kinds, "from fleet.requests.import_logs", "from fleet.requests.greet import Greet\n")
     insert(kinds, "Collect, Evaluate", "Greet, ")
     insert(
-        folder / "fleet/core/request_words.py",
+        folder / "fleet/core/words.py",
         "    @property\n    def has_driver",
         '    GREETING = "greeting"\n\n',
     )
     (folder / "transfer/adapt/guess.py").write_text(GUESS)
-    registry = folder / "transfer/adapt/registry.py"
+    registry = folder / "transfer/adapt/guard.py"
     insert(registry, "from transfer.adapt.maml", "from transfer.adapt.guess import Guess\n")
     insert(registry, "        Scratch(),", "        Guess(),\n")
     insert(folder / "fleet/config/choices.py", '    "scratch",', '    "guess",\n')
@@ -305,8 +305,8 @@ def test_a_kind_of_device_is_added_in_three_files(looked: dict[str, Any]) -> Non
             "kind of device",
             ["agents/devices.py", "agents/host/device_kinds.py", "fleet/config/device_files.py"],
         ),
-        ("kind of request", ["fleet/requests/", "fleet/requests/kinds.py", "fleet/core/request_words.py"]),
-        ("strategy", ["transfer/adapt/", "transfer/adapt/registry.py", "fleet/config/choices.py"]),
+        ("kind of request", ["fleet/requests/", "fleet/requests/kinds.py", "fleet/core/words.py"]),
+        ("strategy", ["transfer/adapt/", "transfer/adapt/guard.py", "fleet/config/choices.py"]),
     ],
 )
 def test_contributing_names_the_files_that_the_toys_took(heading: str, files: list[str]) -> None:

@@ -17,8 +17,8 @@ from fleet.onboarding.fingerprint import known_fingerprints
 from fleet.store.store import Store
 from tests.conftest import until
 from tests.docs.test_docs import ROOT
-from transfer.adapt.fingerprint import ORIGIN
-from transfer.adapt.registry import NAMES
+from transfer.adapt.guard import NAMES
+from transfer.adapt.nearest import ORIGIN
 
 pytestmark = [pytest.mark.ray, pytest.mark.tvm, pytest.mark.slow, pytest.mark.timeout(1800)]
 

@@ -94,8 +94,7 @@ def test_imports_flow_one_way() -> None:
     for path in modules_of("agents"):
         assert not of("fleet", imports(path)) | of("transfer", imports(path)), relative(path)
     # What a trace may say, whose it is, and how a file of others is opened, are the same everywhere.
-    rules = ("agents.programs.trace_rules", "agents.trust", "agents.regular_files")
-    shared = ("agents.records", *rules)
+    shared = ("agents.records", "agents.files", "agents.programs.trace_rules")
     for path in modules_of("transfer"):
         assert not of("fleet", imports(path)), relative(path)
         assert all(name.startswith(shared) for name in of("agents", imports(path))), relative(path)
@@ -171,7 +170,7 @@ def test_each_heavy_package_has_its_places() -> None:
 
 
 def test_the_core_knows_no_clock_no_disk_and_no_ray() -> None:
-    words = ("agents.records", "agents.values", "agents.device.messages", "agents.lease")
+    words = ("agents.records", "agents.values", "agents.device.messages")
     ours = ("fleet.core", "fleet.errors", *words)
     impure = {"asyncio", "io", "os", "pathlib", "socket", "subprocess", "tempfile", "threading", "time"}
     for path in (ROOT / "fleet/core").glob("*.py"):
@@ -184,7 +183,7 @@ def test_the_core_knows_no_clock_no_disk_and_no_ray() -> None:
 @pytest.mark.parametrize(
     "name",
     [
-        *("records", "devices", "protocol", "trust"),
+        *("records", "devices", "protocol"),
         *("programs/trace_rules", "programs/index_maps", "programs/derivation"),
     ],
 )

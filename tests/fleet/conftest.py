@@ -56,7 +56,7 @@ def _snapshot(store: Path, *devices: str) -> DatasetSnapshot:
 def _trained(snapshot: DatasetSnapshot) -> FleetTLP:
     import numpy as np
 
-    from transfer.train.config import TrainConfig
+    from transfer.train.rows import TrainConfig
     from transfer.train.training import train
 
     rows = np.arange(len(snapshot.dataset))
@@ -66,7 +66,7 @@ def _trained(snapshot: DatasetSnapshot) -> FleetTLP:
 @pytest.fixture(scope="module")
 def few_trees() -> Iterator[None]:
     """Models that are trained in this process have few trees, on which most of a small training is spent."""
-    from transfer.train.config import TrainConfig
+    from transfer.train.rows import TrainConfig
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(TrainConfig.__init__.__kwdefaults__, "trees", 50)

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from fleet.durable import disk_errors, write_durably
-from fleet.errors import StoreError, StoreFull
+from agents.files import write_durably
+from fleet.errors import StoreError, StoreFull, disk_errors
 
 DELTALAKE = "Generic LocalFileSystem error\n   \x1b[31m↳\x1b[0m No space left on device (os error 28)\n"
 

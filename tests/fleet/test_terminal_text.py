@@ -17,8 +17,7 @@ from hypothesis import strategies as st
 from rich.text import Text
 
 from fleet.planner.progress import TerminalDisplay
-from fleet.terminal_console import TerminalConsole
-from fleet.terminal_text import make_logs_visible, print_rows, visible
+from fleet.terminal_text import TerminalConsole, make_logs_visible, print_rows, visible
 from tests.log_fixtures import CUDA_TARGET, autotvm, write_log
 
 ROOT = Path(__file__).parents[2]
@@ -133,7 +132,7 @@ def test_names_of_imported_files_command_no_terminal(terminal: bool, tmp_path: P
         assert command not in told
 
 
-PRINTS = {"fleet/terminal_text.py", "fleet/terminal_console.py", "fleet/cli/output.py", "fleet/cli/app.py"}
+PRINTS = {"fleet/terminal_text.py", "fleet/cli/output.py", "fleet/cli/app.py"}
 
 
 def test_nothing_else_prints() -> None:

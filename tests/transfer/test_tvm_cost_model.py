@@ -17,8 +17,8 @@ import pytest
 from agents.records import Candidate, Family, Workload
 from tests.host_fixtures import write_generic_device
 from transfer.errors import TransferError
+from transfer.features.blocks import CPU_LAYOUT
 from transfer.features.extractor import DEFAULT_SPEC, Extractor
-from transfer.features.published_features import CPU_LAYOUT
 from transfer.model.encoder import ModelSizes
 from transfer.model.fleet_tlp import FleetTLP, model_config, scoped_seed
 from transfer.model.inputs import torch_threads

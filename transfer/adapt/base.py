@@ -22,7 +22,7 @@ from transfer.errors import TransferError
 from transfer.features.blocks import FeatureBlock
 from transfer.model.fleet_tlp import FleetTLP
 from transfer.model.tlp_model import TlpModel
-from transfer.train.config import TrainConfig
+from transfer.train.rows import TrainConfig
 
 if TYPE_CHECKING:
     from transfer.adapt.source_devices import SourceCorrection

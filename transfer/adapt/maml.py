@@ -27,8 +27,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from agents.records import canonical_json, content_hash
 from transfer.adapt.base import Adapted, FewShotTask
-from transfer.adapt.heads import with_target_head
-from transfer.adapt.tuning_loop import choose_rate
+from transfer.adapt.heads import choose_rate, with_target_head
 from transfer.arrays import Ints
 from transfer.checked_folder import put_file, read_file
 from transfer.data.batches import lay_out
@@ -36,9 +35,8 @@ from transfer.data.dataset import Dataset
 from transfer.errors import TransferError
 from transfer.model.fleet_tlp import FleetTLP, scoped_seed
 from transfer.model.inputs import block_tensors, torch_threads
-from transfer.train.config import TrainConfig
 from transfer.train.losses import LossWeights, head_loss
-from transfer.train.rows import TrainingRows, gather_rows, trainable_devices
+from transfer.train.rows import TrainConfig, TrainingRows, gather_rows, trainable_devices
 from transfer.train.state import digest
 
 Parameters = dict[str, Tensor]

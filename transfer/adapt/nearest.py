@@ -6,16 +6,159 @@ order that a similar device's head gives is taken as it is.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 
+from agents.records import CandidateId, DeviceId, Outcome, Record, Workload, content_hash
 from transfer.adapt.base import Adapted, FewShotTask
 from transfer.adapt.heads import most_similar_heads
 from transfer.arrays import Singles
+from transfer.data.dataset import Dataset
 from transfer.features.hardware import hardware_table, vector_distances
 from transfer.model.fleet_tlp import FleetTLP
+
+# A device described by its own latencies on fixed reference programs: its fingerprint.
+#
+# The programs are fixed, so every device of a family measures the same ones: some fixed layers of
+# well-known networks, and of each the first candidates that fixed seeds draw in the family's design space.
+# What a probe reads off a host (caches, vector width) leaves open how fast it really is at which kind of
+# program; these latencies say it (HELP, NeurIPS'21). Called by onboarding, which measures them first of
+# all; knows nothing of how they are measured. Where a device has no fingerprint, anchors (candidates that
+# all of some devices have measured) take its place, and where there are none either, nothing is claimed.
+
+#: Origin of the records of reference programs.
+ORIGIN = "fingerprint"
+#: Raise it when the programs change: fingerprints of two versions are not compared.
+VERSION = 1
+#: Networks that the reference workloads are layers of, and the layers by name: a dense, a pointwise and a
+#: depthwise convolution, large and small, and products of matrices. Each runs in a millisecond or less on a
+#: core of an x86 of 3 GHz once it is scheduled well.
+NETWORKS = ("mobilenet-v2", "bert-tiny", "resnet-50")
+WORKLOADS = (
+    "C2D_1x56x56x64x64x1x1x0",
+    "C2D_1x14x14x1024x256x1x1x0",
+    "C2D_1x56x56x96x24x1x1x0",
+    "C2D_1x7x7x160x960x1x1x0",
+    "DEP_1x56x56x144x3x1x1",
+    "GMM_1x128x128x128",
+)
+#: Candidates of each workload, and the seed that draws them.
+PER_WORKLOAD = 3
+SEED = 20_240
+#: Programs that two devices must share to be compared.
+LEAST_SHARED = 4
+#: Anchors that take the place of reference programs.
+_ANCHORS = 64
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fingerprint:
+    """Latencies of one device on reference programs; those that failed there are missing."""
+
+    device_id: DeviceId
+    #: Seconds by program.
+    latency_secs: Mapping[CandidateId, float]
+    #: Programs that were tried, failed ones too.
+    tried: int
+
+    @property
+    def is_usable(self) -> bool:
+        """Whether enough programs ran to compare the device with another."""
+        return len(self.latency_secs) >= LEAST_SHARED
+
+
+def choose_workloads(workloads: Iterable[Workload]) -> list[Workload]:
+    """The reference workloads among those of `NETWORKS`, in the order of `WORKLOADS`.
+
+    A replay or an old host may lack some: the fingerprint is then made of fewer.
+    """
+    by_name = {workload.name: workload for workload in workloads}
+    return [by_name[name] for name in WORKLOADS if name in by_name]
+
+
+def from_records(
+    device_id: DeviceId, records: Iterable[Record], programs: Collection[CandidateId] = ()
+) -> Fingerprint:
+    """The fingerprint that the records of one device hold; the fastest of several measurements counts.
+
+    Args:
+        device_id: The device.
+        records: Its records.
+        programs: Reference programs, whatever their records' origin (one may have been measured as an
+            ordinary candidate before); where empty, all records of origin `fingerprint` count.
+    """
+    fastest_secs: dict[CandidateId, float] = {}
+    tried: set[CandidateId] = set()
+    for record in records:
+        is_reference = record.candidate_id in programs or record.origin == ORIGIN
+        if not is_reference or record.device_id != device_id:
+            continue
+        tried.add(record.candidate_id)
+        if record.outcome is Outcome.OK and record.run_secs:
+            fastest_secs[record.candidate_id] = min(
+                record.latency_secs, fastest_secs.get(record.candidate_id, math.inf)
+            )
+    return Fingerprint(device_id=device_id, latency_secs=fastest_secs, tried=len(tried))
+
+
+def from_anchors(dataset: Dataset, device_ids: Sequence[str]) -> dict[str, Fingerprint]:
+    """Fingerprints made of candidates that all of some devices have measured, chosen by their hash.
+
+    Of `_ANCHORS` candidates at most; all empty where no candidate was measured on all devices.
+    """
+    columns = [dataset.column(device_id) for device_id in device_ids]
+    shared = np.flatnonzero(np.isfinite(dataset.latency_secs[:, columns]).all(axis=1))
+    order = sorted(shared.tolist(), key=lambda row: content_hash(str(VERSION), dataset.candidate_ids[row]))
+    chosen = order[:_ANCHORS]
+    return {
+        device_id: Fingerprint(
+            device_id=DeviceId(device_id),
+            latency_secs={
+                dataset.candidate_ids[row]: float(dataset.latency_secs[row, column]) for row in chosen
+            },
+            tried=len(chosen),
+        )
+        for device_id, column in zip(device_ids, columns, strict=True)
+    }
+
+
+def distance(target: Fingerprint, other: Fingerprint) -> float | None:
+    """Standard deviation of the logarithm of the ratio of two devices' latencies.
+
+    0 where one is the other, only faster or slower throughout. About the relative error of taking one's
+    latencies for the other's. None where fewer than `LEAST_SHARED` programs ran on both.
+    """
+    programs = sorted(target.latency_secs.keys() & other.latency_secs.keys())
+    if len(programs) < LEAST_SHARED:
+        return None
+    ratios = [math.log(target.latency_secs[name]) - math.log(other.latency_secs[name]) for name in programs]
+    return float(np.std(ratios, ddof=1))
+
+
+def distances(target: Fingerprint, others: Iterable[Fingerprint]) -> dict[str, float]:
+    """Distance of the target to each device that it can be compared with, nearest first."""
+    distance_by_device = {
+        str(other.device_id): apart
+        for other in others
+        if other.device_id != target.device_id and (apart := distance(target, other)) is not None
+    }
+    return dict(sorted(distance_by_device.items(), key=lambda pair: (pair[1], pair[0])))
+
+
+def drifted(before: Fingerprint, now: Fingerprint, within: float) -> dict[CandidateId, float]:
+    """Programs whose seconds changed by more than a share: the reference programs as canaries.
+
+    `within` is the largest |now / before - 1| that is no change. Gives the change of each, as a share.
+    """
+    changes = {
+        candidate_id: now.latency_secs[candidate_id] / before.latency_secs[candidate_id] - 1
+        for candidate_id in before.latency_secs.keys() & now.latency_secs.keys()
+    }
+    return {candidate_id: change for candidate_id, change in sorted(changes.items()) if abs(change) > within}
 
 
 @dataclass(frozen=True, slots=True)

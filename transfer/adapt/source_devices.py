@@ -17,10 +17,9 @@ from typing import Any, ClassVar
 import numpy as np
 
 from transfer.adapt.base import Adapted, FewShotTask
-from transfer.adapt.heads import with_target_head
+from transfer.adapt.heads import tune, with_target_head
 from transfer.adapt.source_model import SourceModel, fit_source_model
 from transfer.adapt.summary_nets import SummaryNets, fit_nets, tune_nets
-from transfer.adapt.tuning_loop import tune
 from transfer.arrays import Floats, Rows, Singles
 from transfer.data.dataset import Dataset
 from transfer.data.labels import group_min

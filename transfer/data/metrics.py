@@ -2,7 +2,7 @@
 
 Every measure is taken inside a workload, over the candidates with an ok latency there, and kept by workload,
 so that two rankers can be compared on the same workloads (`transfer.data.intervals`). The formulas are those
-of `transfer.data.ranking`. Called by `transfer.evaluate.evaluator`; knows nothing of models.
+of `transfer.data.ranking`. Called by `transfer.evaluate.rankers`; knows nothing of models.
 
 Two averages of top-k are in use in the literature and are not comparable: TenSet reports the mean of ratios,
 TLP the ratio of weighted sums, in which slow workloads weigh most. Both are given. What TLP's evaluation gets

@@ -23,9 +23,8 @@ from transfer.data.metrics import MEASURES, Metrics, merge
 from transfer.data.ranking import places_in
 from transfer.data.splits import Split
 from transfer.errors import DatasetError
-from transfer.evaluate import evaluator
-from transfer.evaluate.evaluator import judge
-from transfer.evaluate.rankers import Ranker
+from transfer.evaluate import rankers
+from transfer.evaluate.rankers import Ranker, judge
 from transfer.model.inputs import torch_threads
 from transfer.processes import run_each
 from transfer.train.rows import trainable_devices
@@ -59,14 +58,14 @@ class Comparison:
         Raises:
             DatasetError: Ranker, device or measure is unknown.
         """
-        return evaluator.estimate(self._runs(ranker, device_id, measure), measure, level)
+        return rankers.estimate(self._runs(ranker, device_id, measure), measure, level)
 
     def difference(
         self, ranker: str, other: str, device_id: str, measure: str, level: float = LEVEL
     ) -> Estimate:
         """`ranker` less `other`, with the interval of a paired bootstrap; arguments as for `estimate`."""
         mine, theirs = (self._runs(name, device_id, measure) for name in (ranker, other))
-        return evaluator.difference(mine, theirs, measure, level)
+        return rankers.difference(mine, theirs, measure, level)
 
     def _runs(self, ranker: str, device_id: str, measure: str) -> tuple[Metrics, ...]:
         if (ranker, device_id) not in self.metrics or measure not in MEASURES:

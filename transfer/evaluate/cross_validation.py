@@ -18,19 +18,18 @@ from typing import TypeVar
 import numpy as np
 
 from transfer.adapt.base import FewShotTask, Strategy, unmeasured
+from transfer.adapt.guard import MultiTask, Scratch
 from transfer.adapt.heads import with_target_head
-from transfer.adapt.multitask import MultiTask, Scratch
 from transfer.adapt.sample_selection import draw_few_shot
 from transfer.arrays import Floats, Ints, Rows
 from transfer.data.dataset import Dataset
 from transfer.data.intervals import Estimate
 from transfer.data.metrics import Metrics, merge
 from transfer.data.splits import Split
-from transfer.evaluate.evaluator import difference, estimate, judge_folds
+from transfer.evaluate.rankers import difference, estimate, judge_folds
 from transfer.model.inputs import torch_threads
 from transfer.processes import run_each
-from transfer.train.config import TrainConfig
-from transfer.train.rows import trainable_devices
+from transfer.train.rows import TrainConfig, trainable_devices
 from transfer.train.training import train
 
 #: What is trained in each fold, in this order; `full` learns from all data of the target, as an upper bound.

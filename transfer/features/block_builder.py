@@ -1,7 +1,7 @@
 """A feature block of more candidates than would fit in memory as traces.
 
 Candidates come a few at a time, as a table or a log is read, and only their rows stay. Called by
-`transfer.data.joined_records`; knows nothing of records or latencies.
+`transfer.data.dataset`; knows nothing of records or latencies.
 """
 
 from __future__ import annotations
@@ -14,9 +14,8 @@ from numpy.typing import NDArray
 from agents.records import Candidate, Workload, WorkloadId
 from transfer.arrays import Ints, Singles
 from transfer.errors import TraceError
-from transfer.features.blocks import FeatureBlock
+from transfer.features.blocks import FeatureBlock, PublishedLayout, published_features
 from transfer.features.extractor import Extractor
-from transfer.features.published_features import PublishedLayout, published_features
 from transfer.features.slots import StepTable
 from transfer.language.primitives import Primitive
 

@@ -1,6 +1,6 @@
 """Boxes of buffers that tiles of a block's loops touch.
 
-Made by `transfer.features.access` and `transfer.features.template_access`, asked by
+Made by `transfer.features.access` and `transfer.features.access`, asked by
 `transfer.features.summary` and `transfer.features.tiles`.
 """
 

@@ -17,9 +17,8 @@ from typing import Any, NamedTuple
 
 from agents.records import Workload, canonical_json
 from transfer.errors import TraceError
-from transfer.features.step_rows import Decided
-from transfer.language.compile_trace import begins_postprocessing, compile_plan
-from transfer.language.meta_schedule import MetaScheduleReader
+from transfer.features.summary import Decided
+from transfer.language.meta_schedule import MetaScheduleReader, begins_postprocessing, compile_plan
 from transfer.language.trace_values import CompiledSpace
 
 #: Design spaces kept before starting over, and those of one workload. Without a mark where post-processing

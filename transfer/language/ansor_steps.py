@@ -12,8 +12,7 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-from transfer.language.budget import MAX_TEXT, parse_list
-from transfer.language.primitives import MAX_NUMBER
+from transfer.language.primitives import MAX_NUMBER, MAX_TEXT, parse_list
 
 #: Annotations in the order of Ansor's enumeration; blocks and threads alternate.
 ANNOTATIONS = (

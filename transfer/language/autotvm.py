@@ -24,8 +24,7 @@ from transfer.language.ansor import read_steps
 from transfer.language.ansor_steps import TAGS, check_steps
 from transfer.language.autotvm_templates import Template, find_template
 from transfer.language.autotvm_walk import MAX_NAME, MAX_VALUES, read_knobs
-from transfer.language.budget import parse_list
-from transfer.language.primitives import Primitive
+from transfer.language.primitives import Primitive, parse_list
 
 #: Knobs of one entity read at most; the largest templates have about a dozen.
 MAX_KNOBS = 64

@@ -27,8 +27,16 @@ from typing import Any, NamedTuple
 
 from agents.records import Workload
 from transfer.errors import TraceError
-from transfer.language.budget import MAX_TEXT
-from transfer.language.primitives import MAX_NUMBER, REDUCTION, SPATIAL, Kind, Primitive, Role, extent_product
+from transfer.language.primitives import (
+    MAX_NUMBER,
+    MAX_TEXT,
+    REDUCTION,
+    SPATIAL,
+    Kind,
+    Primitive,
+    Role,
+    extent_product,
+)
 
 #: Knobs of one configuration at most, and values within them.
 MAX_KNOBS = 64

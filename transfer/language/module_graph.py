@@ -10,8 +10,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from transfer.language.budget import WalkBudget
-from transfer.language.primitives import MAX_NUMBER
+from transfer.language.primitives import MAX_NUMBER, WalkBudget
 
 #: Largest module text that is parsed, and most values in it; the largest operator of TVM's suite has 0.1 MB.
 _MOST_CHARS = 8_000_000

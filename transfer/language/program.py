@@ -9,8 +9,8 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 from transfer.errors import BudgetError
-from transfer.language.budget import WalkBudget
 from transfer.language.module_graph import GRAPH_ERRORS, ModuleGraph, parse_module
+from transfer.language.primitives import WalkBudget
 
 #: Deepest nest of statements that is followed.
 _DEPTH_LIMIT = 200

@@ -2,7 +2,7 @@
 
 Loops have an identity of their own, so that a loop fetched twice, or through another block, is known again:
 it belongs to one stage, whose own loops are those it does not share with the nest it is computed at. Called
-by `transfer.language.compile_trace` only; knows nothing of instructions or decisions.
+by `transfer.language.meta_schedule` only; knows nothing of instructions or decisions.
 """
 
 from __future__ import annotations
@@ -11,8 +11,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
-from transfer.language.budget import WalkBudget
-from transfer.language.primitives import CREATED, Kind, Primitive, Role
+from transfer.language.primitives import CREATED, Kind, Primitive, Role, WalkBudget
 from transfer.language.program import ProgramStage
 from transfer.language.trace_values import Amount
 

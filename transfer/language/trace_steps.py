@@ -1,7 +1,7 @@
 """MetaSchedule instructions as canonical steps, one function each: on loops, notes, and on blocks.
 
 Each takes in one instruction and adds the steps that it stands for. Called by
-`transfer.language.compile_trace` only.
+`transfer.language.meta_schedule` only.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Values of a MetaSchedule trace that wait for decisions, and what fills them in.
 
-Called by `transfer.language.compile_trace` only; knows nothing of instructions.
+Called by `transfer.language.meta_schedule` only; knows nothing of instructions.
 """
 
 from __future__ import annotations

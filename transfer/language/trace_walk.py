@@ -1,15 +1,14 @@
 """The state of a walk over the instructions of a MetaSchedule trace, and the steps it collects.
 
 The handlers of `trace_steps` read and change it, one instruction at a time.
-Called by them and by `transfer.language.compile_trace` only.
+Called by them and by `transfer.language.meta_schedule` only.
 """
 
 from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from transfer.language.budget import WalkBudget
-from transfer.language.primitives import Kind, Primitive
+from transfer.language.primitives import Kind, Primitive, WalkBudget
 from transfer.language.trace_stages import NO_LOOP, UNKNOWN_STAGE, LoopInfo, StageTable, TraceStage
 from transfer.language.trace_values import (
     Amount,

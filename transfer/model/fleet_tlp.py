@@ -76,7 +76,7 @@ class FleetTLP(TlpModel):
         self.dropout = nn.Dropout(sizes.dropout)
         self.norm = nn.LayerNorm(sizes.trunk_width)
         self.heads = nn.ModuleDict()
-        #: Outputs of `validity`, for the devices that failures are known of (`transfer.train.validity`).
+        #: Outputs of `validity`, for the devices that failures are known of (`transfer.train.training`).
         self.validity_outputs = nn.ModuleDict()
         #: Of the ensemble with the network; None where none were fitted (`transfer.train.tree_fit`).
         self.trees = None

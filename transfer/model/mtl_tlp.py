@@ -1,6 +1,6 @@
 """MTL-TLP as published: a shared backbone and a whole decoder for each device, ready to serve.
 
-Trained by `transfer.train.published_procedure`, stored by `transfer.model.checkpoint`, asked like any
+Trained by `transfer.train.trainers`, stored by `transfer.model.checkpoint`, asked like any
 `TlpModel`. To the network only the last step is added: its scores are sums of any size, those that serve lie
 between 0 and 1, in the same order. It reads `FeatureBlock.published` alone. It takes no further heads, and
 knows nothing of failures.
@@ -27,9 +27,8 @@ from torch.nn import functional as F
 
 from transfer.arrays import Floats, Singles
 from transfer.errors import TransferError
-from transfer.features.blocks import FeatureBlock
+from transfer.features.blocks import LAYOUTS, FeatureBlock, PublishedLayout
 from transfer.features.extractor import FeatureSpec
-from transfer.features.published_features import LAYOUTS, PublishedLayout
 from transfer.model.inputs import SCORE_BATCH, scoring
 from transfer.model.kinds import MTL_TLP
 from transfer.model.tlp_model import TlpModel

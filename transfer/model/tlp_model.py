@@ -13,9 +13,8 @@ from typing import Any, ClassVar, Self
 from torch import nn
 
 from transfer.arrays import Floats
-from transfer.features.blocks import FeatureBlock
+from transfer.features.blocks import FeatureBlock, PublishedLayout
 from transfer.features.extractor import FeatureSpec
-from transfer.features.published_features import PublishedLayout
 from transfer.model.trees import Trees
 
 

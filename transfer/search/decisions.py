@@ -22,7 +22,7 @@ from typing import Any, TypeAlias
 
 from agents.records import canonical_json
 from transfer.errors import TraceError
-from transfer.language.compile_trace import begins_postprocessing
+from transfer.language.meta_schedule import begins_postprocessing
 
 #: What was sampled at one instruction: tile factors, or a number.
 Value: TypeAlias = "tuple[int, ...] | int"

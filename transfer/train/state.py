@@ -35,7 +35,7 @@ from transfer.checked_folder import (
     sha256,
 )
 from transfer.train import CURVES_NAME
-from transfer.train.config import EpochReport, TrainConfig
+from transfer.train.rows import EpochReport, TrainConfig
 from transfer.train.step import Stepper
 
 #: Version of the layout of a state.

@@ -21,9 +21,8 @@ from transfer.data.batches import lay_out
 from transfer.errors import TransferError
 from transfer.model.fleet_tlp import FleetTLP
 from transfer.model.inputs import block_tensors
-from transfer.train.config import TrainConfig
 from transfer.train.losses import group_losses
-from transfer.train.rows import Positions, TrainingRows
+from transfer.train.rows import Positions, TrainConfig, TrainingRows
 
 
 class Stepper:

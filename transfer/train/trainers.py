@@ -2,29 +2,204 @@
 
 Called by `fleet train`, by the refresh of a fleet, and by comparisons on held-out rows, which know ways by
 their names only. A FleetTLP is trained by `transfer.train.training` or goes on from another one by boosting
-alone, an MTL-TLP is trained by `transfer.train.published_procedure`.
+alone, an MTL-TLP is trained as published.
 """
 
 from __future__ import annotations
 
+import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import numpy as np
+import torch
+from torch import Tensor, nn
 
-from transfer.arrays import Rows
+from transfer.arrays import Rows, Singles
 from transfer.data.dataset import Dataset
 from transfer.errors import TransferError
-from transfer.features.published_features import LAYOUTS, PublishedLayout
+from transfer.features.blocks import LAYOUTS, PublishedLayout
+from transfer.model.fleet_tlp import scoped_seed
+from transfer.model.inputs import torch_threads
 from transfer.model.kinds import BOOSTED, FLEET_TLP, MTL_TLP
+from transfer.model.mtl_tlp import MtlTLP, TlpNetwork, mixed_lambda_rank, published_of
 from transfer.model.tlp_model import TlpModel
-from transfer.train.config import TrainConfig
-from transfer.train.published_procedure import published_config, train_mtl_tlp
-from transfer.train.training import TrainRun, train
+from transfer.train.rows import TrainConfig, torch_device, training_labels
+from transfer.train.training import TrainRun, fit_validity, train
 from transfer.train.tree_fit import continue_trees
-from transfer.train.validity import fit_validity
+
+# TLP and MTL-TLP trained as published, with real masks where the published code has labels of -100.
+#
+# The network and the loss are in `transfer.model.mtl_tlp`. The training is the published one too (TLP,
+# ASPLOS'23, sections 4.3 and 5): random rows of all workloads in a batch, a random tenth of the rows (not
+# of the workloads) to choose the epoch by, a constant learning rate. Two faults of the data are mended:
+# failed candidates are left out, and each head uses the rows that have its label.
+#
+# Legend: N candidates of a dataset, n rows to learn from, L steps, E width of a step, D heads.
+
+#: Loss of (n,) scores of one head against (n,) labels.
+Measure = Callable[[Tensor, Tensor], Tensor]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TlpConfig:
+    """How TLP is trained; the defaults are the published ones for one GPU."""
+
+    epochs: int = 50
+    #: Rows of a batch. A store with few rows gives few steps of 1024 in 50 epochs: report a smaller batch
+    #: too.
+    batch: int = 1024
+    learning_rate: float = 7e-4
+    #: L2 inside Adam, on every parameter.
+    weight_decay: float = 1e-6
+    #: Largest norm of the gradient.
+    gradient_clip: float = 0.5
+    #: Share of the rows, at random, that the epoch is chosen by.
+    validation_share: float = 0.1
+    #: Threads of torch on a CPU.
+    threads: int = 1
+    #: Where torch computes: `cpu`, `cuda`, `cuda:1`...
+    torch_device: str = "cpu"
+
+
+def published_config(config: TrainConfig) -> TlpConfig:
+    """How MTL-TLP is trained where a FleetTLP is trained with `config`.
+
+    The 50 published epochs stand beside the default ones of ours; more or fewer are in proportion.
+    """
+    return TlpConfig(
+        epochs=max(1, round(TlpConfig().epochs * config.epochs / TrainConfig().epochs)),
+        threads=config.threads,
+        torch_device=str(torch_device(config.device)),
+    )
+
+
+def train_mtl_tlp(
+    dataset: Dataset,
+    rows: Rows,
+    *,
+    layout: PublishedLayout,
+    config: TlpConfig,
+    seed: int,
+    devices: Sequence[str],
+) -> tuple[MtlTLP, tuple[float, ...]]:
+    """Train MTL-TLP with a head for each device, from nothing.
+
+    Gives the model with the weights of its best epoch, and the validation loss of each epoch: none where
+    there were too few rows to hold any back.
+
+    Args:
+        dataset: Candidates of all devices, with published features.
+        rows: Row numbers to learn from; labels are relative to the best latency among them.
+        layout: Of these features.
+        config: How to train.
+        seed: Of everything random: equal seeds give equal weights on a CPU.
+        devices: Devices to give a head.
+
+    Raises:
+        TransferError: The features are missing or of another layout, a device has nothing to learn from, or
+            the training diverged.
+    """
+    steps = published_of(dataset.features, layout)
+    labels = training_labels(dataset, rows, devices)
+    labelled = np.isfinite(labels).any(axis=1)
+    network, losses = train_network(steps, rows[labelled], labels[labelled], config, seed)
+    model = MtlTLP(layout, devices)
+    model.network.load_state_dict(network.state_dict())
+    return model.eval(), losses
+
+
+def train_network(
+    steps: Singles,
+    rows: Rows,
+    labels: Singles,
+    config: TlpConfig,
+    seed: int,
+    *,
+    make: Callable[[int, int], TlpNetwork] = TlpNetwork,
+    measure: Measure = mixed_lambda_rank,
+) -> tuple[TlpNetwork, tuple[float, ...]]:
+    """Train one network, and take the weights of its epoch of least validation loss.
+
+    Takes (N, L, E) published features, (n,) rows to learn from, and their (n, D) labels: relative speeds, a
+    column for each head, NaN where there is none. Gives the validation loss of each epoch beside the network.
+    Variants of the paper `make` another network, or have another loss.
+
+    Raises:
+        TransferError: The training diverged.
+    """
+    random = np.random.default_rng(seed)
+    order = random.permutation(len(rows))
+    held, training = np.split(order, [math.floor(config.validation_share * len(rows))])
+    on_gpu = config.torch_device != "cpu"
+    best, history = None, list[float]()
+    with scoped_seed(seed), nullcontext() if on_gpu else torch_threads(config.threads):
+        network = make(steps.shape[2], labels.shape[1])
+        network.to(config.torch_device)
+        optimizer = torch.optim.Adam(
+            network.parameters(), lr=config.learning_rate, weight_decay=config.weight_decay
+        )
+        for _ in range(config.epochs):
+            network.train()
+            shuffled = random.permutation(training)
+            for start, batch in zip(
+                range(0, len(training), config.batch),
+                batches(steps, rows[shuffled], config.batch, config.torch_device),
+                strict=True,
+            ):
+                loss = _loss(network(batch), labels[shuffled[start : start + config.batch]], measure)
+                if loss is not None:
+                    optimizer.zero_grad(set_to_none=True)
+                    loss.backward()  # type: ignore[no-untyped-call]  # torch publishes no type for it
+                    nn.utils.clip_grad_norm_(network.parameters(), config.gradient_clip)
+                    optimizer.step()
+            if len(held):
+                history.append(_validate(network, steps, rows[held], labels[held], config, measure))
+                if not math.isfinite(history[-1]):
+                    raise TransferError(f"TLP diverged: validation loss {history[-1]}; lower the rate")
+                if best is None or history[-1] < best[0]:
+                    best = history[-1], {k: v.clone() for k, v in network.state_dict().items()}
+    if best is not None:
+        network.load_state_dict(best[1])
+    return network, tuple(history)
+
+
+def batches(steps: Singles, rows: Rows, size: int, torch_device: str) -> Iterator[Tensor]:
+    """(size, L, E) features of some rows, a batch at a time, where torch computes."""
+    for start in range(0, len(rows), size):
+        batch = torch.from_numpy(np.asarray(steps[rows[start : start + size]], dtype=np.float32))
+        yield batch.to(torch_device)
+
+
+def _loss(scores: Tensor, labels: Singles, measure: Measure) -> Tensor | None:
+    """Plain sum over the heads that have labels here; None without any."""
+    targets = torch.from_numpy(labels).to(scores.device)
+    losses = []
+    for head in range(labels.shape[1]):
+        if np.isfinite(labels[:, head]).any():
+            present = targets[:, head].isfinite()
+            losses.append(measure(scores[present, head], targets[present, head]))
+    return torch.stack(losses).sum() if losses else None
+
+
+def _validate(
+    network: TlpNetwork,
+    steps: Singles,
+    rows: Rows,
+    labels: Singles,
+    config: TlpConfig,
+    measure: Measure,
+) -> float:
+    network.eval()
+    total, size = 0.0, config.batch
+    with torch.no_grad():
+        for number, batch in enumerate(batches(steps, rows, size, config.torch_device)):
+            loss = _loss(network(batch), labels[number * size : (number + 1) * size], measure)
+            total += 0.0 if loss is None else float(loss)
+    return total
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

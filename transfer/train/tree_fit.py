@@ -25,8 +25,8 @@ from transfer.features.flat import location_columns
 from transfer.features.hardware import fitted_hardware
 from transfer.model.fleet_tlp import FleetTLP
 from transfer.model.trees import Trees, pack, tree_inputs
-from transfer.train.config import TrainConfig
 from transfer.train.losses import MIN_LABEL
+from transfer.train.rows import TrainConfig
 
 #: Most candidates of a workload on a device, and most rows in all: bounds time and memory.
 _MOST_OF_WORKLOAD, _MOST_ROWS = 256, 100_000

@@ -14,16 +14,22 @@ from agents.records import canonical_json
 from fleet.interchange.dialects.autotvm import is_old
 from fleet.interchange.logs.catalog import (
     Catalog,
+    LineFormat,
     LoggedWorkload,
     Measurement,
     check_key,
     checked_trace,
     key_id,
 )
-from fleet.interchange.logs.formats import LineFormat
-from fleet.interchange.logs.json_values import Rejected, cache_key, canonical_text, excerpt, short_key
+from fleet.interchange.logs.json_values import (
+    Rejected,
+    cache_key,
+    canonical_text,
+    excerpt,
+    short_key,
+    tuner_result,
+)
 from fleet.interchange.logs.operators import MAX_TENSORS, Operator, shape_of
-from fleet.interchange.logs.results import tuner_result
 from fleet.interchange.logs.targets import Machine, parse_target
 from transfer.language.ansor_steps import check_steps, check_text, main_stage_flops
 

@@ -7,16 +7,22 @@ from typing import Any
 from agents.records import canonical_json
 from fleet.interchange.logs.catalog import (
     Catalog,
+    LineFormat,
     LoggedWorkload,
     Measurement,
     check_key,
     checked_trace,
     key_id,
 )
-from fleet.interchange.logs.formats import LineFormat
-from fleet.interchange.logs.json_values import Rejected, cache_key, canonical_text, excerpt, short_key
+from fleet.interchange.logs.json_values import (
+    Rejected,
+    cache_key,
+    canonical_text,
+    excerpt,
+    short_key,
+    tuner_result,
+)
 from fleet.interchange.logs.operators import autotvm_operator, tensor_name
-from fleet.interchange.logs.results import tuner_result
 from fleet.interchange.logs.targets import Machine, parse_target
 from transfer.language.autotvm import check_entity
 

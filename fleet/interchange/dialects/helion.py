@@ -15,13 +15,19 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from fleet.interchange.logs.catalog import Catalog, Measurement
-from fleet.interchange.logs.formats import FileFormat, LineFormat
-from fleet.interchange.logs.json_values import BLANK, COMMENT, Rejected, careful, excerpt, parse_line
+from fleet.interchange.logs.catalog import Catalog, FileFormat, LineFormat, Measurement
+from fleet.interchange.logs.json_values import (
+    BLANK,
+    COMMENT,
+    LoggedResult,
+    Rejected,
+    careful,
+    excerpt,
+    parse_line,
+)
 from fleet.interchange.logs.knobs import DIALECT, KernelHead, KernelReader, failed, only, timed
 from fleet.interchange.logs.lines import LogLines
 from fleet.interchange.logs.operators import MAX_TENSORS, Shape, is_dtype, shape_of
-from fleet.interchange.logs.results import LoggedResult
 
 TOOL = "helion"
 SIDECAR = ".meta.jsonl"

@@ -17,10 +17,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from fleet.interchange.logs.catalog import Catalog, Measurement
-from fleet.interchange.logs.formats import FileFormat
+from fleet.interchange.logs.catalog import Catalog, FileFormat, Measurement
 from fleet.interchange.logs.json_items import Document
-from fleet.interchange.logs.json_values import Rejected, excerpt
+from fleet.interchange.logs.json_values import MAX_ALL_SECS, LoggedResult, Rejected, excerpt
 from fleet.interchange.logs.knobs import (
     DIALECT,
     KernelHead,
@@ -32,8 +31,7 @@ from fleet.interchange.logs.knobs import (
     timed,
 )
 from fleet.interchange.logs.lines import LogLines
-from fleet.interchange.logs.results import MAX_ALL_SECS, LoggedResult
-from fleet.interchange.logs.times import checked_unit, stated_unit, units_per_second, unix_secs
+from fleet.interchange.logs.targets import checked_unit, stated_unit, units_per_second, unix_secs
 from transfer.language.knobs import MAX_KNOBS
 
 TOOL = "kernel_tuner"

@@ -12,23 +12,23 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from agents.records import WorkloadId, canonical_json, content_hash
-from agents.trust import imported_id
+from agents.records import WorkloadId, canonical_json, content_hash, imported_id
 from fleet.interchange.logs.catalog import (
     MAX_WORKLOADS,
     Catalog,
+    LineFormat,
     LoggedWorkload,
     Measurement,
     check_key,
     checked_trace,
     key_id,
 )
-from fleet.interchange.logs.formats import LineFormat
 from fleet.interchange.logs.json_values import (
     Rejected,
     cache_key,
     canonical_text,
     careful,
+    database_result,
     excerpt,
     parse_line,
     short_key,
@@ -42,7 +42,6 @@ from fleet.interchange.logs.operators import (
     shape_of,
     tensor_name,
 )
-from fleet.interchange.logs.results import database_result
 from fleet.interchange.logs.targets import Machine, parse_target
 from transfer.errors import TraceError
 

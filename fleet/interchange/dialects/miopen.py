@@ -22,13 +22,28 @@ from math import prod
 from typing import Final
 
 from agents.records import Family, Outcome
-from fleet.interchange.logs.catalog import Catalog, Environment, LoggedWorkload, Measurement, key_id
-from fleet.interchange.logs.formats import FileFormat
-from fleet.interchange.logs.json_values import BLANK, COMMENT, Rejected, careful, excerpt
+from fleet.interchange.logs.catalog import (
+    Catalog,
+    Environment,
+    FileFormat,
+    LoggedWorkload,
+    Measurement,
+    key_id,
+)
+from fleet.interchange.logs.json_values import (
+    BLANK,
+    COMMENT,
+    FAILURE_MARK_SECS,
+    LEAST_SECS,
+    LoggedResult,
+    Rejected,
+    careful,
+    check_secs,
+    excerpt,
+)
 from fleet.interchange.logs.knobs import DIALECT
 from fleet.interchange.logs.lines import LogLines, Unreadable
 from fleet.interchange.logs.operators import Operator, Shape, shape_of
-from fleet.interchange.logs.results import FAILURE_MARK_SECS, LEAST_SECS, LoggedResult, check_secs
 from fleet.interchange.logs.targets import Machine, Target
 
 TOOL: Final = "miopen"

@@ -12,8 +12,7 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-from fleet.interchange.logs.catalog import Catalog, Measurement
-from fleet.interchange.logs.formats import FileFormat
+from fleet.interchange.logs.catalog import Catalog, FileFormat, Measurement
 from fleet.interchange.logs.json_items import Document
 from fleet.interchange.logs.json_values import Rejected, excerpt
 from fleet.interchange.logs.knobs import (

@@ -6,19 +6,21 @@ The readers of the dialects fill it; `fleet.interchange.import_logs` stores what
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterator
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from msgspec.structs import replace
 
 from agents.records import Family, Workload, WorkloadId, canonical_json, content_hash
-from fleet.interchange.logs.json_values import Rejected, canonical_text
+from fleet.interchange.logs.json_items import Document
+from fleet.interchange.logs.json_values import LoggedResult, Rejected, canonical_text
+from fleet.interchange.logs.lines import MAX_LINE_BYTES, LogLines
 from fleet.interchange.logs.operators import Operator
-from fleet.interchange.logs.results import LoggedResult
 from fleet.interchange.logs.targets import Machine
-from transfer.language.budget import MAX_TEXT
 from transfer.language.meta_schedule import MetaScheduleReader
+from transfer.language.primitives import MAX_TEXT
 
 #: Workloads and environments in one import at most: real logs have some thousands, MIOpen's
 #: databases up to 194,000; each workload is a file.
@@ -214,3 +216,48 @@ def checked_trace(value: Any) -> str:
 def key_id(dialect: str, key_text: str) -> WorkloadId:
     """Id of a workload that has no module: hash of its dialect and of what names it there."""
     return WorkloadId(content_hash(dialect, key_text)[:WORKLOAD_ID_DIGITS])
+
+
+# What a dialect declares of its logs: how they are told from others, and what reads them.
+#
+# `fleet.interchange.line_reader` goes by it; a reader sees one line, or one file, and knows nothing of
+# imports.
+
+
+def _nothing(_: Path | None) -> None:
+    return None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LineFormat:
+    """Logs of a tool that hold a measurement a line, as JSON."""
+
+    #: The tool, for people; empty where the dialect has another format with its name.
+    tool: str
+    dialect: str
+    #: Whether a parsed line is of this format.
+    matches: Callable[[Any], bool]
+    #: Reads a parsed line, with what `context` gave; None for a line that only others refer to. It raises
+    #: `Rejected` for what is no measurement.
+    read: Callable[[Any, Catalog, Any], Measurement | None]
+    #: The file beside a log that belongs to it.
+    companion: Callable[[Path], Path | None] = _nothing
+    #: What the lines of one file share, given that file beside it.
+    context: Callable[[Path | None], Any] = _nothing
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FileFormat:
+    """Logs of a tool that are read file by file: one JSON document (`document`), or text (`is_head`)."""
+
+    tool: str
+    dialect: str
+    #: Yields each measurement of a file, or why there is none; each counts as a line.
+    read: Callable[[LogLines, Catalog], Iterator[Measurement | Rejected]]
+    #: Where the document holds its results.
+    document: Document | None = None
+    #: End of the names of such documents, where it has one.
+    suffix: str = ""
+    #: Whether a first line begins such a text.
+    is_head: Callable[[bytes], bool] | None = None
+    max_line_bytes: int = MAX_LINE_BYTES

@@ -23,10 +23,16 @@ from fleet.interchange.logs.catalog import (
     key_id,
 )
 from fleet.interchange.logs.json_items import Document
-from fleet.interchange.logs.json_values import Rejected, canonical_text, careful, excerpt
+from fleet.interchange.logs.json_values import (
+    LoggedResult,
+    Rejected,
+    canonical_text,
+    careful,
+    check_secs,
+    excerpt,
+)
 from fleet.interchange.logs.lines import LogLines
 from fleet.interchange.logs.operators import Operator, Shape, shape_of
-from fleet.interchange.logs.results import LoggedResult, check_secs
 from fleet.interchange.logs.targets import Machine, gpu_target
 from transfer.language.knobs import check_knobs
 

@@ -17,9 +17,8 @@ import pyarrow as pa
 from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError
 
-from agents.regular_files import regular_chunks
-from fleet.durable import store_error
-from fleet.errors import StateDamaged, StoreError
+from agents.files import regular_chunks
+from fleet.errors import StateDamaged, StoreError, store_error
 from fleet.store.delta.schema import SCHEMA_KEY, STORE_SCHEMA
 
 #: How long upkeep keeps commits that a checkpoint covers, and data files no longer in use; by

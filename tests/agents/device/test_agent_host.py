@@ -12,7 +12,6 @@ import pytest
 from msgspec.structs import replace
 
 from agents.device.agent_host import AgentHost
-from agents.device.batch import Batch, Part
 from agents.device.messages import (
     Acknowledge,
     Activity,
@@ -20,6 +19,7 @@ from agents.device.messages import (
     AgentRefused,
     AgentRequest,
     AgentUp,
+    Batch,
     BeginAgent,
     Conclude,
     Concluded,
@@ -29,17 +29,16 @@ from agents.device.messages import (
     Measure,
     Message,
     MorePending,
+    Part,
     Propose,
     Proposed,
     ProposeRequest,
     Results,
     Stop,
 )
-from agents.device.replay import ReplayWorker
-from agents.device.worker_factory import ReplayWorkerFactory, Worker
+from agents.device.replay import ReplayWorker, ReplayWorkerFactory, Worker
 from agents.errors import AgentError, SpoolFull, WorkerStartError
-from agents.lease import LeaseTag
-from agents.records import Candidate, CandidateId, Descriptor, DeviceId, Workload
+from agents.records import Candidate, CandidateId, Descriptor, DeviceId, LeaseTag, Workload
 from agents.spool.disk_spool import Spool
 from tests.record_fixtures import make_batch
 from tests.transport_fixtures import (

@@ -12,17 +12,16 @@ import pytest
 from msgspec.structs import replace
 
 from agents.codec import record_from_json, record_to_json
-from agents.device.batch import Batch
-from agents.device.messages import Activity
+from agents.device.messages import Activity, Batch
 from agents.device.replay import ReplayWorker
 from agents.device.worker import DeviceWorker
 from agents.errors import AgentError
-from agents.lease import LeaseTag
 from agents.records import (
     Candidate,
     DeviceId,
     DeviceKind,
     DeviceSpec,
+    LeaseTag,
     Outcome,
     Protocol,
     Record,

@@ -20,7 +20,7 @@ from msgspec.structs import replace
 
 from agents.codec import device_from_json
 from agents.device import replay_file
-from agents.device.batch import Batch
+from agents.device.messages import Batch
 from agents.device.replay import ReplayWorker
 from agents.device.replay_records import check_apart
 from agents.device.worker import DeviceRefusedError

@@ -14,8 +14,8 @@ import pytest
 from msgspec.structs import replace
 
 import agents.device.worker
-from agents.device.batch import Batch
 from agents.device.measurements import measuring_code, record_of
+from agents.device.messages import Batch
 from agents.device.worker import DeviceRefusedError, DeviceWorker
 from agents.programs.gate import Disturbance
 from agents.programs.quality import Drift

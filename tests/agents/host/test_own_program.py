@@ -10,7 +10,7 @@ import pytest
 
 import agents
 from agents.host.llvm_features import ask_llvm
-from agents.host.own_program import environment
+from agents.host.process_control import environment
 
 HERE = str(Path(agents.__file__).parents[1])
 

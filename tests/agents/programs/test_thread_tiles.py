@@ -11,8 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.stats import chi2_contingency
 
-from agents.programs.design_space import DesignSpace
-from agents.programs.thread_tiles import draw_tile, prime_powers
+from agents.programs.design_space import DesignSpace, draw_tile, prime_powers
 from agents.records import Family, Workload
 
 

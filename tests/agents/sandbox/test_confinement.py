@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from agents.errors import AgentError
-from agents.host.own_program import environment
+from agents.host.process_control import environment
 from agents.programs.workloads import workload_from_module
 from agents.records import Candidate, Outcome, Protocol, Workload
 from agents.sandbox.confinement import landlock_version

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from agents.host.own_program import environment
+from agents.host.process_control import environment
 from agents.sandbox.scratch import remove_tree, require_executable
 from tests.confinement_fixtures import Worker, nest
 from tests.conftest import child_settings, run_code

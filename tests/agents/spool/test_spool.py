@@ -14,8 +14,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from agents.codec import record_to_json
 from agents.errors import SpoolError, SpoolFull
-from agents.lease import LeaseTag
-from agents.records import Record
+from agents.records import LeaseTag, Record
 from agents.row_file import RowFile
 from agents.spool.disk_spool import FILE, Spool
 from tests.disk_fixtures import failing

@@ -20,7 +20,7 @@ from fleet.api.server import ApiServer
 from fleet.cli.app import run
 from fleet.dashboard.dashboard import Dashboard
 from fleet.models.registry_reader import RegistryReader
-from fleet.requests.desk import RequestDesk
+from fleet.requests.kinds import RequestDesk
 from tests.cli_fixtures import said
 from tests.fleet.api.test_api import a_view
 

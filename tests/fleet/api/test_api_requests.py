@@ -29,15 +29,14 @@ from fleet.cli.output import Interrupted
 from fleet.cli.requests import follow_request
 from fleet.cli.training import request_trainings
 from fleet.core import events as ev
-from fleet.core.request_words import RequestId, RequestKind
 from fleet.core.state import FleetState
+from fleet.core.words import RequestId, RequestKind
 from fleet.daemon.engine_options import daemon_of
 from fleet.errors import FleetError
 from fleet.models.registry_reader import RegistryReader
-from fleet.requests.desk import RequestDesk
-from fleet.requests.kinds import MOST_BYTES
+from fleet.requests.kinds import MOST_BYTES, RequestDesk
 from fleet.requests.request_kind import KnownFleet
-from fleet.store.lock import HOLDER
+from fleet.store.reader import HOLDER
 from tests.conftest import until
 from tests.fleet.api.test_api import a_view, client_of
 

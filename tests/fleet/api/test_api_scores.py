@@ -36,7 +36,7 @@ from tests.table_fixtures import rows
 from transfer.adapt.kept import head_of
 from transfer.evaluate.rankers import KeptRanker
 from transfer.features.extractor import Extractor
-from transfer.train.config import TrainConfig
+from transfer.train.rows import TrainConfig
 from transfer.train.training import train
 
 WORKLOADS = some_workloads(3, 0)

@@ -39,7 +39,7 @@ def listed() -> dict[str, dict[str, Any]]:
 
 def test_the_daemon_says_which_devices_it_has(monkeypatch: pytest.MonkeyPatch) -> None:
     view = {"devices": {"box": {"state": "leased"}}}
-    monkeypatch.setattr("fleet.cli.device_files.ask", lambda root, path: view)
+    monkeypatch.setattr("fleet.cli.devices.ask", lambda root, path: view)
     (FOLDER / "other.yaml").write_text(yaml.safe_dump(device("other")))
     assert {name: one["daemon"] for name, one in listed().items()} == {"box": "leased", "other": None}
     assert "the daemon follows within five seconds" in run("devices", "retire", "other").output
@@ -49,7 +49,7 @@ def test_a_daemon_that_refuses_leaves_the_files_as_they_are(monkeypatch: pytest.
     def refuse(root: Path, path: str) -> None:
         raise FleetError("the daemon refuses the token")
 
-    monkeypatch.setattr("fleet.cli.device_files.ask", refuse)
+    monkeypatch.setattr("fleet.cli.devices.ask", refuse)
     Path("new.yaml").write_text(yaml.safe_dump(device("new")))
     for arguments in (("retire", "box"), ("add", "new.yaml")):
         assert refusal("devices", *arguments) == "the daemon refuses the token"

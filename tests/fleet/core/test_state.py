@@ -17,11 +17,10 @@ from msgspec.structs import replace
 from agents.records import DeviceId
 from fleet.core import events as ev
 from fleet.core.events import Instruction, JobId, JobState
-from fleet.core.limits import Limits
-from fleet.core.request_words import Request, RequestId, RequestKind
 from fleet.core.requests import KEPT_REQUESTS, KEPT_SECS
 from fleet.core.state import FleetState
 from fleet.core.state_core import StateError
+from fleet.core.words import Limits, Request, RequestId, RequestKind
 from tests.fleet_world import job, reopened
 from tests.scenario_fixtures import fields_of, is_so, place_in, read_scenarios
 

@@ -14,8 +14,8 @@ from msgspec.structs import replace
 from agents.records import DeviceId
 from fleet.core import events as ev
 from fleet.core.events import Busy, DevicePolicy, DeviceState, GrantLease, JobId, TimeWindow
-from fleet.core.request_words import Request, RequestId, RequestKind, RequestState
 from fleet.core.state import FleetState
+from fleet.core.words import Request, RequestId, RequestKind, RequestState
 from tests.fleet_world import LIMITS, World, finished, job, reopened, shown
 
 DEVICES = st.sampled_from(["a", "b"])

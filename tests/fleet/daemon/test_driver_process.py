@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from fleet.config.settings import FleetConfig
-from fleet.core.request_words import Request, RequestId, RequestKind
+from fleet.core.words import Request, RequestId, RequestKind
 from fleet.daemon import launch
 from fleet.daemon.launch import DriverProcess, launcher
 from fleet.drivers.session import ChannelClosedError

@@ -16,12 +16,11 @@ import msgspec
 import pytest
 from rich.console import Console
 
-from agents.device.batch import Batch
-from agents.lease import Lease
-from agents.records import Candidate, DeviceId, Protocol, Record
+from agents.device.messages import Batch
+from agents.records import Candidate, DeviceId, Lease, Protocol, Record
 from agents.spool.disk_spool import Spool
 from fleet.config.settings import FleetConfig
-from fleet.core.request_words import RequestKind
+from fleet.core.words import RequestKind
 from fleet.daemon.daemon import SPOOL, UpOptions
 from fleet.daemon.embedded import run_embedded
 from fleet.drivers.session import DeviceUnusableError, EngineSession

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import yaml
 
-from agents.device.batch import Batch
+from agents.device.messages import Batch
 from agents.device.replay import ReplayWorker
 from agents.records import (
     DeviceId,

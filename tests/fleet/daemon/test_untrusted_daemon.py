@@ -11,10 +11,9 @@ from typing import Any
 
 import pytest
 
-from agents.records import DeviceSpec, Record, Workload
+from agents.records import DERIVED, DeviceSpec, Record, Workload
 from agents.sandbox.pool import WorkerPool
-from agents.trust import DERIVED
-from fleet.core.limits import Limits
+from fleet.core.words import Limits
 from fleet.engine.context import CoordinatorSettings, EngineContext
 from fleet.engine.coordinator import Coordinator
 from fleet.engine.notices import Notices

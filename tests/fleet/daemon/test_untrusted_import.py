@@ -21,12 +21,13 @@ from agents.records import (
     Record,
     Workload,
     canonical_json,
+    claimed_id,
+    is_imported,
 )
 from agents.sandbox.job import CandidateJob
 from agents.sandbox.pool import WorkerPool
-from agents.trust import claimed_id, is_imported
 from fleet.config.settings import FleetConfig
-from fleet.core.request_words import RequestKind
+from fleet.core.words import RequestKind
 from fleet.daemon.daemon import UpOptions
 from fleet.daemon.embedded import run_embedded
 from fleet.drivers.session import EngineSession

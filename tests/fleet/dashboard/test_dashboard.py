@@ -15,8 +15,7 @@ from msgspec.structs import replace
 from agents.records import NOISE, Outcome
 from fleet.api.client import DaemonClient
 from fleet.dashboard.fleet_rows import AttentionLevel, attention
-from fleet.dashboard.pages import Listing, PageError, PageQuery
-from fleet.dashboard.store_view import DashboardStore
+from fleet.dashboard.store_view import DashboardStore, Listing, PageError, PageQuery
 from fleet.report.status import read_status
 from fleet.store.store import Store
 from tests.conftest import until

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from fleet.core.request_words import Request
+from fleet.core.words import Request
 from fleet.drivers.session import DriverChannel
 from tests.conftest import until
 from tests.dashboard_fixtures import EVIL, LiveFleet, live_fleet, publish

@@ -16,13 +16,18 @@ from msgspec.structs import replace
 from agents.records import CONFIRM, Candidate, Outcome, Protocol, Record, canonical_json
 from fleet.api.dashboard import MOST_SCORED, predicted, sample
 from fleet.comparison.device_rows import device_rows
-from fleet.coverage.reproducer import script
+from fleet.coverage.lookup import script
 from fleet.dashboard.alerts import BEFORE_SECS, alert_list
-from fleet.dashboard.candidate_view import CandidateError, candidate_view
 from fleet.dashboard.dashboard import Dashboard
-from fleet.dashboard.device_history import champion_ladder, model_alerts, onboardings
-from fleet.dashboard.device_timeline import MOST_POINTS, TIMELINE_COLUMNS, device_timeline
-from fleet.dashboard.workload_view import MATRIX_COLUMNS, CandidateMatrix
+from fleet.dashboard.device_timeline import (
+    MOST_POINTS,
+    TIMELINE_COLUMNS,
+    champion_ladder,
+    device_timeline,
+    model_alerts,
+    onboardings,
+)
+from fleet.dashboard.workload_view import MATRIX_COLUMNS, CandidateError, CandidateMatrix, candidate_view
 from fleet.models.registry import Registry
 from fleet.store.reader import StoreReader
 from fleet.store.store import Store

@@ -39,7 +39,7 @@ from benchmarks.hostile_datasets import PARQUET_BOMBS, write_bomb
 from fleet.archive.verify import verify as verify_store
 from fleet.cli.app import run
 from fleet.datasets.admission import open_dataset, verify
-from fleet.datasets.data_card import DatasetAbout
+from fleet.datasets.data_card import DatasetAbout, publish
 from fleet.datasets.dataset_files import (
     CARD,
     README,
@@ -49,13 +49,12 @@ from fleet.datasets.dataset_files import (
     read_published,
     write_sums,
 )
-from fleet.datasets.publication import publish
 from fleet.errors import FleetError
 from fleet.planner.device_history import known_candidates
 from fleet.planner.imported_candidates import devices_of_family
 from fleet.store.store import Store
 from tests.record_fixtures import make_batch, make_descriptor, make_record, make_spec, make_workload
-from transfer.language.budget import MAX_TEXT
+from transfer.language.primitives import MAX_TEXT
 
 OURS, UNUSED = make_workload(1, networks=(("net-a", 2),)), make_workload(2)
 WORDS = {"workload": OURS.workload_id}

@@ -18,10 +18,9 @@ from agents.host.probe import probe
 from agents.records import Descriptor, DeviceId, DeviceKind, DeviceSpec, Record
 from agents.sandbox.confinement_trial import Aspect, Attempt, Means, Trial, try_confinement
 from fleet.cli.app import run
-from fleet.doctor.confinement import confinement_rows
 from fleet.doctor.doctor import diagnose
 from fleet.doctor.look import look
-from fleet.doctor.words import WANTED_MODULES, Finding, HostState, Level, LockState
+from fleet.doctor.words import WANTED_MODULES, Finding, HostState, Level, LockState, confinement_rows
 from fleet.private_files import write_private
 from fleet.store.store import Store
 from tests.conftest import run_code

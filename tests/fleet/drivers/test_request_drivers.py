@@ -16,8 +16,7 @@ from msgspec.structs import replace
 
 from agents.records import Candidate, DeviceId, Record
 from fleet.config.settings import FleetConfig
-from fleet.core.limits import Limits
-from fleet.core.request_words import Request, RequestId, RequestKind
+from fleet.core.words import Limits, Request, RequestId, RequestKind
 from fleet.daemon.driver_display import DriverDisplay
 from fleet.daemon.driver_process import say_end
 from fleet.drivers.session import DriverChannel, EngineSession

@@ -14,9 +14,9 @@ from unittest import mock
 
 import pytest
 
-from agents.device.batch import Batch
-from agents.lease import Lease
-from fleet.core.limits import Limits
+from agents.device.messages import Batch
+from agents.records import Lease
+from fleet.core.words import Limits
 from fleet.engine.coordinator import Coordinator
 from fleet.transport.local import LocalTransport
 from tests.coordinator_fixtures import ALL, ONE, Fleet, make_fleet
@@ -97,7 +97,7 @@ def test_a_paused_agent_costs_neither_its_job_nor_its_device_a_strike(tmp_path: 
 _PAUSED = """
 import json, sys
 from pathlib import Path
-from fleet.core.limits import Limits
+from fleet.core.words import Limits
 from fleet.engine.context import CoordinatorSettings, EngineContext
 from fleet.engine.coordinator import Coordinator
 from fleet.engine.notices import Notices

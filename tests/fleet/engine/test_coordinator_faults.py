@@ -14,7 +14,7 @@ import msgspec
 import pytest
 
 from agents.device.messages import Asked, Failed, Heartbeat, Message, MorePending, Results
-from agents.lease import LeaseTag
+from agents.records import LeaseTag
 from agents.spool.disk_spool import Spool
 from fleet.core.events import (
     AgentDied,
@@ -27,8 +27,8 @@ from fleet.core.events import (
     ProbePassed,
 )
 from fleet.core.state import FleetState
-from fleet.engine.agent_events import events_of
 from fleet.engine.coordinator import Coordinator
+from fleet.engine.ingest import events_of
 from fleet.state import table
 from fleet.store.lanes import LaneSettings
 from fleet.store.store import Store

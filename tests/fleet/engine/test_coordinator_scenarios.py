@@ -11,8 +11,7 @@ from unittest import mock
 import pytest
 
 from agents.records import DeviceId
-from fleet.core.limits import Limits
-from fleet.core.request_words import Request, RequestId, RequestKind
+from fleet.core.words import Limits, Request, RequestId, RequestKind
 from fleet.engine.roster import Roster, RosterError
 from fleet.state.questions import StateReader
 from fleet.state.schema import STATE

@@ -14,10 +14,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from agents.lease import LeaseTag
-from agents.records import DeviceId, Protocol, Record
+from agents.records import DeviceId, LeaseTag, Protocol, Record
 from fleet.core.arrivals import Arrival
-from fleet.engine.set_aside import DeadLetters, find_faults, sift
+from fleet.engine.record_sink import DeadLetters, find_faults, sift
 from fleet.errors import StoreError, StoreFull
 from fleet.state.contents import LATE, REFUSED
 from fleet.state.questions import StateReader

@@ -16,15 +16,14 @@ from agents.device import replay
 from agents.device.replay_answers import answer
 from agents.records import CandidateId, Record, canonical_json
 from fleet.core import events as ev
-from fleet.core.limits import Limits
-from fleet.core.request_words import Request, RequestKind
+from fleet.core.words import Limits, Request, RequestKind
 from fleet.engine.coordinator import Coordinator
 from fleet.onboarding.drift import why_as_before
 from fleet.store.store import Store
 from tests.coordinator_fixtures import ONE, Announcer, Fleet, make_fleet
 from tests.fleet.drivers.test_request_drivers import Driver, Drivers, run_to_end
 from tests.record_fixtures import make_record
-from transfer.adapt.fingerprint import Fingerprint
+from transfer.adapt.nearest import Fingerprint
 
 SAMPLES = 4
 #: Answers before the drift.

@@ -16,7 +16,7 @@ import yaml
 from agents.device.replay_file import open_file, read_head, read_workloads
 from agents.records import NOISE, Outcome
 from fleet.errors import FleetError, StoreError, StoreFull
-from fleet.interchange import export_files, export_parquet
+from fleet.interchange import export_parquet, export_source
 from fleet.interchange.export_store import FORMATS, ExportResult, export
 from fleet.store.noise import settled
 from fleet.store.store import Store
@@ -253,7 +253,7 @@ def test_a_disk_that_fills_up_leaves_the_old_export_or_none(
     if is_there:
         export(store, path, "parquet", ["dev-a"])
     before = contents(tmp_path)
-    monkeypatch.setattr(export_files, "fsync", failing())
+    monkeypatch.setattr(export_source, "fsync", failing())
     with pytest.raises(StoreFull, match="no room while exporting"):
         export(store, path, "parquet", replace=True)
     assert contents(tmp_path) == before

@@ -11,8 +11,7 @@ from typing import Any
 
 import pytest
 
-from agents.records import Family, canonical_json
-from agents.trust import claimed_id
+from agents.records import Family, canonical_json, claimed_id
 from fleet.errors import FleetError
 from fleet.interchange.import_logs import ImportRequest, import_logs
 from fleet.models.versions import load_snapshot

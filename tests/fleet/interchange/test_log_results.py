@@ -9,8 +9,16 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from agents.records import Outcome, canonical_json
-from fleet.interchange.logs.json_values import Rejected, canonical_text, excerpt, parse_line
-from fleet.interchange.logs.results import MARK_TEXT, attempt_of, database_result, tuner_result
+from fleet.interchange.logs.json_values import (
+    MARK_TEXT,
+    Rejected,
+    attempt_of,
+    canonical_text,
+    database_result,
+    excerpt,
+    parse_line,
+    tuner_result,
+)
 
 FINITE: dict[str, Any] = {"allow_nan": False, "allow_infinity": False}
 JSON = st.recursive(

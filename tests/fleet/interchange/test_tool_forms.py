@@ -14,7 +14,7 @@ from fleet.interchange.export_store import export
 from fleet.interchange.import_files import find_logs
 from fleet.interchange.line_reader import UNREAD_FORMAT
 from fleet.interchange.logs.json_values import Rejected
-from fleet.interchange.logs.times import units_per_second, unix_secs
+from fleet.interchange.logs.targets import units_per_second, unix_secs
 from fleet.store.store import Store
 from tests.cli_fixtures import refusal
 from tests.knob_fixtures import HELION_HEAD, cache_text, cached

@@ -15,7 +15,7 @@ from agents.records import Candidate, DeviceId
 from fleet.config.settings import FleetConfig
 from fleet.models.evaluation import evaluate_model
 from fleet.models.registry import Registry
-from fleet.models.shipped_heads import ShippedHeads
+from fleet.models.shipped_model import ShippedHeads
 from fleet.models.versions import load_snapshot, train_config
 from fleet.onboarding.head_version import adapt_version, onboarding_of
 from fleet.planner.candidate_ranker import CandidateRanker

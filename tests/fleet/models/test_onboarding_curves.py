@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from fleet.models.onboarding_curves import history, remember
+from fleet.models.freshness import history, remember
 
 
 def test_a_line_that_a_kill_cut_short_takes_no_other_along(tmp_path: Path) -> None:

@@ -13,8 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agents.records import Workload, WorkloadId
-from fleet.models import holdout
 from fleet.models import promotion as refresh
+from fleet.models import versions as holdout
 from fleet.models.promotion import (
     LEAST_JUDGED,
     DecisionKind,

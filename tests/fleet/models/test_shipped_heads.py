@@ -11,8 +11,7 @@ import pytest
 from agents.records import DeviceId, Family
 from fleet.config.settings import FleetConfig, load_fleet
 from fleet.models.registry import Registry
-from fleet.models.shipped_heads import ShippedHeads
-from fleet.models.shipped_model import SHIPPED_KEY, ShippedDevice, write_shipped
+from fleet.models.shipped_model import SHIPPED_KEY, ShippedDevice, ShippedHeads, write_shipped
 from fleet.models.training import train_version
 from fleet.refresh.run import run_refresh
 from fleet.store.store import Store

@@ -8,11 +8,11 @@ import pytest
 
 from agents.records import CandidateId, DeviceId, Family
 from fleet.models.registry import Registry
-from fleet.models.shipped_heads import ShippedHeads
 from fleet.models.shipped_model import (
     DEVICES_NAME,
     SHIPPED_KEY,
     ShippedDevice,
+    ShippedHeads,
     ShippedModel,
     ShippedModelError,
     has_shipped,
@@ -24,7 +24,7 @@ from fleet.models.versions import DatasetSnapshot
 from fleet.store.store import Store
 from tests.dataset_fixtures import cpu_device
 from tests.onboarding_fixtures import SOURCES
-from transfer.adapt.fingerprint import Fingerprint
+from transfer.adapt.nearest import Fingerprint
 from transfer.model.fleet_tlp import FleetTLP
 
 TARGET = DeviceId("board-7")

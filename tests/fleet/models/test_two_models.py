@@ -17,14 +17,14 @@ from fleet.cli.app import run
 from fleet.config.settings import load_fleet
 from fleet.errors import FleetError
 from fleet.models.evaluation import evaluate_model
-from fleet.models.head_scores import HeadCache
 from fleet.models.judge import best_of, counting_verdicts
+from fleet.models.opponents import HeadCache
 from fleet.models.promotion import DecisionKind, DeviceDecision, Incumbent, judge
 from fleet.models.registry import Registry
 from fleet.models.standings import Standing
 from fleet.models.versions import DatasetSnapshot, load_snapshot
 from fleet.models.views import champion_notes, diff_versions, list_versions
-from fleet.onboarding.choice import source_version
+from fleet.onboarding.adaptation import source_version
 from fleet.planner.candidate_ranker import CandidateRanker
 from fleet.refresh.freshness_look import run_watch
 from fleet.refresh.request import RefreshRequest
@@ -43,12 +43,12 @@ from tests.refresh_fixtures import (
 )
 from transfer.checked_folder import CheckpointError
 from transfer.errors import TransferError
+from transfer.features.blocks import CPU_LAYOUT, GPU_LAYOUT
 from transfer.features.extractor import DEFAULT_SPEC, Extractor
-from transfer.features.published_features import CPU_LAYOUT, GPU_LAYOUT
 from transfer.model import checkpoint
 from transfer.model.mtl_tlp import MtlTLP
 from transfer.train import trainers
-from transfer.train.published_procedure import TlpConfig, train_mtl_tlp
+from transfer.train.trainers import TlpConfig, train_mtl_tlp
 
 pytestmark = pytest.mark.usefixtures("few_trees")
 

@@ -11,7 +11,7 @@ import pytest
 
 from agents.records import DeviceId
 from fleet.models.registry import Registry
-from fleet.models.shipped_heads import ShippedHeads
+from fleet.models.shipped_model import ShippedHeads
 from fleet.models.versions import ORIGIN, DatasetSnapshot, training_workloads
 from fleet.onboarding.head_version import adapt_version, onboarding_of, serving_of
 from fleet.onboarding.text import lines_of
@@ -20,7 +20,7 @@ from tests.model_scenarios import upside_down
 from tests.onboarding_fixtures import NEW
 from transfer.adapt.nearest import Nearest
 from transfer.model.fleet_tlp import FleetTLP
-from transfer.train.config import TrainConfig
+from transfer.train.rows import TrainConfig
 
 CONFIG = TrainConfig(epochs=1, trees=5)
 TARGET = DeviceId(NEW)

@@ -12,7 +12,7 @@ from fleet.cli.app import run
 from fleet.models.registry import Registry
 from fleet.models.shipped_model import has_shipped, read_shipped
 from fleet.onboarding.text import lines_of
-from fleet.store.noise_columns import SAYS_NOTHING
+from fleet.store.noise import SAYS_NOTHING
 from tests.host_fixtures import write_generic_device
 from tests.record_fixtures import make_descriptor
 

@@ -21,16 +21,15 @@ from rich.console import Console
 from agents.records import DeviceId, Family, Outcome, WorkloadId
 from fleet.cli.app import run as command_line
 from fleet.config.settings import FleetConfig
-from fleet.core.request_words import RequestKind
+from fleet.core.words import RequestKind
 from fleet.daemon.daemon import UpOptions
 from fleet.daemon.embedded import run, run_embedded
 from fleet.daemon.engine_options import EngineOptions
 from fleet.errors import FleetError
-from fleet.models.holdout import held_out, is_held_out
-from fleet.models.onboarding_curves import CURVES, history
+from fleet.models.freshness import CURVES, history
 from fleet.models.registry import Registry
-from fleet.models.versions import load_snapshot
-from fleet.onboarding.choice import pools_of, source_devices_of
+from fleet.models.versions import held_out, is_held_out, load_snapshot
+from fleet.onboarding.adaptation import pools_of, source_devices_of
 from fleet.onboarding.head_version import onboarding_of
 from fleet.onboarding.replay import onboard_recorded
 from fleet.onboarding.text import WHY_FEWER, lines_of
@@ -95,7 +94,7 @@ def test_no_samples_at_all_still_give_a_head(recorded_store: Path, tmp_path: Pat
 def test_auto_checks_its_default_against_meta_learning_multitask_and_scratch(
     recorded_store: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("transfer.adapt.registry.Maml", partial(Maml, outer_steps=2))
+    monkeypatch.setattr("transfer.adapt.guard.Maml", partial(Maml, outer_steps=2))
     result = onboard_recorded(settings_of(recorded_store, samples=48, strategy="auto"), NEW)
     assert result["strategy"] == "auto"
     check = result["notes"]["check"]

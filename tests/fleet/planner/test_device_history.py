@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from agents.records import Candidate, CandidateId, DeviceId, Family, Outcome, Record
-from agents.trust import IMPORTED
+from agents.records import IMPORTED, Candidate, CandidateId, DeviceId, Family, Outcome, Record
 from fleet.planner.batch_plan import plan_noise, remeasure_sample
 from fleet.planner.device_history import DeviceHistory
 from fleet.planner.noise_runs import plan_run

@@ -22,9 +22,8 @@ from fleet.coverage.coverage import Coverage
 from fleet.planner.batch_plan import BATCH_SIZE
 from fleet.planner.candidate_requests import CandidateRequest, space_of
 from fleet.planner.job_planner import JobPlanner, PlannerContext
-from fleet.planner.job_queues import Queues
+from fleet.planner.job_queues import Queues, turn_of
 from fleet.planner.noise_runs import NoiseRuns
-from fleet.planner.plan_view import turn_of
 from fleet.planner.workload_discovery import WorkloadChoice, WorkloadDiscovery
 from fleet.state.state_file import StateFile
 from fleet.store.store import Store

@@ -20,7 +20,7 @@ from rich.console import Console
 from agents.records import DeviceId, DeviceSpec, Family, Outcome, Record, Workload
 from agents.spool.disk_spool import Spool
 from fleet.config.settings import FleetConfig, select_devices
-from fleet.core.request_words import RequestKind
+from fleet.core.words import RequestKind
 from fleet.daemon.daemon import SPOOL, UpOptions
 from fleet.daemon.embedded import run_embedded
 from fleet.drivers.session import EngineSession

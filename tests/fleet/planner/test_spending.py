@@ -14,7 +14,7 @@ from rich.console import Console
 
 from agents.records import CONFIRM, REMEASURE, DeviceId
 from fleet.planner.progress import TerminalDisplay
-from fleet.planner.time_spent import PARTS, Interval, Ledger, attribute, print_spending, spent_from
+from fleet.planner.settings import PARTS, Interval, Ledger, attribute, print_spending, spent_from
 from tests.record_fixtures import make_batch, make_record
 
 ONE = DeviceId("one")

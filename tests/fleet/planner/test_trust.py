@@ -11,6 +11,8 @@ import pytest
 from msgspec.structs import replace
 
 from agents.records import (
+    DERIVED,
+    IMPORTED,
     Candidate,
     DeviceId,
     DeviceKind,
@@ -20,8 +22,10 @@ from agents.records import (
     Replay,
     Workload,
     WorkloadId,
+    claimed_id,
+    imported_id,
+    is_imported,
 )
-from agents.trust import DERIVED, IMPORTED, claimed_id, imported_id, is_imported
 from fleet.coverage.coverage import Coverage
 from fleet.models.versions import load_snapshot
 from fleet.planner.candidate_requests import sharing_names

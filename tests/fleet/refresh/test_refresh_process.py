@@ -278,9 +278,9 @@ VICTIM = """
 import sys, time
 from dataclasses import replace
 from fleet.refresh import process
-import transfer.train.config
+import transfer.train.rows
 import transfer.train.training
-transfer.train.config.TrainConfig.__init__.__kwdefaults__["trees"] = 50
+transfer.train.rows.TrainConfig.__init__.__kwdefaults__["trees"] = 50
 train = transfer.train.training.train
 def wait(report):
     print("kept", report.epoch, flush=True)

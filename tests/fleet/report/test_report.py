@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from fleet.errors import FleetError
-from fleet.report.report import write
+from fleet.report.page import write
 from fleet.report.summary import print_summary
 from fleet.report.words import (
     MIN_PAIRS,

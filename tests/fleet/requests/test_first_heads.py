@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from agents.records import DeviceId, DeviceKind, DeviceSpec, Family
-from fleet.core.request_words import Request, RequestId, RequestKind
+from fleet.core.words import Request, RequestId, RequestKind
 from fleet.requests.first_heads import first_head_requests
 from tests.record_fixtures import make_spec
 

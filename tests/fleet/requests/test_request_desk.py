@@ -15,13 +15,12 @@ import pytest
 import yaml
 
 from fleet.core.events import Event, TrainingFinished, TrainingReason, TrainingStarted
-from fleet.core.request_words import Request, RequestId, RequestKind, RequestSubmitted
 from fleet.core.state import FleetState
+from fleet.core.words import Request, RequestId, RequestKind, RequestSubmitted
 from fleet.engine.coordinator import Coordinator
 from fleet.engine.event_log import EventLog
 from fleet.errors import StoreFull
-from fleet.requests.desk import DeskFull, RequestDesk
-from fleet.requests.kinds import check_request, parse_request
+from fleet.requests.kinds import DeskFull, RequestDesk, check_request, parse_request
 from fleet.requests.request_kind import KnownFleet, RequestConflict, RequestRefused, RequestUnknown
 from tests.coordinator_fixtures import Fleet, Killed, killed_at, make_fleet
 from tests.table_fixtures import rows

@@ -19,7 +19,7 @@ from fleet.state.rebuild import rebuild
 from fleet.state.schema import STATE
 from fleet.state.state_file import StateFile
 from fleet.store.catalog import put_device, put_workloads
-from fleet.store.lock import acquire, release
+from fleet.store.reader import acquire, release
 from tests.archive_fixtures import OURS, batch, ids_of, opened, record_ids
 from tests.archive_fixtures import fill as fill_store
 from tests.record_fixtures import make_descriptor, make_spec

@@ -16,8 +16,7 @@ import fleet.state.table
 from agents.records import DeviceId, Record
 from benchmarks.store import make_records
 from fleet.errors import StateDamaged, StoreError
-from fleet.state.packed_rows import pack
-from fleet.state.rows import result_of
+from fleet.state.rows import pack, result_of
 from fleet.state.state_file import StateFile
 from fleet.state.table import RecordsTable
 from fleet.store.delta.schema import TABLE_SCHEMA, records_to_table

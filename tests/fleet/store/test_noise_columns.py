@@ -8,8 +8,7 @@ from hypothesis import strategies as st
 
 from agents.records import Record
 from fleet.store.delta.schema import records_to_table
-from fleet.store.noise import noise_floor, settled
-from fleet.store.noise_columns import readings, settled_rows
+from fleet.store.noise import noise_floor, readings, settled, settled_rows
 from tests.record_fixtures import make_record, measured_records
 
 

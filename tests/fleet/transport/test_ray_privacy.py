@@ -19,7 +19,7 @@ from typing import Any
 import psutil
 import pytest
 
-from agents.host.own_program import environment
+from agents.host.process_control import environment
 from fleet.errors import FleetError
 from fleet.transport.ray_folder import PREFIX, RayFolder
 from fleet.transport.ray_session import join_ray

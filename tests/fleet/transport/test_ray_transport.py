@@ -14,19 +14,18 @@ from pathlib import Path
 import psutil
 import pytest
 
-from agents.device.batch import Batch
 from agents.device.messages import (
     Activity,
     AgentGone,
     AgentUp,
+    Batch,
     Heartbeat,
     Message,
     Proposed,
     ProposeRequest,
     Results,
 )
-from agents.lease import Lease
-from agents.records import Candidate, DeviceId, DeviceSpec, Protocol, Record, Workload
+from agents.records import Candidate, DeviceId, DeviceSpec, Lease, Protocol, Record, Workload
 from fleet.transport.ray_transport import RayOptions, RayTransport
 from tests.conftest import each_below, until
 from tests.fleet.transport.test_transport_contract import TransportContract

@@ -146,7 +146,7 @@ def bests(folder: Path) -> list[float]:
 def any_trace(monkeypatch: pytest.MonkeyPatch) -> None:
     """Traces need not be readable."""
     monkeypatch.setattr("fleet.tuning.database.read_trace", lambda _: None)
-    monkeypatch.setattr("fleet.interchange.export_meta_schedule.replay_fault", lambda *_: "")
+    monkeypatch.setattr("fleet.interchange.export_parquet.replay_fault", lambda *_: "")
 
 
 @pytest.mark.usefixtures("any_trace")

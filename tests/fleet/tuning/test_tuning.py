@@ -17,7 +17,7 @@ from msgspec.structs import replace
 from agents.records import Candidate, CandidateId, DeviceId, Outcome, Record
 from fleet.errors import FleetError
 from fleet.models.freshness import NOT_RANKED
-from fleet.planner.time_spent import Clock
+from fleet.planner.settings import Clock
 from fleet.tuning.decision_scorer import DecisionScorer
 from fleet.tuning.evolution import Evolution
 from fleet.tuning.search import (

@@ -9,11 +9,11 @@ import torch
 from tests.model_fixtures import CONFIG, make_dataset, same_weights, with_latency
 from tests.strategy_fixtures import task_of
 from transfer.adapt.base import Adapted, Strategy, unmeasured
+from transfer.adapt.guard import MultiTask, Scratch
+from transfer.adapt.heads import Boosted, FineTuneHead, Momentum
 from transfer.adapt.maml import Maml
-from transfer.adapt.multitask import MultiTask, Scratch
 from transfer.adapt.nearest import Nearest
 from transfer.adapt.source_devices import SourceDevices
-from transfer.adapt.tuned_heads import Boosted, FineTuneHead, Momentum
 from transfer.errors import TransferError
 from transfer.model.fleet_tlp import FleetTLP
 from transfer.train.training import train

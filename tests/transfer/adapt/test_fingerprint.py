@@ -7,7 +7,7 @@ import pytest
 from agents.records import CandidateId, DeviceId, Outcome
 from tests.model_fixtures import make_dataset
 from tests.record_fixtures import make_record
-from transfer.adapt.fingerprint import (
+from transfer.adapt.nearest import (
     LEAST_SHARED,
     NETWORKS,
     ORIGIN,
@@ -101,7 +101,7 @@ def test_every_device_of_a_family_draws_the_same_programs() -> None:
         "from agents.programs.design_space import DesignSpace\n"
         "from agents.programs.workloads import network_workloads\n"
         "from agents.records import Family\n"
-        "from transfer.adapt.fingerprint import *\n"
+        "from transfer.adapt.nearest import *\n"
         "one = choose_workloads(network_workloads(list(NETWORKS)))[-1]\n"
         "print(DesignSpace(one, Family.CPU).sample(PER_WORKLOAD, seed=SEED))\n"
     )

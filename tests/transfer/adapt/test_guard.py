@@ -12,16 +12,20 @@ from tests.model_fixtures import CONFIG, make_dataset, with_latency
 from tests.strategy_fixtures import backwards, task_of
 from transfer.adapt.base import Adapted, Regime, without_device
 from transfer.adapt.guard import (
+    GUARDED,
+    GUARDED_ALONE,
     Auto,
+    MultiTask,
+    Scratch,
+    auto,
     checking_view,
     folds,
     held_back_scores,
     judge,
+    strategies,
 )
 from transfer.adapt.maml import Maml
-from transfer.adapt.multitask import MultiTask, Scratch
 from transfer.adapt.nearest import Nearest
-from transfer.adapt.registry import GUARDED, GUARDED_ALONE, auto, strategies
 from transfer.errors import TransferError
 from transfer.model.fleet_tlp import FleetTLP
 from transfer.train.training import train

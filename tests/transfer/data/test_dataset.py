@@ -12,8 +12,7 @@ from msgspec.structs import replace
 
 from agents.records import Descriptor, DeviceId, DeviceSpec, Outcome, Record, Workload, WorkloadId
 from tests.dataset_fixtures import cpu_device, gmm_candidates, gmm_workload, record_of
-from transfer.data.dataset import Dataset
-from transfer.data.joined_records import build_dataset
+from transfer.data.dataset import Dataset, build_dataset
 from transfer.errors import DatasetError
 
 ONE, OTHER = gmm_workload("one"), gmm_workload("other", networks=("bert", "resnet"))

@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 from agents.records import DeviceId, Workload, WorkloadId
 from tests.dataset_fixtures import cpu_device, gmm_candidates, gmm_workload, record_of
 from tests.model_fixtures import make_dataset, of_devices
-from transfer.data.dataset import Dataset
-from transfer.data.joined_records import build_dataset
+from transfer.data.dataset import Dataset, build_dataset
 from transfer.data.splits import (
     Split,
     SplitKind,

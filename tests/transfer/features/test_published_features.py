@@ -7,7 +7,7 @@ import pytest
 
 from tests.dataset_fixtures import gmm_trace, gmm_workload
 from tests.table_fixtures import rows
-from transfer.features.published_features import (
+from transfer.features.blocks import (
     CPU_LAYOUT,
     GPU_LAYOUT,
     published_features,

@@ -8,10 +8,9 @@ import numpy as np
 import pytest
 
 from agents.records import Candidate, Workload, WorkloadId, canonical_json, content_hash
-from transfer.features.access import block_accesses
+from transfer.features.access import block_accesses, template_access
 from transfer.features.box_access import BlockAccess
 from transfer.features.extractor import DEFAULT_SPEC, Extractor
-from transfer.features.template_access import template_access
 
 CONVOLUTION = 'T[1, 16, 8, 8], T[32, 16, 3, 3], [1, 1], [1, 1, 1, 1], [1, 1], "NCHW"'
 CPU_ENTITY = """[

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from transfer.language.compile_trace import begins_postprocessing
+from transfer.language.meta_schedule import begins_postprocessing
 from transfer.language.primitives import CREATED, Kind, Primitive
 from transfer.language.program import ProgramStage
 

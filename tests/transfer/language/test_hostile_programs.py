@@ -13,13 +13,13 @@ from agents.records import Candidate, canonical_json
 from tests.program_fixtures import nrm_module, program_workload
 from transfer.errors import BudgetError, TraceError
 from transfer.features.access import block_accesses
+from transfer.features.blocks import LAYOUTS, published_features
 from transfer.features.extractor import Extractor
-from transfer.features.published_features import LAYOUTS, published_features
 from transfer.features.slots import block_bucket, encode
 from transfer.language.ansor import AnsorReader
 from transfer.language.ansor_steps import MAX_ITEMS
-from transfer.language.budget import MAX_TEXT
 from transfer.language.meta_schedule import MetaScheduleReader
+from transfer.language.primitives import MAX_TEXT
 from transfer.language.program import program_stages
 
 #: A module of one block, C, in a loop of 8, that reads and writes one place of a buffer.

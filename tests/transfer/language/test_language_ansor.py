@@ -22,7 +22,7 @@ from transfer.language.ansor_steps import (
     is_well_formed,
     main_stage_flops,
 )
-from transfer.language.budget import MAX_TEXT
+from transfer.language.primitives import MAX_TEXT
 
 SCHEDULES = {
     # A matrix product 512 x 256 x 128 on a CPU, its result cached and copied out by tiles of 32 x 128; the

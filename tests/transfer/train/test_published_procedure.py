@@ -11,12 +11,11 @@ import torch
 
 from tests.model_fixtures import CONFIG, DEVICES, make_dataset, published, same_weights, with_latency
 from transfer.errors import TransferError
-from transfer.features.published_features import CPU_LAYOUT
+from transfer.features.blocks import CPU_LAYOUT
 from transfer.model.kinds import MTL_TLP
 from transfer.model.mtl_tlp import MtlTLP, TlpNetwork, mixed_lambda_rank
-from transfer.train.config import TrainConfig
-from transfer.train.published_procedure import TlpConfig, published_config, train_mtl_tlp
-from transfer.train.trainers import TrainingTask, train_model
+from transfer.train.rows import TrainConfig
+from transfer.train.trainers import TlpConfig, TrainingTask, published_config, train_model, train_mtl_tlp
 
 
 def test_the_network_has_the_published_parameters_but_for_the_dead_layer() -> None:

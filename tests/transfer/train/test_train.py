@@ -10,8 +10,7 @@ from tests.model_fixtures import CONFIG, DEVICES, changed_block, make_dataset, s
 from transfer.data.dataset import Dataset
 from transfer.errors import TransferError
 from transfer.model.fleet_tlp import FleetTLP
-from transfer.train.config import TrainConfig
-from transfer.train.rows import trainable_devices
+from transfer.train.rows import TrainConfig, trainable_devices
 from transfer.train.training import TrainRun, train
 
 QUICK = replace(CONFIG, epochs=2)

@@ -14,7 +14,7 @@ from tests.model_fixtures import CONFIG, DEVICES, make_dataset, same_weights
 from transfer.checked_folder import CheckpointError
 from transfer.errors import TransferError
 from transfer.train import CURVES_NAME
-from transfer.train.config import TrainConfig, torch_device
+from transfer.train.rows import TrainConfig, torch_device
 from transfer.train.training import TrainRun, train
 
 DATASET = make_dataset()

@@ -12,8 +12,7 @@ from transfer.data.dataset import Dataset
 from transfer.errors import TransferError
 from transfer.model import checkpoint
 from transfer.model.fleet_tlp import FleetTLP
-from transfer.train.training import train
-from transfer.train.validity import LEAST_OF_EACH
+from transfer.train.training import LEAST_OF_EACH, train
 
 RUN = replace(CONFIG, epochs=4)
 
