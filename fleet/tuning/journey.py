@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 #: Size of the picture, and its field: the left, right, upper and lower end. Names stand right of the field.
 WIDTH, HEIGHT = 420, 260
-LEFT, RIGHT, TOP, BOTTOM = 40, 266, 10, 222
+LEFT, RIGHT, TOP, BOTTOM = 40, 266, 22, 222
 #: Least distance of two names, and of two ticks.
 _NAME_HEIGHT, _TICK_HEIGHT = 15.0, 14.0
 #: Steps of a scale of latencies and of minutes.

@@ -191,6 +191,7 @@ def _latencies(name: str, delivery: Json) -> Plot:
         "from the fastest turn to the slowest.",
         rows,
         [(0, "0"), (100, millis(top))],
+        "time of one run",
     )
 
 
@@ -225,6 +226,7 @@ def _curves(workloads: Sequence[Json]) -> Plot:
         "on its own log scale, fast at the top. The heaviest workloads come first.",
         rows,
         (),
+        "candidates tried; upwards: speed",
     )
 
 
@@ -234,7 +236,8 @@ def _parts(seconds: Mapping[str, float]) -> Plot:
         (name.replace("_", " "), [Mark("bar", 0, end=100 * secs / longest)], f"{secs:.1f} s")
         for name, secs in seconds.items()
     ]
-    return Plot("timing", "Where the time went", "Seconds by part of the search.", rows, ())
+    ticks = [(0, "0"), (100, f"{longest:.0f} s")]
+    return Plot("timing", "Where the time went", "Seconds by part of the search.", rows, ticks, "seconds")
 
 
 def print_tuning(result: Json) -> None:

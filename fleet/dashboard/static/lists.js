@@ -88,6 +88,8 @@ export function cutOff(shown, total, what) {
   return shown < total ? h("p", { class: "cut" }, `Cut off: ${count(shown)} of ${count(total)} ${what} are shown.`) : null;
 }
 
+/** A text of the API whose commands stand between backticks. */
+export const coded = (text) => text.split("`").map((part, place) => (place % 2 ? h("code", {}, part) : part));
 export const loading = (text) => h("p", { class: "loading", "aria-busy": "true" }, text);
 export const empty = (text) => h("p", { class: "empty" }, text);
 export const note = (...parts) => h("p", { class: "note" }, parts);
