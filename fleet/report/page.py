@@ -20,6 +20,7 @@ from fleet.report.words import (
     TIMES,
     duration,
     is_finite,
+    label,
     labels,
     percent,
     score_text,
@@ -214,10 +215,11 @@ def _timing(timing: Json) -> Plot:
     parts, total = timing["seconds_by_part"], timing["wall_seconds"]
     longest = max(parts.values())
     rows = []
-    for name, secs in zip(labels(list(parts), 34), parts.values(), strict=True):
+    for name, secs in parts.items():
         # Agents run in parallel, and the time of an earlier run counts too.
         share = "" if name.startswith("agents") else f" · {percent(secs / total)}"
-        rows.append((name, [Mark("bar", 0, end=100 * secs / longest)], duration(secs) + share))
+        bar = Mark("bar", 0, end=100 * secs / longest)
+        rows.append((label(name.replace("_", " "), 34), [bar], duration(secs) + share))
     caption = f"Parts of {duration(total)} wall time."
     if sum(parts.values()) > total * 1.01:
         caption += " Agents work at once: their rows are sums over all agents, longer than the clock ran."
