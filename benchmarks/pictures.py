@@ -23,6 +23,8 @@ from fleet.tuning.report import render
 FOLDER = Path(__file__).parents[1] / "docs/pictures"
 MOST_BYTES = 200_000
 _WAIT_MS = 60_000
+#: Height of the window; a page is at least as tall.
+_WINDOW = 400
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,8 +34,8 @@ class Options:
     report: Annotated[Path | None, Option("report.json of a search")] = None
     root: Annotated[Path | None, Option("folder of a running daemon, such as runs/fleet")] = None
     out: Annotated[Path, Option("folder of the pictures")] = FOLDER
-    width: Annotated[int, Option("of the window in pixels", least=320)] = 1100
-    height: Annotated[int, Option("of the window in pixels", least=200)] = 860
+    width: Annotated[int, Option("of the window in pixels", least=320)] = 1240
+    height: Annotated[int, Option("of a picture in pixels, at most", least=_WINDOW)] = 960
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +44,7 @@ class Shot:
 
     name: str
     address: str
-    #: A part of the page; all of the window if empty.
+    #: A part of the page; all of it if empty.
     part: str = ""
     schemes: tuple[str, ...] = ("light",)
 
@@ -64,7 +66,7 @@ def take(options: Options) -> Figures:
         for shot in shots:
             for scheme in shot.schemes:
                 picture = options.out / f"{shot.name}-{scheme}.png"
-                picture.write_bytes(_picture(page, shot, scheme))
+                picture.write_bytes(_picture(page, shot, scheme, options.height))
                 sizes[picture.name] = picture.stat().st_size
     if large := [name for name, size in sizes.items() if size > MOST_BYTES]:
         raise FleetError(f"more than {MOST_BYTES:,} bytes: {', '.join(large)}; take a smaller --height")
@@ -95,7 +97,7 @@ def _of_dashboard(root: Path, page: Any) -> list[Shot]:
         Shot("dashboard", home, schemes=("light", "dark")),
         Shot("dashboard-networks", f"{home}networks"),
         Shot("dashboard-models", f"{home}models"),
-        Shot("dashboard-device", f"{home}device/{_busiest(daemon)}"),
+        Shot("dashboard-device", f"{home}device/{_busiest(daemon)}", part="figure:has-text('Canaries')"),
     ]
 
 
@@ -111,20 +113,25 @@ def _page(options: Options) -> Iterator[Any]:
 
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=str(CHROMIUM), args=["--no-sandbox"])
-        page = browser.new_page(viewport={"width": options.width, "height": options.height})
+        page = browser.new_page(viewport={"width": options.width, "height": _WINDOW})
         page.set_default_timeout(_WAIT_MS)
         yield page
         browser.close()
 
 
-def _picture(page: Any, shot: Shot, scheme: str) -> bytes:
+def _picture(page: Any, shot: Shot, scheme: str, most_height: int) -> bytes:
     page.emulate_media(color_scheme=scheme)
     page.goto(shot.address)
     page.wait_for_selector("main svg, main tbody tr, main .empty")
     # Numbers that come with the first reading of the store.
     page.wait_for_timeout(3000)
-    picture: bytes = (page.locator(shot.part).first if shot.part else page).screenshot()
-    return picture
+    if shot.part:
+        part: bytes = page.locator(shot.part).first.screenshot()
+        return part
+    width, height = page.evaluate("[innerWidth, document.documentElement.scrollHeight]")
+    clip = {"x": 0, "y": 0, "width": width, "height": min(height, most_height)}
+    whole: bytes = page.screenshot(full_page=True, clip=clip)
+    return whole
 
 
 main = benchmark("pictures", __doc__, Options, take)

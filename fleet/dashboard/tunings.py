@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from pathlib import Path
 
 from fleet.json_types import Json, JsonDict
-from fleet.tuning.report import SIDE_NAMES
+from fleet.tuning.report import SIDE_NAMES, short_name
 
 #: Tunings that are shown, the newest.
 MOST_TUNINGS = 20
@@ -18,9 +19,10 @@ def tuning_rows(requests: Iterable[Json]) -> list[JsonDict]:
         requests: All requests, as the coordinator's desk shows them.
 
     Returns:
-        Each with `request` (without its result), `device`, `has_report`, and `networks`: `name`, `best_secs`
-        (all its programs, each timed alone), `curve` ([seconds of the search, seconds of the programs]),
-        `why_not` (there is no library), and `sides`, the fastest first: `name`, `secs` of one run, `is_kept`.
+        Each with `request` (without its result), `title`, `device`, `has_report`, and `networks`: `name`,
+        `best_secs` (all its programs, each timed alone), `curve` ([seconds of the search, seconds of the
+        programs]), `why_not` (no library), and `sides`, the fastest first: `name`, `secs` of one run,
+        `is_kept`.
     """
     tunings = [request for request in requests if request["kind"] == "tuning"]
     tunings.sort(key=lambda request: -float(request["submitted_at"] or 0.0))
@@ -28,9 +30,10 @@ def tuning_rows(requests: Iterable[Json]) -> list[JsonDict]:
 
 
 def _row(request: Json) -> JsonDict:
-    result = request["result"] or {}
+    result, names = request["result"] or {}, request["arguments"].get("networks") or ()
     return {
         "request": {name: value for name, value in request.items() if name not in ("result", "arguments")},
+        "title": ", ".join(Path(short_name(name)).name for name in names) or "networks",
         "device": request["arguments"].get("device", ""),
         "has_report": bool(result.get("report")),
         "networks": [

@@ -27,11 +27,11 @@ export function table(list, { query, go }, { columns, label, empty: nothing, row
 export function plainTable(label, heads, rows, numbers = []) {
   const kind = (place) => (numbers.includes(place) ? "number" : null);
   return framed(label, heads.map((name, place) => h("th", { scope: "col", class: kind(place) }, name)),
-    rows.map((row) => h("tr", {}, row.map((content, place) => cell(place, kind(place), content)))));
+    rows.map((row) => h("tr", {}, row.map((content, place) => cell(place, kind(place), content)))), "scroll plain");
 }
 
-function framed(label, heads, rows) {
-  return h("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": `${label}, table` },
+function framed(label, heads, rows, kind = "scroll") {
+  return h("div", { class: kind, tabindex: "0", role: "region", "aria-label": `${label}, table` },
     h("table", {}, h("caption", { class: "quiet" }, label), h("thead", {}, h("tr", {}, heads)), h("tbody", {}, rows)));
 }
 

@@ -16,10 +16,10 @@ function drawNetworks({ tunings, now }) {
   ];
 }
 
-function tuningPart({ request, device, has_report: hasReport, networks: found }, now) {
+function tuningPart({ request, title, device, has_report: hasReport, networks: found }, now) {
   const report = { href: `/v1/dashboard/tunings/${encodeURIComponent(request.id)}/report`, target: "_blank", rel: "noopener" };
   return h("section", {},
-    h("h2", {}, found.map(({ name }) => name).join(", ") || request.id, " on ", link("device", device, device)),
+    h("h2", {}, title, " on ", link("device", device, device)),
     request.state === "succeeded" ? note(link("requests", request.id, request.id), `, ended ${moment(request.ended_at)}`) : requestLine(request, now),
     found.map(networkPart),
     hasReport ? h("p", {}, h("a", report, "Report")) : null);
@@ -37,19 +37,19 @@ function networkPart({ name, sides, curve, best_secs: best, why_not: whyNot }) {
   ];
 }
 
-/** Steps of a search on a logarithmic scale, and the line of the strongest rival. */
+/** Steps of a search, and the line of the strongest rival. */
 function search(name, curve, rival) {
-  const at = ([secs, value], text) => [secs / 60, Math.log10(value), null, null, text];
+  const at = ([secs, value], text) => [secs / 60, value, null, null, text];
   const steps = curve.flatMap((point, place) => [...(place ? [at([point[0], curve[place - 1][1]])] : []), at(point, latency(point[1]))]);
   const [first, last] = [curve[0][0], curve[curve.length - 1][0]];
   const level = rival ? [{ place: 1, kind: "line", points: [at([first, rival.secs]), at([last, rival.secs])] }] : [];
   return h("figure", {},
-    h("figcaption", {}, "How the search went. The scale of times is logarithmic."),
+    h("figcaption", {}, "How the search went."),
     legend(["all programs, each timed alone", ...(rival ? [`${rival.name}, the whole network`] : [])]),
     plot({
       label: `${name}: time of all programs by minutes of the search`, height: 200,
       series: [{ place: 0, kind: "line", points: steps }, ...level],
-      xText: (value) => value.toFixed(1), yText: (value) => latency(10 ** value), xTitle: "minutes of the search", yTitle: "time",
+      xText: (value) => value.toFixed(1), yText: (value) => latency(value), xTitle: "minutes of the search", yTitle: "time",
     }));
 }
 
