@@ -1,1 +1,1 @@
-"""What happens beside a device: propose, build, time, and say how far a number can be trusted."""
+"""What runs next to a device: it proposes, builds and times programs, and rates each number."""

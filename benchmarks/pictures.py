@@ -1,35 +1,52 @@
-"""The pictures of README: `python -m benchmarks.pictures --report runs/tuned/DEVICE/report.html`.
+"""The pictures of README and docs: `python -m benchmarks.pictures --report runs/tuned/DEVICE/report.json`.
 
-A browser opens the report of a real `fleet tune`, and the dashboard of the daemon that runs on `--root`. It
-takes both in light and in dark and writes `docs/pictures/NAME-SCHEME.png`. Each must be smaller than 200 KB.
+A browser opens the report of a real `fleet tune`, and pages of the dashboard of the daemon that runs on
+`--root`. It writes `docs/pictures/NAME-SCHEME.png`, each smaller than 200 KB; README's in light and in dark.
 """
 
 from __future__ import annotations
 
+import json
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
 from benchmarks.dashboard import CHROMIUM
 from benchmarks.harness import Figures, Option, benchmark
-from fleet.api.client import find_daemon
+from fleet.api.client import DaemonClient, find_daemon
 from fleet.errors import FleetError
+from fleet.tuning.report import render
 
 FOLDER = Path(__file__).parents[1] / "docs/pictures"
-SCHEMES = ("light", "dark")
 MOST_BYTES = 200_000
 _WAIT_MS = 60_000
+#: Height of the window; a page is at least as tall.
+_WINDOW = 400
 
 
 @dataclass(frozen=True, slots=True)
 class Options:
     """What is taken."""
 
-    report: Annotated[Path | None, Option("report.html of a search")] = None
+    report: Annotated[Path | None, Option("report.json of a search")] = None
     root: Annotated[Path | None, Option("folder of a running daemon, such as runs/fleet")] = None
     out: Annotated[Path, Option("folder of the pictures")] = FOLDER
-    width: Annotated[int, Option("of the window in pixels", least=320)] = 1100
-    height: Annotated[int, Option("of the window in pixels", least=200)] = 860
+    width: Annotated[int, Option("of the window in pixels", least=320)] = 1240
+    height: Annotated[int, Option("of a picture in pixels, at most", least=_WINDOW)] = 960
+
+
+@dataclass(frozen=True, slots=True)
+class Shot:
+    """One picture of a page, or of a part of it."""
+
+    name: str
+    address: str
+    #: A part of the page; all of it if empty.
+    part: str = ""
+    schemes: tuple[str, ...] = ("light",)
 
 
 def take(options: Options) -> Figures:
@@ -40,51 +57,81 @@ def take(options: Options) -> Figures:
     """
     if not CHROMIUM.exists():
         raise FleetError(f"{CHROMIUM} is missing: apt-get install chromium")
-    pages = {}
-    if options.report is not None:
-        if not options.report.is_file():
-            raise FleetError(f"there is no report at {options.report}; `fleet tune` writes one")
-        pages["tuning-report"] = options.report.absolute().as_uri()
-    if options.root is not None:
-        daemon = find_daemon(options.root)
-        if daemon is None:
-            raise FleetError(f"no daemon runs on {options.root}; `fleet up` starts one")
-        pages["dashboard"] = ""
     options.out.mkdir(parents=True, exist_ok=True)
-    sizes = {}
-    for name, address in pages.items():
-        for scheme in SCHEMES:
-            picture = options.out / f"{name}-{scheme}.png"
-            picture.write_bytes(_picture(address or _login(options.root), scheme, options))
-            sizes[picture.name] = picture.stat().st_size
+    sizes: dict[str, int] = {}
+    with tempfile.TemporaryDirectory() as folder, _page(options) as page:
+        shots = [] if options.report is None else _of_report(options.report, Path(folder))
+        if options.root is not None:
+            shots += _of_dashboard(options.root, page)
+        for shot in shots:
+            for scheme in shot.schemes:
+                picture = options.out / f"{shot.name}-{scheme}.png"
+                picture.write_bytes(_picture(page, shot, scheme, options.height))
+                sizes[picture.name] = picture.stat().st_size
     if large := [name for name, size in sizes.items() if size > MOST_BYTES]:
         raise FleetError(f"more than {MOST_BYTES:,} bytes: {', '.join(large)}; take a smaller --height")
     return {"benchmark": "pictures", "bytes": sizes}
 
 
-def _login(root: Path | None) -> str:
-    """A link that logs in; each works once."""
-    daemon = None if root is None else find_daemon(root)
+def _of_report(report: Path, folder: Path) -> list[Shot]:
+    """A search's page as it looks today, and its curve."""
+    if not report.is_file():
+        raise FleetError(f"there is no report at {report}; `fleet tune` writes one")
+    path = folder / "report.html"
+    path.write_text(render(json.loads(report.read_text())))
+    return [
+        Shot("tuning-report", path.as_uri(), schemes=("light", "dark")),
+        Shot("journey", path.as_uri(), part="figure:has(.journey)"),
+    ]
+
+
+def _of_dashboard(root: Path, page: Any) -> list[Shot]:
+    """Pages of the dashboard; logs in."""
+    daemon = find_daemon(root)
     if daemon is None:
-        raise FleetError("the daemon has stopped")
-    return str(daemon.login_url())
+        raise FleetError(f"no daemon runs on {root}; `fleet up` starts one")
+    page.goto(str(daemon.login_url()))
+    page.wait_for_selector("tbody tr")
+    home = f"{daemon.url}/#/"
+    return [
+        Shot("dashboard", home, schemes=("light", "dark")),
+        Shot("dashboard-networks", f"{home}networks"),
+        Shot("dashboard-models", f"{home}models"),
+        Shot("dashboard-device", f"{home}device/{_busiest(daemon)}", part="figure:has-text('Canaries')"),
+    ]
 
 
-def _picture(address: str, scheme: Any, options: Options) -> bytes:
+def _busiest(daemon: DaemonClient) -> str:
+    """The device with most records."""
+    devices = daemon.get("/v1/devices") or {}
+    return str(max(devices, key=lambda name: devices[name]["records"], default=""))
+
+
+@contextmanager
+def _page(options: Options) -> Iterator[Any]:
     from playwright.sync_api import sync_playwright
 
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=str(CHROMIUM), args=["--no-sandbox"])
-        size = {"width": options.width, "height": options.height}
-        page = browser.new_page(viewport=size, color_scheme=scheme)
+        page = browser.new_page(viewport={"width": options.width, "height": _WINDOW})
         page.set_default_timeout(_WAIT_MS)
-        page.goto(address)
-        page.wait_for_selector("svg, tbody tr")
-        # Numbers that come with the first reading of the store.
-        page.wait_for_timeout(3000)
-        picture: bytes = page.screenshot()
+        yield page
         browser.close()
-    return picture
+
+
+def _picture(page: Any, shot: Shot, scheme: str, most_height: int) -> bytes:
+    page.emulate_media(color_scheme=scheme)
+    page.goto(shot.address)
+    page.wait_for_selector("main svg, main tbody tr, main .empty")
+    # Numbers that come with the first reading of the store.
+    page.wait_for_timeout(3000)
+    if shot.part:
+        part: bytes = page.locator(shot.part).first.screenshot()
+        return part
+    width, height = page.evaluate("[innerWidth, document.documentElement.scrollHeight]")
+    clip = {"x": 0, "y": 0, "width": width, "height": min(height, most_height)}
+    whole: bytes = page.screenshot(full_page=True, clip=clip)
+    return whole
 
 
 main = benchmark("pictures", __doc__, Options, take)

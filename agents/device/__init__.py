@@ -1,1 +1,1 @@
-"""A device as the engine sees it: its worker, its agent, and what these say to each other."""
+"""A device as the engine sees it: its worker, its agent, and the messages between them."""

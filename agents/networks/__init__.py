@@ -1,1 +1,1 @@
-"""Whole networks: how they are named, read from files, compiled, and timed beside other ways to run them."""
+"""Whole networks: how they are named, read from files, compiled, and timed with other ways to run them."""

@@ -82,7 +82,7 @@ class DaemonClient:
                         yield request
             except httpx.ConnectError as error:
                 raise FleetError(
-                    f"{gone}; it goes on with request {request_id} when it is started again"
+                    f"{gone}; it continues with request {request_id} when it is started again"
                 ) from error
             except httpx.TransportError:
                 pass  # the connection had to give way to others; another one may have more luck

@@ -92,6 +92,21 @@ def add_dashboard(
         """One device: environments with canaries and A/A runs, champions and challengers, onboarding."""
         return dashboard.device(device_id)
 
+    @_view(app, "/models")
+    def models() -> JsonDict:
+        """The versions, and the champion of each device with its figures."""
+        return dashboard.models()
+
+    @_view(app, "/tunings")
+    def tunings() -> JsonDict:
+        """How fast networks are: the latest tunings with their curves."""
+        return dashboard.tunings()
+
+    @_view(app, "/tunings/{request_id}/report")
+    def report(request_id: str) -> Response:
+        """The page that a tuning wrote."""
+        return Response(dashboard.report(request_id), media_type=_TYPES[".html"], headers=_REPORT_HEADERS)
+
     @_view(app, "/comparable")
     def comparable() -> JsonDict:
         """Names of devices and versions that may be compared."""
@@ -258,6 +273,11 @@ SAFE_HEADERS = {
     "Referrer-Policy": "no-referrer",
     "Cross-Origin-Opener-Policy": "same-origin",
     "Cross-Origin-Resource-Policy": "same-origin",
+}
+#: A report has its styles in it, and needs nothing else.
+_REPORT_HEADERS = {
+    **SAFE_HEADERS,
+    "Content-Security-Policy": "default-src 'none'; style-src 'unsafe-inline'; sandbox",
 }
 
 

@@ -22,7 +22,7 @@ _MANY_SUSPECT = 0.2
 _WATCH_SECS = 0.5
 #: Why records are measured in addition to the requested candidates, by their origin.
 _EXTRA = {
-    "noise": "of A/A runs (the same program twice, for the noise floor)",
+    "noise": "of A/A runs (the same program twice: the noise floor)",
     "remeasure": "measured again after a drift or on request",
     "confirm": "of the fastest candidates, measured a second time",
     "fingerprint": "of reference programs, by which devices are compared",
@@ -37,7 +37,7 @@ _REASONS = {
     "throttled_hardware": "were throttled: hardware",
     "clock_fell": "ran at a lower clock of the GPU: clock fell",
     "other_gpu_process": "shared the GPU: other process on the GPU",
-    "slow_gpu": "ran on a slower GPU, for a reason that its driver does not give",
+    "slow_gpu": "ran on a slower GPU; its driver gives no reason",
 }
 
 

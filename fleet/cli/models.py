@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from fleet.models.registry import Registry
     from fleet.models.registry_file import Champion
 
-_Reason = Annotated[str, typer.Option("--reason", help="Reason, for the history.")]
+_Reason = Annotated[str, typer.Option("--reason", help="Reason, kept in the history.")]
 _Version = Annotated[str, typer.Argument(help="Name of a version, such as v000012.")]
 
 

@@ -67,7 +67,7 @@ else:
 
 
 def with_settings(verb: Callable[..., None]) -> Callable[..., None]:
-    """A verb with `--config`, `--set` and the options of its settings, of one that takes `settings`."""
+    """Give a verb that takes `settings` the options `--config`, `--set` and those of its settings."""
     parameters = inspect.signature(verb, eval_str=True).parameters
     if "settings" not in parameters:
         return verb

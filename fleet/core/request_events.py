@@ -107,7 +107,7 @@ def drivers_begun(core: Core) -> list[Instruction]:
     instructions: list[Instruction] = []
     for entry in core.requests.open():
         if entry.request.is_embedded:
-            reason = "its command has ended; the same command goes on from what is stored"
+            reason = "its command has ended; the same command continues from what is stored"
             entry.reason = reason
             core.requests.end(entry, RequestState.CANCELLED, core.leasing.now)
             instructions.append(ShowRequest(request_id=entry.request.request_id))

@@ -1,1 +1,1 @@
-"""What is behind `fleet up`: the engine as a process of its own."""
+"""What is behind `fleet up`: the engine as a separate process."""

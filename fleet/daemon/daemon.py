@@ -113,7 +113,7 @@ def run_daemon(
         finally:
             if api is not None:
                 api.close()
-    notices.log("fleet is down; the same command goes on")
+    notices.log("fleet is down; the same command continues")
 
 
 @contextmanager

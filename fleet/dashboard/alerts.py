@@ -39,6 +39,20 @@ class Fault(StrEnum):
     DATA = "data"
 
 
+#: What a person may do next, by the kind of an alert.
+_STEPS = {
+    "drift": "`fleet doctor` names the cause; stop it, then `fleet collect --remeasure 50`",
+    "environment": "nothing: the device is onboarded again by itself",
+    "quarantine": "`fleet probe --device DEVICE` shows what is wrong",
+    "device_file": "correct the file; the daemon reads it again",
+    "disk": "free some space; the fleet continues by itself",
+    "storage": "`fleet store verify`",
+    "refused": "compare the versions of agent and coordinator",
+    "import": "correct the file, and import it again",
+    "training": "nothing: the next training tries again",
+    "rollback": "nothing: the version before it serves",
+    "regression": "nothing: the active model stays",
+}
 _KINDS = {
     Fault.DEVICE: ("drift", "environment", "quarantine", "device_file"),
     Fault.HOST: ("disk", "storage"),
@@ -57,14 +71,23 @@ def alert_list(alarms: Iterable[Json], changes: Iterable[Json]) -> list[JsonDict
         changes: About models (`model_alerts`), with the same keys.
 
     Returns:
-        JSON-ready: `id` (the same for the same alert), `at`, `kind`, `device_id`, `text`, `fault`, `because`.
+        JSON-ready: `id` (the same for the same alert), `at`, `kind`, `device_id`, `text`,
+        `step`, `fault`, `because`.
     """
     alert_by_id = {}
     for source in (*alarms, *changes):
         kind, at = source.get("kind") or "note", source["at"]
         device_id, text = in_utf8(source["device_id"]), in_utf8(source["text"])
         name = content_hash(kind, device_id, text, f"{at:.0f}")[:16]
-        alert_by_id[name] = {"id": name, "at": at, "kind": kind, "device_id": device_id, "text": text}
+        step = _STEPS.get(kind, "").replace("DEVICE", device_id)
+        alert_by_id[name] = {
+            "id": name,
+            "at": at,
+            "kind": kind,
+            "device_id": device_id,
+            "text": text,
+            "step": step,
+        }
     ordered = sorted(alert_by_id.values(), key=lambda alert: (-float(alert["at"]), str(alert["id"])))
     return [alert | _blame(alert, ordered) for alert in ordered[:MOST_ALERTS]]
 

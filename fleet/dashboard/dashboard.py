@@ -13,6 +13,7 @@ from typing import Any
 
 import pyarrow.compute as pc
 
+from agents.files import read_regular
 from fleet.comparison.compared import compare
 from fleet.comparison.device_rows import device_rows
 from fleet.dashboard import alerts, fleet_rows, workload_view
@@ -24,13 +25,17 @@ from fleet.dashboard.device_timeline import (
     onboardings,
 )
 from fleet.dashboard.store_view import DashboardStore, PageQuery, StoreSummary, page_of_comparison
+from fleet.dashboard.tunings import tuning_rows
 from fleet.dashboard.workload_view import CandidateMatrix, candidate_view
 from fleet.errors import FleetError
 from fleet.json_types import Json, JsonDict
 from fleet.models.registry_file import RegistryError
 from fleet.models.registry_reader import RegistryReader
-from fleet.models.views import champion_notes
+from fleet.models.views import champion_notes, list_versions
 from fleet.store.reader import StoreReader
+
+#: Versions that are listed, the newest; and the size of a report.
+_MOST_VERSIONS, _MOST_REPORT_BYTES = 100, 16 << 20
 
 #: Gives the coordinator's last view (`fleet.engine.fleet_view`), and all requests as its desk shows them.
 View = Callable[[], Json]
@@ -121,6 +126,34 @@ class Dashboard:
         if name not in of_registry:
             of_registry[name] = make()
         return of_registry[name]
+
+    def models(self) -> JsonDict:
+        """All versions, the newest first, and the champion of each device with its figures."""
+        try:
+            versions = self._kept("versions", lambda: list_versions(self._registry))
+        except RegistryError as error:
+            return {"damaged": str(error), "versions": [], "notes": {}}
+        notes = self._kept("notes", lambda: champion_notes(self._registry))
+        return {"damaged": "", "versions": versions[::-1][:_MOST_VERSIONS], "notes": notes}
+
+    def tunings(self) -> JsonDict:
+        """How fast networks are; see `fleet.dashboard.tunings`."""
+        return {"now": self.view()["now"], "tunings": tuning_rows(self._requests())}
+
+    def report(self, request_id: str) -> bytes:
+        """The page that a tuning wrote.
+
+        Raises:
+            DashboardMissing: No such tuning has one, or its file is gone.
+        """
+        tunings = (each for each in self._requests() if each["kind"] == "tuning")
+        path = next((each["result"].get("report") for each in tunings if each["id"] == request_id), "")
+        if not path:
+            raise DashboardMissing(f"no tuning {request_id!r:.80} has a report")
+        try:
+            return read_regular(Path(path), _MOST_REPORT_BYTES)
+        except OSError as error:
+            raise DashboardMissing(f"{path} cannot be read: {error.strerror}") from None
 
     def compare(self, sides: tuple[str, str], query: PageQuery, *, shows_all: bool) -> JsonDict:
         """Two things side by side; see `fleet.comparison.compared.compare`."""

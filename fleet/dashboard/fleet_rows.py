@@ -34,19 +34,26 @@ class AttentionLevel(IntEnum):
     #: It works and lacks a model.
     UNSERVED = 3
     HEALTHY = 4
-    #: It left the fleet.
+    #: It left the fleet, or takes no part in this run.
     GONE = 5
+
+
+#: What a person may do next, by level; `DEVICE` stands for the name.
+_STEPS = {
+    AttentionLevel.BROKEN: "read the last error on its page, then `fleet probe --device DEVICE`",
+    AttentionLevel.DOUBTFUL: "`fleet doctor` names the cause; stop it, then `fleet collect --remeasure 50`",
+    AttentionLevel.WAITING: "wait: the fleet tries again by itself",
+    AttentionLevel.UNSERVED: "`fleet onboard DEVICE --samples 0`",
+}
 
 
 def attention(device: Json, now: float) -> tuple[AttentionLevel, str]:
     """How urgent a device is, by its row, and why in one line; without a reason it needs no attention."""
     state, reason = str(device["state"]), str(device["reason"])
-    if state == "retired":
-        return AttentionLevel.GONE, reason
+    if state in ("retired", "absent"):  # old records do not matter now
+        return AttentionLevel.GONE, reason or f"it is {state}"
     if state == "quarantined":
         return AttentionLevel.BROKEN, reason or "it is quarantined"
-    if state == "absent":  # it takes no part in this run, so its old records do not matter now
-        return AttentionLevel.WAITING, reason or "it is absent"
     if share := _share(device, "failed_share", FAILING_SHARE):
         return AttentionLevel.BROKEN, f"{share:.0%} of its last records failed"
     if device["drift"]:
@@ -146,7 +153,12 @@ def _row(device_id: str, device: Json, now: float, summary: StoreSummary, champi
         **{name: champion.get(name, default) for name, default in NO_CHAMPION.items()},
     }
     level, reason = attention(row, now)
-    row["attention"] = {"level": int(level), "name": level.name.lower(), "reason": reason}
+    row["attention"] = {
+        "level": int(level),
+        "name": level.name.lower(),
+        "reason": reason,
+        "step": _STEPS.get(level, "").replace("DEVICE", device_id),
+    }
     return row
 
 

@@ -135,7 +135,7 @@ class EngineSession:
         self._open: dict[int, tuple[Future[Any], Callable[[Any], Any]]] = {}
         self._is_over = False
         #: Why no answer comes any more, once the thread that hears them has ended.
-        self._end_reason = "the coordinator is gone; the same command goes on from what is stored"
+        self._end_reason = "the coordinator is gone; the same command continues from what is stored"
         #: Reader of the store, and how many measurements were answered when it was opened.
         self._reader: StoreReader | None = None
         self._read_after = self._measured = 0

@@ -193,6 +193,9 @@ def judge(
         compared(challenger, standing, rival.name) for rival, standing in zip(rivals, standings, strict=True)
     ]
     judged = figures(challenger, standings[0], floor)
+    judged["rivals"] = {
+        rival.name: float(standing.top1.mean()) for rival, standing in zip(rivals, standings, strict=True)
+    }
     evidence = ", ".join((on, *(comparison.evidence for comparison in comparisons)))
     ranks = {comparison.rank for comparison in comparisons}
     if Rank.WORSE in ranks:

@@ -71,13 +71,22 @@ def list_versions(registry: RegistryReader) -> list[JsonDict]:
 def score_of(judged: Json | None) -> JsonDict | None:
     """The figure of a verdict that is shown first, with its interval; None if nothing was judged.
 
-    `random` is what a random choice would reach; None if it is not known.
+    `random` is what a random choice would reach, None if it is not known. `rivals` has what the heads reached
+    that it was compared with, by name.
     """
     for name in ("top1", "top5"):
         if judged and name in judged:
             value, low, high = judged[name]
             chance = judged.get("random_top1") if name == "top1" else None
-            return {"name": name, "value": value, "low": low, "high": high, "random": chance}
+            rivals = judged.get("rivals", {}) if name == "top1" else {}
+            return {
+                "name": name,
+                "value": value,
+                "low": low,
+                "high": high,
+                "random": chance,
+                "rivals": rivals,
+            }
     return None
 
 

@@ -230,15 +230,15 @@ def _measure(
     with clock.part("train"):
         train_version(fleet, models, source_ids)
 
-    with clock.part("onboard: probe"):
+    with clock.part("onboard_probe"):
         engine.ready([target.device_id])
     resumed = target.device_id in engine.store().device_ids
     onboarded = onboard_device(engine, fleet, target, models, display)
     for part, secs in onboarded["seconds"].items():
-        clock.parts[f"onboard: {part}"] = secs
+        clock.parts[f"onboard_{part}"] = secs
     if resumed:
         # The seconds of building and timing candidates, one after the other.
-        clock.parts["onboard: measure"] = sum(
+        clock.parts["onboard_measure"] = sum(
             record.build_secs + record.timing_secs
             for record in engine.store().records(device_id=target.device_id)
             if record.attempt == 0

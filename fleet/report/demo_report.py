@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 #: A pause between two records longer than this is an interruption, not measuring.
 _LONGEST_PAUSE_SECS = 30.0
-_ONBOARD = "onboard: "
+_ONBOARD = "onboard_"
 _PACKAGES = ("apache-tvm", "apache-tvm-ffi", "torch", "ray", "deltalake", "numpy")
 #: Shares of the candidates whose slowdown the report gives.
 _QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
@@ -274,9 +274,9 @@ def _seconds(run: DemoRun, records: Mapping[DeviceId, Sequence[Record]]) -> dict
     everything = [record for group in records.values() for record in group]
     return {
         **merged,
-        "agents: build": sum(record.build_secs for record in everything),
-        "agents: wait for the timing lock": sum(record.wait_secs for record in everything),
-        "agents: time": sum(record.timing_secs for record in everything),
+        "agents_build": sum(record.build_secs for record in everything),
+        "agents_wait": sum(record.wait_secs for record in everything),
+        "agents_time": sum(record.timing_secs for record in everything),
     }
 
 
@@ -286,7 +286,7 @@ def _host(run: DemoRun) -> dict[str, str]:
         "host": descriptor.host,
         "cpu": descriptor.cpu_model,
         "cores": f"{descriptor.physical_cores} physical, {len(descriptor.usable_cores)} usable",
-        "timing cores": ", ".join(f"core {core}" for core in spec.cores),
+        "timing_cores": ", ".join(f"core {core}" for core in spec.cores),
         "memory": f"{descriptor.memory_bytes / (1 << 30):.0f} GiB",
         "governor": descriptor.governor or "hidden by the host",
         "kernel": descriptor.kernel,

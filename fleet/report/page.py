@@ -87,6 +87,7 @@ def _finite(value: Any) -> Any:
 
 
 _LEGEND = (("dot", 0, "top-1"), ("square", 1, "top-5"), ("tick", 2, "random choice of as many"))
+_CHOICES = "speed of the first 1 or 5 choices, divided by the best speed"
 _LINES = f"Lines are {percent(words.INTERVAL_LEVEL)} intervals."
 _SHARES = tuple((share, f"{share:.0f} %") for share in (0, 50, 100))
 
@@ -96,19 +97,12 @@ def render(report: Json) -> str:
     template = page_environment().get_template("report.html")
     return template.render(
         report=report,
-        title=_title(report),
+        title=words.title(report["onboarding"]),
         tiles=_tiles(report),
         plots=[plot for plot in _plots(report) if plot.rows],
         starts=_starts(report["onboarding"]),
         words=words,
     )
-
-
-def _title(report: Json) -> str:
-    onboarding = report["onboarding"]
-    title = words.verdict_title(onboarding)
-    serves = "the shipped model serves it; " if onboarding.get("served_by") == words.SHIPPED else ""
-    return f"New device {label(onboarding['device'])}: {serves}{title[0].lower()}{title[1:]}"
 
 
 def _tiles(report: Json) -> list[tuple[str, str]]:
@@ -154,7 +148,8 @@ def _heads(model: Json) -> Plot:
         f"choices, on workloads that it never saw. {_LINES} The further right of the grey mark, the "
         "more the head learned."
     )
-    return Plot("scores", "How well each head picks programs", caption, rows, legend=_LEGEND)
+    title = "How well each head picks programs"
+    return Plot("scores", title, caption, rows, axis=_CHOICES, legend=_LEGEND)
 
 
 _SCORE_KEYS = ("top1", "top5", "top1_interval", "top5_interval", "random_top1", "random_top5")
@@ -187,6 +182,7 @@ def _levels(onboarding: Json) -> Plot:
         "none of these measurements. Full saw every training record of the device. "
         f"{_LINES}",
         rows,
+        axis=_CHOICES,
         legend=_LEGEND,
     )
 
@@ -220,6 +216,7 @@ def _pairs(onboarding: Json) -> Plot:
         "Each row is one held-out workload; the number is warm minus scratch, in top-1. "
         f"Mean difference: {signed(onboarding['difference'])}.",
         rows,
+        axis="top-1",
         legend=(("dot", 0, "warm"), ("ring", 1, "scratch")),
     )
 
@@ -241,7 +238,7 @@ def _points(predicted: Mapping[str, Sequence[Sequence[float]]]) -> Plot:
         "slow). A flat line means that the head guesses.",
         rows,
         _SHARES,
-        "candidates of the same workload that the model puts ahead",
+        "candidates of the workload that the model puts ahead; upwards: speed",
         is_tall=True,
     )
 
@@ -269,6 +266,7 @@ def _spread(devices: Mapping[str, Any]) -> Plot:
         "candidate, the bar holds the middle half, the line 90 %. A wide bar means that choosing well pays.",
         rows,
         [(place(step), f"{step:g}{TIMES}") for step in steps],
+        "latency, divided by the best latency",
     )
 
 
@@ -276,11 +274,13 @@ def _timing(timing: Json) -> Plot:
     parts, total = timing["seconds_by_part"], timing["wall_seconds"]
     longest = max(parts.values())
     rows = []
-    for name, secs in zip(labels(list(parts), 34), parts.values(), strict=True):
+    for name, secs in parts.items():
         # Agents run in parallel, and the time of an earlier run counts too.
         share = "" if name.startswith("agents") else f" · {percent(secs / total)}"
-        rows.append((name, [Mark("bar", 0, end=100 * secs / longest)], duration(secs) + share))
-    caption = f"Seconds by part of {duration(total)} wall time."
+        bar = Mark("bar", 0, end=100 * secs / longest)
+        rows.append((label(name.replace("_", " "), 34), [bar], duration(secs) + share))
+    caption = f"Parts of {duration(total)} wall time."
     if sum(parts.values()) > total * 1.01:
-        caption += " Parts run in parallel, so they add up to more than the whole."
-    return Plot("timing", "Where the time went", caption, rows, ())
+        caption += " Agents work at once: their rows are sums over all agents, longer than the clock ran."
+    ticks = [(0, "0"), (100, duration(longest))]
+    return Plot("timing", "Where the time went", caption, rows, ticks, "time")

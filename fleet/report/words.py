@@ -121,22 +121,21 @@ def rivals(onboarding: Json) -> list[Rival]:
     return compared
 
 
-def verdict_title(onboarding: Json) -> str:
-    """Give the verdict on each rival in a few words."""
-    scratch, *others = rivals(onboarding)
-    if scratch.verdict is WarmStartVerdict.NOT_MEASURED:
-        return "The warm start was not compared with training from scratch"
-    said = [rival.stands for rival in (scratch, *others)]
-    if others and others[0].verdict is scratch.verdict:
-        said[1] = others[0].name
-    return f"The warm start is {' and '.join(said)}"
+def title(onboarding: Json) -> str:
+    """Give the result in fewer than fifteen words: how good the head is that serves the new device."""
+    serves = SHIPPED if onboarding.get("served_by") == SHIPPED else WARM
+    top1, device = onboarding[f"{serves}_top1"], label(onboarding["device"])
+    if not is_finite(top1):
+        return f"New device {device}"
+    model = "the shipped model" if serves == SHIPPED else "its own model"
+    return f"{device}: {model}'s first choice reaches {percent(top1)} of the best speed"
 
 
 def verdict_text(onboarding: Json) -> str:
     """Say whether the warm start pays, by how much, how sure that is, and which rival is the strongest."""
     scratch, *others = rivals(onboarding)
     if scratch.verdict is WarmStartVerdict.NOT_MEASURED:
-        return f"{verdict_title(onboarding)}."
+        return "The warm start was not compared with training from scratch."
     differences = _differences(onboarding)
     ahead, equal = (
         sum(difference > 0 for difference in differences),

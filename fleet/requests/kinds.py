@@ -286,7 +286,7 @@ class RequestDesk:
                 raise RequestUnknown(text)
             if request is not None and request["ended_at"] is not None:
                 return None
-            return RequestCancelled(at_secs=now, request_id=order.request_id, reason="somebody cancelled it")
+            return RequestCancelled(at_secs=now, request_id=order.request_id, reason="cancelled by a user")
         if request is not None or same is not None:
             before = _contents(same) if same is not None else dict(request or {})
             checked = check_request(order.request, fleet, ())

@@ -11,11 +11,12 @@ from dataclasses import dataclass
 
 #: Size of the picture, and its field: the left, right, upper and lower end. Names stand right of the field.
 WIDTH, HEIGHT = 420, 260
-LEFT, RIGHT, TOP, BOTTOM = 40, 266, 10, 222
+LEFT, RIGHT, TOP, BOTTOM = 40, 266, 22, 222
 #: Least distance of two names, and of two ticks.
 _NAME_HEIGHT, _TICK_HEIGHT = 15.0, 14.0
 #: Steps of a scale of latencies and of minutes.
 _STEPS = (1.0, 2.0, 5.0)
+_LATENCY_STEPS = (1.0, 1.5, 2.0, 3.0, 5.0, 7.0)
 _MOST_MINUTES = 5
 
 
@@ -98,7 +99,7 @@ def spread(places: Sequence[float], distance: float, low: float, high: float) ->
 
 def _latencies(low: float, high: float, down: Callable[[float], float]) -> list[tuple[float, str]]:
     first, last = math.floor(low / math.log(10)), math.ceil(high / math.log(10))
-    values = [step * 10.0**power for power in range(first, last + 1) for step in _STEPS]
+    values = [step * 10.0**power for power in range(first, last + 1) for step in _LATENCY_STEPS]
     ticks: list[tuple[float, str]] = []
     for value in values:
         if low <= math.log(value) <= high and (not ticks or ticks[-1][0] - down(value) >= _TICK_HEIGHT):

@@ -95,7 +95,7 @@ def millis(secs: float | None) -> str:
 
 def render(report: Json) -> str:
     """Give the page as text: a whole HTML document that loads nothing from anywhere."""
-    names = ", ".join(report["whole_networks"] or report["networks"]) or "workloads"
+    names = ", ".join(map(short_name, report["whole_networks"] or report["networks"])) or "workloads"
     template = page_environment().get_template("tuning.html")
     return template.render(
         report=report,
@@ -110,16 +110,22 @@ def render(report: Json) -> str:
     )
 
 
+def short_name(network: str) -> str:
+    """A network's name without the settings of its architecture."""
+    return network.partition(",")[0]
+
+
 def _tiles(report: Json) -> list[tuple[str, str]]:
     tiles = [("candidates measured", f"{report['trials']:,}"), ("workloads", f"{len(report['workloads']):,}")]
     for name, delivery in report["whole_networks"].items():
         if delivery.get("kept"):
-            tiles.append((name, millis(delivery["secs"][delivery["kept"]])))
+            short = short_name(name)
+            tiles.append((f"one run of {short}", millis(delivery["secs"][delivery["kept"]])))
             secs, kept = delivery["secs"], delivery["kept"]
             others = [side for side in secs if not side.startswith("tvm")] or ["tvm_untuned"]
             rival = min(others, key=lambda side: secs[side])
             ratio = f"{secs[rival] / secs[kept]:.2f}{_TIMES}"
-            tiles.append((f"{name}, speed compared with {SIDE_NAMES[rival]}", ratio))
+            tiles.append((f"{short}: speed compared with {SIDE_NAMES[rival]}", ratio))
     return [*tiles, ("wall time", f"{sum(report['seconds'].values()):.0f} s")]
 
 
@@ -135,7 +141,7 @@ def _journeys(report: Json) -> list[Journey]:
             for side, secs in delivery["secs"].items()
             if not side.startswith("tvm") or side == delivery["kept"]
         }
-        if drawn := journey(name, curve, sides, _SHORT_NAMES[delivery["kept"]]):
+        if drawn := journey(short_name(name), curve, sides, _SHORT_NAMES[delivery["kept"]]):
             journeys.append(drawn)
     return journeys
 
@@ -174,22 +180,29 @@ def _plots(report: Json) -> list[Plot]:
 
 def _latencies(name: str, delivery: Json) -> Plot:
     secs = delivery["secs"]
-    top = max(max(turns) for turns in delivery["turns"].values())
+    # Without schedules a network is so slow that the other bars would be dots.
+    shown = [side for side in secs if side != "tvm_untuned"] or list(secs)
+    top = max(max(delivery["turns"][side]) for side in shown)
     rows = []
     for side in sorted(secs, key=lambda side: secs[side]):
         turns = delivery["turns"][side]
-        marks = [
-            Mark("bar", 0, series=0 if side.startswith("tvm") else 1, end=100 * secs[side] / top),
-            Mark("span", 100 * min(turns) / top, series=2, end=100 * max(turns) / top),
-        ]
+        marks = (
+            []
+            if side not in shown
+            else [
+                Mark("bar", 0, series=0 if side.startswith("tvm") else 1, end=100 * secs[side] / top),
+                Mark("span", 100 * min(turns) / top, series=2, end=100 * max(turns) / top),
+            ]
+        )
         rows.append((SIDE_NAMES[side], marks, millis(secs[side])))
     return Plot(
         f"latency-{name}",
-        f"One run of {name}",
+        f"One run of {short_name(name)}",
         "Median of the turns, all sides in turn on the same cores with as many threads; the thin line goes "
         "from the fastest turn to the slowest.",
         rows,
         [(0, "0"), (100, millis(top))],
+        "time of one run",
     )
 
 
@@ -224,6 +237,7 @@ def _curves(workloads: Sequence[Json]) -> Plot:
         "on its own log scale, fast at the top. The heaviest workloads come first.",
         rows,
         (),
+        "candidates tried; upwards: speed",
     )
 
 
@@ -233,7 +247,8 @@ def _parts(seconds: Mapping[str, float]) -> Plot:
         (name.replace("_", " "), [Mark("bar", 0, end=100 * secs / longest)], f"{secs:.1f} s")
         for name, secs in seconds.items()
     ]
-    return Plot("timing", "Where the time went", "Seconds by part of the search.", rows, ())
+    ticks = [(0, "0"), (100, f"{longest:.0f} s")]
+    return Plot("timing", "Where the time went", "Seconds by part of the search.", rows, ticks, "seconds")
 
 
 def print_tuning(result: Json) -> None:

@@ -1,1 +1,1 @@
-"""A search in memory: candidates as decisions, their evolution, and what is learnt while it goes on."""
+"""A search in memory: candidates as decisions, their evolution, and what is learnt meanwhile."""

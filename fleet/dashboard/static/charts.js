@@ -2,8 +2,9 @@
 
 import { h } from "./dom.js";
 
-const WIDTH = 720;
-const [LEFT, RIGHT, TOP, BOTTOM] = [58, 8, 12, 26];
+const [LEFT, RIGHT, TOP, BOTTOM] = [58, 8, 22, 38];
+/** A phone gets a smaller drawing with fewer ticks, so that texts keep their size. */
+const isNarrow = matchMedia("(max-width: 48rem)");
 
 /** Bars of equal width, the last one for the period that is not over. */
 export function sparkline(values, label) {
@@ -38,13 +39,14 @@ function ticks(low, high, most) {
  *
  * series: {points: [[x, y, low, high, text]], kind: "line" or "dots", place: 0 to 3}; level: {y, text} across all of it.
  */
-export function plot({ label, series, xText, yText, height, level = null }) {
+export function plot({ label, series, xText, yText, xTitle, yTitle, height, level = null }) {
   const points = series.flatMap((each) => each.points);
   if (!points.length) return null;
   const xs = points.map((point) => point[0]);
   const ys = points.flatMap(([, y, low, high]) => [y, low ?? y, high ?? y]).concat(level ? [level.y] : []);
   const room = (Math.max(...ys) - Math.min(...ys) || Math.abs(ys[0]) || 1) * 0.08;
   const [low, high] = [Math.min(...ys) - room, Math.max(...ys) + room];
+  const [WIDTH, mostTicks] = isNarrow.matches ? [390, 3] : [720, 5];
   const x = scale(Math.min(...xs), Math.max(...xs), LEFT + 6, WIDTH - RIGHT - 6);
   const y = scale(low, high, height - BOTTOM, TOP);
   const across = { x1: LEFT, x2: WIDTH - RIGHT };
@@ -52,8 +54,12 @@ export function plot({ label, series, xText, yText, height, level = null }) {
     h("line", { ...across, y1: y(value), y2: y(value), class: "grid" }),
     h("text", { x: LEFT - 6, y: y(value) + 4, class: "tick end" }, yText(value)),
   ]);
-  const feet = ticks(Math.min(...xs), Math.max(...xs), 5).map((value) =>
-    h("text", { x: x(value), y: height - 8, class: "tick middle" }, xText(value)));
+  const feet = [
+    ticks(Math.min(...xs), Math.max(...xs), mostTicks).map((value) =>
+      h("text", { x: x(value), y: height - BOTTOM + 15, class: "tick middle" }, xText(value))),
+    h("text", { x: WIDTH - RIGHT, y: height - 5, class: "tick end" }, xTitle),
+    h("text", { x: 2, y: 12, class: "tick" }, yTitle),
+  ];
   const line = level && h("g", {}, h("line", { ...across, y1: y(level.y), y2: y(level.y), class: "level series-3" }), h("title", {}, level.text));
   return h("svg", { class: "plot", viewBox: `0 0 ${WIDTH} ${height}`, role: "img", "aria-label": label },
     grid, feet, line, series.map((each) => drawSeries(each, x, y)));

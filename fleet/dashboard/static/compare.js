@@ -2,7 +2,7 @@
 
 import { h, link } from "./dom.js";
 import { count, latencyOf, percent, score, signedPercent } from "./format.js";
-import { empty, note, table } from "./lists.js";
+import { coded, empty, note, table } from "./lists.js";
 
 export const title = () => "Compare";
 
@@ -42,7 +42,7 @@ function choice({ query, go }) {
 function result(data, context) {
   const { significant, insignificant, unknown, threshold } = data.summary;
   const all = significant + insignificant + unknown;
-  const notes = data.notes.map((text) => note(text.split("`").map((part, place) => (place % 2 ? h("code", {}, part) : part))));
+  const notes = data.notes.map((text) => note(coded(text)));
   if (all === 0) return [h("p", { class: "lede" }, "Nothing can be compared."), notes];
   const isAll = context.query.all === "true";
   const flip = (event) => context.go({ all: event.target.checked ? "true" : "", offset: 0 });

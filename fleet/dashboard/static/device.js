@@ -4,18 +4,17 @@ import { h } from "./dom.js";
 import { legend, plot } from "./charts.js";
 import { ago, count, duration, moment, percent, rate, score, short, signedPercent, words } from "./format.js";
 import { cutOff, empty, note, plainTable, state, sub, tiles } from "./lists.js";
-import { digestNote, figure } from "./fleet.js";
+import { attention, digestNote, figure } from "./fleet.js";
 
 export const title = (place) => `Device ${place.id}`;
 export const path = (query, id) => [`/v1/dashboard/devices/${encodeURIComponent(id)}`, {}];
 
 export function draw({ device, now, digest, onboarding, timeline, ladder, alerts }) {
-  const reason = device.attention.reason ? ` · ${device.attention.reason}` : "";
   const error = device.last_error;
   return [
     h("h1", {}, device.device_id),
-    h("p", {}, state(device.state), ` · ${device.kind}, ${device.family}${reason} · `,
-      h("a", { href: `#/compare?before=${encodeURIComponent(device.device_id)}` }, "Compare it")),
+    h("p", {}, state(device.state), ` · ${device.kind}, ${device.family} · `,
+      h("a", { href: `#/compare?before=${encodeURIComponent(device.device_id)}` }, "Compare it"), attention(device.attention)),
     digestNote(digest),
     tiles([
       ["records", count(device.records)],
@@ -57,6 +56,7 @@ function onboardingPart(onboarding, now) {
         label: `Top-1 by samples: ${measured.map(text).join(", ")}`,
         series: [{ place: 0, kind: "line", points }],
         xText: (value) => count(Math.round(2 ** value - 1)), yText: (value) => value.toFixed(2), height: 200,
+        xTitle: "samples", yTitle: "expected top-1",
       })) : empty("There is no point yet: each onboarding adds one when it ends."),
   ];
 }
@@ -117,7 +117,7 @@ function canaryFigure(canaries, of) {
       label: `Canaries ${names.join(", ")} over time`,
       series: names.map((name, place) => ({ place, kind: "line", points: canaries[name] })),
       level: { y: 1, text: "usual speed" },
-      xText: moment, yText: (value) => value.toFixed(2), height: 180,
+      xText: moment, yText: (value) => value.toFixed(2), height: 180, xTitle: "time of day", yTitle: "time divided by the usual one",
     }));
 }
 

@@ -3,7 +3,7 @@
 import { h, link, announce } from "./dom.js";
 import { sparkline } from "./charts.js";
 import { ago, count, moment, percent, rate, score, short, words } from "./format.js";
-import { loading, state, sub, table, tiles } from "./lists.js";
+import { coded, loading, state, sub, table, tiles } from "./lists.js";
 
 export const title = () => "Fleet";
 export const path = (query) => ["/v1/dashboard/fleet", query];
@@ -49,7 +49,7 @@ function columns(now, digest) {
   const of = (row, text) => (row.digest === "ready" ? text() : row.digest === "empty" ? "–" : h("span", { class: "soft", title: "being read" }, waiting));
   return [
     { name: "Device", key: "device", cell: (row) => [link("device", row.device_id, row.device_id), sub(`${row.kind} ${row.family}`)] },
-    { name: "State", key: "attention", help: "Sorts by what needs attention first", cell: (row) => [state(row.state), row.attention.reason ? h("span", { class: "sub why" }, short(row.attention.reason, 160)) : null] },
+    { name: "State", key: "attention", help: "Sorts by what needs attention first", cell: (row) => [state(row.state), ...attention(row.attention)] },
     { name: "Records", key: "records", number: true, level: 2, cell: (row) => [count(row.records), row.failed ? sub(`${count(row.failed)} failed`) : null] },
     { name: "Per s", key: "rate", number: true, cell: (row) => rate(row.records_per_s) },
     { name: "Last 2 h", level: 2, cell: (row) => of(row, () => sparkline(row.spark, sparkText(row.spark))) },
@@ -59,6 +59,14 @@ function columns(now, digest) {
     { name: "Top-1", key: "top1", number: true, level: 2, help: "Speed of the model's first choice, as a share of the best speed, on held-out workloads, with its 90 % interval", cell: figure },
     { name: "Last record", key: "last", level: 3, cell: (row) => h("span", { title: moment(row.last_record_at) }, ago(row.last_record_at, now)) },
     { name: "Last error", level: 3, cell: (row) => of(row, () => error(row.last_error, now)) },
+  ];
+}
+
+/** Why a device is not in order, and what a person may do. */
+export function attention({ reason, step }) {
+  return [
+    reason ? h("span", { class: "sub why" }, short(reason, 160)) : null,
+    step ? h("span", { class: "sub step" }, "Next: ", coded(step)) : null,
   ];
 }
 
@@ -82,7 +90,8 @@ export function figure({ score: judged, champion: version }) {
   if (!judged) return version ? h("span", { class: "soft" }, "not judged") : "–";
   const name = judged.name === "top1" ? "" : `${judged.name.replace("top", "top-")}, `;
   const chance = judged.random == null ? "" : `; random choice ${score(judged.random)}`;
-  return [score(judged.value), sub(`${name}${score(judged.low)} to ${score(judged.high)}${chance}`)];
+  const rivals = Object.entries(judged.rivals || {}).map(([rival, value]) => `; ${rival} ${score(value)}`);
+  return [score(judged.value), sub(`${name}${score(judged.low)} to ${score(judged.high)}${chance}`, rivals)];
 }
 
 function error(last, now) {

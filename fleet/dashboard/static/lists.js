@@ -27,11 +27,11 @@ export function table(list, { query, go }, { columns, label, empty: nothing, row
 export function plainTable(label, heads, rows, numbers = []) {
   const kind = (place) => (numbers.includes(place) ? "number" : null);
   return framed(label, heads.map((name, place) => h("th", { scope: "col", class: kind(place) }, name)),
-    rows.map((row) => h("tr", {}, row.map((content, place) => cell(place, kind(place), content)))));
+    rows.map((row) => h("tr", {}, row.map((content, place) => cell(place, kind(place), content)))), "scroll plain");
 }
 
-function framed(label, heads, rows) {
-  return h("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": `${label}, table` },
+function framed(label, heads, rows, kind = "scroll") {
+  return h("div", { class: kind, tabindex: "0", role: "region", "aria-label": `${label}, table` },
     h("table", {}, h("caption", { class: "quiet" }, label), h("thead", {}, h("tr", {}, heads)), h("tbody", {}, rows)));
 }
 
@@ -88,6 +88,8 @@ export function cutOff(shown, total, what) {
   return shown < total ? h("p", { class: "cut" }, `Cut off: ${count(shown)} of ${count(total)} ${what} are shown.`) : null;
 }
 
+/** A text of the API whose commands stand between backticks. */
+export const coded = (text) => text.split("`").map((part, place) => (place % 2 ? h("code", {}, part) : part));
 export const loading = (text) => h("p", { class: "loading", "aria-busy": "true" }, text);
 export const empty = (text) => h("p", { class: "empty" }, text);
 export const note = (...parts) => h("p", { class: "note" }, parts);

@@ -6,9 +6,10 @@ import * as fleet from "./fleet.js";
 import * as device from "./device.js";
 import * as compare from "./compare.js";
 import { candidate, workload, workloads } from "./workload.js";
-import { alerts, models, requests, storage } from "./operation.js";
+import { models, networks } from "./results.js";
+import { alerts, requests, storage } from "./operation.js";
 
-const VIEWS = { fleet, device, compare, workloads, workload, candidate, models, requests, storage, alerts };
+const VIEWS = { fleet, device, networks, models, compare, workloads, workload, candidate, requests, storage, alerts };
 /** Milliseconds between two updates. */
 const PAUSE = 1000;
 

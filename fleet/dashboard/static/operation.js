@@ -2,7 +2,7 @@
 
 import { announce, h, link } from "./dom.js";
 import { ago, bytes, count, duration, moment, percent, short, words } from "./format.js";
-import { cutOff, empty, note, plainTable, state, sub, table, tiles } from "./lists.js";
+import { coded, cutOff, empty, note, plainTable, state, sub, table, tiles } from "./lists.js";
 import { progress, requestLine } from "./device.js";
 
 export const requests = {
@@ -62,33 +62,8 @@ function drawRequest(request, context) {
     h("h2", {}, "Arguments"),
     rows.length ? plainTable("Arguments", ["Name", "Value"], rows) : empty("It has no arguments."),
     h("h2", {}, "Result"),
-    request.kind === "tuning" && request.state === "succeeded" ? tuned(request.result) : null,
+    request.kind === "tuning" ? h("p", {}, h("a", { href: "#/networks" }, "Networks"), " shows its curve and its report.") : null,
     Object.keys(request.result).length ? h("pre", { tabindex: "0" }, JSON.stringify(request.result, null, 2)) : empty(nothing),
-  ];
-}
-
-/** The latency of each network, all ways to run it, the fastest first. */
-function tuned({ whole_networks: networks, report }) {
-  const millis = (secs) => `${(1000 * secs).toPrecision(3)} ms`;
-  const rows = Object.entries(networks || {}).flatMap(([name, { secs, kept }]) => Object.entries(secs || {})
-    .sort(([, one], [, other]) => one - other)
-    .map(([side, value]) => [name, words(side), millis(value), kept && secs[kept] ? `${(value / secs[kept]).toFixed(2)}` : "–"]));
-  return [
-    rows.length ? plainTable("Networks", ["Network", "Run by", "One run", "Time divided by that of the library"], rows, [2, 3]) : null,
-    report ? note(`Report: ${report}`) : null,
-  ];
-}
-
-export const models = { title: () => "Models", path: () => ["/v1/models", {}], draw: drawModels };
-
-function drawModels({ champions, versions }) {
-  const rows = Object.entries(champions).sort().map(([device, champion]) => [
-    link("device", device, device), champion.version, moment(champion.since), champion.pinned_at ? "yes" : "no", short(champion.reason || "no reason was given", 300),
-  ]);
-  return [
-    h("h1", {}, "Models"),
-    rows.length ? plainTable("Active models", ["Device", "Active model", "Since", "Pinned", "Why"], rows) : empty("No model serves a device yet. A training or an onboarding makes one."),
-    note(`Versions on the disk: ${versions.map((version) => version.version || version).join(", ") || "none"}. Choose another one with: fleet models use DEVICE VERSION`),
   ];
 }
 
@@ -147,6 +122,7 @@ function drawAlerts(data, context) {
         { name: "Cause", key: "fault", cell: (row) => (row.fault ? [`the ${row.fault}`, row.because ? sub(short(row.because, 140)) : null] : "–") },
         { name: "Device", key: "device", level: 2, cell: (row) => (row.device_id ? link("device", row.device_id, row.device_id) : "–") },
         { name: "What", cell: (row) => h("span", { class: "why", title: row.text }, short(row.text, 400)) },
+        { name: "Next step", level: 2, cell: (row) => (row.step ? coded(row.step) : "–") },
       ],
       label: "Alerts",
       empty: "There is no alert.",

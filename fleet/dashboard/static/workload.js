@@ -123,8 +123,8 @@ function predictionPart(prediction, device) {
     title,
     tiles([["version", version], ["Kendall tau", score(tau)], ["speed of the first choice", score(top1)]]),
     legend(["a candidate"]),
-    plot({ label: "Score against measured speed", series, xText: axis, yText: axis, height: 220 }),
-    note("Horizontal: score of the champion. Vertical: speed as a share of the best speed. The head may have learned from these candidates."),
+    plot({ label: "Score against measured speed", series, xText: axis, yText: axis, height: 220, xTitle: "score of the champion", yTitle: "speed, of the best one" }),
+    note("The head may have learned from these candidates."),
     cutOff(points.length + refused, of, "measured candidates"),
   ];
 }

@@ -1,1 +1,1 @@
-"""Dialects of logs, a module each; one that lies here is in use, by what it declares in `FORMATS`."""
+"""Dialects of logs, a module each; every module here is in use, by what it declares in `FORMATS`."""

@@ -118,7 +118,7 @@ def test_submitted_listed_shown_and_cancelled(start: Callable[..., Daemon]) -> N
         assert client.get("/v1/requests").json() == [accepted.json()]
         assert client.get("/v1/requests/t1").json() == accepted.json()
         cancelled = client.delete("/v1/requests/t1").json()
-        assert (cancelled["state"], cancelled["reason"]) == ("cancelled", "somebody cancelled it")
+        assert (cancelled["state"], cancelled["reason"]) == ("cancelled", "cancelled by a user")
         assert client.get("/v1/requests/t1").json() == cancelled
 
 
@@ -231,7 +231,7 @@ def test_the_end_of_the_server_ends_those_who_follow(start: Callable[..., Daemon
     followed = daemon.found().follow("t1")
     assert next(followed)["state"] == "queued"
     daemon.close()
-    with pytest.raises(FleetError, match="is gone; it goes on with request t1"):
+    with pytest.raises(FleetError, match="is gone; it continues with request t1"):
         next(followed)
 
 
@@ -276,7 +276,7 @@ def test_the_verbs_show_follow_and_cancel(
     assert run(["requests", "follow", "t1", "--json"]) == 1
     told = capsys.readouterr()
     assert json.loads(told.out)["state"] == "cancelled"
-    assert "request t1 cancelled: somebody cancelled it" in told.err
+    assert "request t1 cancelled: cancelled by a user" in told.err
     assert [one["id"] for one in json.loads(said(0, "list", "--json"))] == ["t1"]
 
 

@@ -143,7 +143,7 @@ def test_once_drains_and_returns(settings: Path, tmp_path: Path) -> None:
     assert api.is_closed
     assert set(api.views[0]["devices"]) == {"one", "two"}
     assert "fleet is up: 2 devices, API http://127.0.0.1:1, store" in text
-    assert text.rstrip().endswith("fleet is down; the same command goes on")
+    assert text.rstrip().endswith("fleet is down; the same command continues")
     assert not (tmp_path / "runs" / "fleet" / "daemon.pid").exists()
 
 

@@ -46,7 +46,7 @@ failed_share: 0.6                              | broken   | 60%
 drift: "drifts: its canaries"                  | doubtful | canaries
 suspect_share: 0.9                             | doubtful | 90%
 state: lost, reason: host out of reach         | waiting  | out of reach
-state: absent, suspect_share: 0.9              | waiting  | absent
+state: absent, suspect_share: 0.9              | gone     | absent
 last_record_at: 1799996400.0                   | waiting  | 60 minutes
 closed: its budget of the hour is spent        | waiting  | budget
 champion: ""                                   | unserved | no model

@@ -150,6 +150,7 @@ def test_every_view_has_the_numbers_of_the_api_and_no_markup_of_others(page: Any
     for address, text in (
         ("storage", "Logs and waits"),
         ("models", "Active model"),
+        ("networks", "No network was tuned"),
         ("requests", "Requests"),
     ):
         go(page, fleet, address, text)

@@ -18,7 +18,7 @@ from fleet.api.dashboard import MOST_SCORED, predicted, sample
 from fleet.comparison.device_rows import device_rows
 from fleet.coverage.lookup import script
 from fleet.dashboard.alerts import BEFORE_SECS, alert_list
-from fleet.dashboard.dashboard import Dashboard
+from fleet.dashboard.dashboard import Dashboard, DashboardMissing
 from fleet.dashboard.device_timeline import (
     MOST_POINTS,
     TIMELINE_COLUMNS,
@@ -235,6 +235,43 @@ def test_predictions_stand_beside_speeds() -> None:
     assert predicted(["c000"], latencies, [None])["top1"] is None
     tied = predicted(["c000", "c001", "c003"], latencies, [0.5, 0.5, 0.25])
     assert tied["top1"] == pytest.approx((1 + 1 / 2) / 2), "the fastest one is not taken by its place"
+
+
+# ---- networks ----
+
+
+def test_tunings_show_who_is_fastest_and_their_reports(tmp_path: Path) -> None:
+    page = tmp_path / "report.html"
+    page.write_text("<p>fast</p>")
+    net = {"kept": "tvm_tuned", "secs": {"tvm_untuned": 9.0, "tvm_tuned": 1.0, "onnxruntime": 2.0}}
+    result = {
+        "networks": {
+            "net": {"best_secs": 0.9, "curve": [(5.0, 3.0), (9.0, 0.9)]},
+            "list": {"best_secs": 4.0},
+        },
+        "whole_networks": {"net": net},
+        "report": str(page),
+    }
+    one = {"id": "t", "kind": "tuning", "arguments": {"device": "one"}, "result": result, "submitted_at": 1.0}
+    later = one | {"id": "later", "result": {}, "submitted_at": 2.0}
+    requests = [one, later, {"kind": "training"}]
+    shown = Dashboard(
+        lambda: {"now": NOW}, Registry(tmp_path / "models"), tmp_path / "store", lambda: requests
+    )
+    newest, first = shown.tunings()["tunings"]
+    assert (newest["request"]["id"], newest["has_report"], newest["networks"]) == ("later", False, [])
+    assert [(side["name"], side["is_kept"]) for side in first["networks"][0]["sides"]] == [
+        ("TVM, tuned by fleet", True),
+        ("ONNX Runtime", False),
+        ("TVM, no schedules", False),
+    ]
+    assert first["networks"][1]["sides"] == []
+    assert shown.report("t") == b"<p>fast</p>"
+    page.unlink()
+    for request_id in ("t", "later", "none"):
+        with pytest.raises(DashboardMissing):
+            shown.report(request_id)
+    assert shown.models() == {"damaged": "", "versions": [], "notes": {}}
 
 
 # ---- alerts ----

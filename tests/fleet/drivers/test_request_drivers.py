@@ -315,7 +315,7 @@ def test_a_request_of_a_command_that_was_killed_ends_with_the_next_coordinator(f
     with fleet.coordinator() as (coordinator, _):
         ended = run_to_end(fleet, coordinator)
     assert ended["state"] == "cancelled"
-    assert "same command goes on" in ended["reason"]
+    assert "same command continues" in ended["reason"]
 
 
 def import_request(request_id: str = R1, **arguments: Any) -> Request:

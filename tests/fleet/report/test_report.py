@@ -30,9 +30,9 @@ from fleet.report.words import (
     served_text,
     signed,
     three_digits,
+    title,
     verdict,
     verdict_text,
-    verdict_title,
 )
 from tests.report_fixtures import WORKLOADS, device, full_report, model, onboarding
 
@@ -159,14 +159,11 @@ def test_each_verdict_and_its_title_are_said_plainly() -> None:
     assert "too few to call a winner" in verdict_text(onboarding(workloads=onboarding()["workloads"][:4]))
     assert "Without an interval" in verdict_text(compared(0.3, None))
     assert "was not compared" in verdict_text(compared(None, None))
-    assert verdict_title(onboarding()) == (
-        "The warm start is better than training from scratch "
-        "and not clearly different from the nearest known head"
-    )
-    assert verdict_title(onboarding(difference_interval=UNCLEAR[1])) == (
-        "The warm start is not clearly different from training from scratch and the nearest known head"
-    )
-    assert verdict_title(compared(*WORSE)) == "The warm start is worse than training from scratch"
+    title_words = title(onboarding()).split()
+    assert "its own model's first choice reaches 90 % of the best speed" in title(onboarding())
+    assert "shipped model's first choice reaches 95 %" in title(shipped)
+    assert len(title_words) < 15
+    assert title(onboarding(warm_top1=None)) == "New device new"
     # Pairs without a number do not count towards a claim.
     unknown = [{"workload": f"w{i}", "warm_top1": math.nan, "scratch_top1": 0.1} for i in range(9)]
     assert "too few" in verdict_text(onboarding(workloads=unknown))

@@ -87,7 +87,7 @@ def test_references_find_their_ids_headers_have_a_scope_and_plots_say_their_numb
 
 def test_the_page_says_the_verdict_first_and_how_to_make_it_again(page: Page) -> None:
     text = page.text
-    assert "New device new: the warm start is better than training from scratch" in text
+    assert "new: its own model's first choice reaches 90" in text
     assert text.index("warm start is better") < text.index("Plots") < text.index("Tables")
     assert "fleet demo --seed 7" in text
     assert "2023-11-14 22:13 UTC" in text
@@ -167,5 +167,5 @@ def test_the_shipped_model_has_a_row_where_it_was_judged() -> None:
     shipped |= {"served_by": "shipped"}
     page = render(full_report(onboarding=onboarding(**shipped)))
     assert "shipped model, no sample" in page
-    assert "New device new: the shipped model serves it; the warm start is better than" in page
+    assert "new: the shipped model&#39;s first choice reaches" in page
     assert "shipped model, no sample" not in render(full_report())

@@ -26,7 +26,7 @@ def test_a_search_is_drawn_as_steps_beside_its_rivals() -> None:
         ("fleet tune 2.5 ms", True),
     ]
     assert [text for _, text in drawn.minutes] == ["0", "1", "2", "3", "4"]
-    assert [text for _, text in drawn.latencies] == ["2", "5"]
+    assert [text for _, text in drawn.latencies] == ["2", "3", "5", "7"]
 
 
 def test_a_network_of_which_a_program_never_ran_has_no_picture() -> None:
