@@ -17,7 +17,7 @@ from typing import Any
 
 from agents.errors import SpoolFull
 from agents.records import Protocol
-from benchmarks.chaos_children import Spawner
+from benchmarks.chaos_children import Forks
 from benchmarks.chaos_life import Load
 from benchmarks.chaos_models import KEEP, fork_trainings, watch_registry
 from benchmarks.chaos_records import RECORDED, WORKLOADS
@@ -67,12 +67,12 @@ _EVENT_BYTES = 4000
 _SETTLE_SECS = 60.0
 
 
-def run_fleet(load: Load, spawner: Spawner, arguments: dict[str, Any]) -> None:
+def run_fleet(load: Load, forks: Forks, arguments: dict[str, Any]) -> None:
     """Look, then go on as a coordinator.
 
     Args:
         load: Its history, disk, dice, and as many batches as there shall be turns; with 0 it only looks.
-        spawner: Forks trainings.
+        forks: Forks trainings.
         arguments: `recorded` (from `benchmarks.chaos_records`), `plan` (of the trainings too), `is_guilty`
             and `often` (`chaos_trouble.Trouble`), `to_the_end` (hurt nobody, and wait for what runs).
 
@@ -88,7 +88,7 @@ def run_fleet(load: Load, spawner: Spawner, arguments: dict[str, Any]) -> None:
         return
     Watched(load.log).install()
     watch_registry(load.log)
-    fork_trainings(spawner, load.root, arguments["plan"], load.log, load.rng)
+    fork_trainings(forks, load.root, arguments["plan"], load.log, load.rng)
     host = Host(load.root / "clock", load.log, load.rng)
     with contextlib.ExitStack() as stack:
         with _starting():

@@ -18,7 +18,7 @@ from typing import Any
 from agents.errors import SpoolError, SpoolFull
 from agents.records import Record
 from agents.spool.disk_spool import Spool
-from benchmarks.chaos_children import DISK_FAILED, REFUSED, Spawner, serve
+from benchmarks.chaos_children import DISK_FAILED, REFUSED, serve, spawner
 from benchmarks.chaos_faults import DISK_FAULTS
 from benchmarks.chaos_fleet import StartRefused, run_fleet
 from benchmarks.chaos_history import Event
@@ -78,10 +78,10 @@ def recorded_load(arguments: dict[str, Any]) -> None:
 
 def fleet_load(arguments: dict[str, Any]) -> None:
     """Be a whole coordinator for `batches` turns; see `benchmarks.chaos_fleet`."""
-    spawner = Spawner({"trainer": trainer_load})  # before anything of this process begins a thread
+    forks = spawner({"trainer": trainer_load})  # before anything of this process begins a thread
     load = Load(arguments)
     try:
-        run_fleet(load, spawner, arguments)
+        run_fleet(load, forks, arguments)
     except StartRefused:
         os._exit(REFUSED)
     except (StoreError, SpoolError) as error:
@@ -105,7 +105,7 @@ def main() -> None:
     # What a training imports when it first needs it: once here is cheaper than in every child.
     for name in _IMPORTED_LATE:
         importlib.import_module(name)
-    answers = os.fdopen(os.dup(1), "w")
+    answers = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)
     loads = {
         "spool": spool_load,

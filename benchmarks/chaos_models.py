@@ -27,7 +27,7 @@ from typing import Any
 
 from agents.host import child_process as child
 from agents.records import DeviceId
-from benchmarks.chaos_children import Spawner
+from benchmarks.chaos_children import Forks
 from benchmarks.chaos_faults import DISK_FAULTS, FaultPoints, Plan
 from benchmarks.chaos_history import Event, HistoryLog
 from benchmarks.chaos_life import Load
@@ -57,7 +57,7 @@ class ForkedProcess:
     Args:
         command: Of a refresh: its last part is the request.
         stdout, stderr: Where to write.
-        spawner: Forks it.
+        forks: Forks it.
         arguments: More for `trainer_load`: `history`, `alive`, `plan`.
         log: Told when it was killed.
     """
@@ -68,19 +68,19 @@ class ForkedProcess:
         *,
         stdout: FileIO,
         stderr: FileIO,
-        spawner: Spawner,
+        forks: Forks,
         arguments: Mapping[str, Any],
         log: HistoryLog,
         **_: Any,
     ) -> None:
-        self._spawner, self._log = spawner, log
+        self._forks, self._log = forks, log
         # It opens the files anew: those of this process are not there where it is forked.
         given = {**arguments, "request": command[-1], "stdout": _path_of(stdout), "stderr": _path_of(stderr)}
-        self.pid = spawner.start("trainer", given)
+        self.pid = forks.start("trainer", given)
 
     def wait(self) -> int:
         """Wait for its end: its exit code."""
-        while (code := self._spawner.poll(self.pid)) is None:
+        while (code := self._forks.poll(self.pid)) is None:
             time.sleep(0.005)
         if code == -signal.SIGKILL:
             self._log.add(Event(kind="killed", by="trainer"))
@@ -96,7 +96,7 @@ def _path_of(stream: FileIO) -> str:
 
 
 def fork_trainings(
-    spawner: Spawner, root: Path, plan: Mapping[str, Any], log: HistoryLog, rng: random.Random
+    forks: Forks, root: Path, plan: Mapping[str, Any], log: HistoryLog, rng: random.Random
 ) -> None:
     """Let every training of this process be forked, half of them with the fault of a plan at some step."""
     places = {"history": str(root / "history.jsonl"), "alive": str(root / ALIVE)}
@@ -104,7 +104,7 @@ def fork_trainings(
     def opened(command: Sequence[str], **options: Any) -> ForkedProcess:
         at = rng.randint(1, _STEPS) if plan["at"] and rng.random() < _UNLUCKY else 0
         given = {**places, "plan": {**plan, "at": at, "die_at": 0}}
-        return ForkedProcess(command, spawner=spawner, arguments=given, log=log, **options)
+        return ForkedProcess(command, forks=forks, arguments=given, log=log, **options)
 
     made = SimpleNamespace(Popen=opened, DEVNULL=subprocess.DEVNULL)
     setattr(child, "subprocess", made)  # noqa: B010  # for the type checker it is a module

@@ -48,7 +48,6 @@ EXTRAS: dict[str, tuple[str, ...]] = {
     "onboarding": ("daemon",),
     "pictures": ("dev",),
     "pretrained": ("daemon", "networks"),
-    "publication": ("train",),
     "scale": ("daemon",),
     "scoring": ("measure", "train"),
     "search": ("daemon", "networks"),

@@ -18,7 +18,7 @@ from transfer.evaluate.compare import Fit, FitScores, run_fits
 from transfer.train.state import digest
 
 #: Attributes of rankers that tell how they learn, beside their name.
-_SETTINGS = ("config", "variant", "grid", "rounds")
+_SETTINGS = ("config", "grid", "rounds")
 
 
 def run_kept_fits(fits: Sequence[Fit], dataset: Dataset, folder: Path, workers: int) -> Iterator[FitScores]:

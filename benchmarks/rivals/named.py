@@ -19,8 +19,6 @@ SMALL_BATCHES = f"mtl-tlp-batch-{_SMALL_BATCH}"
 _PUBLISHED: dict[str, Callable[[], Ranker]] = {
     "tlp": PublishedTlp,
     "mtl-tlp": lambda: PublishedTlp(multi_task=True),
-    "tlp-lstm": lambda: PublishedTlp(variant="lstm"),
-    "tlp-mse": lambda: PublishedTlp(variant="mse"),
     SMALL_BATCHES: lambda: PublishedTlp(TlpConfig(batch=_SMALL_BATCH), multi_task=True),
 }
 PUBLISHED = tuple(_PUBLISHED)

@@ -7,35 +7,18 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor, nn
-from torch.nn import functional as F
 
 from benchmarks.rivals.base import unknown_device
 from transfer.arrays import Floats, Rows
 from transfer.data.dataset import Dataset
 from transfer.errors import TransferError
 from transfer.model.inputs import torch_threads
-from transfer.model.mtl_tlp import TlpNetwork, mixed_lambda_rank
+from transfer.model.mtl_tlp import TlpNetwork
 from transfer.train.published_procedure import TlpConfig, batches, train_network
 from transfer.train.rows import training_labels
 
 #: Rows of one forward pass when nothing is learnt, as in the published evaluation.
 _SCORE_ROWS = 4000
-
-
-class LstmTlp(TlpNetwork):
-    """The paper's table 3: an LSTM in place of attention, of which only the last step is left."""
-
-    def __init__(self, width: int, heads: int = 1) -> None:
-        super().__init__(width, heads)
-        size = self.attention.embed_dim
-        del self.attention
-        self.lstm = nn.LSTM(size, size, batch_first=True)
-
-    def mixed(self, x: Tensor) -> Tensor:
-        """(N, 1, W) the last step."""
-        last: Tensor = self.lstm(x)[0][:, -1:]
-        return last
 
 
 class PublishedTlp:
@@ -46,27 +29,21 @@ class PublishedTlp:
     Args:
         config: How to train.
         multi_task: Train all devices at once.
-        variant: Of the paper's table 3: `lstm`, or `mse` for its loss without a bound on the score.
     """
 
-    def __init__(
-        self, config: TlpConfig | None = None, *, multi_task: bool = False, variant: str = ""
-    ) -> None:
+    def __init__(self, config: TlpConfig | None = None, *, multi_task: bool = False) -> None:
         self.config = config or TlpConfig()
         self.multi_task = multi_task
-        self.variant = variant
         self._networks: dict[str, tuple[TlpNetwork, int]] = {}
         #: Validation loss of each epoch of the last network trained.
         self.validation_losses: tuple[float, ...] = ()
 
     @property
     def name(self) -> str:
-        """`tlp` or `mtl-tlp`, and the variant."""
-        parts = ["mtl-tlp" if self.multi_task else "tlp"]
-        parts += [self.variant] * bool(self.variant)
-        if self.config.batch != TlpConfig().batch:
-            parts.append(f"batch-{self.config.batch}")
-        return "-".join(parts)
+        """`tlp` or `mtl-tlp`, and its batch if that is another than published."""
+        batch = self.config.batch
+        small = "" if batch == TlpConfig().batch else f"-batch-{batch}"
+        return ("mtl-tlp" if self.multi_task else "tlp") + small
 
     def fit(self, dataset: Dataset, rows: Rows, devices: Sequence[str], seed: int) -> None:
         """Train from nothing. See `Ranker.fit`."""
@@ -83,8 +60,6 @@ class PublishedTlp:
                 labels[labelled][:, columns],
                 self.config,
                 seed,
-                make=LstmTlp if self.variant == "lstm" else TlpNetwork,
-                measure=F.mse_loss if self.variant == "mse" else mixed_lambda_rank,
             )
             self._networks |= {device_id: (network, place) for place, device_id in enumerate(members)}
 

@@ -45,8 +45,7 @@ def without_latency(dataset: Dataset, rows: np.ndarray, device_id: str | None = 
     "make",
     [
         lambda: PublishedTlp(TLP),
-        lambda: PublishedTlp(TLP, multi_task=True, variant="lstm"),
-        lambda: PublishedTlp(TLP, multi_task=True, variant="mse"),
+        lambda: PublishedTlp(TLP, multi_task=True),
         NearestDevice,
         lambda: NearestDevice("mean"),
         lambda: SummaryMlp(MLP),
