@@ -109,7 +109,6 @@ def _run(folder: Path, samples: int) -> Figures:
         up.kill()
     expected = arrived["expected"] or {}
     return {
-        "benchmark": "arrival",
         "device": name,
         "workloads": WORKLOADS,
         "known_secs": known_secs,

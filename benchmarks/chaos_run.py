@@ -84,10 +84,9 @@ class Tally:
             case "seen" if event.by:
                 self.seen[event.by] += 1
 
-    def to_json(self, secs: float) -> dict[str, Any]:
+    def to_json(self) -> dict[str, Any]:
         """The result of the benchmark."""
         return {
-            "benchmark": "chaos",
             "kills": self.kills,
             **self.faults,
             "clock_steps": self.trouble["clock step"],
@@ -101,7 +100,6 @@ class Tally:
             "histories": self.histories,
             "by_target": dict(sorted(self.by_target.items())),
             "by_fault": dict(sorted(self.by_fault.items())),
-            "seconds": secs,
         }
 
 

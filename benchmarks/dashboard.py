@@ -131,7 +131,6 @@ def run(folder: Path, *, devices: int, records: int) -> dict[str, Any]:
         browser = _look(fleet)
     totals = fleet.totals
     found: dict[str, Any] = {
-        "benchmark": "dashboard",
         "devices": devices,
         **browser,
         "records_per_s": (totals[-1][1] - totals[0][1]) / (totals[-1][0] - totals[0][0]),

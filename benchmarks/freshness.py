@@ -29,13 +29,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from agents.records import DeviceId, DeviceKind, Family, Record, WorkloadId
-from benchmarks.freshness_up import judged_by, top1_by_workload, watched
+from benchmarks.freshness_up import judged_by, look, top1_by_workload, watched
 from benchmarks.harness import Figures, Option, benchmark, working_folder
 from benchmarks.pretrained import groups_of, networks_of, opened_store
 from benchmarks.pretrained_ship import train_model
 from benchmarks.tables import interval
 from fleet.errors import FleetError
-from fleet.models.head_scores import HeadCache
 from fleet.models.registry import Registry
 from fleet.models.shipped_heads import ShippedHeads
 from fleet.models.shipped_model import SHIPPED_KEY, ShippedDevice, read_shipped, write_shipped
@@ -87,7 +86,6 @@ def measure(options: Options) -> Figures:
     """Let the hour pass, and look."""
     if options.up:
         return {
-            "benchmark": "freshness",
             "target": options.up,
             **_figures(watched(options.up, options.minutes, options.keep)),
         }
@@ -110,7 +108,6 @@ def measure(options: Options) -> Figures:
 
 def _report(hour: _Hour, options: Options, looks: Sequence[Mapping[str, Any]]) -> Figures:
     return {
-        "benchmark": "freshness",
         "target": options.target,
         "records": len(hour.records),
         **_figures(looks),
@@ -213,21 +210,9 @@ def _replayed(folder: Path, hour: _Hour, options: Options) -> list[dict[str, Any
             outcome = run_refresh(_request(folder, hour, minute, options))
         else:
             ShippedHeads(registry, Store.read(path)).serve_first(hour.target)
-        champion = registry.champions()[hour.target]
-        head = HeadCache(registry).head(champion.ref)
-        manifest = registry.manifest(champion.version)
-        looks.append(
-            {
-                "minute": minute,
-                "records": arrived,
-                "serves": manifest.get("way") or manifest.get(SHIPPED_KEY) or manifest.get("strategy", ""),
-                "refresh_secs": outcome.get("secs"),
-                "why": champion.reason,
-                "lacks": champion.retained,
-                "judged": top1_by_workload(head, *of_hour),
-                "shipped": floor,
-            }
-        )
+        seen = look(registry, hour.target, minute, arrived)
+        judged = top1_by_workload(seen["head"], *of_hour)
+        looks.append(seen | {"refresh_secs": outcome.get("secs"), "judged": judged, "shipped": floor})
     return looks
 
 
@@ -249,13 +234,13 @@ def _figures(looks: Sequence[Mapping[str, Any]]) -> Figures:
     """What served at each minute beside the shipped head; differences are paired by workload."""
     by_minute: dict[str, dict[str, Any]] = {}
     gains: list[Floats] = []
-    for look in looks:
+    for seen in looks:
         served, floor = (
-            np.array([look[of][name] for name in sorted(look["judged"])]) for of in ("judged", "shipped")
+            np.array([seen[of][name] for name in sorted(seen["judged"])]) for of in ("judged", "shipped")
         )
         gains.append(served - floor)
-        by_minute[str(look["minute"])] = {
-            **{name: look[name] for name in ("records", "serves", "why", "lacks", "refresh_secs")},
+        by_minute[str(seen["minute"])] = {
+            **{name: seen[name] for name in ("records", "serves", "why", "lacks", "refresh_secs")},
             "top1": interval(mean_of(served).estimate()),
             "top1_shipped": interval(mean_of(floor).estimate()),
             "minus_shipped": interval(mean_of(served - floor).estimate()),

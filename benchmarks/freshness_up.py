@@ -63,20 +63,21 @@ def watched(profile: str, minutes: Sequence[int], keep: Path | None = None) -> l
             looks = []
             for minute in sorted(minutes):
                 time.sleep(max(0.0, began + 60 * minute - time.monotonic()))
-                looks.append(_look(registry, device_id, minute, store))
+                records = Store.read(store).counts()[device_id].records
+                looks.append(look(registry, device_id, minute, records))
             program.stop(_STOP_SECS)
         finally:
             program.kill()
         return _judged(looks, registry, store, device_id)
 
 
-def _look(registry: Registry, device_id: DeviceId, minute: int, store: Path) -> dict[str, Any]:
+def look(registry: Registry, device_id: DeviceId, minute: int, records: int) -> dict[str, Any]:
     """What serves now; the head itself, for its version may be forgotten later."""
     champion = registry.champions()[device_id]
     manifest = registry.manifest(champion.version)
     return {
         "minute": minute,
-        "records": Store.read(store).counts()[device_id].records,
+        "records": records,
         "serves": manifest.get("way") or manifest.get(SHIPPED_KEY) or manifest.get("strategy", ""),
         "why": champion.reason,
         "lacks": champion.retained,

@@ -9,7 +9,6 @@ drawn with replacement; what is reported is the recorded mean. Settings are the 
 from __future__ import annotations
 
 import sys
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -21,7 +20,7 @@ from numpy.typing import NDArray
 
 from benchmarks.gpus_rivals import CHOOSERS, STRATEGIES, orders, why_absent
 from benchmarks.gpus_spaces import Space, find_spaces
-from benchmarks.harness import Figures, Option, benchmark
+from benchmarks.harness import Figures, Option, benchmark, say
 
 DATA = Path(__file__).resolve().parents[2] / "shared" / "data" / "kernel_tuner_hub"
 
@@ -101,11 +100,9 @@ def measure(options: Options) -> Figures:
     """Run everything, where the caches are there."""
     if not options.data.is_dir():
         return {
-            "benchmark": "gpus",
             "skipped": f"{options.data} is absent: it lies beside the checkout; or name a folder with --data",
             **dict.fromkeys((*_BEST, "worst_at_64", "evals_to_95_ratio")),
         }
-    began = time.monotonic()
     spaces = find_spaces(options.data)
     seeds = list(range(options.seeds))
     # The choice after the last measurement counts too.
@@ -120,7 +117,7 @@ def measure(options: Options) -> Figures:
     for space in spaces:
         for target, device in enumerate(space.devices):
             case = (space.kernel, device)
-            print(f"{space.kernel} {device} left out, {time.monotonic() - began:.0f} s", file=sys.stderr)
+            say(f"{space.kernel} {device} left out")
             for name in names:
                 for seed in seeds:
                     speeds = run_chooser(space, target, name, seed, count=most)
@@ -137,14 +134,12 @@ def measure(options: Options) -> Figures:
     if failed:
         told["kernel_tuner_failed"] = failed
     return {
-        "benchmark": "gpus",
         "quick": options.quick,
         **_figures(outcomes),
         "spaces": {one.kernel: {"devices": one.devices, "size": len(one.traces)} for one in spaces},
         "seeds": options.seeds,
         **told,
         "table": _table(outcomes, options.most),
-        "secs": time.monotonic() - began,
     }
 
 

@@ -23,6 +23,7 @@ from scipy.stats import rankdata
 
 from agents.host.gpu_sheets import gpu_sheet
 from benchmarks.gpus_spaces import Floats, Space
+from benchmarks.unlike_ways import together_best
 from transfer.adapt.space_search import SpaceSearch
 from transfer.features.hardware import kinship_steps
 
@@ -210,21 +211,9 @@ def mean_rank(space: Space, target: int, seed: int) -> Chooser:
 
 
 def portfolio(space: Space, target: int, seed: int) -> Chooser:
-    """The configurations that are together best over the other GPUs, in the order of their choice.
-
-    The next one is that with which the fastest chosen one of each GPU keeps most speed; behind all that add
-    something go the others by their mean speed.
-    """
+    """The configurations that are together best over the other GPUs, then the others by their mean speed."""
     speed = np.column_stack([space.speed(one) for one in _others(space, target)])
-    reached = np.zeros(speed.shape[1])
-    chosen: list[int] = []
-    while len(chosen) < len(speed):
-        gains = np.maximum(speed, reached).sum(axis=1) - reached.sum()
-        best = int(np.argmax(gains))
-        if gains[best] <= 0:
-            break
-        chosen.append(best)
-        reached = np.maximum(reached, speed[best])
+    chosen = together_best(speed)
     rest = np.argsort(-speed.mean(axis=1), kind="stable")
     yield from _in_order(np.array([*chosen, *rest[~np.isin(rest, chosen)]], dtype=np.int64))
 

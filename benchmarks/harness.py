@@ -8,9 +8,9 @@ A benchmark declares its options as a frozen dataclass, whose annotations hold t
 
     main = benchmark("collection", __doc__, Options, measure)
 
-`measure` gets the options and returns what is printed, rounded, as one JSON object: on one line with
-`--json`, indented without it. A benchmark that is a gate also says which results fail, which ends it with
-exit code 1.
+`measure` gets the options and returns what is printed, rounded, as one JSON object, beside the name of the
+benchmark and the seconds that it took: on one line with `--json`, indented without it. A benchmark that is a
+gate also says which results fail, which ends it with exit code 1.
 """
 
 from __future__ import annotations
@@ -113,17 +113,23 @@ def benchmark(
     def main(arguments: Sequence[str] | None = None) -> None:
         parser = parser_of(name, description, options)
         parsed = vars(parser.parse_args(arguments))
-        is_json = parsed.pop("json")
+        is_json, began = parsed.pop("json"), time.monotonic()
         try:
-            result = rounded(measure(options(**_chosen(options, parsed))))
+            found = measure(options(**_chosen(options, parsed)))
         except (FleetError, TransferError) as error:  # for instance no such store, or a damaged one
             raise SystemExit(str(error)) from error
+        result = rounded({"benchmark": name, "secs": time.monotonic() - began} | found)
         lines = [] if is_json else list(table(result))
         print("\n".join(lines) or json.dumps(result, indent=None if is_json else 2))
         if fails(result):
             sys.exit(1)
 
     return main
+
+
+def say(text: str) -> None:
+    """Tell people how far a benchmark is."""
+    print(time.strftime("%H:%M:%S"), text, file=sys.stderr, flush=True)
 
 
 def rounded(value: Any) -> Any:

@@ -92,7 +92,6 @@ def keep(find: Figures, folder: Path, seed: int) -> None:
 
 def measure(options: Options) -> Figures:
     """Run everything."""
-    began = time.monotonic()
     found = Found()
     live: Figures = {}
     with working_folder() as folder:
@@ -116,15 +115,14 @@ def measure(options: Options) -> Figures:
     ran = len(executed) + live.get("ended_by_exit", 0)
     for find in found.finds.values():
         keep(find, options.keep, options.seed)
-    return report(found, ran, live, options, time.monotonic() - began)
+    return report(found, ran, live, options)
 
 
-def report(found: Found, executed: int, live: Figures, options: Options, seconds: float) -> Figures:
+def report(found: Found, executed: int, live: Figures, options: Options) -> Figures:
     """The JSON object that is printed; its keys are told in `docs/hostile.md`."""
     stages, dialects = found.stages, found.dialects
     slow = [tally for name, tally in stages.items() if name not in (*SLOW_STAGES, "live")]
     return {
-        "benchmark": "hostile",
         "files": sum(counts["files"] for counts in dialects.values()),
         "lines": sum(counts["made_lines"] for counts in dialects.values()),
         "executed": executed,
@@ -139,7 +137,6 @@ def report(found: Found, executed: int, live: Figures, options: Options, seconds
         "live": live or None,
         "corpus": len(corpus_names()),
         "seed": options.seed,
-        "seconds": seconds,
         "finds": sorted(found.finds.values(), key=lambda find: -find["times"]),
     }
 

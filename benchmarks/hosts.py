@@ -158,8 +158,8 @@ def measure(options: Options) -> Figures:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
     reason = why_not()
     if reason is not None:
-        return {"benchmark": "hosts", "skipped": reason}
-    base, began = Path(tempfile.mkdtemp(prefix="fleet-hosts-")), time.monotonic()
+        return {"skipped": reason}
+    base = Path(tempfile.mkdtemp(prefix="fleet-hosts-"))
     with closing(TwoHosts()) as hosts:
         story = Story(TwoHostFleet(base, hosts), hosts)
         try:
@@ -177,10 +177,8 @@ def measure(options: Options) -> Figures:
     else:
         shutil.rmtree(base)
     return {
-        "benchmark": "hosts",
         "hosts": 2,
         **story.found,
-        "secs": time.monotonic() - began,
         "cores": len(os.sched_getaffinity(0)),
         "load_1m": os.getloadavg()[0],
     }

@@ -148,7 +148,6 @@ def measure(options: Options) -> Figures:
     """Import all dialects, where the logs are there."""
     if not options.data.is_dir():
         return {
-            "benchmark": "imports",
             "skipped": f"{options.data} is absent: the logs lie beside the checkout",
             **dict.fromkeys(("lines_per_s", "peak_memory_mb", "unaccounted_lines")),
         }
@@ -160,7 +159,6 @@ def measure(options: Options) -> Figures:
     knobs = dialects.get("knobs", {})
     fast = [dialects[dialect]["lines_per_s"] for dialect in FAST if dialect in dialects]
     return {
-        "benchmark": "imports",
         "lines_per_s": min(fast, default=None),
         "configurations_per_s": knobs.get("lines_per_s"),
         "problems_read_per_s": read_problems(planned.get("miopen", {}), options.core),

@@ -8,8 +8,6 @@ where its own features are asked for.
 
 from __future__ import annotations
 
-import sys
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -19,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from agents.records import DeviceId
-from benchmarks.harness import Figures, Option, benchmark, command_of, working_folder
+from benchmarks.harness import Figures, Option, benchmark, command_of, say, working_folder
 from benchmarks.learning_tvm import PerStoreFeatures, TvmMlp, TvmXgb, join_features, per_store_features
 from benchmarks.rivals.kept_scores import run_kept_fits
 from benchmarks.rivals.named import PUBLISHED, RIVALS, make_rival
@@ -31,7 +29,7 @@ from fleet.store.store import Store
 from transfer.data.dataset import Dataset
 from transfer.data.splits import Split, SplitKind, few_of_each, make_splits
 from transfer.errors import TransferError
-from transfer.evaluate.compare import Finished, fits_of, judge_fits
+from transfer.evaluate.compare import fits_of, judge_fits
 from transfer.evaluate.rankers import ModelRanker, Ranker
 from transfer.model.fleet_tlp import FleetTLP
 from transfer.train.config import TrainConfig
@@ -182,7 +180,7 @@ class Options:
 def measure(options: Options) -> Figures:
     """Run the comparison, and write its page."""
     if options.store is None and not LOGS.is_dir():
-        return {"benchmark": "learning", "skipped": f"no logs at {LOGS.name} and no --store"}
+        return {"skipped": f"no logs at {LOGS.name} and no --store"}
     with working_folder() as folder:
         result = compared(options, folder)
     if options.table is not None:
@@ -220,7 +218,6 @@ def compared(options: Options, folder: Path) -> Figures:
     def splits_of(seed: int) -> list[Split]:
         return [replace(one, train=few_of_each(dataset, one.train, _EACH, seed)) for one in wanted]
 
-    started = time.perf_counter()
     fits = fits_of(
         make_rankers(options.rankers, reader, snapshot, train_config(options.epochs)),
         splits_of,
@@ -229,9 +226,13 @@ def compared(options: Options, folder: Path) -> Figures:
     # Rankers that take minutes for a thousand rows run with fewer seeds.
     fits = [fit for fit in fits if fit.ranker.name not in PUBLISHED or fit.seed < options.slow_seeds]
     scores = run_kept_fits(fits, dataset, options.keep or folder / "fits", options.workers)
-    comparison = judge_fits(fits, scores, dataset, on_progress=_tell)
+    comparison = judge_fits(
+        fits,
+        scores,
+        dataset,
+        on_progress=lambda done: say(f"{done.done}/{done.total} {done.ranker} {done.split} seed {done.seed}"),
+    )
     return {
-        "benchmark": "learning",
         "split": options.split,
         "train_candidates_each": _EACH,
         "judged_candidates_each": _JUDGED,
@@ -239,17 +240,8 @@ def compared(options: Options, folder: Path) -> Figures:
         "workloads": len(dataset.workload_ids),
         "epochs": options.epochs,
         "slow_seeds": options.slow_seeds,
-        "secs": time.perf_counter() - started,
         **comparison.as_json(),
     }
-
-
-def _tell(done: Finished) -> None:
-    print(
-        f"{done.done}/{done.total} {done.ranker} {done.split} seed {done.seed}: {done.seconds:.0f} s",
-        file=sys.stderr,
-        flush=True,
-    )
 
 
 main = benchmark("learning", __doc__, Options, measure)

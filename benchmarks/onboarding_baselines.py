@@ -17,7 +17,7 @@ from typing import Any, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from benchmarks.onboarding_cases import FewShotSet, Situation, with_few_shot
+from benchmarks.onboarding_cases import FewShot, FewShotSet, Situation, with_few_shot
 from benchmarks.onboarding_label_change import Siblings, estimate_by_changes
 from benchmarks.rivals.base import flat_of, hardware_of, need, places_of, sources_measured_test, speeds_of
 from benchmarks.rivals.mlp import MlpConfig, SummaryMlp
@@ -50,23 +50,6 @@ class Labelled:
     device_id: str
     rows: Rows
     labels: NDArray[np.float64]
-
-
-class FewShot:
-    """One baseline: from a situation and its few-shot set to scores of the test rows.
-
-    Args:
-        name: In tables.
-        score: Does it; None where it can say nothing with so little.
-    """
-
-    def __init__(self, name: str, score: Callable[[Situation, FewShotSet], Floats | None]) -> None:
-        self.name = name
-        self._score = score
-
-    def score(self, situation: Situation, few_shot: FewShotSet) -> Floats | None:
-        """(test rows,) scores, higher is faster; None where it does not apply."""
-        return self._score(situation, few_shot)
 
 
 def baselines() -> list[FewShot]:

@@ -13,13 +13,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, TypeVar, cast
+from typing import Any, NamedTuple, TypeVar, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
 from agents.records import Workload, WorkloadId
 from transfer.adapt.base import Regime
+from transfer.arrays import Floats
 from transfer.data.dataset import Dataset
 from transfer.data.splits import Split, few_of_each, leave_networks_out, network_families, within_workload
 from transfer.errors import DatasetError
@@ -106,6 +107,15 @@ class FewShotSet:
     rows: Rows
     #: (len(rows),) seconds, NaN where the candidate failed.
     latency_secs: NDArray[np.float64]
+
+
+class FewShot(NamedTuple):
+    """What others would do with a few measurements of a new device."""
+
+    #: In tables.
+    name: str
+    #: From a situation to (test rows,) scores, higher is faster; None where it does not apply.
+    score: Callable[[Situation, FewShotSet], Floats | None]
 
 
 def make_cases(

@@ -11,25 +11,23 @@ knows no store. What was found is read by `benchmarks.onboarding_table`.
 
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Protocol
 
 import msgspec
 import numpy as np
 
 from agents.records import Workload, WorkloadId, canonical_json, content_hash
-from benchmarks.harness import kept, read_kept
+from benchmarks.harness import kept, read_kept, say
 from benchmarks.onboarding_cases import (
     Case,
     CasePlan,
+    FewShot,
     FewShotSet,
-    Situation,
     make_cases,
     situation_of,
     visible_dataset,
@@ -71,19 +69,6 @@ class Adapting:
     states: bool = False
 
 
-class Baseline(Protocol):
-    """What others would do with a few measurements of a new device."""
-
-    @property
-    def name(self) -> str:
-        """In tables."""
-        ...
-
-    def score(self, situation: Situation, few_shot: FewShotSet) -> Floats | None:
-        """(test rows,) scores, higher is faster; None where it does not apply."""
-        ...
-
-
 class Point(msgspec.Struct, frozen=True, kw_only=True):
     """How one contender did with k samples on the G workloads of a case's test rows."""
 
@@ -108,7 +93,7 @@ class Point(msgspec.Struct, frozen=True, kw_only=True):
 
 
 #: What is compared.
-Contender = Adapting | Baseline
+Contender = Adapting | FewShot
 #: A number of samples, None for all there are, and who is asked with them.
 Asked = tuple[int | None, Contender]
 
@@ -193,7 +178,7 @@ def run_curve(
         for one, point in zip(asked, points, strict=True):
             kept(path(case, one), lambda point=point: {"point": msgspec.to_builtins(point)})  # type: ignore[misc]
         what = f"{case.regime} {case.target}, {case.split}, seed {case.seed}"
-        print(f"{time.strftime('%H:%M:%S')} {done}/{len(jobs)} {what}", file=sys.stderr, flush=True)
+        say(f"{done}/{len(jobs)} {what}")
     every: list[Point] = []
     for case in cases:
         every.append(_judged(RANDOM, case, dataset, (0, 0), None, 0.0))

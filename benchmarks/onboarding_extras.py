@@ -54,30 +54,12 @@ class Experiment:
     workers: int
     #: Folder of finished cases.
     points_in: Path
-    #: As of `CasePlan`.
-    held: tuple[str, ...]
-    most_pool: int
-    most_judged: int
-    seeds: tuple[int, ...]
-    most_splits: int
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        """The devices."""
-        return tuple(map(str, self.devices.dataset.device_ids))
+    #: The divisions, whatever the regime.
+    plan: CasePlan
 
     def cases(self, regime: Regime, **changes: Any) -> CasePlan:
-        """The divisions of the set."""
-        plan = CasePlan(
-            regimes=(regime,),
-            targets=self.names,
-            seeds=self.seeds,
-            held=self.held,
-            most_pool=self.most_pool,
-            most_judged=self.most_judged,
-            most_splits=self.most_splits,
-        )
-        return replace(plan, **changes)
+        """The divisions of a regime."""
+        return replace(self.plan, regimes=(regime,), **changes)
 
     def adapting(self, *strategies: Strategy) -> list[Adapting]:
         """Strategies as contenders."""
@@ -150,7 +132,7 @@ def selectors(experiment: Experiment) -> dict[str, Any]:
         rows[way.name] = {
             "top1": {str(k): None if (one := top1[way, k]) is None else one.value for k in ks},
             "less_random": {
-                str(k): interval(table.difference(regime, name, _BY_CHANCE, k))
+                str(k): interval(table.estimate(regime, name, k, less=_BY_CHANCE))
                 for k in ks
                 if name != _BY_CHANCE
             },
@@ -164,7 +146,7 @@ def selectors(experiment: Experiment) -> dict[str, Any]:
         "set": experiment.devices.name,
         "regime": regime.value,
         "strategy": strategy.name,
-        "seeds": len(experiment.seeds),
+        "seeds": len(experiment.plan.seeds),
         "samples": ks,
         "at": at,
         "selectors": rows,
@@ -194,7 +176,7 @@ def breadth(experiment: Experiment) -> dict[str, Any]:
     return {
         "set": one.name,
         "k": list(samples),
-        "seeds": len(experiment.seeds),
+        "seeds": len(experiment.plan.seeds),
         "workloads": workloads,
     }
 
@@ -214,7 +196,7 @@ def coverage(experiment: Experiment, regime: Regime, samples: Sequence[int] = CO
         "set": experiment.devices.name,
         "regime": regime.value,
         "strategy": strategy.name,
-        "seeds": len(experiment.seeds),
+        "seeds": len(experiment.plan.seeds),
         "by_k": by_k,
     }
 

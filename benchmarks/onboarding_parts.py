@@ -133,13 +133,11 @@ def as_json(one: DeviceSet, table: CurveTable) -> dict[str, Any]:
                 best = table.best_baseline(regime, k)
                 rows[name] = {
                     **values,
-                    "less_best_baseline": None
-                    if best is None
-                    else interval(table.difference(regime, name, best, k)),
-                    "less_scratch": interval(table.difference(regime, name, "scratch", k)),
+                    "less_best_baseline": best and interval(table.estimate(regime, name, k, less=best)),
+                    "less_scratch": interval(table.estimate(regime, name, k, less="scratch")),
                     "adapt_seconds": table.seconds(name, k, regime),
                     "by_device": {
-                        target: interval(table.estimate(regime, name, k, "top1", (target,)))
+                        target: interval(table.estimate(regime, name, k, targets=(target,)))
                         for target in table.targets
                     },
                 }

@@ -7,6 +7,7 @@ same ones for all contenders, so that differences are paired.
 
 from __future__ import annotations
 
+from collections import Counter, defaultdict
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
@@ -62,52 +63,46 @@ class CurveTable:
         contender: str,
         k: int | None,
         measure: str = "top1",
+        *,
+        less: str | None = None,
         targets: Collection[str] = (),
     ) -> Estimate | None:
-        """Mean of a measure with its 90 % interval, or None where the contender has no point there."""
-        values = self._values(regime, contender, k, measure, targets)
-        return _mean(values, dict.fromkeys(values, 0.0)) if values else None
-
-    def difference(
-        self,
-        regime: Regime,
-        one: str,
-        other: str,
-        k: int | None,
-        measure: str = "top1",
-        targets: Collection[str] = (),
-    ) -> Estimate | None:
-        """Mean of `one` less `other` on the same workloads, by paired bootstrap; None if either is missing.
+        """Mean of a measure with its 90 % interval; None if there is no point.
 
         Args:
             regime: Which regime.
-            one: A contender.
-            other: Another one.
-            k: Samples of both.
+            contender: Its name.
+            k: Samples.
             measure: One of `MEASURES`.
+            less: Another contender with as many samples: the mean difference on the same workloads, paired.
             targets: Only of these devices; of all where empty.
         """
-        mine = self._values(regime, one, k, measure, targets)
-        theirs = self._values(regime, other, k, measure, targets)
-        shared = mine.keys() & theirs.keys()
-        if not shared:
+        mine = self._values(regime, contender, k, measure, targets)
+        theirs = dict.fromkeys(mine, 0.0) if less is None else self._values(regime, less, k, measure, targets)
+        above: dict[int, float] = defaultdict(float)
+        below: Counter[int] = Counter()
+        for place in sorted(mine.keys() & theirs.keys()):
+            above[place[3]] += mine[place] - theirs[place]
+            below[place[3]] += 1
+        if not below:
             return None
-        return _mean({place: mine[place] for place in sorted(shared)}, theirs)
+        order = sorted(below)
+        sums, counts = np.array([above[one] for one in order]), np.array([below[one] for one in order])
+        return resample_ratio(sums, counts.astype(np.float64), seed=0).estimate()
 
-    def best_baseline(self, regime: Regime, k: int | None, targets: Collection[str] = ()) -> str | None:
+    def best_baseline(self, regime: Regime, k: int | None) -> str | None:
         """The baseline with the highest mean top-1 at k, a random choice included."""
         found = {
             name: estimate.value
             for name in self.contenders(regime)
-            if name not in self.strategies
-            and (estimate := self.estimate(regime, name, k, "top1", targets)) is not None
+            if name not in self.strategies and (estimate := self.estimate(regime, name, k)) is not None
         }
         return max(found, key=lambda name: found[name]) if found else None
 
     def gain(self, regime: Regime, k: int | None) -> Estimate | None:
         """The default's top-1 less that of the best baseline at k."""
         best = self.best_baseline(regime, k)
-        return None if best is None else self.difference(regime, self.default, best, k)
+        return None if best is None else self.estimate(regime, self.default, k, less=best)
 
     def share_of_full(self, regime: Regime, k: int) -> float | None:
         """The default's top-1 at k over that with all of the device's data, by itself or from scratch.
@@ -129,7 +124,7 @@ class CurveTable:
             for regime in self.regimes
             for target in self.targets
             for k in self.samples(regime)
-            if (one := self.difference(regime, self.default, SCRATCH, k, "top1", (target,))) is not None
+            if (one := self.estimate(regime, self.default, k, less=SCRATCH, targets=(target,))) is not None
         ]
         return min(found) if found else None
 
@@ -175,16 +170,3 @@ class CurveTable:
             for group, value in zip(point.groups, values, strict=True):
                 found[point.target, point.split, point.seed, group] = value
         return found
-
-
-def _mean(mine: dict[_Place, float], theirs: dict[_Place, float]) -> Estimate:
-    """Mean difference, resampled over workloads."""
-    above: dict[int, float] = {}
-    below: dict[int, float] = {}
-    for place, value in mine.items():
-        above[place[3]] = above.get(place[3], 0.0) + value - theirs[place]
-        below[place[3]] = below.get(place[3], 0.0) + 1
-    order = sorted(above)
-    return resample_ratio(
-        np.array([above[one] for one in order]), np.array([below[one] for one in order]), seed=0
-    ).estimate()

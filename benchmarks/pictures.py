@@ -19,6 +19,7 @@ FOLDER = Path(__file__).parents[1] / "docs/pictures"
 SCHEMES = ("light", "dark")
 MOST_BYTES = 200_000
 _WAIT_MS = 60_000
+_WINDOW = {"width": 1100, "height": 860}
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,9 +28,6 @@ class Options:
 
     report: Annotated[Path | None, Option("report.html of a search")] = None
     root: Annotated[Path | None, Option("folder of a running daemon, such as runs/fleet")] = None
-    out: Annotated[Path, Option("folder of the pictures")] = FOLDER
-    width: Annotated[int, Option("of the window in pixels", least=320)] = 1100
-    height: Annotated[int, Option("of the window in pixels", least=200)] = 860
 
 
 def take(options: Options) -> Figures:
@@ -50,16 +48,15 @@ def take(options: Options) -> Figures:
         if daemon is None:
             raise FleetError(f"no daemon runs on {options.root}; `fleet up` starts one")
         pages["dashboard"] = ""
-    options.out.mkdir(parents=True, exist_ok=True)
     sizes = {}
     for name, address in pages.items():
         for scheme in SCHEMES:
-            picture = options.out / f"{name}-{scheme}.png"
-            picture.write_bytes(_picture(address or _login(options.root), scheme, options))
+            picture = FOLDER / f"{name}-{scheme}.png"
+            picture.write_bytes(_picture(address or _login(options.root), scheme))
             sizes[picture.name] = picture.stat().st_size
     if large := [name for name, size in sizes.items() if size > MOST_BYTES]:
-        raise FleetError(f"more than {MOST_BYTES:,} bytes: {', '.join(large)}; take a smaller --height")
-    return {"benchmark": "pictures", "bytes": sizes}
+        raise FleetError(f"more than {MOST_BYTES:,} bytes: {', '.join(large)}")
+    return {"bytes": sizes}
 
 
 def _login(root: Path | None) -> str:
@@ -70,13 +67,12 @@ def _login(root: Path | None) -> str:
     return str(daemon.login_url())
 
 
-def _picture(address: str, scheme: Any, options: Options) -> bytes:
+def _picture(address: str, scheme: Any) -> bytes:
     from playwright.sync_api import sync_playwright
 
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=str(CHROMIUM), args=["--no-sandbox"])
-        size = {"width": options.width, "height": options.height}
-        page = browser.new_page(viewport=size, color_scheme=scheme)
+        page = browser.new_page(viewport=_WINDOW, color_scheme=scheme)
         page.set_default_timeout(_WAIT_MS)
         page.goto(address)
         page.wait_for_selector("svg, tbody tr")

@@ -32,7 +32,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from agents.records import Workload, content_hash
-from benchmarks.harness import Figures, Option, benchmark, kept, read_kept, working_folder
+from benchmarks.harness import Figures, Option, benchmark, kept, read_kept, say, working_folder
 from benchmarks.onboarding_baselines import baselines
 from benchmarks.onboarding_cases import Case, FewShotSet, situation_of, visible_dataset
 from benchmarks.pretrained_figures import SAMPLES, breadth_figures, broad, expectations, figures
@@ -291,7 +291,7 @@ def _kept(
     made = run_each(run, waiting, workers, of="the benchmark of the shipped model", pieces="cases")
     for one in waiting:
         kept(paths[one], lambda: next(made))
-        print(f"{time.strftime('%H:%M:%S')} {one.name}", file=sys.stderr, flush=True)
+        say(one.name)
     return {one.name: read_kept(path) or {} for one, path in paths.items()}
 
 
@@ -379,7 +379,6 @@ def _run(options: Options, folder: Path) -> Figures:
             for measure in ("top1", "top5"):
                 done[name][measure] |= found[measure]
     result: Figures = {
-        "benchmark": "pretrained",
         "datasets": {one.name: one.sha256 for one in datasets},
         "records": sum(one.card["records"] for one in datasets),
         "workloads": len(workloads),

@@ -294,7 +294,6 @@ def measure(options: Options) -> Figures:
         shared = replace(options, store=options.store or folder / "large")
         found = {part: _in_process(part, shared) for part in PARTS}
     return {
-        "benchmark": "scale",
         "devices": options.devices,
         "records_per_s": found["taking"]["records_per_s"],
         "fleet_records_per_s": found["fleet"]["records_per_s"],

@@ -25,11 +25,12 @@ import statistics
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Annotated, Any
 
 import numpy as np
 
-from benchmarks.harness import Figures, Option, benchmark
+from benchmarks.harness import Figures, Option, benchmark, by_turns
 
 #: Layers of common networks; a search asks for a few hundred candidates of one workload at a time.
 OPERATORS: tuple[tuple[str, tuple[int, ...]], ...] = (
@@ -87,41 +88,37 @@ def measure(options: Options) -> Figures:
     xgb_model = _fitted_xgb(cases, options.seed)
     model = _model(cases, options.seed)
     warm = Extractor()
-    extractor = [Extractor()]
     decided = {
         case.workload.name: [warm.decided(case.workload, one.trace) for one in case.stored] for case in cases
     }
 
-    def live(reader: Extractor, case: _Case) -> Any:
-        return reader.extract_live(case.workload, case.schedules)
+    def live(case: _Case) -> Any:
+        return Extractor().extract_live(case.workload, case.schedules)
 
     ways: dict[str, Callable[[_Case], Any]] = {
         "tvm_features": lambda case: _per_store(case.context, case.candidates),
-        "features": lambda case: live(extractor[0], case),
+        "features": live,
         "tvm_predict": lambda case: xgb_model.predict(case.context, case.candidates),
-        "features_and_model": lambda case: model.score(live(extractor[0], case), _HEAD),
-        "features_of_decisions": lambda case: extractor[0].extract_decided(
+        "features_and_model": lambda case: model.score(live(case), _HEAD),
+        "features_of_decisions": lambda case: Extractor().extract_decided(
             case.workload, decided[case.workload.name]
         ),
     }
     # A full collection walks all candidates of the benchmark, and would strike one side by chance.
     gc.collect()
     gc.freeze()
-    spent: dict[str, list[float]] = {name: [] for name in ways}
-    for _ in range(options.repeats):
-        totals = dict.fromkeys(ways, 0.0)
-        for case in cases:
-            for name, way in ways.items():
-                extractor[0] = Extractor()
-                started = time.process_time()
-                way(case)
-                totals[name] += time.process_time() - started
-        for name, seconds in totals.items():
-            spent[name].append(seconds)
-    secs = {name: statistics.median(values) for name, values in spent.items()}
+    spent = [
+        by_turns(
+            {name: partial(way, case) for name, way in ways.items()},
+            options.repeats,
+            clock=time.process_time,
+        )
+        for case in cases
+    ]
+    rounds = {name: zip(*(turns[name] for turns in spent), strict=True) for name in ways}
+    secs = {name: statistics.median(map(sum, each)) for name, each in rounds.items()}
     os.sched_setaffinity(0, cores)
     return {
-        "benchmark": "scoring",
         "candidates": sum(len(case.schedules) for case in cases),
         "workloads": [case.workload.name for case in cases],
         "repeats": options.repeats,

@@ -20,14 +20,13 @@ from __future__ import annotations
 
 import math
 import statistics
-import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
 from agents.records import Workload
-from benchmarks.harness import Figures, Option, benchmark, working_folder
+from benchmarks.harness import Figures, Option, benchmark, say, working_folder
 from benchmarks.search_figures import (
     DAY_ZERO,
     EARLY,
@@ -115,7 +114,7 @@ def _search(bench: SearchBench, plan: Options, ends_at: float) -> Figures:
         for task in tasks:
             if time.monotonic() >= ends_at:
                 break
-            _say(f"{workload.name}: {task.side}, seed {task.seed}")
+            say(f"{workload.name}: {task.side}, seed {task.seed}")
             finished[task] = bench.run(task.side, workload, task.trials, task.seed)
             runs.setdefault(task.side, {})[workload.name, task.seed] = finished[task]
         missing += len(tasks) - len(finished)
@@ -132,7 +131,6 @@ def _search(bench: SearchBench, plan: Options, ends_at: float) -> Figures:
     _share_seeds(led)
     early, final = timed_after(led, EARLY), timed_after(led)
     return {
-        "benchmark": "search",
         "device": bench.spec.device_id,
         "head": head,
         "evaluator": EVALUATOR,
@@ -217,10 +215,6 @@ def _rows(chosen: list[Workload], runs: Any, early: Timed, final: Timed) -> list
             }
         )
     return rows
-
-
-def _say(text: str) -> None:
-    print(f"{time.strftime('%H:%M:%S')} {text}", file=sys.stderr, flush=True)
 
 
 main = benchmark("search", __doc__, Options, measure)

@@ -120,7 +120,6 @@ def measure(options: Options) -> Figures:
         for name in ("small", "large"):
             (root / name).mkdir()
         result: Figures = {
-            "benchmark": "store",
             "baseline": "deltalake write_deltalake append of the same rows, no fsync, no duplicate check",
             "append_64": appends(root / "small", 64, options.small_batches),
             "append_1000": appends(root / "large", 1000, options.large_batches),

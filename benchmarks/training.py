@@ -9,7 +9,6 @@ from the AutoTVM logs beside the checkout.
 from __future__ import annotations
 
 import resource
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -18,7 +17,7 @@ from typing import Annotated, Any
 import numpy as np
 
 from agents.records import Family
-from benchmarks.harness import Figures, Option, benchmark, child_json, working_folder
+from benchmarks.harness import Figures, Option, benchmark, by_turns, child_json, working_folder
 from benchmarks.imports import DATA
 from benchmarks.rivals.tlp import PublishedTlp
 from fleet.interchange.import_logs import ImportRequest, import_logs
@@ -81,10 +80,9 @@ def _compare(options: Options, folder: Path) -> Figures:
         store = folder / "store"
         import_devices(store)
     if store is None:
-        return {"benchmark": "training", "skipped": f"no logs at {LOGS.name} and no --store"}
+        return {"skipped": f"no logs at {LOGS.name} and no --store"}
     rows = _store_rows(store, options.rows)
     result: Figures = {
-        "benchmark": "training",
         "rows": len(rows.dataset),
         "rows_from": rows.source,
         "workloads": len(np.unique(rows.dataset.group)),
@@ -107,26 +105,29 @@ def _race(rows: _Rows, devices: Sequence[str], options: Options) -> dict[str, An
     ours = TrainConfig(epochs=_OUR_EPOCHS, device="cpu")
     # Without validation rows: theirs would take some 3 % of its time, and ours has none here.
     theirs = TlpConfig(epochs=1, validation_share=0.0)
-    samples, secs = np.zeros((options.rounds, 2)), np.zeros((options.rounds, 2))
-    for number in range(options.rounds):
-        result = train(rows.ours, whole, config=ours, seed=0, devices=devices)
-        samples[number, 0] = sum(report.samples for report in result.history)
-        secs[number, 0] = result.seconds
-        ranker = PublishedTlp(theirs, multi_task=True)
-        started = time.perf_counter()
-        ranker.fit(rows.dataset, whole, devices, 0)
-        secs[number, 1] = time.perf_counter() - started
-        columns = [rows.dataset.column(device_id) for device_id in devices]
-        samples[number, 1] = np.isfinite(rows.dataset.latency_secs[:, columns]).any(axis=1).sum()
-    mine, other = samples.sum(axis=0) / secs.sum(axis=0)
+    ranker = PublishedTlp(theirs, multi_task=True)
+    done: list[int] = []
+
+    def train_ours() -> None:
+        history = train(rows.ours, whole, config=ours, seed=0, devices=devices).history
+        done.append(sum(report.samples for report in history))
+
+    secs = by_turns(
+        {"ours": train_ours, "published": lambda: ranker.fit(rows.dataset, whole, devices, 0)},
+        options.rounds,
+    )
+    columns = [rows.dataset.column(device_id) for device_id in devices]
+    each = int(np.isfinite(rows.dataset.latency_secs[:, columns]).any(axis=1).sum())
+    mine, other = sum(done) / sum(secs["ours"]), each * options.rounds / sum(secs["published"])
+    ratios = zip(done, *secs.values(), strict=True)
     return {
         "heads": len(devices),
         "samples_per_s": mine,
         "published_samples_per_s": other,
         "ratio": mine / other,
-        "ratio_of_each_round": np.round(np.divide(*(samples / secs).T), 2).tolist(),
-        "samples": samples.sum(axis=0).astype(int).tolist(),
-        "secs": np.round(secs.sum(axis=0), 2).tolist(),
+        "ratio_of_each_round": [samples / ours * theirs / each for samples, ours, theirs in ratios],
+        "samples": [sum(done), each * options.rounds],
+        "secs": [sum(turns) for turns in secs.values()],
     }
 
 

@@ -10,8 +10,6 @@ timed on the GPU can be chosen and judged. Intervals are of 90 %, paired, over p
 
 from __future__ import annotations
 
-import sys
-import time
 from collections import defaultdict
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,7 +18,7 @@ from typing import Annotated, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from benchmarks.harness import Figures, Option, benchmark
+from benchmarks.harness import Figures, Option, benchmark, say
 from benchmarks.unlike_data import FindData, read_databases
 from benchmarks.unlike_pictures import write_pictures
 from benchmarks.unlike_ways import OURS, SIMPLE, WAYS, WITHOUT_SAMPLES, Pool, View, first_of
@@ -73,17 +71,15 @@ def measure(options: Options) -> Figures:
     """Run everything, where the databases are there."""
     if not options.data.is_dir():
         return {
-            "benchmark": "unlike",
             "skipped": f"{options.data} is absent: it lies beside the checkout; or name a folder with --data",
         }
-    began = time.monotonic()
     data = read_databases(options.data, options.one_in)
     flat = flat_inputs(data.dataset.features, data.dataset.spec.category_sizes)
     flat = flat[:, flat.min(axis=0) < flat.max(axis=0)]
     reached: Reached = defaultdict(list)
     is_held = (data.convolution // 65536 % _HELD == 0)[data.dataset.group]
     for target, device_id in enumerate(data.dataset.device_ids):
-        print(f"{device_id} left out, {time.monotonic() - began:.0f} s", file=sys.stderr)
+        say(f"{device_id} left out")
         trees, learnt = _source_trees(data, flat, target, ~is_held, options)
         for regime in _REGIMES:
             pool, free = _pool(data, flat, target, regime, is_held, (trees, learnt), options)
@@ -98,7 +94,6 @@ def measure(options: Options) -> Figures:
                         else:
                             reached[regime, device_id, name, k].append(_judged(view, WAYS[name](view)))
     figures = {
-        "benchmark": "unlike",
         "quick": options.quick,
         **_figures(reached, options),
         "devices": {
@@ -107,7 +102,6 @@ def measure(options: Options) -> Figures:
         },
         "likeness": likeness(data),
         "table": _table(reached, options),
-        "secs": time.monotonic() - began,
     }
     if options.pictures is not None:
         write_pictures(options.pictures, figures, options.ways)

@@ -31,75 +31,54 @@ def write_pictures(folder: Path, figures: Mapping[str, Any], ways: Sequence[str]
 
 
 def heat_map(likeness: Mapping[str, Mapping[str, Mapping[str, float]]]) -> str:
-    """What the winner of the row's GPU keeps on the column's."""
+    """What the winner of the row's GPU keeps on the column's: from red at half the speed to green at all."""
     names = sorted(likeness)
-    parts = [
-        _text(_LEFT, 18, "share of the best speed that the winner of the row's GPU keeps on the column's")
-    ]
+    parts = [_text(_LEFT, 18, "share of the best speed that a winner of the row's GPU keeps on the column's")]
     for row, source in enumerate(names):
-        y = _TOP + row * _CELL
-        parts += [
-            _text(_LEFT - 8, y + _CELL // 2, source, anchor="end"),
-            _text(_LEFT + row * _CELL + _CELL // 2, _TOP - 10, source, anchor="middle", size=9),
-        ]
+        at, y = _LEFT + row * _CELL, _TOP + row * _CELL
+        parts += [_text(4, y + _CELL // 2, source), _text(at, _TOP - 10, source)]
         for column, target in enumerate(names):
-            x = _LEFT + column * _CELL
-            cell = likeness[source].get(target)
-            if row == column or cell is None or cell["problems"] < _LEAST_PROBLEMS:
-                parts.append(_box(x, y, "#eeeeee"))
-                continue
-            # From red at half the speed to green at all of it.
-            share = min(1.0, max(0.0, (cell["kept"] - 0.5) / 0.5))
-            parts.append(_box(x, y, f"hsl({round(120 * share)},60%,75%)"))
-            middle = x + _CELL // 2
-            parts.append(_text(middle, y + _CELL // 2 + 4, f"{cell['kept']:.2f}", anchor="middle"))
+            cell = likeness[source].get(target, {"problems": 0.0})
+            x, is_known = _LEFT + column * _CELL, cell["problems"] >= _LEAST_PROBLEMS
+            hue = round(240 * min(0.5, max(0.0, cell["kept"] - 0.5))) if is_known else 0
+            fill = f"hsl({hue},60%,75%)" if is_known else "#eeeeee"
+            parts.append(f'<rect x="{x}" y="{y}" width="{_CELL - 2}" height="{_CELL - 2}" fill="{fill}"/>')
+            if is_known:
+                parts.append(_text(x + _CELL // 4, y + _CELL // 2 + 4, f"{cell['kept']:.2f}"))
     return _svg(_LEFT + len(names) * _CELL + 10, _TOP + len(names) * _CELL + 10, parts)
 
 
 def curves(table: Mapping[str, Mapping[str, Any]], ways: Sequence[str]) -> str:
     """Kept speed against samples, a panel a regime."""
     parts: list[str] = []
-    for place, (regime, by_way) in enumerate(table.items()):
+    for panel, (regime, by_way) in enumerate(table.items()):
         drawn = {way: by_way[way]["kept"] for way in ways if way in by_way}
-        parts += _panel(place * (_WIDTH + 20), regime, drawn)
-    for place, way in enumerate(ways):
-        x, y = _MARGIN + place % 4 * 230, _HEIGHT + 30 + place // 4 * 18
-        colour = _COLOURS[place % len(_COLOURS)]
-        parts += [f'<rect x="{x}" y="{y - 9}" width="14" height="4" fill="{colour}"/>', _text(x + 20, y, way)]
+        low = min(value for kept in drawn.values() for value in kept.values())
+        left, most = panel * (_WIDTH + 20) + _MARGIN, math.log2(1 + max(map(int, next(iter(drawn.values())))))
+
+        def across(count: str, left: int = left, most: float = most) -> float:
+            return left + math.log2(1 + int(count)) / max(1.0, most) * (_WIDTH - _MARGIN - 16)
+
+        def down(value: float, low: float = low) -> float:
+            return _HEIGHT - _MARGIN - (value - low) / (1 - low) * (_HEIGHT - 2 * _MARGIN)
+
+        parts.append(_text(left, 20, f"{regime}: speed kept, by samples"))
+        for value in (low, 1.0):
+            parts.append(_text(left - 40, down(value), f"{value:.2f}"))
+            parts.append(f'<path d="M{left} {down(value):.1f}h{_WIDTH - _MARGIN}" stroke="#dddddd"/>')
+        parts += [_text(across(count), _HEIGHT - 30, count) for count in next(iter(drawn.values()))]
+        for place, (way, kept) in enumerate(drawn.items()):
+            points = " ".join(f"{across(count):.1f},{down(value):.1f}" for count, value in kept.items())
+            style = f'stroke="{_COLOURS[place]}" stroke-width="{3 if place == len(drawn) - 1 else 1.2}"'
+            parts.append(f'<polyline points="{points}" fill="none" {style}/>')
+            if not panel:
+                x, y = _MARGIN + place % 4 * 230, _HEIGHT + 30 + place // 4 * 18
+                parts.append(f'<path d="M{x} {y - 4}h14" {style}/>{_text(x + 20, y, way)}')
     return _svg(len(table) * (_WIDTH + 20), _HEIGHT + 60, parts)
 
 
-def _panel(left: int, regime: str, drawn: Mapping[str, Mapping[str, float]]) -> list[str]:
-    counts = [int(count) for count in next(iter(drawn.values()))]
-    values = [value for kept in drawn.values() for value in kept.values()]
-    low, high = math.floor(min(values) * 10) / 10, 1.0
-
-    def at(count: int, value: float) -> tuple[float, float]:
-        across = math.log2(1 + count) / max(1.0, math.log2(1 + max(counts)))
-        x = left + _MARGIN + across * (_WIDTH - _MARGIN - 16)
-        return x, _HEIGHT - _MARGIN - (value - low) / (high - low) * (_HEIGHT - 2 * _MARGIN)
-
-    parts = [_text(left + _WIDTH // 2, 20, f"{regime}: speed kept, by samples", anchor="middle")]
-    for tenth in range(round(low * 10), 11):
-        x, y = at(0, tenth / 10)
-        parts.append(f'<path d="M{x:.0f} {y:.1f}H{left + _WIDTH - 16}" stroke="#dddddd"/>')
-        parts.append(_text(round(x) - 6, round(y) + 4, f"{tenth / 10:.1f}", anchor="end"))
-    for count in counts:
-        parts.append(_text(round(at(count, low)[0]), _HEIGHT - _MARGIN + 16, str(count), anchor="middle"))
-    for place, (_, kept) in enumerate(drawn.items()):
-        points = " ".join("{:.1f},{:.1f}".format(*at(int(count), value)) for count, value in kept.items())
-        width = 3 if place == len(drawn) - 1 else 1.2
-        colour = _COLOURS[place % len(_COLOURS)]
-        parts.append(f'<polyline points="{points}" fill="none" stroke="{colour}" stroke-width="{width}"/>')
-    return parts
-
-
-def _box(x: int, y: int, colour: str) -> str:
-    return f'<rect x="{x}" y="{y}" width="{_CELL - 2}" height="{_CELL - 2}" fill="{colour}"/>'
-
-
-def _text(x: int, y: int, words: str, *, anchor: str = "start", size: int = 11) -> str:
-    return f'<text x="{x}" y="{y}" text-anchor="{anchor}" font-size="{size}">{words}</text>'
+def _text(x: float, y: float, words: str) -> str:
+    return f'<text x="{x:.0f}" y="{y:.0f}" font-size="11">{words}</text>'
 
 
 def _svg(width: int, height: int, parts: Sequence[str]) -> str:

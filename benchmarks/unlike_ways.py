@@ -167,8 +167,7 @@ def mean_rank(view: View) -> Floats:
 def portfolio(view: View) -> Floats:
     """The solvers that are together best over all sources and problems, in the order of their choice.
 
-    Each kind has its own. The next one is that with which the fastest chosen solver of each problem keeps
-    most speed.
+    Each kind has its own.
     """
     data, group = view.data, view.data.dataset.group
     places = np.full((int(data.kind.max()) + 1, len(data.solvers)), float(len(data.solvers)))
@@ -177,15 +176,26 @@ def portfolio(view: View) -> Floats:
         problems, row_problem = np.unique(group[rows], return_inverse=True)
         speed = np.zeros((len(data.solvers), len(problems), len(view.sources)))
         speed[data.solver[rows], row_problem] = np.nan_to_num(np.exp(-view.logs[rows][:, view.sources]))
-        reached = np.zeros(speed.shape[1:])
-        for place in range(len(data.solvers)):
-            gains = np.maximum(speed, reached).sum(axis=(1, 2)) - reached.sum()
-            best = int(np.argmax(gains))
-            if gains[best] <= 0:
-                break
+        for place, best in enumerate(together_best(speed)):
             places[kind, best] = place
-            reached = np.maximum(reached, speed[best])
     return view.judged_from(places)
+
+
+def together_best(speed: Floats) -> list[int]:
+    """Choices that are together best, in their order: next is that with which most speed is kept.
+
+    Args:
+        speed: (choices, ...) of each, relative to the fastest.
+    """
+    reached, chosen = np.zeros(speed.shape[1:]), list[int]()
+    while len(chosen) < len(speed):
+        gains = np.maximum(speed, reached).reshape(len(speed), -1).sum(axis=1) - reached.sum()
+        best = int(np.argmax(gains))
+        if gains[best] <= 0:
+            break
+        chosen.append(best)
+        reached = np.maximum(reached, speed[best])
+    return chosen
 
 
 def trees_from_scratch(view: View) -> Floats:

@@ -4,21 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import numpy as np
-import torch
-from numpy.typing import NDArray
-
 from benchmarks.rivals.base import unknown_device
 from transfer.arrays import Floats, Rows
 from transfer.data.dataset import Dataset
 from transfer.errors import TransferError
-from transfer.model.inputs import torch_threads
-from transfer.model.mtl_tlp import TlpNetwork
-from transfer.train.published_procedure import TlpConfig, batches, train_network
-from transfer.train.rows import training_labels
-
-#: Rows of one forward pass when nothing is learnt, as in the published evaluation.
-_SCORE_ROWS = 4000
+from transfer.features.published_features import LAYOUTS, PublishedLayout
+from transfer.model.mtl_tlp import MtlTLP
+from transfer.train.published_procedure import TlpConfig, train_mtl_tlp
 
 
 class PublishedTlp:
@@ -34,9 +26,7 @@ class PublishedTlp:
     def __init__(self, config: TlpConfig | None = None, *, multi_task: bool = False) -> None:
         self.config = config or TlpConfig()
         self.multi_task = multi_task
-        self._networks: dict[str, tuple[TlpNetwork, int]] = {}
-        #: Validation loss of each epoch of the last network trained.
-        self.validation_losses: tuple[float, ...] = ()
+        self._models: dict[str, MtlTLP] = {}
 
     @property
     def name(self) -> str:
@@ -47,37 +37,24 @@ class PublishedTlp:
 
     def fit(self, dataset: Dataset, rows: Rows, devices: Sequence[str], seed: int) -> None:
         """Train from nothing. See `Ranker.fit`."""
-        steps = self._steps(dataset)
-        self._networks = {}
-        labels = training_labels(dataset, rows, devices)
-        heads = [tuple(devices)] if self.multi_task else [(device_id,) for device_id in devices]
-        for members in heads:
-            columns = [list(devices).index(device_id) for device_id in members]
-            labelled = np.isfinite(labels[:, columns]).any(axis=1)
-            network, self.validation_losses = train_network(
-                steps,
-                rows[labelled],
-                labels[labelled][:, columns],
-                self.config,
-                seed,
+        self._models, layout = {}, self._layout(dataset)
+        for members in [tuple(devices)] if self.multi_task else [(device_id,) for device_id in devices]:
+            model, _ = train_mtl_tlp(
+                dataset, rows, layout=layout, config=self.config, seed=seed, devices=members
             )
-            self._networks |= {device_id: (network, place) for place, device_id in enumerate(members)}
+            self._models |= dict.fromkeys(members, model)
 
     def score(self, dataset: Dataset, rows: Rows, device_id: str) -> Floats:
-        """Sums of the decoder over the steps. See `Ranker.score`."""
-        steps = self._steps(dataset)
-        if device_id not in self._networks:
-            raise unknown_device(self, device_id, tuple(self._networks))
-        network, head = self._networks[device_id]
-        network.eval()
-        with torch.no_grad(), torch_threads(self.config.threads):
-            passes = batches(steps, rows, _SCORE_ROWS, self.config.torch_device)
-            parts = [network(batch)[:, head].cpu() for batch in passes]
-        return torch.cat(parts).double().numpy() if parts else np.zeros(0)
+        """In the order of the decoder's sums over the steps. See `Ranker.score`."""
+        self._layout(dataset)
+        if device_id not in self._models:
+            raise unknown_device(self, device_id, tuple(self._models))
+        return self._models[device_id].score(dataset.features.take(rows), device_id)
 
-    def _steps(self, dataset: Dataset) -> NDArray[np.float32]:
+    def _layout(self, dataset: Dataset) -> PublishedLayout:
         if dataset.features.published is None:
             raise TransferError(
                 f"{self.name} reads published features, and the dataset has none; read it with them"
             )
-        return dataset.features.published
+        shape = dataset.features.published.shape[1:]
+        return next(layout for layout in LAYOUTS.values() if (layout.steps, layout.width) == shape)

@@ -200,7 +200,7 @@ def test_clock_steps_pauses_and_dead_trainings_cost_nothing_and_blame_nobody(ben
             run.ended("coordinator", code, "kill")
         bench.settle(run, given)
     assert tally.judge(run.root, "fleet"), tally.failures
-    found = tally.to_json(0)
+    found = tally.to_json()
     assert min(found["clock_steps"], found["pauses"]) >= 2
     assert found["trainings"] >= 1
 
@@ -219,7 +219,7 @@ def test_nothing_is_lost_whatever_dies_and_whenever(bench: Bench) -> None:
     for name in CAMPAIGNS:
         if name in everything:
             next(everything[name][1])
-    found = bench.tally.to_json(0)
+    found = bench.tally.to_json()
     assert "\n\n".join(found["failures"]) == ""
     assert [found[name] for name in ("lost", "duplicated", "unaccounted", "half_published")] == [0] * 4
     assert {"coordinator", "models", "spool", "state"} <= set(found["by_target"])

@@ -49,7 +49,8 @@ def test_options_are_read_and_shown_again(
     words: str, expected: Options, capsys: pytest.CaptureFixture[str]
 ) -> None:
     main([*words.split(), "--json"])
-    assert json.loads(capsys.readouterr().out) == measure(expected)
+    found = json.loads(capsys.readouterr().out)
+    assert found == {"benchmark": "sample", "secs": found["secs"], **measure(expected)}
     assert command_of("sample", expected) == f"python -m benchmarks.sample {words.replace('/x/', '')}"
 
 
