@@ -25,9 +25,8 @@ from typing import Annotated, Any
 
 from benchmarks.chaos_children import ChildError, Children
 from benchmarks.chaos_faults import DISK_FAULTS
-from benchmarks.chaos_real import RealFleet
+from benchmarks.chaos_real import RealFleet, Wreck
 from benchmarks.chaos_run import BATCHES, DEAD, Run, Tally
-from benchmarks.chaos_wreck import Wreck
 from benchmarks.fleet_up import LateError
 from benchmarks.harness import Figures, Option, benchmark
 

@@ -35,7 +35,7 @@ from agents.records import (
     unknown_descriptor,
 )
 from benchmarks.hostile_corpus import attack_steps
-from benchmarks.hostile_values import damaged, deep_text, text, value, with_faults
+from benchmarks.hostile_values import damaged, deep_text, spoil, text, value, with_faults
 from benchmarks.made_up import record_of
 from fleet.datasets.data_card import DatasetAbout
 from fleet.datasets.dataset_files import CARD, README, RECORDS, SUMS, write_sums
@@ -206,13 +206,10 @@ def make_dataset(rng: Random, folder: Path, marker: str) -> None:
         rng.choice((faulty_values, faulty_footer))(honest_dataset() / RECORDS, path, rng)
     elif kind == 2:
         path.write_bytes(damaged(rng, path.read_bytes()))
-    elif kind == 3:
-        (folder / CARD).write_bytes(deep_text(with_faults(rng, json.loads((folder / CARD).read_text()))))
-    elif kind == 4:
-        texts = (b"null", b"[]", b"[" * 100_000, b"{" * 3, deep_text(value(rng, 3)))
-        (folder / rng.choice((CARD, README, SUMS))).write_bytes(rng.choice(texts))
-    else:
+    elif kind == 5:
         not_regular(rng, folder)
+    else:
+        spoil(rng, folder / rng.choice((CARD, CARD, README, SUMS)))
     # The kernel says of its own files, which `not_regular` links to, that they are regular.
     paths = [folder / name for name in (RECORDS, CARD, README, SUMS)]
     is_readable = all(path.is_file() and not path.is_symlink() for path in paths)

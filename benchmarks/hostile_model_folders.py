@@ -18,7 +18,7 @@ from typing import Any
 
 from agents.records import DeviceId, unknown_descriptor
 from benchmarks.hostile_datasets import WORKLOAD, device, not_regular, record
-from benchmarks.hostile_values import damaged, deep_text, text, value, with_fault, with_faults
+from benchmarks.hostile_values import damaged, deep_text, spoil, text, value, with_fault
 from fleet.archive.backup import back_up
 from fleet.archive.backup_folder import MANIFEST, OBJECTS, _sum_of
 from fleet.models.registry import Registry
@@ -92,7 +92,7 @@ def make_models(rng: Random, folder: Path) -> None:
         manifest[key] = rng.choice((None, [], [None], {"board": None}, "x", 1e300, -1, True, value(rng, 2)))
         (version / MANIFEST_NAME).write_bytes(deep_text(manifest))
     else:
-        _faulty(rng, version / MANIFEST_NAME)
+        spoil(rng, version / MANIFEST_NAME)
 
 
 def _faulty_registry(rng: Random, path: Path) -> None:
@@ -128,17 +128,6 @@ def _other_value(rng: Random, path: Path) -> None:
             connection.execute(f"UPDATE {table} SET {column} = ?", (fresh,))
 
 
-def _faulty(rng: Random, path: Path) -> None:
-    """Put faults into the values or bytes of a JSON file, or something else in its place."""
-    if rng.random() < 0.2:
-        path.write_bytes(rng.choice((b"null", b"[]", b"[" * 100_000, b'{"a":' * 5_000, b"", b"\xff\xfe")))
-        return
-    if rng.random() < 0.3:
-        path.write_bytes(damaged(rng, path.read_bytes()))
-        return
-    path.write_bytes(deep_text(with_faults(rng, json.loads(path.read_text()))))
-
-
 @cache
 def _honest_backup() -> Path:
     """A backup of a store of some records, made once a process."""
@@ -162,7 +151,7 @@ def make_backup(rng: Random, folder: Path) -> None:
         path = rng.choice(sorted((folder / OBJECTS).glob("*/*")))
         path.write_bytes(damaged(rng, path.read_bytes()))
     elif kind == 2:
-        path.write_bytes(rng.choice((b"null", b"[]", b"[" * 100_000, b'{"schema":null}', b"\xff", b"{}")))
+        spoil(rng, path)
     else:
         whole = json.loads(path.read_text())
         del whole["sum"]

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import json
 import sys
+from pathlib import Path
 from random import Random
 from typing import Any
 
@@ -78,6 +79,8 @@ TEXTS = (
 #: More levels than any value has here; the stack of a thread holds them.
 _DEEP = 50_000
 _LENGTHS = (100, 1_000, 5_000, 70_000)
+#: What stands in the place of a whole file.
+_OTHERS = (b"null", b"[]", b"{}", b"[" * 100_000, b'{"a":' * 5_000, b"", b"\xff\xfe", b'{"schema":null}')
 _TOKENS = (b"NaN", b"Infinity", b"-Infinity", b"1e400", b"-1e999", b"00", b"1.", b"'x'", b"nul", b"\xff")
 
 
@@ -150,6 +153,17 @@ def with_faults(rng: Random, whole: Any, counts: tuple[int, ...] = (1, 3)) -> An
     for _ in range(rng.choice(counts)):
         whole = with_fault(rng, whole)
     return whole
+
+
+def spoil(rng: Random, path: Path) -> None:
+    """Put faults into the values or bytes of a file, or something else in its place."""
+    data = path.read_bytes()
+    if rng.random() < 0.2:
+        path.write_bytes(rng.choice(_OTHERS))
+    elif path.suffix != ".json" or rng.random() < 0.3:
+        path.write_bytes(damaged(rng, data))
+    else:
+        path.write_bytes(deep_text(with_faults(rng, json.loads(data))))
 
 
 def line_of(rng: Random, whole: Any) -> bytes:
