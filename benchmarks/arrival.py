@@ -127,7 +127,7 @@ def _run(folder: Path, samples: int) -> Figures:
     }
 
 
-def _judge(folder: Path, target: DeviceId, version: str, asked: set[str], known: set[str]) -> dict[str, Any]:
+def _judge(folder: Path, target: DeviceId, version: str, asked: set[str], known: set[str]) -> Figures:
     """Top-1 of the head and of one from scratch on candidates that the device was not asked for.
 
     Args:
@@ -172,7 +172,7 @@ def _judge(folder: Path, target: DeviceId, version: str, asked: set[str], known:
     )
     scratch = strategies()["scratch"].adapt(task)
 
-    def compared(rows: np.ndarray) -> dict[str, Any]:
+    def compared(rows: np.ndarray) -> Figures:
         ours, theirs = (
             judge_folds(dataset, target, [(rows, one.score(view, rows))]) for one in (head, scratch)
         )
@@ -222,7 +222,7 @@ def _fleet(folder: Path, *arguments: str) -> None:
         raise SystemExit(f"fleet {' '.join(arguments)} ended with {done.returncode}: {done.stderr[-2000:]}")
 
 
-def _onboarded(daemon: DaemonClient, device_id: str, number: int) -> dict[str, Any]:
+def _onboarded(daemon: DaemonClient, device_id: str, number: int) -> Figures:
     """Wait for the result of a device's onboarding, counted from 0."""
 
     def ended() -> Any:
@@ -236,7 +236,7 @@ def _onboarded(daemon: DaemonClient, device_id: str, number: int) -> dict[str, A
     request = wait_until(ended, f"onboarding {number} of {device_id}", _HEAD_SECS)
     if request["state"] != "succeeded":
         raise SystemExit(f"the onboarding of {device_id} {request['state']}: {request['reason']}")
-    result: dict[str, Any] = request["result"]
+    result: Figures = request["result"]
     return result
 
 

@@ -18,10 +18,11 @@ import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import IO, Any
+from typing import IO
 
 from agents.host.process_control import die_with_parent
 from benchmarks.fleet_up import patience
+from fleet.json_types import Json, JsonDict
 
 #: How long a child may take in all, and the first answer, which waits for the imports; longer on a full host.
 TIMEOUT_SECS = 300.0
@@ -50,7 +51,7 @@ class Forks:
         #: One question at a time: threads that watch processes ask as well.
         self._lock = threading.Lock()
 
-    def start(self, load: str, arguments: Mapping[str, Any]) -> int:
+    def start(self, load: str, arguments: Json) -> int:
         """Fork a process that runs a load; returns its process id."""
         return int(self._ask({"op": "fork", "load": load, "arguments": dict(arguments)})["pid"])
 
@@ -59,18 +60,18 @@ class Forks:
         code = self._ask({"op": "poll", "pid": pid})["code"]
         return None if code is None else int(code)
 
-    def _ask(self, request: Mapping[str, Any]) -> dict[str, Any]:
+    def _ask(self, request: Json) -> JsonDict:
         with self._lock:
             _say(self._requests, request)
             return self._read(None)
 
-    def _read(self, timeout_secs: float | None) -> dict[str, Any]:
+    def _read(self, timeout_secs: float | None) -> JsonDict:
         # One answer a question, so nothing waits in the buffer of the file object.
         ready = select.select([self._answers], [], [], timeout_secs)[0]
         line = self._answers.readline() if ready else b""
         if not line.endswith(b"\n"):
             raise ChildError("the process that forks the children is gone")
-        answer: dict[str, Any] = json.loads(line)
+        answer: JsonDict = json.loads(line)
         return answer
 
 
@@ -119,11 +120,11 @@ class Children(Forks):
             raise ChildError(f"a child did not end within {timeout_secs:g} s: {self.last_words()}")
         return code
 
-    def run(self, load: str, arguments: Mapping[str, Any]) -> int:
+    def run(self, load: str, arguments: Json) -> int:
         """Fork a child, wait for its end; returns its exit code, or minus the signal."""
         return self.wait(self.start(load, arguments))
 
-    def do(self, load: str, arguments: Mapping[str, Any]) -> None:
+    def do(self, load: str, arguments: Json) -> None:
         """Fork a child and wait for its end.
 
         Raises:
@@ -133,7 +134,7 @@ class Children(Forks):
             raise ChildError(f"{load} ended with {code}: {self.last_words()}")
 
     def run_and_kill(
-        self, load: str, arguments: Mapping[str, Any], after_secs: float, pause_at_secs: float | None = None
+        self, load: str, arguments: Json, after_secs: float, pause_at_secs: float | None = None
     ) -> int:
         """Fork a child and kill it after some time, if it still runs.
 
@@ -179,7 +180,7 @@ class Children(Forks):
         """Whether there is a process that forks."""
         return self._process.poll() is None
 
-    def _ask(self, request: Mapping[str, Any]) -> dict[str, Any]:
+    def _ask(self, request: Json) -> JsonDict:
         try:
             _say(self._requests, request)
             return self._read(patience(TIMEOUT_SECS))
@@ -196,7 +197,7 @@ def _descriptor(pid: int) -> Iterator[int]:
         os.close(descriptor)
 
 
-def spawner(loads: Mapping[str, Callable[[dict[str, Any]], None]]) -> Forks:
+def spawner(loads: Mapping[str, Callable[[JsonDict], None]]) -> Forks:
     """Forks for a process that has threads of its own: made before they begin, and gone with it.
 
     Args:
@@ -218,9 +219,7 @@ def spawner(loads: Mapping[str, Callable[[dict[str, Any]], None]]) -> Forks:
     return made
 
 
-def serve(
-    loads: Mapping[str, Callable[[dict[str, Any]], None]], requests: IO[bytes], answers: IO[bytes]
-) -> None:
+def serve(loads: Mapping[str, Callable[[JsonDict], None]], requests: IO[bytes], answers: IO[bytes]) -> None:
     """Fork children as asked until there are no more requests, then kill those that are left.
 
     Args:
@@ -247,12 +246,12 @@ def serve(
         os.waitpid(pid, 0)
 
 
-def _say(pipe: IO[bytes], value: Mapping[str, Any]) -> None:
+def _say(pipe: IO[bytes], value: Json) -> None:
     pipe.write(json.dumps(value).encode() + b"\n")
     pipe.flush()
 
 
-def _be_child(load: Callable[[dict[str, Any]], None], arguments: dict[str, Any]) -> None:
+def _be_child(load: Callable[[JsonDict], None], arguments: JsonDict) -> None:
     code = 1
     try:
         die_with_parent(os.getppid())

@@ -13,7 +13,6 @@ import importlib
 import os
 import sys
 from pathlib import Path
-from typing import Any
 
 from agents.errors import SpoolError, SpoolFull
 from agents.records import Record
@@ -28,6 +27,7 @@ from benchmarks.chaos_records import make_recorded
 from benchmarks.chaos_state import state_load
 from benchmarks.chaos_watch import look_at_fleet, observer_load
 from fleet.errors import StoreError
+from fleet.json_types import JsonDict
 
 _IMPORTED_LATE = (
     "torch._dynamo",
@@ -40,7 +40,7 @@ _IMPORTED_LATE = (
 )
 
 
-def spool_load(arguments: dict[str, Any]) -> None:
+def spool_load(arguments: JsonDict) -> None:
     """Put batches, acknowledge some of the pending ones."""
     load = Load(arguments)
 
@@ -71,12 +71,12 @@ def _acknowledge_some(load: Load, spool: Spool) -> None:
         spool.acknowledge(gone)
 
 
-def recorded_load(arguments: dict[str, Any]) -> None:
+def recorded_load(arguments: JsonDict) -> None:
     """Make the file `recorded` that the replay devices of `fleet_load` answer from."""
     make_recorded(Path(arguments["recorded"]))
 
 
-def fleet_load(arguments: dict[str, Any]) -> None:
+def fleet_load(arguments: JsonDict) -> None:
     """Be a whole coordinator for `batches` turns; see `benchmarks.chaos_fleet`."""
     forks = spawner({"trainer": trainer_load})  # before anything of this process begins a thread
     load = Load(arguments)
@@ -93,7 +93,7 @@ def fleet_load(arguments: dict[str, Any]) -> None:
     load.finish()
 
 
-def look_at_fleet_load(arguments: dict[str, Any]) -> None:
+def look_at_fleet_load(arguments: JsonDict) -> None:
     """Look at the folder of a `fleet up` that has ended."""
     load = Load(arguments)
     look_at_fleet(load.log, load.root / "history.jsonl", load.disk)

@@ -17,7 +17,7 @@ import random
 import signal
 import subprocess
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from io import FileIO
@@ -33,6 +33,7 @@ from benchmarks.chaos_history import Event, HistoryLog
 from benchmarks.chaos_life import Load
 from benchmarks.chaos_trouble import ALIVE
 from fleet.errors import FleetError
+from fleet.json_types import Json, JsonDict
 from fleet.models.registry import Registry
 from fleet.models.registry_file import Champion, Change, RegistryFile
 from fleet.models.registry_reader import RegistryReader
@@ -69,7 +70,7 @@ class ForkedProcess:
         stdout: FileIO,
         stderr: FileIO,
         forks: Forks,
-        arguments: Mapping[str, Any],
+        arguments: Json,
         log: HistoryLog,
         **_: Any,
     ) -> None:
@@ -95,9 +96,7 @@ def _path_of(stream: FileIO) -> str:
     return str(Path(f"/proc/self/fd/{stream.fileno()}").readlink())
 
 
-def fork_trainings(
-    forks: Forks, root: Path, plan: Mapping[str, Any], log: HistoryLog, rng: random.Random
-) -> None:
+def fork_trainings(forks: Forks, root: Path, plan: Json, log: HistoryLog, rng: random.Random) -> None:
     """Let every training of this process be forked, half of them with the fault of a plan at some step."""
     places = {"history": str(root / "history.jsonl"), "alive": str(root / ALIVE)}
 
@@ -110,7 +109,7 @@ def fork_trainings(
     setattr(child, "subprocess", made)  # noqa: B010  # for the type checker it is a module
 
 
-def trainer_load(arguments: dict[str, Any]) -> None:
+def trainer_load(arguments: JsonDict) -> None:
     """Be the process of a refresh; the arguments are those of `ForkedProcess`."""
     os.setsid()
     for name, number in (("stdout", 1), ("stderr", 2)):
@@ -197,7 +196,7 @@ def _champions(reader: RegistryReader) -> tuple[dict[DeviceId, Champion], list[C
             return found
 
 
-def models_load(arguments: dict[str, Any]) -> None:
+def models_load(arguments: JsonDict) -> None:
     """Keep versions, publish each, take every other one back for one device, prune."""
     load = Load(arguments)
     watch_registry(load.log)

@@ -33,6 +33,7 @@ from benchmarks.fleet_up import (
 )
 from fleet.api.client import ask
 from fleet.errors import FleetError
+from fleet.json_types import JsonDict
 
 _TRAINER = "fleet.refresh.process"
 WAIT_SECS, _STOP_SECS = 180.0, 180.0
@@ -120,7 +121,7 @@ class RealFleet:
         """What the API says of the real device; 0 while it says nothing."""
         return self.states().get(self.local, {}).get(name) or 0
 
-    def states(self) -> dict[str, dict[str, Any]]:
+    def states(self) -> dict[str, JsonDict]:
         """What the API says of each device; empty while it says nothing."""
         try:
             view = ask(self.disk / "fleet", "/v1/status") or {}
@@ -281,7 +282,7 @@ class Wreck:
         #: Seconds of each kind, by key of the JSON.
         self._secs: dict[str, list[float]] = defaultdict(list)
 
-    def run(self, rounds: int) -> dict[str, Any]:
+    def run(self, rounds: int) -> JsonDict:
         """Stop each kind of process, then kill each kind, some times; returns what was measured."""
         fleet, secs = self._fleet, self._secs
         fleet.start()

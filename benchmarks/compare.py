@@ -18,7 +18,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 from agents.host.cpu_features import runnable_levels
 from agents.host.probe import probe
@@ -65,7 +65,7 @@ def measure(options: Options) -> Figures:
 
 def _compared(bench: SearchBench, workload: Workload, trials: int) -> Figures:
     """One operator: seconds of each search, and the latency that its program has in the end."""
-    runs: dict[str, dict[str, Any]] = {}
+    runs: dict[str, Figures] = {}
     for name, (side, label) in SIDES.items():
         say(f"{workload.name}: {label}")
         runs[name] = bench.run(side, workload, trials, 0)

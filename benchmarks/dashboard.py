@@ -111,7 +111,7 @@ class _Fleet:
         return httpx.Client(base_url=self.url, headers=headers, trust_env=False, timeout=60)
 
 
-def run(folder: Path, *, devices: int, records: int) -> dict[str, Any]:
+def run(folder: Path, *, devices: int, records: int) -> Figures:
     """Measure all of it in a folder.
 
     Raises:
@@ -130,7 +130,7 @@ def run(folder: Path, *, devices: int, records: int) -> dict[str, Any]:
             )
         browser = _look(fleet)
     totals = fleet.totals
-    found: dict[str, Any] = {
+    found: Figures = {
         "devices": devices,
         **browser,
         "records_per_s": (totals[-1][1] - totals[0][1]) / (totals[-1][0] - totals[0][0]),
@@ -172,7 +172,7 @@ def _turn(coordinator: Coordinator, over: threading.Event, fleet: _Fleet) -> Non
         fleet.totals.append((time.time(), records_of(coordinator)))
 
 
-def _look(fleet: _Fleet) -> dict[str, Any]:
+def _look(fleet: _Fleet) -> Figures:
     """What a browser sees, and what the API takes meanwhile."""
     from playwright.sync_api import sync_playwright
 

@@ -18,15 +18,14 @@ kept, with the rules of today, at each of the minutes.
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 from unittest.mock import patch
 
 import msgspec
 import numpy as np
-from numpy.typing import NDArray
 
 from agents.records import DeviceId, DeviceKind, Family, Record, WorkloadId
 from benchmarks.freshness_up import judged_by, look, top1_by_workload, watched
@@ -35,6 +34,7 @@ from benchmarks.pretrained import groups_of, networks_of, opened_store
 from benchmarks.pretrained_ship import train_model
 from benchmarks.tables import interval
 from fleet.errors import FleetError
+from fleet.json_types import Json
 from fleet.models.registry import Registry
 from fleet.models.shipped_heads import ShippedHeads
 from fleet.models.shipped_model import SHIPPED_KEY, ShippedDevice, read_shipped, write_shipped
@@ -44,9 +44,8 @@ from fleet.refresh.request import RefreshRequest
 from fleet.refresh.run import run_refresh
 from fleet.store.store import Store
 from transfer.adapt.base import without_device
+from transfer.arrays import Floats, Rows
 from transfer.data.splits import leave_networks_out
-
-Floats = NDArray[np.float64]
 
 #: One part of so many of the user's workloads judges.
 _JUDGED_PART = 4
@@ -76,7 +75,7 @@ class _Hour:
     snapshot: DatasetSnapshot
     target: DeviceId
     #: Rows that judge, none of which enters the store.
-    judged: NDArray[np.int64]
+    judged: Rows
     #: Records of the machine for the store, in the order in which they come, and the minute of each.
     records: Sequence[Record]
     arrival_minutes: Floats
@@ -106,7 +105,7 @@ def measure(options: Options) -> Figures:
     return {"group": options.group, **_report(hour, options, looks)}
 
 
-def _report(hour: _Hour, options: Options, looks: Sequence[Mapping[str, Any]]) -> Figures:
+def _report(hour: _Hour, options: Options, looks: Sequence[Json]) -> Figures:
     return {
         "target": options.target,
         "records": len(hour.records),
@@ -133,7 +132,7 @@ def _measured(store: Path, target: DeviceId) -> _Hour:
     )
 
 
-def _hour(store: Path, options: Options) -> tuple[_Hour, NDArray[np.int64]]:
+def _hour(store: Path, options: Options) -> tuple[_Hour, Rows]:
     """What answers for the machine, and the rows that its shipped model learns from."""
     reader = Store.read(store)
     snapshot = load_snapshot(reader)
@@ -160,7 +159,7 @@ def _hour(store: Path, options: Options) -> tuple[_Hour, NDArray[np.int64]]:
     return hour, split.train
 
 
-def _ship(folder: Path, hour: _Hour, rows: NDArray[np.int64], options: Options) -> None:
+def _ship(folder: Path, hour: _Hour, rows: Rows, options: Options) -> None:
     """Train what the machine's program would have been shipped with: nothing of it, nor of its networks."""
     snapshot, dataset = hour.snapshot, hour.snapshot.dataset
     sources = [str(name) for name in dataset.device_ids if name != hour.target]
@@ -186,7 +185,7 @@ def _ship(folder: Path, hour: _Hour, rows: NDArray[np.int64], options: Options) 
     write_shipped(folder, model, manifest, devices)
 
 
-def _replayed(folder: Path, hour: _Hour, options: Options) -> list[dict[str, Any]]:
+def _replayed(folder: Path, hour: _Hour, options: Options) -> list[Figures]:
     """What serves at each minute."""
     spec, descriptor = hour.snapshot.devices[hour.target]
     # Its records come from a real machine: what answers here is one to the fleet.
@@ -205,7 +204,7 @@ def _replayed(folder: Path, hour: _Hour, options: Options) -> list[dict[str, Any
         with Store.open(path) as store:
             store.append(hour.records[arrived:until])
         arrived = until
-        outcome: dict[str, Any] = {}
+        outcome: Figures = {}
         if arrived:
             outcome = run_refresh(_request(folder, hour, minute, options))
         else:
@@ -230,9 +229,9 @@ def _request(folder: Path, hour: _Hour, minute: int, options: Options) -> Refres
     )
 
 
-def _figures(looks: Sequence[Mapping[str, Any]]) -> Figures:
+def _figures(looks: Sequence[Json]) -> Figures:
     """What served at each minute beside the shipped head; differences are paired by workload."""
-    by_minute: dict[str, dict[str, Any]] = {}
+    by_minute: dict[str, Figures] = {}
     gains: list[Floats] = []
     for seen in looks:
         served, floor = (

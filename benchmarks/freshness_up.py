@@ -10,15 +10,14 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import yaml
-from numpy.typing import NDArray
 
 from agents.records import DeviceId
 from benchmarks.fleet_up import READY, START_SECS, Program, profile_file, verb, wait_until, write_fleet
 from benchmarks.harness import working_folder
+from fleet.json_types import JsonDict
 from fleet.models.head_scores import HeadCache
 from fleet.models.holdout import held_out
 from fleet.models.registry import Registry
@@ -29,6 +28,7 @@ from fleet.models.versions import DatasetSnapshot, load_snapshot
 from fleet.store.reader import StoreReader
 from fleet.store.store import Store
 from transfer.adapt.base import Adapted
+from transfer.arrays import Rows
 from transfer.data.dataset import Dataset
 from transfer.data.metrics import evaluate_ranking
 
@@ -44,7 +44,7 @@ _WORKLOADS = {
 }
 
 
-def watched(profile: str, minutes: Sequence[int], keep: Path | None = None) -> list[dict[str, Any]]:
+def watched(profile: str, minutes: Sequence[int], keep: Path | None = None) -> list[JsonDict]:
     """Run the daemon until the last minute, and judge what served at each; `keep` keeps its store."""
     device_id = DeviceId(profile)
     with working_folder(keep) as folder:
@@ -71,7 +71,7 @@ def watched(profile: str, minutes: Sequence[int], keep: Path | None = None) -> l
         return _judged(looks, registry, store, device_id)
 
 
-def look(registry: Registry, device_id: DeviceId, minute: int, records: int) -> dict[str, Any]:
+def look(registry: Registry, device_id: DeviceId, minute: int, records: int) -> JsonDict:
     """What serves now; the head itself, for its version may be forgotten later."""
     champion = registry.champions()[device_id]
     manifest = registry.manifest(champion.version)
@@ -87,8 +87,8 @@ def look(registry: Registry, device_id: DeviceId, minute: int, records: int) -> 
 
 
 def _judged(
-    looks: Sequence[dict[str, Any]], registry: Registry, store: Path, device_id: DeviceId
-) -> list[dict[str, Any]]:
+    looks: Sequence[JsonDict], registry: Registry, store: Path, device_id: DeviceId
+) -> list[JsonDict]:
     """Each look with the top-1 of its head, and of the shipped one, by held-out workload."""
     reader = Store.read(store)
     snapshot, rows = judged_by(reader, device_id)
@@ -102,7 +102,7 @@ def _judged(
     ]
 
 
-def judged_by(reader: StoreReader, device_id: DeviceId) -> tuple[DatasetSnapshot, NDArray[np.int64]]:
+def judged_by(reader: StoreReader, device_id: DeviceId) -> tuple[DatasetSnapshot, Rows]:
     """What a store has of a device, and the rows of its held-out workloads that no model chose."""
     judged = JudgedRows()
     snapshot = load_snapshot(reader, device_ids=[device_id], judged=judged)
@@ -114,9 +114,7 @@ def judged_by(reader: StoreReader, device_id: DeviceId) -> tuple[DatasetSnapshot
     return snapshot, np.flatnonzero(is_held & measured)
 
 
-def top1_by_workload(
-    head: Adapted, dataset: Dataset, rows: NDArray[np.int64], device_id: DeviceId
-) -> dict[str, float]:
+def top1_by_workload(head: Adapted, dataset: Dataset, rows: Rows, device_id: DeviceId) -> dict[str, float]:
     """Speed of a head's first choice among some rows over the best, by workload."""
     scores = head.score_unseen(dataset.features.take(rows))
     latency = dataset.latency_secs[rows, dataset.column(device_id)]

@@ -18,13 +18,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 from scipy.stats import rankdata
 
 from agents.host.gpu_sheets import gpu_sheet
-from benchmarks.gpus_spaces import Floats, Space
+from benchmarks.gpus_spaces import Space
 from benchmarks.unlike_ways import together_best
 from transfer.adapt.space_search import SpaceSearch
+from transfer.arrays import Floats, Rows
 from transfer.features.hardware import kinship_steps
 
 #: Of Kernel Tuner 1.5; a version without one of them reports so. Left out are bayes_opt, which took longest
@@ -159,7 +159,6 @@ def _closed_cache(space: Space, device: int) -> str:
     return json.dumps(head, indent="")
 
 
-Rows = NDArray[np.int64]
 #: Yields rows, receives their measured seconds (NaN: it fails).
 Chooser = Generator[int, float, None]
 
@@ -301,7 +300,7 @@ CHOOSERS: dict[str, Callable[[Space, int, int], Chooser]] = {
 }
 
 
-def _by_model(space: Space, predict: Callable[[Rows, Floats], Floats], first: NDArray[np.int64]) -> Chooser:
+def _by_model(space: Space, predict: Callable[[Rows, Floats], Floats], first: Rows) -> Chooser:
     """Measure in the order of `first`, then of what a model expects, which learns in rounds."""
     order: Iterator[int] = iter(first.tolist())
     rows: list[int] = []

@@ -18,6 +18,7 @@ from random import Random
 from typing import Any
 
 from benchmarks.hostile_corpus import SEEDS
+from fleet.json_types import JsonDict
 
 #: Entries of an archive by their names within its folder.
 Entries = dict[str, bytes]
@@ -31,7 +32,7 @@ _FLOAT = 7
 _ROOT = "network"
 
 
-def tensor_meta(shape: tuple[int, ...] = _SHAPE, dtype: int = _FLOAT) -> dict[str, Any]:
+def tensor_meta(shape: tuple[int, ...] = _SHAPE, dtype: int = _FLOAT) -> JsonDict:
     """The description of a dense tensor."""
     strides = [1]
     for size in reversed(shape[1:]):
@@ -58,14 +59,14 @@ def attacks() -> dict[str, list[list[tuple[list[str | int], Any]]]]:
 
 
 @cache
-def _seeds() -> dict[str, Any]:
-    found: dict[str, Any] = json.loads((SEEDS / "networks.json").read_text())
+def _seeds() -> JsonDict:
+    found: JsonDict = json.loads((SEEDS / "networks.json").read_text())
     return found
 
 
-def program() -> dict[str, Any]:
+def program() -> JsonDict:
     """relu(x + w) * c, with a weight and a constant, as torch describes it."""
-    made: dict[str, Any] = copy.deepcopy(_seeds()["program"])
+    made: JsonDict = copy.deepcopy(_seeds()["program"])
     return made
 
 

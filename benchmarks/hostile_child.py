@@ -19,7 +19,7 @@ import time
 import traceback
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, TextIO
+from typing import TextIO
 
 import pyarrow as pa
 
@@ -27,6 +27,7 @@ from benchmarks.hostile_cases import case_of
 from benchmarks.hostile_folders import FOLDER_STAGES
 from benchmarks.hostile_run import own_secs
 from benchmarks.hostile_stages import STAGES, TYPED, Unaccounted, Work, counts_of
+from fleet.json_types import JsonDict
 
 
 def peak_mb() -> float:
@@ -58,7 +59,7 @@ def where(error: BaseException) -> str:
     return f"{type(error).__name__} in {place}"
 
 
-def run_stage(name: str, run: Callable[[Work], None], work: Work) -> dict[str, Any]:
+def run_stage(name: str, run: Callable[[Work], None], work: Work) -> JsonDict:
     """Take a case through one stage, which is the function `run`.
 
     Returns:
@@ -96,7 +97,7 @@ def run_stage(name: str, run: Callable[[Work], None], work: Work) -> dict[str, A
 def serve(asked: TextIO, events: TextIO, stages: Mapping[str, Callable[[Work], None]]) -> None:
     """Answer until nothing more is asked."""
 
-    def tell(event: dict[str, Any]) -> None:
+    def tell(event: JsonDict) -> None:
         events.write(json.dumps(event) + "\n")
         events.flush()
 

@@ -21,6 +21,7 @@ from benchmarks.hostile_datasets import WORKLOAD, device, not_regular, record
 from benchmarks.hostile_values import damaged, deep_text, spoil, text, value, with_fault
 from fleet.archive.backup import back_up
 from fleet.archive.backup_folder import MANIFEST, OBJECTS, _sum_of
+from fleet.json_types import JsonDict
 from fleet.models.registry import Registry
 from fleet.models.registry_file import REGISTRY
 from fleet.store.store import Store
@@ -28,7 +29,7 @@ from transfer.checked_folder import MANIFEST_NAME, TENSORS_NAME, sha256
 
 VERSION = "v000001"
 #: Sizes of a model that nobody has; each would take more memory than any machine has, or more time.
-_SIZES: tuple[dict[str, Any], ...] = (
+_SIZES: tuple[JsonDict, ...] = (
     {"step_width": 1 << 19},
     {"trunk_width": 1 << 40},
     {"residual_blocks": 1 << 30},
@@ -39,7 +40,7 @@ _SIZES: tuple[dict[str, Any], ...] = (
     {"step_width": -8},
     {"dropout": "NaN"},
 )
-_CONFIGS: tuple[dict[str, Any], ...] = (
+_CONFIGS: tuple[JsonDict, ...] = (
     {"max_steps": 1 << 50},
     {"category_sizes": [1 << 19] * 64},
     {"category_sizes": None},

@@ -17,11 +17,11 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import psutil
 
 from agents.host.own_program import environment
+from fleet.json_types import JsonDict
 
 #: Seconds that a file may take in a stage; above that it hangs. What a crowded host runs instead is left out.
 LIMIT_SECS = 10.0
@@ -64,7 +64,7 @@ class Found:
     #: Sums of the counts of cases, by dialect.
     dialects: dict[str, Counter[str]] = field(default_factory=dict)
     #: One entry a kind of find: stage, what it is, how often, the first case, its text.
-    finds: dict[tuple[str, str], dict[str, Any]] = field(default_factory=dict)
+    finds: dict[tuple[str, str], JsonDict] = field(default_factory=dict)
     done: int = 0
     lock: threading.Lock = field(default_factory=threading.Lock)
 
@@ -79,7 +79,7 @@ class Found:
         )
         known["times"] += 1
 
-    def take(self, case: str, event: dict[str, Any]) -> None:
+    def take(self, case: str, event: JsonDict) -> None:
         """Count the end of a stage, as a child told it, or as it was ended."""
         name, how, text = event["ended"], event["how"], event["text"]
         tally = self.stage(name)
@@ -99,7 +99,7 @@ class Found:
         if event["peak_mb"] > TARGET_MB:
             self.find(name, "memory", case, f"{event['peak_mb']:,.0f} MiB {text}")
 
-    def finish(self, case: str, event: dict[str, Any]) -> None:
+    def finish(self, case: str, event: JsonDict) -> None:
         """Count a case that is through."""
         counts = self.dialects.setdefault(event["dialect"], Counter())
         counts["cases"] += 1
@@ -199,7 +199,7 @@ class Child:
             pipe.close()
 
 
-def _next(process: subprocess.Popen[bytes], stage: str) -> tuple[dict[str, Any] | None, str]:
+def _next(process: subprocess.Popen[bytes], stage: str) -> tuple[JsonDict | None, str]:
     """The next event; None where the child ended, or has to be."""
     assert process.stdout is not None
     began, most = own_secs(process.pid), SLOW_STAGES.get(stage, PATIENCE_SECS)

@@ -22,7 +22,7 @@ import time
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 from benchmarks.fleet_up import LateError
 from benchmarks.harness import Figures, Option, benchmark
@@ -50,7 +50,7 @@ class Story:
 
     def __init__(self, fleet: TwoHostFleet, hosts: TwoHosts) -> None:
         self._fleet, self._hosts = fleet, hosts
-        self.found: dict[str, Any] = {}
+        self.found: Figures = {}
 
     def collect(self) -> None:
         """Both hosts measure, and their records are stored."""

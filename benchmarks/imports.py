@@ -17,7 +17,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 from benchmarks.harness import Figures, Option, benchmark, child_json, working_folder
 
@@ -97,13 +97,13 @@ def _family(path: Path) -> str:
     return next(measured, "unknown")
 
 
-def import_dialect(devices: dict[str, list[Path]], folder: Path, core: int) -> dict[str, Any]:
+def import_dialect(devices: dict[str, list[Path]], folder: Path, core: int) -> Figures:
     """Import the files of one dialect twice; the second time nothing may be new."""
     request = {device: [str(path) for path in paths] for device, paths in devices.items()}
     found = child_json(["-c", _CHILD, str(folder), str(core), json.dumps(request)])
     reports = found["reports"]
 
-    def total(key: str, among: Sequence[dict[str, Any]] = reports) -> int:
+    def total(key: str, among: Sequence[Figures] = reports) -> int:
         return sum(report[key] for report in among)
 
     reasons: Counter[str] = Counter()

@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Annotated
 
 import numpy as np
-from numpy.typing import NDArray
 
 from agents.records import DeviceId
 from benchmarks.harness import Figures, Option, benchmark, command_of, say, working_folder
@@ -26,6 +25,7 @@ from benchmarks.training import LOGS, import_devices
 from fleet.models.versions import DatasetSnapshot, load_snapshot, train_config
 from fleet.store.reader import StoreReader
 from fleet.store.store import Store
+from transfer.arrays import Floats, Rows, Singles
 from transfer.data.dataset import Dataset
 from transfer.data.splits import Split, SplitKind, few_of_each, make_splits
 from transfer.errors import TransferError
@@ -53,7 +53,7 @@ class SingleRanker:
     #: Models that `fit` made, by device.
     models: dict[str, FleetTLP] = field(default_factory=dict)
 
-    def fit(self, dataset: Dataset, rows: NDArray[np.int64], devices: Sequence[str], seed: int) -> None:
+    def fit(self, dataset: Dataset, rows: Rows, devices: Sequence[str], seed: int) -> None:
         """Train a model for each device on its own labels.
 
         Raises:
@@ -64,7 +64,7 @@ class SingleRanker:
             for device_id in devices
         }
 
-    def score(self, dataset: Dataset, rows: NDArray[np.int64], device_id: str) -> NDArray[np.float64]:
+    def score(self, dataset: Dataset, rows: Rows, device_id: str) -> Floats:
         """Scores (n,) of the device's own model, higher is faster.
 
         Raises:
@@ -72,7 +72,7 @@ class SingleRanker:
         """
         if device_id not in self.models:
             raise TransferError(f"ranker {self.name!r} is not fitted for {device_id!r}; call fit first")
-        scores: NDArray[np.float64] = self.models[device_id].score(dataset.features.take(rows), device_id)
+        scores: Floats = self.models[device_id].score(dataset.features.take(rows), device_id)
         return scores
 
 
@@ -125,7 +125,7 @@ def tvm_features(reader: StoreReader, snapshot: DatasetSnapshot) -> PerStoreFeat
             traces[row] = trace
     spec = snapshot.devices[dataset.device_ids[0]][0]
     load_tensor_intrinsics(spec.family)
-    parts: dict[int, NDArray[np.float32]] = {}
+    parts: dict[int, Singles] = {}
     for group in np.unique(dataset.group).tolist():
         rows = np.flatnonzero(dataset.group == group).tolist()
         workload = snapshot.workloads[dataset.workload_ids[group]]

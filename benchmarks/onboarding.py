@@ -195,13 +195,13 @@ def _contenders(options: Options, experiment: Experiment, regime: Regime) -> lis
     ]
 
 
-def figures(runs: Sequence[_Run]) -> dict[str, Any]:
+def figures(runs: Sequence[_Run]) -> Figures:
     """The figures that the project is judged by: gains over own devices where there are any.
 
     Shares of full data are the least over all sets and regimes.
     """
     own = next((run for run in runs if run.devices.is_own), runs[0] if runs else None)
-    found: dict[str, Any] = dict.fromkeys(
+    found: Figures = dict.fromkeys(
         (
             "device_new_gain_k64",
             "both_new_gain_k256",
@@ -237,9 +237,9 @@ def figures(runs: Sequence[_Run]) -> dict[str, Any]:
     return found
 
 
-def _parts(experiments: Sequence[Experiment], options: Options) -> dict[str, list[dict[str, Any]]]:
+def _parts(experiments: Sequence[Experiment], options: Options) -> dict[str, list[Figures]]:
     """What stands beside the curve, by name: an entry for each set that it applies to."""
-    found: dict[str, list[dict[str, Any]]] = {name: [] for name in _PARTS if name in options.parts}
+    found: dict[str, list[Figures]] = {name: [] for name in _PARTS if name in options.parts}
     for experiment in experiments:
         one = experiment.devices
         seeds, splits = tuple(range(options.part_seeds)), options.splits or (0 if one.is_own else 1)
@@ -259,9 +259,9 @@ def _parts(experiments: Sequence[Experiment], options: Options) -> dict[str, lis
     return found
 
 
-def part_figures(parts: Mapping[str, Sequence[Mapping[str, Any]]]) -> dict[str, Any]:
+def part_figures(parts: Mapping[str, Sequence[Mapping[str, Any]]]) -> Figures:
     """Figures of what stands beside the curve; None where it was not run."""
-    found: dict[str, Any] = dict.fromkeys(
+    found: Figures = dict.fromkeys(
         ("interval_coverage", "interval_coverage_runs", "best_selector", "chosen_samples_share")
     )
     stated = [part["by_k"]["all of these"] for part in parts.get("coverage", ()) if part["by_k"]]

@@ -15,14 +15,13 @@ from dataclasses import dataclass
 from typing import Any, cast
 
 import numpy as np
-from numpy.typing import NDArray
 
 from benchmarks.onboarding_cases import FewShot, FewShotSet, Situation, with_few_shot
 from benchmarks.onboarding_label_change import Siblings, estimate_by_changes
 from benchmarks.rivals.base import flat_of, hardware_of, need, places_of, sources_measured_test, speeds_of
 from benchmarks.rivals.mlp import MlpConfig, SummaryMlp
 from transfer.adapt.source_model import part_latencies
-from transfer.arrays import Floats, Rows
+from transfer.arrays import Floats, Rows, Singles
 from transfer.data.labels import relative_speed
 from transfer.data.ranking import rank_agreement
 from transfer.train.rows import trainable_devices
@@ -49,7 +48,7 @@ class Labelled:
 
     device_id: str
     rows: Rows
-    labels: NDArray[np.float64]
+    labels: Floats
 
 
 def baselines() -> list[FewShot]:
@@ -115,7 +114,7 @@ def _trees_alone(situation: Situation, few_shot: FewShotSet) -> Floats | None:
 
 
 def _trees_pooled(situation: Situation, few_shot: FewShotSet) -> Floats | None:
-    def inputs(rows: Rows, device_id: str) -> NDArray[np.float32]:
+    def inputs(rows: Rows, device_id: str) -> Singles:
         beside = np.broadcast_to(
             hardware_of(situation, device_id), (len(rows), situation.dataset.hardware.shape[1])
         )
@@ -125,7 +124,7 @@ def _trees_pooled(situation: Situation, few_shot: FewShotSet) -> Floats | None:
 
 
 def _trees_residual(situation: Situation, few_shot: FewShotSet) -> Floats | None:
-    def inputs(rows: Rows, _: str) -> NDArray[np.float32]:
+    def inputs(rows: Rows, _: str) -> Singles:
         return flat_of(situation)[rows]
 
     source = situation.once("trees of sources", lambda: _boost(situation, _source_lists(situation), inputs))
@@ -150,7 +149,7 @@ def _trees_with_sources(situation: Situation, few_shot: FewShotSet) -> Floats | 
             lambda own=own: [situation.sources[p] for p in nearest_sources(situation, own)],  # type: ignore[misc]
         )
 
-    def inputs(rows: Rows, device_id: str) -> NDArray[np.float32]:
+    def inputs(rows: Rows, device_id: str) -> Singles:
         others = [one for one in nearest[device_id] if one != device_id]
         at = [situation.sources.index(one) for one in others]
         beside = []
@@ -231,7 +230,7 @@ def _source_lists(situation: Situation) -> list[Labelled]:
     return lists
 
 
-_Inputs = Callable[[Rows, str], NDArray[np.float32]]
+_Inputs = Callable[[Rows, str], Singles]
 _Predict = Callable[[Rows, str], Floats]
 
 

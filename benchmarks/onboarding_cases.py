@@ -16,17 +16,15 @@ from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple, TypeVar, cast
 
 import numpy as np
-from numpy.typing import NDArray
 
 from agents.records import Workload, WorkloadId
 from transfer.adapt.base import Regime
-from transfer.arrays import Floats
+from transfer.arrays import Floats, Rows
 from transfer.data.dataset import Dataset
 from transfer.data.splits import Split, few_of_each, leave_networks_out, network_families, within_workload
 from transfer.errors import DatasetError
 from transfer.train.rows import trainable_devices
 
-Rows = NDArray[np.int64]
 _Result = TypeVar("_Result")
 
 #: Share of a workload's candidates that the target is judged on where source devices have measured them.
@@ -106,7 +104,7 @@ class FewShotSet:
 
     rows: Rows
     #: (len(rows),) seconds, NaN where the candidate failed.
-    latency_secs: NDArray[np.float64]
+    latency_secs: Floats
 
 
 class FewShot(NamedTuple):

@@ -26,6 +26,7 @@ from benchmarks.onboarding_curve import (
 from benchmarks.onboarding_parts import DeviceSet
 from benchmarks.onboarding_table import CurveTable
 from benchmarks.tables import interval
+from fleet.json_types import JsonDict
 from transfer.adapt.base import Regime, Strategy
 from transfer.adapt.nearest import Nearest
 from transfer.adapt.sample_selection import SELECTORS, Choice, first_of
@@ -108,7 +109,7 @@ class Uniform:
         return first_of(choice, np.random.default_rng(choice.seed).permutation(choice.pool), count)
 
 
-def selectors(experiment: Experiment) -> dict[str, Any]:
+def selectors(experiment: Experiment) -> JsonDict:
     """Ways to choose samples at equal k, by the default strategy, where source devices know the candidates.
 
     Returns:
@@ -126,7 +127,7 @@ def selectors(experiment: Experiment) -> dict[str, Any]:
     at = max(ks)
     wanted = top1[ways[-1], at]
     assert wanted is not None
-    rows: dict[str, Any] = {}
+    rows: JsonDict = {}
     for way in ways:
         name = f"by {way.name}"
         rows[way.name] = {
@@ -155,7 +156,7 @@ def selectors(experiment: Experiment) -> dict[str, Any]:
     }
 
 
-def breadth(experiment: Experiment) -> dict[str, Any]:
+def breadth(experiment: Experiment) -> JsonDict:
     """Top-1 against the number of workloads learnt from, where device and workload are new."""
     one, regime = experiment.devices, Regime.BOTH_NEW
     samples = _BREADTH_SAMPLES
@@ -181,7 +182,7 @@ def breadth(experiment: Experiment) -> dict[str, Any]:
     }
 
 
-def coverage(experiment: Experiment, regime: Regime, samples: Sequence[int] = COVERED) -> dict[str, Any]:
+def coverage(experiment: Experiment, regime: Regime, samples: Sequence[int] = COVERED) -> JsonDict:
     """How often stated 90 % intervals hold what the head's first choices reach in truth."""
     strategy = SourceDevices()
     stating = Adapting(strategy, _SELECTOR, f"{strategy.name}, stating", states=True)
@@ -212,6 +213,6 @@ def _stated(point: Point) -> dict[str, float]:
     return row
 
 
-def _covered(rows: Sequence[Mapping[str, float]]) -> dict[str, Any]:
+def _covered(rows: Sequence[Mapping[str, float]]) -> JsonDict:
     means = {name: float(np.mean([row[name] for row in rows])) for name in rows[0]}
     return {"runs": len(rows), **means}

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from benchmarks.tables import interval
+from fleet.json_types import Json, JsonDict
 from fleet.models.standings import mean_of
 from transfer.adapt.base import Regime
+from transfer.arrays import Floats
 
 #: Samples of the new profile that every case has.
 SAMPLES = 64
@@ -18,14 +18,14 @@ SAMPLES = 64
 _SPOKEN = {"few": "store_only", "elsewhere": "other_processors"}
 
 
-def figures(cases: Mapping[str, Mapping[str, Any]], samples: Sequence[int]) -> dict[str, Any]:
+def figures(cases: Mapping[str, Json], samples: Sequence[int]) -> JsonDict:
     """Means over all judged workloads of all cases, with 90 % intervals over workloads, and paired gains.
 
     Gains are of the shipped model's way over each contender that was there.
     """
     names = _names(cases)
     arrays = {name: _of_all(cases, "top1", name) for name in sorted(names) if not name.startswith("own/")}
-    result: dict[str, Any] = {"judged": len(next(iter(arrays.values())))}
+    result: JsonDict = {"judged": len(next(iter(arrays.values())))}
     for name, found in arrays.items():
         result[f"top1_{name.replace('/', '_k')}"] = _figure(found)
     for name in (one for one in arrays if one.startswith(("shipped/", "elsewhere/"))):
@@ -45,7 +45,7 @@ def figures(cases: Mapping[str, Mapping[str, Any]], samples: Sequence[int]) -> d
     return result
 
 
-def _own_gain(cases: Mapping[str, Mapping[str, Any]], name: str) -> NDArray[np.float64]:
+def _own_gain(cases: Mapping[str, Json], name: str) -> Floats:
     """What samples of a group's own workloads add on its other ones, in the cases that have so many."""
     return np.array(
         [
@@ -61,9 +61,7 @@ def broad(count: int) -> str:
     return f"of-{count}"
 
 
-def breadth_figures(
-    cases: Mapping[str, Mapping[str, Any]], samples: Sequence[int], breadth: Sequence[int]
-) -> dict[str, Any]:
+def breadth_figures(cases: Mapping[str, Json], samples: Sequence[int], breadth: Sequence[int]) -> JsonDict:
     """Top-1 by the number of workloads learnt from, and of samples; empty where only one number is there."""
     names = {
         count: broad(count)
@@ -80,23 +78,23 @@ def breadth_figures(
     return {"breadth": curve}
 
 
-def _names(cases: Mapping[str, Mapping[str, Any]]) -> set[str]:
+def _names(cases: Mapping[str, Json]) -> set[str]:
     return {name for one in cases.values() for name in one["top1"]}
 
 
-def _of_all(cases: Mapping[str, Mapping[str, Any]], measure: str, name: str) -> NDArray[np.float64]:
+def _of_all(cases: Mapping[str, Json], measure: str, name: str) -> Floats:
     """A measure of a contender by workload, case by case."""
     return np.array(
         [value for _, one in sorted(cases.items()) for _, value in sorted(one[measure][name].items())]
     )
 
 
-def _figure(values: NDArray[np.float64]) -> list[float] | None:
+def _figure(values: Floats) -> list[float] | None:
     """Mean over workloads with its 90 % interval."""
     return interval(mean_of(values).estimate())
 
 
-def expectations(found: Mapping[str, Any], profiles: int, contender: str = "shipped") -> dict[str, Any]:
+def expectations(found: Json, profiles: int, contender: str = "shipped") -> JsonDict:
     """What a contender's first head is worth, by number of samples, as `ShippedModel.expected` has it.
 
     Empty where that contender was not there.

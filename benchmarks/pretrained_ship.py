@@ -9,12 +9,9 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any
-
-import numpy as np
-from numpy.typing import NDArray
 
 from benchmarks.tables import markdown_table, write_page
+from fleet.json_types import Json, JsonDict
 from fleet.models.shipped_model import SHIPPED_KEY, ShippedDevice, write_shipped
 from fleet.models.training import divide
 from fleet.models.versions import (
@@ -28,12 +25,11 @@ from fleet.models.versions import (
 from fleet.onboarding.fingerprint import known_fingerprints
 from fleet.store.store import Store
 from transfer.adapt.fingerprint import ORIGIN
+from transfer.arrays import Rows
 from transfer.data.dataset import Dataset
 from transfer.model.fleet_tlp import FleetTLP
 from transfer.train.config import TrainConfig
 from transfer.train.training import train
-
-Rows = NDArray[np.int64]
 
 #: Of the shipped model.
 _TREES = 1200
@@ -49,9 +45,9 @@ class ShippedAbout:
     #: Models of the processors that measured them.
     processors: Sequence[str]
     #: Figures by number of samples (`ShippedModel.expected`).
-    expected: Mapping[str, Any]
+    expected: Json
     #: The same where no processor of that model had measured; empty where all measured on one.
-    expected_elsewhere: Mapping[str, Any] = field(default_factory=dict)
+    expected_elsewhere: Json = field(default_factory=dict)
 
 
 def train_model(
@@ -67,7 +63,7 @@ def _config(epochs: int) -> TrainConfig:
     return replace(train_config(epochs), device="cpu", lends=True, trees=_TREES)
 
 
-def ship(store: Path, folder: Path, about: ShippedAbout, epochs: int) -> dict[str, Any]:
+def ship(store: Path, folder: Path, about: ShippedAbout, epochs: int) -> JsonDict:
     """Train and write.
 
     Args:
@@ -122,7 +118,7 @@ def ship(store: Path, folder: Path, about: ShippedAbout, epochs: int) -> dict[st
     }
 
 
-def card(about: ShippedAbout, told: Mapping[str, Any]) -> list[str]:
+def card(about: ShippedAbout, told: Json) -> list[str]:
     """The lines of the model card, as Markdown."""
     measured = sum(told["records"].values())
     facts = [
@@ -159,7 +155,7 @@ def card(about: ShippedAbout, told: Mapping[str, Any]) -> list[str]:
     return lines
 
 
-def _figures_table(expected: Mapping[str, Any]) -> list[str]:
+def _figures_table(expected: Json) -> list[str]:
     rows = [
         (k, f"{one['top1']:.3f}", "{:.3f} to {:.3f}".format(*one["top1_interval"]), f"{one['top5']:.3f}")
         for k, one in sorted(expected.items(), key=lambda item: int(item[0]))

@@ -230,7 +230,7 @@ def _equal_to_stored(case: _Case) -> bool:
     return all(np.array_equal(getattr(live, name), getattr(stored, name)) for name in names)
 
 
-def _ready_features(model: Any, cases: list[_Case], cores: int) -> dict[str, Any]:
+def _ready_features(model: Any, cases: list[_Case], cores: int) -> Figures:
     """Score many candidates from ready features on up to two cores."""
     import torch
 

@@ -106,7 +106,7 @@ def _search(bench: SearchBench, plan: Options, ends_at: float) -> Figures:
     """
     head = bench.head() if OURS in plan.sides else None
     chosen = bench.workloads(NETWORKS, plan.workloads, _QUICK_MOST_FLOPS if plan.quick else _MOST_FLOPS)
-    runs: dict[str, dict[tuple[str, int], dict[str, Any]]] = {}
+    runs: dict[str, dict[tuple[str, int], Figures]] = {}
     led: dict[tuple[str, int], dict[str, dict[int, float | None]]] = {}
     turns, missing = [], 0
     for number, workload in enumerate(chosen):
@@ -143,7 +143,7 @@ def _search(bench: SearchBench, plan: Options, ends_at: float) -> Figures:
     }
 
 
-def _keys(runs: Any, led: Led, early: Timed, final: Timed) -> dict[str, Any]:
+def _keys(runs: Any, led: Led, early: Timed, final: Timed) -> Figures:
     """The figures that the comparison is about; each is a ratio or a share."""
     ours = leading(runs)
     trials, wall, losses = trials_ratios(runs, led), wall_ratios(runs, led), final_losses(final, ours)
@@ -176,7 +176,7 @@ def _tasks(plan: Options, number: int) -> list[_Task]:
     return [task for task in tasks if task.side in plan.sides]
 
 
-def _incumbents(finished: dict[_Task, dict[str, Any]]) -> dict[str, str]:
+def _incumbents(finished: dict[_Task, Figures]) -> dict[str, str]:
     """Traces of all programs that led a run, by side, seed and the trials that had found them."""
     return {
         f"{task.side}/{task.seed}/{trials}": trace
@@ -193,7 +193,7 @@ def _share_seeds(led: dict[tuple[str, int], dict[str, dict[int, float | None]]])
                 sides.setdefault(side, found)
 
 
-def _rows(chosen: list[Workload], runs: Any, early: Timed, final: Timed) -> list[dict[str, Any]]:
+def _rows(chosen: list[Workload], runs: Any, early: Timed, final: Timed) -> list[Figures]:
     rows = []
     for one in chosen:
         seeds = sorted({seed for name, seed in final if name == one.name})

@@ -12,7 +12,7 @@ import resource
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import numpy as np
 
@@ -99,7 +99,7 @@ def _compare(options: Options, folder: Path) -> Figures:
     return result
 
 
-def _race(rows: _Rows, devices: Sequence[str], options: Options) -> dict[str, Any]:
+def _race(rows: _Rows, devices: Sequence[str], options: Options) -> Figures:
     """Both procedures in turn with heads for some devices."""
     whole = np.flatnonzero(np.isfinite(rows.dataset.latency_secs).any(axis=1))
     ours = TrainConfig(epochs=_OUR_EPOCHS, device="cpu")
@@ -156,13 +156,13 @@ def import_devices(path: Path, names: Sequence[str] = ()) -> None:
                 import_logs(store, ImportRequest(paths=(folder,), device_id=device_id))
 
 
-def _memory(store: Path) -> dict[str, Any]:
+def _memory(store: Path) -> Figures:
     """Peak memory of a fresh process that reads a store and trains on all of its rows."""
     answer: Figures = child_json(["-m", "benchmarks.training", "--json", "--train-on", str(store)])
     return answer
 
 
-def _train_on(store: Path) -> dict[str, Any]:
+def _train_on(store: Path) -> Figures:
     """Read a store and train one epoch on every row: what `fleet train` does."""
     reader = Store.read(store)
     dataset = load_snapshot(reader).dataset

@@ -13,24 +13,22 @@ from __future__ import annotations
 from collections import defaultdict
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import numpy as np
-from numpy.typing import NDArray
 
 from benchmarks.harness import Figures, Option, benchmark, say
 from benchmarks.unlike_data import FindData, read_databases
 from benchmarks.unlike_pictures import write_pictures
 from benchmarks.unlike_ways import OURS, SIMPLE, WAYS, WITHOUT_SAMPLES, Pool, View, first_of
 from transfer.adapt.base import Regime
+from transfer.arrays import Floats, Groups, Mask, Rows, Singles
 from transfer.features.flat import flat_inputs
 from transfer.model.trees import Trees, pack, tree_inputs
 from transfer.train.tree_fit import grow
 
 DATA = Path(__file__).resolve().parents[2] / "shared" / "data" / "miopen_find_db"
 
-Floats = NDArray[np.float64]
-Rows = NDArray[np.int64]
 
 #: Share of the convolutions that are judged.
 _HELD = 4
@@ -110,10 +108,10 @@ def measure(options: Options) -> Figures:
 
 def _pool(
     data: FindData,
-    flat: NDArray[np.float32],
+    flat: Singles,
     target: int,
     regime: Regime,
-    is_held: NDArray[np.bool_],
+    is_held: Mask,
     taught: tuple[Trees, Rows],
     options: Options,
 ) -> tuple[Pool, Rows]:
@@ -134,13 +132,13 @@ def _pool(
     return pool, np.flatnonzero(~is_held & several)
 
 
-def _has_several(measured: NDArray[np.bool_], group: NDArray[np.int32]) -> NDArray[np.bool_]:
+def _has_several(measured: Mask, group: Groups) -> Mask:
     """(N,) measured rows of problems with two of them at least."""
     return np.asarray(measured & (np.bincount(group[measured], minlength=int(group.max()) + 1)[group] > 1))
 
 
 def _source_trees(
-    data: FindData, flat: NDArray[np.float32], target: int, may_learn: NDArray[np.bool_], options: Options
+    data: FindData, flat: Singles, target: int, may_learn: Mask, options: Options
 ) -> tuple[Trees, Rows]:
     """Trees of what sources measured: logarithm of the relative speed less its mean over the problem.
 
@@ -210,9 +208,9 @@ def likeness(data: FindData) -> dict[str, dict[str, dict[str, float]]]:
     return dict(found)
 
 
-def _figures(reached: Reached, options: Options) -> dict[str, Any]:
+def _figures(reached: Reached, options: Options) -> Figures:
     """Ours beside the best simple answer at each k, paired."""
-    found: dict[str, Any] = {}
+    found: Figures = {}
     simple = [name for name in options.ways if name in SIMPLE]
     if OURS not in options.ways or not simple:
         return found
@@ -255,7 +253,7 @@ def gain(reached: Reached, regime: Regime, k: int, name: str, other: str) -> lis
     return [float(np.mean(value)), float(low), float(high)]
 
 
-def _table(reached: Reached, options: Options) -> dict[str, Any]:
+def _table(reached: Reached, options: Options) -> Figures:
     devices = list(dict.fromkeys(device for _, device, _, _ in reached))
     return {
         regime.value: {

@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-from numpy.typing import NDArray
 
 from agents.records import CandidateId, Descriptor, DeviceId, DeviceSpec, Workload, WorkloadId
 from fleet.interchange.dialects.miopen import read_find_db
@@ -20,6 +19,7 @@ from fleet.interchange.logs.catalog import Catalog
 from fleet.interchange.logs.json_values import Rejected
 from fleet.interchange.logs.lines import LogLines, Unreadable
 from fleet.interchange.logs.targets import device_from_log
+from transfer.arrays import Rows
 from transfer.data.dataset import Dataset
 from transfer.data.joined_records import MeasuredRow, build_dataset
 
@@ -54,12 +54,12 @@ class FindData:
 
     dataset: Dataset
     #: (N,) place of the solver's name in `solvers`.
-    solver: NDArray[np.int64]
+    solver: Rows
     solvers: tuple[str, ...]
     #: (W,) place of direction and type together, within which solvers are alike.
-    kind: NDArray[np.int64]
+    kind: Rows
     #: (W,) convolution that the problem is a direction and type of.
-    convolution: NDArray[np.int64]
+    convolution: Rows
 
 
 def read_databases(folder: Path, one_in: int) -> FindData:

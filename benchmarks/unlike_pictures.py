@@ -8,7 +8,8 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+
+from fleet.json_types import Json
 
 _CELL, _LEFT, _TOP = 62, 110, 60
 #: Problems below which a cell of the picture is left empty: a mean of few says nothing.
@@ -17,7 +18,7 @@ _WIDTH, _HEIGHT, _MARGIN = 460, 300, 48
 _COLOURS = ("#b03a2e", "#9a7d0a", "#1f618d", "#6c3483", "#717d7e", "#b9770e", "#117a65")
 
 
-def write_pictures(folder: Path, figures: Mapping[str, Any], ways: Sequence[str]) -> None:
+def write_pictures(folder: Path, figures: Json, ways: Sequence[str]) -> None:
     """Write `unlike-devices.svg` and `unlike-curve.svg`.
 
     Args:
@@ -48,7 +49,7 @@ def heat_map(likeness: Mapping[str, Mapping[str, Mapping[str, float]]]) -> str:
     return _svg(_LEFT + len(names) * _CELL + 10, _TOP + len(names) * _CELL + 10, parts)
 
 
-def curves(table: Mapping[str, Mapping[str, Any]], ways: Sequence[str]) -> str:
+def curves(table: Mapping[str, Json], ways: Sequence[str]) -> str:
     """Kept speed against samples, a panel a regime."""
     parts: list[str] = []
     for panel, (regime, by_way) in enumerate(table.items()):

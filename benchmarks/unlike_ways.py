@@ -18,12 +18,10 @@ from numpy.typing import NDArray
 
 from benchmarks.unlike_data import FindData
 from transfer.adapt.source_model import fit_source_model
+from transfer.arrays import Floats, Mask, Rows, Singles
 from transfer.features.hardware import vector_distances
 from transfer.model.trees import Trees, pack, tree_inputs
 from transfer.train.tree_fit import extended, grow
-
-Floats = NDArray[np.float64]
-Rows = NDArray[np.int64]
 
 #: A candidate that is so many times slower than the fastest is as bad as any.
 _SLOWEST = 12.0
@@ -45,9 +43,9 @@ class Pool:
     data: FindData
     target: int
     #: (N, D) what may be seen of the sources; the target's column is False.
-    visible: NDArray[np.bool_]
+    visible: Mask
     #: (N, P) flat features that vary.
-    flat: NDArray[np.float32]
+    flat: Singles
     #: What the sources taught, from which rows; and how many trees there are.
     trees: Trees
     learnt: Rows
@@ -56,7 +54,7 @@ class Pool:
     trees_count: int
 
     @property
-    def hardware(self) -> NDArray[np.float32]:
+    def hardware(self) -> Singles:
         """(H,) data sheet of the target."""
         return np.asarray(self.data.dataset.hardware[self.target])
 

@@ -14,18 +14,15 @@ from importlib import import_module
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from benchmarks.onboarding_cases import Situation
-from transfer.arrays import Rows
+from transfer.arrays import Floats, Rows, Singles
 from transfer.data.dataset import Dataset
 from transfer.data.labels import relative_speed
 from transfer.data.ranking import places_in
 from transfer.errors import TransferError
 from transfer.evaluate.rankers import Ranker
 from transfer.features.flat import flat_inputs
-
-Floats = NDArray[np.float64]
 
 
 def sources_measured_test(situation: Situation) -> bool:
@@ -35,10 +32,10 @@ def sources_measured_test(situation: Situation) -> bool:
     return bool(np.isfinite(dataset.latency_secs[np.ix_(situation.test, columns)]).any())
 
 
-def flat_of(situation: Situation) -> NDArray[np.float32]:
+def flat_of(situation: Situation) -> Singles:
     """(N, P) features without their sequence; columns that never differ are left out."""
 
-    def make() -> NDArray[np.float32]:
+    def make() -> Singles:
         rows = np.union1d(situation.source_rows, situation.test)
         wide = flat_features(situation.dataset, np.arange(len(situation.dataset)))
         return np.ascontiguousarray(wide[:, np.ptp(wide[rows], axis=0) > 0])
@@ -64,9 +61,9 @@ def speeds_of(situation: Situation) -> Floats:
     )
 
 
-def hardware_of(situation: Situation, device_id: str) -> NDArray[np.float32]:
+def hardware_of(situation: Situation, device_id: str) -> Singles:
     """(H,) what the probe saw of a device."""
-    vector: NDArray[np.float32] = situation.dataset.hardware[situation.dataset.column(device_id)]
+    vector: Singles = situation.dataset.hardware[situation.dataset.column(device_id)]
     return vector
 
 
@@ -81,7 +78,7 @@ def places_on(dataset: Dataset, device_id: str) -> Floats:
     return places
 
 
-def flat_features(dataset: Dataset, rows: Rows) -> NDArray[np.float32]:
+def flat_features(dataset: Dataset, rows: Rows) -> Singles:
     """Our features without their sequence, for models that read one vector a candidate.
 
     Args:

@@ -143,16 +143,6 @@ def run_of(bench: Bench, what: str, seed: int = 0) -> tuple[Run, Tally]:
     return Run(bench.base, bench.children, tally, seed, what), tally
 
 
-def test_a_torn_write_leaves_half_of_it(bench: Bench) -> None:
-    torn = 0
-    for at in range(30, 48):  # before it SQLite makes its file
-        run, _ = run_of(bench, "torn", at)
-        assert run.die("spool", at=at, fault="torn")
-        for log in run.disk.rglob("*.sqlite-wal"):
-            torn += (log.stat().st_size - 32) % (24 + 4096) not in (0, 24)
-    assert torn
-
-
 @pytest.mark.parametrize("load", ["spool", "state", "models"])
 def test_without_fsync_a_power_cut_shows(bench: Bench, load: str) -> None:
     lost = 0
