@@ -18,10 +18,9 @@ from typing import Any
 from agents.errors import SpoolFull
 from agents.records import Protocol
 from benchmarks.chaos_children import Forks
-from benchmarks.chaos_life import Load
+from benchmarks.chaos_life import RECORDED, WORKLOADS, Load
 from benchmarks.chaos_models import KEEP, fork_trainings, watch_registry
-from benchmarks.chaos_records import RECORDED, WORKLOADS
-from benchmarks.chaos_trouble import STILL, Host, Trouble
+from benchmarks.chaos_trouble import Host, Trouble
 from benchmarks.chaos_watch import Watched, look
 from benchmarks.fleet_up import patience
 from benchmarks.made_up import replay_specs
@@ -73,7 +72,7 @@ def run_fleet(load: Load, forks: Forks, arguments: dict[str, Any]) -> None:
     Args:
         load: Its history, disk, dice, and as many batches as there shall be turns; with 0 it only looks.
         forks: Forks trainings.
-        arguments: `recorded` (from `benchmarks.chaos_records`), `plan` (of the trainings too), `is_guilty`
+        arguments: `recorded` (from `benchmarks.chaos_life`), `plan` (of the trainings too), `is_guilty`
             and `often` (`chaos_trouble.Trouble`), `to_the_end` (hurt nobody, and wait for what runs).
 
     Raises:
@@ -89,20 +88,12 @@ def run_fleet(load: Load, forks: Forks, arguments: dict[str, Any]) -> None:
     Watched(load.log).install()
     watch_registry(load.log)
     fork_trainings(forks, load.root, arguments["plan"], load.log, load.rng)
-    host = Host(load.root / "clock", load.log, load.rng)
+    host = Host(load)
     with contextlib.ExitStack() as stack:
         with _starting():
             fleet = stack.enter_context(_opened(load, host, Path(arguments["recorded"])))
         trouble = Trouble(
-            fleet.transport,
-            host,
-            fleet.refresher,
-            Registry(load.disk / "models"),
-            still=load.root / STILL,
-            log=load.log,
-            rng=load.rng,
-            is_guilty=arguments["is_guilty"],
-            often=arguments["often"],
+            load, fleet.transport, host, fleet.refresher, arguments["is_guilty"], arguments["often"]
         )
         for _ in load.batches:
             fleet.turn()

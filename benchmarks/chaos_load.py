@@ -3,7 +3,8 @@
 Each load opens its part as any process would after a crash, writes down in the history what it finds, and
 goes on working; it never cleans up. The real spool, state file, registry and coordinator are used as they
 are, with more frequent checkpoints and moves into the table, so that kills fall into those too. The arguments
-are those of `chaos_life.Load`.
+are those of `chaos_life.Load`. A turn of the state file holds results, rows that wait, an event and now and
+then a candidate, a letter or a snapshot; a look says which turns are there in part.
 """
 
 from __future__ import annotations
@@ -12,22 +13,133 @@ import contextlib
 import importlib
 import os
 import sys
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+from deltalake import DeltaTable
 
 from agents.errors import SpoolError, SpoolFull
-from agents.records import Record
+from agents.records import Candidate, Record, record_id_of
 from agents.spool.disk_spool import Spool
 from benchmarks.chaos_children import DISK_FAILED, REFUSED, serve, spawner
 from benchmarks.chaos_faults import DISK_FAULTS
 from benchmarks.chaos_fleet import StartRefused, run_fleet
 from benchmarks.chaos_history import Event
-from benchmarks.chaos_life import Load, ids_of
+from benchmarks.chaos_life import BATCH, Load, ids_of, make_recorded
 from benchmarks.chaos_models import models_load, trainer_load
-from benchmarks.chaos_records import make_recorded
-from benchmarks.chaos_state import state_load
 from benchmarks.chaos_watch import look_at_fleet, observer_load
-from fleet.errors import StoreError
+from fleet.errors import StoreError, StoreFull
 from fleet.json_types import JsonDict
+from fleet.state.packed_rows import pack, unpack, with_device
+from fleet.state.rows import result_of
+from fleet.state.state_file import StateFile
+from fleet.state.table import RecordsTable
+from fleet.state.turn import Turn
+from fleet.store.delta.log import RECORDS
+from fleet.store.delta.schema import records_to_table
+from fleet.store.lanes import Lanes, LaneSettings
+
+#: Turns between two moves of rows into the table, and versions between two checkpoints of it.
+_FLUSH_EVERY, _SUM_UP_EVERY = 3, 4
+_FAMILY, _MOST_LETTERS = "cpu", 20
+#: The two devices of a batch have a lane each.
+_LANES = Lanes(LaneSettings(devices=1))
+
+
+def state_load(arguments: dict[str, Any]) -> None:
+    """Take in batches, each in a turn; move rows on, join files and put snapshots now and then."""
+    load = Load(arguments)
+    store = load.disk / "store"
+
+    @contextlib.contextmanager
+    def opened() -> Iterator[tuple[StateFile, RecordsTable]]:
+        with contextlib.closing(StateFile(store / "state.sqlite")) as state:
+            yield state, RecordsTable(store / RECORDS, state)
+
+    def look(part: tuple[StateFile, RecordsTable]) -> None:
+        _look(load, *part)
+
+    def take(part: tuple[StateFile, RecordsTable], batch: int) -> None:
+        state, table = part
+        with contextlib.suppress(StoreFull):
+            _turn(load, state, batch)
+            if batch % _FLUSH_EVERY == 0:
+                table.flush({lane for lane, *_ in state.waiting_sizes()})
+                if table.version % _SUM_UP_EVERY == 0:
+                    table.compact({file.device_id for file in state.files()})
+                    table.checkpoint()
+                    table.delete_unused(table.version)
+
+    load.work_off(opened, StoreError, look, take)
+
+
+def _turn(load: Load, state: StateFile, batch: int) -> None:
+    records = load.measured(batch)
+    before = [*(state.snapshot() or b"").split(), *state.events()]
+    if b"%d" % batch in before:  # the end of its turn was not known, and it was kept
+        return
+    with state.turn() as turn:
+        _take_in(turn, records)
+        if batch % 4 == 3:
+            turn.put_snapshot(b"\n".join([*before, b"%d" % batch]))
+        else:
+            turn.add_events(b"%d" % batch)
+        turn.add_candidates(_FAMILY, records[0].workload_id, [_candidate(records[0])])
+        turn.keep_letter("late", str(batch), 1, b"letter", most_rows=_MOST_LETTERS, most_bytes=1 << 20)
+    load.log.add(Event(kind="acknowledged", by="state", records=ids_of(records)))
+    load.log.add(Event(kind="acknowledged", by="rows", records=ids_of(records)))
+    if load.rng.random() < 0.3:  # the acknowledgement was lost, so the agent sends them again
+        with state.turn() as turn:
+            _take_in(turn, records)
+
+
+def _take_in(turn: Turn, records: Sequence[Record]) -> None:
+    """Add results, and the rows of those that are new."""
+    flags = turn.add_results(map(result_of, records))
+    for record, is_new in zip(records, flags, strict=True):
+        if is_new:
+            lane = _LANES.number(record.device_id)
+            turn.add_waiting(lane, [record.device_id], 1, pack(_row(record)), record.measured_at)
+
+
+def _row(record: Record) -> pa.Table:
+    return with_device(record.device_id, records_to_table([record]))
+
+
+def _candidate(record: Record) -> Candidate:
+    return Candidate(workload_id=record.workload_id, dialect=record.dialect, trace=record.trace)
+
+
+def _look(load: Load, state: StateFile, table: RecordsTable) -> None:
+    """Write down what is there."""
+    stored = DeltaTable(table.folder).to_pyarrow_table(columns=["record_id"]).column(0).to_pylist()
+    waiting = [one for rows in state.waiting() for one in unpack(rows.body).column("record_id").to_pylist()]
+    results = [
+        record_id_of(candidate_id, device_id, environment_id, attempt)
+        for _, device_id, environment_id, candidate_id, attempt, *_ in state.results()
+    ]
+    batches = Counter([*(state.snapshot() or b"").split(), *state.events()])
+    wrong = [
+        f"the turn {name.decode()} was applied {count} times" for name, count in batches.items() if count > 1
+    ]
+    if {*stored, *waiting} != set(results):
+        wrong.append(
+            f"{len({*stored, *waiting} ^ set(results))} results and rows that do not belong together"
+        )
+    if len(results) != BATCH * len(batches):
+        wrong.append(f"{len(results)} results of {len(batches)} turns")
+    letters = len(list(state.letters("late")))
+    if letters < min(len(batches), 0.9 * _MOST_LETTERS):
+        wrong.append(f"{letters} letters of {len(batches)} turns")
+    files = {file.path for file in state.files()}
+    if not files >= set(DeltaTable(table.folder).get_add_actions(flatten=True).column("path").to_pylist()):
+        wrong.append("the table has data files that the state file does not name")
+    places = {"state": tuple(results), "rows": (*stored, *waiting)}
+    load.log.add(Event(kind="look", places=places, wrong=tuple(wrong)))
+
 
 _IMPORTED_LATE = (
     "torch._dynamo",

@@ -24,9 +24,8 @@ from agents.codec import record_from_json
 from agents.records import Record
 from agents.spool.disk_spool import Spool
 from benchmarks.chaos_history import Event, HistoryLog, read_history
-from benchmarks.chaos_life import stored_in
+from benchmarks.chaos_life import candidates, stored_in, workloads
 from benchmarks.chaos_models import look_at_models, name_of
-from benchmarks.chaos_records import candidates, workloads
 from fleet.api.client import ask
 from fleet.core.events import Event as FleetEvent
 from fleet.core.events import JobCancelled, JobFinished, JobId, JobSubmitted, RequestEnded

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Annotated
 
 from benchmarks.harness import Figures, Option, benchmark, working_folder
-from benchmarks.hostile_cases import folder_names, kind_of, network_names, questions_of, stages_of_log
+from benchmarks.hostile_child import folder_names, kind_of, network_names, questions_of, stages_of_log
 from benchmarks.hostile_corpus import CORPUS, corpus_names, make_case
 from benchmarks.hostile_live import run_live
 from benchmarks.hostile_run import SLOW_STAGES, Found, Question, run, split_by_training

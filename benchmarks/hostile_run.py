@@ -120,7 +120,7 @@ class Found:
 class Question:
     """One case and the stages that it goes through."""
 
-    #: Its name, as of `benchmarks.hostile_cases`.
+    #: Its name, as of `benchmarks.hostile_child`.
     case: str
     stages: tuple[str, ...]
 

@@ -18,8 +18,7 @@ import numpy as np
 from agents.records import DeviceId
 from benchmarks.harness import Figures, Option, benchmark, command_of, say, working_folder
 from benchmarks.learning_tvm import PerStoreFeatures, TvmMlp, TvmXgb, join_features, per_store_features
-from benchmarks.rivals.kept_scores import run_kept_fits
-from benchmarks.rivals.named import PUBLISHED, RIVALS, make_rival
+from benchmarks.rivals.named import PUBLISHED, RIVALS, make_rival, run_kept_fits
 from benchmarks.tables import page, write_page
 from benchmarks.training import LOGS, import_devices
 from fleet.models.versions import DatasetSnapshot, load_snapshot, train_config

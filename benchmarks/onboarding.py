@@ -20,8 +20,7 @@ from benchmarks.onboarding_baselines import baselines
 from benchmarks.onboarding_cases import CasePlan, networks_to_hold_out
 from benchmarks.onboarding_curve import SAMPLES, Adapting, Contender
 from benchmarks.onboarding_extras import COVERED, Experiment, breadth, coverage, selectors
-from benchmarks.onboarding_parts import DeviceSet, as_json, device_sets
-from benchmarks.onboarding_table import CurveTable
+from benchmarks.onboarding_parts import CurveTable, DeviceSet, as_json, device_sets
 from benchmarks.tables import interval, page, write_page
 from transfer.adapt.base import Regime
 from transfer.adapt.registry import NAMES, auto, strategies

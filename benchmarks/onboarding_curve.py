@@ -6,7 +6,7 @@ are kept, a JSON file each, under a hash of everything that they follow from but
 a contender or a number of samples runs that alone.
 
 What is new and what is held out: `benchmarks.onboarding_cases`. Called by `benchmarks.onboarding`;
-knows no store. What was found is read by `benchmarks.onboarding_table`.
+knows no store. What was found is read by `benchmarks.onboarding_parts`.
 """
 
 from __future__ import annotations

@@ -23,8 +23,7 @@ from benchmarks.onboarding_curve import (
     Point,
     run_curve,
 )
-from benchmarks.onboarding_parts import DeviceSet
-from benchmarks.onboarding_table import CurveTable
+from benchmarks.onboarding_parts import CurveTable, DeviceSet
 from benchmarks.tables import interval
 from fleet.json_types import JsonDict
 from transfer.adapt.base import Regime, Strategy

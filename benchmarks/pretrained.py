@@ -34,8 +34,16 @@ from agents.records import Workload, content_hash
 from benchmarks.harness import Figures, Option, benchmark, kept, read_kept, say, working_folder
 from benchmarks.onboarding_baselines import baselines
 from benchmarks.onboarding_cases import Case, FewShotSet, situation_of, visible_dataset
-from benchmarks.pretrained_figures import SAMPLES, breadth_figures, broad, expectations, figures
-from benchmarks.pretrained_ship import ShippedAbout, ship, train_model
+from benchmarks.pretrained_ship import (
+    SAMPLES,
+    ShippedAbout,
+    breadth_figures,
+    broad,
+    expectations,
+    figures,
+    ship,
+    train_model,
+)
 from fleet.datasets.admission import open_dataset
 from fleet.datasets.dataset_files import PublishedDataset, read_published
 from fleet.errors import FleetError

@@ -20,7 +20,7 @@ from benchmarks.onboarding import main
 from benchmarks.onboarding_baselines import baselines
 from benchmarks.onboarding_cases import CasePlan, FewShot, FewShotSet, Situation
 from benchmarks.onboarding_curve import RANDOM, Adapting, Contender, CurvePlan, Point, run_curve
-from benchmarks.onboarding_table import CurveTable
+from benchmarks.onboarding_parts import CurveTable
 from tests.model_fixtures import CONFIG, make_dataset
 from tests.strategy_fixtures import LikeNearest
 from transfer.adapt.base import Regime

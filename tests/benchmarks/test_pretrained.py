@@ -10,8 +10,7 @@ from msgspec.structs import replace
 
 from agents.records import DeviceId, Family
 from benchmarks.pretrained import Options, cases_of, run_case
-from benchmarks.pretrained_figures import expectations, figures
-from benchmarks.pretrained_ship import ShippedAbout, ship
+from benchmarks.pretrained_ship import ShippedAbout, expectations, figures, ship
 from fleet.models.shipped_model import read_shipped
 from fleet.store.store import Store
 from tests.onboarding_fixtures import NEW, SOURCES, fill

@@ -12,9 +12,8 @@ import numpy as np
 import pytest
 
 from benchmarks import unlike
-from benchmarks.unlike_data import SUFFIX, FindData, read_databases
-from benchmarks.unlike_pictures import write_pictures
-from benchmarks.unlike_ways import SIMPLE, WAYS, View
+from benchmarks.unlike import write_pictures
+from benchmarks.unlike_ways import SIMPLE, SUFFIX, WAYS, FindData, View, read_databases
 from transfer.adapt.base import Regime
 from transfer.features.flat import flat_inputs
 
