@@ -1,7 +1,8 @@
 """One life of a child of `benchmarks.chaos`: its history, its fault points, its records.
 
 Replay devices answer from schedules whose latencies follow from the tiles: a small model learns them in a
-second, and a challenger is judged on held-out workloads as in a real fleet."""
+second, and a challenger is judged on held-out workloads as in a real fleet.
+"""
 
 from __future__ import annotations
 

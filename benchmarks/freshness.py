@@ -11,8 +11,8 @@ others come to the store evenly over the hour, in random order. At each minute t
 what is there, judges and publishes (`fleet.refresh.run`).
 
 With `--up PROFILE` a real `fleet up` runs on this host for the last of the minutes, with the model that this
-release ships; those who judge there chose who serves, but no training saw them. `--again STORE --target PROFILE` refreshes what such a run has
-kept, with the rules of today, at each of the minutes.
+release ships. Those who judge there chose who serves, but no training saw them. `--again STORE --target
+PROFILE` refreshes what such a run has kept, with the rules of today, at each of the minutes.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """A child process that takes hostile cases through their stages and tells how each went.
 
 Started by `benchmarks.hostile_run`, which ends it where a stage takes too long: nothing here can. One JSON
-line in is one case and its stages; the lines out are events, one as a stage begins and one as it ends. A case is
-named by its number (a log), by kind and number (`dataset-12`, `network-3`), or by its name in the corpus. The
-same name and seed give the same case.
+line in is one case and its stages; the lines out are events, one as a stage begins and one as it ends. A case
+is named by its number (a log), by kind and number (`dataset-12`, `network-3`), or by its name in the corpus.
+The same name and seed give the same case.
 """
 
 from __future__ import annotations

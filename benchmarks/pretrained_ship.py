@@ -1,6 +1,6 @@
-"""The figures of `benchmarks.pretrained`, and the model that comes with the program, which has them as expectation.
+"""The figures of `benchmarks.pretrained`, and the model that comes with the program and expects them.
 
-`ship` trains on everything that is not held out for judging, and writes what the wheel carries, with a model card.
+`ship` trains on everything that is not held out for judging, and writes what the wheel carries, with a card.
 """
 
 from __future__ import annotations

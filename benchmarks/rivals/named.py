@@ -1,4 +1,4 @@
-"""The rivals by their names, and comparisons that go on where they were stopped: scores are kept in a folder."""
+"""The rivals by their names, and comparisons that go on where they stopped: scores lie in a folder."""
 
 from __future__ import annotations
 
