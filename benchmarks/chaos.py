@@ -229,13 +229,12 @@ class Options:
     kills: Annotated[int, Option("processes to kill", least=0)] = 1000
     real: Annotated[int, Option("times to kill each process of a real `fleet up`", least=0)] = 2
     seed: Annotated[int, Option("of steps and moments")] = 0
-    folder: Annotated[Path | None, Option("where to work (memory if there is room, or the default)")] = None
     only: Annotated[str, Option("campaigns whose name begins so (all)")] = ""
 
 
 def measure(options: Options) -> Figures:
     """Run until there were so many kills; those of a real `fleet up` count."""
-    base = Path(tempfile.mkdtemp(prefix="chaos-", dir=options.folder or _fast_folder()))
+    base = Path(tempfile.mkdtemp(prefix="chaos-", dir=_fast_folder()))
     bench = Bench(base, options.seed)
     try:
         measured = {"real": bench.real(options.real)} if options.real else {}

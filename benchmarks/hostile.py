@@ -35,6 +35,7 @@ _ROUND = 300
 #: Larger reproductions are made again by their number instead of being kept.
 _MOST_KEPT_BYTES = 2 << 20
 _KEPT = Path("runs/hostile")
+_WORKERS = min(2, len(os.sched_getaffinity(0)))
 
 
 def _case(text: str) -> str:
@@ -52,7 +53,6 @@ class Options:
     networks: Annotated[int, Option("generated network files", least=0)] = NETWORKS
     minutes: Annotated[float, Option("go on with new cases for so long")] = 0.0
     seed: Annotated[int, Option("of all cases")] = 0
-    workers: Annotated[int, Option("child processes at once", least=1)] = min(2, len(os.sched_getaffinity(0)))
     live: Annotated[int, Option("candidates offered to a real device; 0 for none", least=0)] = 100
     only: Annotated[str | None, Option("one case: its number, or a name", parse=_case)] = None
     keep: Annotated[Path, Option("folder for the files of what is found")] = _KEPT
@@ -99,7 +99,7 @@ def measure(options: Options) -> Figures:
         for number, asked in enumerate(questions(options)):
             for part in split_by_training(asked):
                 place = folder / f"round-{number}"
-                run(part, place, seed=options.seed, markers=markers, found=found, workers=options.workers)
+                run(part, place, seed=options.seed, markers=markers, found=found, workers=_WORKERS)
                 shutil.rmtree(place, ignore_errors=True)
         before = len(list(markers.iterdir()))
         if options.only is None and options.live:

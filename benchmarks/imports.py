@@ -140,8 +140,6 @@ class Options:
     """What is imported, and where."""
 
     data: Annotated[Path, Option("folder of the logs")] = DATA
-    folder: Annotated[Path | None, Option("folder on the disk to measure")] = None
-    core: Annotated[int, Option("logical CPU to use")] = max(os.sched_getaffinity(0))
 
 
 def measure(options: Options) -> Figures:
@@ -152,16 +150,17 @@ def measure(options: Options) -> Figures:
             **dict.fromkeys(("lines_per_s", "peak_memory_mb", "unaccounted_lines")),
         }
     dialects: Figures = {}
+    core = max(os.sched_getaffinity(0))
     planned = plan(options.data)
     for dialect, devices in planned.items():
-        with working_folder(beside=options.folder) as folder:
-            dialects[dialect] = import_dialect(devices, folder, options.core)
+        with working_folder() as folder:
+            dialects[dialect] = import_dialect(devices, folder, core)
     knobs = dialects.get("knobs", {})
     fast = [dialects[dialect]["lines_per_s"] for dialect in FAST if dialect in dialects]
     return {
         "lines_per_s": min(fast, default=None),
         "configurations_per_s": knobs.get("lines_per_s"),
-        "problems_read_per_s": read_problems(planned.get("miopen", {}), options.core),
+        "problems_read_per_s": read_problems(planned.get("miopen", {}), core),
         "peak_memory_mb": max((one["peak_memory_mb"] for one in dialects.values()), default=None),
         "unaccounted_lines": sum(one["unaccounted_lines"] for one in dialects.values()),
         "lines": sum(one["lines"] for one in dialects.values()),

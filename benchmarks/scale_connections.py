@@ -100,7 +100,7 @@ def _is_open(connection: socket.socket, more: bytes) -> bool:
         return False
 
 
-def measure_connections(folder: Path, *, connections: int, secs: float) -> JsonDict:
+def measure_connections(folder: Path, *, connections: int, secs: float = 20.0) -> JsonDict:
     """Run the daemon with and without strangers."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft < connections + 256:

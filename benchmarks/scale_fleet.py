@@ -233,7 +233,7 @@ def devices_up(view: Mapping[str, Any]) -> int:
     return sum(one["state"] in ("idle", "leased") for one in view["devices"].values())
 
 
-def measure_fleet(folder: Path, *, devices: int, secs: float) -> Figures:
+def measure_fleet(folder: Path, *, devices: int, secs: float = 60.0) -> Figures:
     """Let a coordinator run for some seconds after its devices are up."""
     specs = replay_specs(map(device_name, range(devices)), recorded_file(folder))
     transport = ProcessTransport(protocol=Protocol(), processes=_PROCESSES)

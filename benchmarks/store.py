@@ -111,12 +111,11 @@ class Options:
     small_batches: Annotated[int, Option("appends of 64 records", least=1)] = 200
     large_batches: Annotated[int, Option("appends of 1,000 records", least=1)] = 20
     records: Annotated[int, Option("records in the store that is opened and read", least=1)] = OPEN_RECORDS
-    folder: Annotated[Path | None, Option("folder on the disk to measure")] = None
 
 
 def measure(options: Options) -> Figures:
     """Run all parts."""
-    with working_folder(beside=options.folder) as root:
+    with working_folder() as root:
         for name in ("small", "large"):
             (root / name).mkdir()
         result: Figures = {

@@ -49,18 +49,13 @@ class NearestDevice:
         training_labels(dataset, rows, devices)
         self.order = {}
         for device_id in devices:
-            own = -dataset.latency_secs[rows, dataset.column(device_id)]
-            agreement = {}
-            for source in map(str, dataset.device_ids):
-                if source != device_id:
-                    other = -dataset.latency_secs[rows, dataset.column(source)]
-                    both = np.isfinite(own) & np.isfinite(other)
-                    agreement[source] = rank_agreement(other[both], own[both], dataset.group[rows[both]])
-            if not agreement:
+            sources = [source for source in map(str, dataset.device_ids) if source != device_id]
+            if not sources:
                 raise TransferError(
                     f"{self.name} needs another device beside {device_id!r}; give its records too"
                 )
-            self.order[device_id] = tuple(sorted(agreement, key=lambda source: -agreement[source]))
+            secs = dataset.latency_secs[rows, dataset.column(device_id)]
+            self.order[device_id] = tuple(nearest_first(dataset, device_id, rows, secs, sources))
 
     def score(self, dataset: Dataset, rows: Rows, device_id: str) -> Floats:
         """Share of the workload's candidates that are no faster, among all that the source measured.
@@ -69,13 +64,43 @@ class NearestDevice:
         """
         if device_id not in self.order:
             raise unknown_device(self, device_id, tuple(self.order))
-        total, count = np.zeros(len(rows)), np.zeros(len(rows))
-        for source in self.order[device_id]:
-            share = places_on(dataset, source)[rows]
-            told = np.isfinite(share) & ((count == 0) | (self.use == "mean"))
-            total[told] += share[told]
-            count[told] += 1
-        return total / np.maximum(1, count)
+        places = np.stack([places_on(dataset, source)[rows] for source in self.order[device_id]], axis=1)
+        return place_by_sources(places, is_mean=self.use == "mean")
+
+
+def nearest_first(
+    dataset: Dataset, target: str, rows: Rows, secs: Floats, sources: Sequence[str]
+) -> list[str]:
+    """Sources, most similar first: by their order of what a device measured, then by hardware vector.
+
+    Args:
+        dataset: With the sources' measurements.
+        target: The device.
+        rows: What it measured.
+        secs: (rows,) its seconds, NaN where it failed.
+        sources: Other devices.
+    """
+    spread = np.maximum(dataset.hardware.std(axis=0), 1e-6)
+
+    def unlike(source: str) -> tuple[float, float]:
+        other = dataset.latency_secs[rows, dataset.column(source)]
+        truth = np.where(np.isfinite(other), -secs, np.nan)
+        agreement = rank_agreement(-np.nan_to_num(other), truth, dataset.group[rows])
+        apart = dataset.hardware[dataset.column(source)] - dataset.hardware[dataset.column(target)]
+        return -round(agreement, 6), float(np.linalg.norm(apart / spread))
+
+    return sorted(sources, key=unlike)
+
+
+def place_by_sources(places: Floats, *, is_mean: bool) -> Floats:
+    """(n,) place of each candidate by the sources' (n, sources): the first that is known, or their mean.
+
+    0 where no source has one.
+    """
+    known = np.isfinite(places)
+    if is_mean:
+        return np.asarray(np.where(known, places, 0).sum(axis=1) / np.maximum(1, known.sum(axis=1)))
+    return np.nan_to_num(places[np.arange(len(places)), known.argmax(axis=1)])
 
 
 def sources_measured_test(situation: Situation) -> bool:
