@@ -32,7 +32,7 @@ from agents.records import DeviceId, DeviceKind, Family, Record, WorkloadId
 from benchmarks.fleet_up import READY, START_SECS, Program, profile_file, verb, wait_until, write_fleet
 from benchmarks.harness import Figures, Option, benchmark, working_folder
 from benchmarks.pretrained import groups_of, networks_of, opened_store
-from benchmarks.pretrained_ship import train_model
+from benchmarks.pretrained_ship import ShippedAbout, ship
 from benchmarks.tables import interval
 from fleet.errors import FleetError
 from fleet.json_types import Json, JsonDict
@@ -40,15 +40,15 @@ from fleet.models.head_scores import HeadCache
 from fleet.models.holdout import held_out
 from fleet.models.registry import Registry
 from fleet.models.shipped_heads import ShippedHeads
-from fleet.models.shipped_model import SHIPPED_KEY, ShippedDevice, read_shipped, write_shipped
+from fleet.models.shipped_model import SHIPPED_KEY, read_shipped
 from fleet.models.standings import mean_of
 from fleet.models.training_rows import JudgedRows
-from fleet.models.versions import DatasetSnapshot, load_snapshot, manifest_of, training_provenance
+from fleet.models.versions import DatasetSnapshot, load_snapshot
 from fleet.refresh.request import RefreshRequest
 from fleet.refresh.run import run_refresh
 from fleet.store.reader import StoreReader
 from fleet.store.store import Store
-from transfer.adapt.base import Adapted, without_device
+from transfer.adapt.base import Adapted
 from transfer.arrays import Floats, Rows
 from transfer.data.dataset import Dataset
 from transfer.data.metrics import evaluate_ranking
@@ -197,7 +197,8 @@ def measure(options: Options) -> Figures:
         hour, learnt = _hour(store, options)
         box = folder / "-".join(("shipped", store.name, options.target, options.group, str(options.epochs)))
         if not box.exists():
-            _ship(box, hour, learnt, options)
+            about = ShippedAbout(name="held-out", datasets={}, processors=(), expected={})
+            ship(store, box, about, options.epochs, learnt, without=options.target, seed=options.seed)
         with working_folder(None) as run, patch("fleet.models.shipped_model.shipped_folder", lambda _: box):
             looks = _replayed(run, hour, options)
     return {"group": options.group, **_report(hour, options, looks)}
@@ -255,32 +256,6 @@ def _hour(store: Path, options: Options) -> tuple[_Hour, Rows]:
         arrival_minutes=(np.arange(len(order)) + 0.5) * max(options.minutes) / max(1, len(order)),
     )
     return hour, split.train
-
-
-def _ship(folder: Path, hour: _Hour, rows: Rows, options: Options) -> None:
-    """Train what the machine's program would have been shipped with: nothing of it, nor of its networks."""
-    snapshot, dataset = hour.snapshot, hour.snapshot.dataset
-    sources = [str(name) for name in dataset.device_ids if name != hour.target]
-    view = without_device(dataset, hour.target)
-    began = time.perf_counter()
-    model = train_model(view, snapshot, rows, sources, options.seed, options.epochs)
-    manifest = manifest_of(
-        snapshot,
-        seed=options.seed,
-        config={},
-        seconds=time.perf_counter() - began,
-        sources=model.device_ids,
-    )
-    manifest |= training_provenance(view, rows, sources, {}, holds_out=True) | {SHIPPED_KEY: "held-out"}
-    devices = {
-        DeviceId(name): ShippedDevice(
-            spec=snapshot.devices[DeviceId(name)][0],
-            descriptor=snapshot.devices[DeviceId(name)][1],
-            fingerprint={},
-        )
-        for name in sources
-    }
-    write_shipped(folder, model, manifest, devices)
 
 
 def _replayed(folder: Path, hour: _Hour, options: Options) -> list[Figures]:

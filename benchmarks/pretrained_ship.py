@@ -27,7 +27,7 @@ from fleet.models.versions import (
 )
 from fleet.onboarding.fingerprint import known_fingerprints
 from fleet.store.store import Store
-from transfer.adapt.base import Regime
+from transfer.adapt.base import Regime, without_device
 from transfer.adapt.fingerprint import ORIGIN
 from transfer.arrays import Floats, Rows
 from transfer.data.dataset import Dataset
@@ -173,7 +173,16 @@ def _config(epochs: int) -> TrainConfig:
     return replace(train_config(epochs), device="cpu", lends=True, trees=_TREES)
 
 
-def ship(store: Path, folder: Path, about: ShippedAbout, epochs: int) -> JsonDict:
+def ship(
+    store: Path,
+    folder: Path,
+    about: ShippedAbout,
+    epochs: int,
+    rows: Rows | None = None,
+    *,
+    without: str = "",
+    seed: int = 0,
+) -> JsonDict:
     """Train and write.
 
     Args:
@@ -181,18 +190,21 @@ def ship(store: Path, folder: Path, about: ShippedAbout, epochs: int) -> JsonDic
         folder: To write; must not be there.
         about: What is said of it.
         epochs: Passes over the data.
+        rows: That it learns from; all that are not held out for judging if not given.
+        without: A device that it learns nothing of.
+        seed: Of the training.
 
     Returns:
         `bytes`, `parameters`, `fingerprints` by device, `secs`.
     """
     reader = Store.read(store)
     snapshot = load_snapshot(reader)
-    dataset = snapshot.dataset
-    open_rows, kept_out = learnable(snapshot)
+    dataset = without_device(snapshot.dataset, without) if without else snapshot.dataset
+    open_rows, kept_out = learnable(snapshot) if rows is None else (rows, True)
+    names = [one for one in dataset.device_ids if one != without]
     started = time.perf_counter()
-    model = train_model(dataset, snapshot, open_rows, list(dataset.device_ids), 0, epochs)
+    model = train_model(dataset, snapshot, open_rows, names, seed, epochs)
     secs = time.perf_counter() - started
-    names = list(dataset.device_ids)
     # Only the first device of the store met the reference programs as new candidates.
     programs = {
         one.candidate_id for name in names for one in reader.records(device_id=name) if one.origin == ORIGIN
@@ -207,11 +219,7 @@ def ship(store: Path, folder: Path, about: ShippedAbout, epochs: int) -> JsonDic
         for one in names
     }
     told = manifest_of(
-        snapshot,
-        seed=0,
-        config=asdict(_config(epochs)),
-        seconds=secs,
-        sources=model.device_ids,
+        snapshot, seed=seed, config=asdict(_config(epochs)), seconds=secs, sources=model.device_ids
     )
     told |= training_provenance(dataset, open_rows, names, {}, holds_out=bool(kept_out))
     told |= {SHIPPED_KEY: about.name, "datasets": dict(about.datasets)}

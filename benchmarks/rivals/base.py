@@ -100,7 +100,7 @@ def place_by_sources(places: Floats, *, is_mean: bool) -> Floats:
     known = np.isfinite(places)
     if is_mean:
         return np.asarray(np.where(known, places, 0).sum(axis=1) / np.maximum(1, known.sum(axis=1)))
-    return np.nan_to_num(places[np.arange(len(places)), known.argmax(axis=1)])
+    return np.asarray(np.nan_to_num(places[np.arange(len(places)), known.argmax(axis=1)]))
 
 
 def sources_measured_test(situation: Situation) -> bool:
