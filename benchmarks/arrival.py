@@ -46,7 +46,7 @@ _BOUNDS = {"min_flops": 2e5, "max_flops": 2.5e7}
 _HEAD_SECS, _STEP_SECS, _STOP_SECS = 1800.0, 3600.0, 90.0
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Options:
     """How the new device comes, and where."""
 

@@ -222,7 +222,7 @@ class Bench:
             next(campaign)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Options:
     """How much is killed, and where."""
 

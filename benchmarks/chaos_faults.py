@@ -43,7 +43,7 @@ FAULTS = ("kill", "torn", *DISK_FAULTS)
 _CHANGES = frozenset("wax+")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Plan:
     """Where to fail."""
 

@@ -103,7 +103,7 @@ def run_fleet(load: Load, forks: Forks, arguments: dict[str, Any]) -> None:
             fleet.settle()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class _Fleet:
     """A coordinator with its transport and its refresher."""
 

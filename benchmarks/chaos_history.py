@@ -95,7 +95,7 @@ def read_history(path: Path) -> list[Event]:
     return [event for event in found if event.kind != "note"]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Verdict:
     """What is wrong with a history; all empty if nothing is."""
 

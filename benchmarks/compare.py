@@ -38,7 +38,7 @@ _NETWORKS = ("mobilenet-v2", "bert-base")
 _OPERATORS, _MOST_FLOPS = 2, 3e7
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Options:
     """How much each side may try, and on which device."""
 

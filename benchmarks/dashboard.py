@@ -284,7 +284,7 @@ def _lags(seen: list[tuple[float, int]], totals: list[tuple[float, int]]) -> lis
     return lags
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Options:
     """How large the fleet is."""
 

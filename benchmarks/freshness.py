@@ -151,7 +151,7 @@ _JUDGED_PART = 4
 MINUTES = (0, 5, 15, 30, 60)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Options:
     """The machine, its networks, and when to look."""
 
@@ -166,7 +166,7 @@ class Options:
     seed: int = 0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+@dataclass(frozen=True, kw_only=True, eq=False)
 class _Hour:
     """What answers for the machine."""
 

@@ -32,7 +32,7 @@ _GOOD = 0.95
 _RESAMPLES = 2000
 
 
-@dataclass(slots=True)
+@dataclass
 class Outcomes:
     """What one way of choosing reached."""
 
@@ -79,7 +79,7 @@ def run_chooser(space: Space, target: int, name: str, seed: int, *, count: int) 
         row = chooser.send(space.measure(target, row, random))
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Options:
     """How much is run."""
 

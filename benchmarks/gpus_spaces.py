@@ -21,7 +21,7 @@ from transfer.arrays import Floats, Singles
 from transfer.features.hardware import hardware_table, hardware_vector
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+@dataclass(frozen=True, kw_only=True, eq=False)
 class Space:
     """One kernel: the configurations that every device has tried.
 

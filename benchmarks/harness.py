@@ -2,7 +2,7 @@
 
 A benchmark declares its options as a frozen dataclass, whose annotations hold the help and the bounds::
 
-    @dataclass(frozen=True, slots=True)
+    @dataclass(frozen=True)
     class Options:
         workloads: Annotated[int, Option("workloads to measure", least=1)] = 24
 
@@ -60,7 +60,7 @@ print(json.dumps({"secs": round(wall, 4), "cpu_secs": round(cpu, 4),
 """
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Option:
     """How a field of a benchmark's options is given on the command line.
 
@@ -258,7 +258,7 @@ def child_json(command: Sequence[str], *, question: object = None, timeout_secs:
     return json.loads(done.stdout.splitlines()[-1])
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Ended:
     """How a program ended: its exit code, or None where it had to be ended, and what it printed."""
 

@@ -44,7 +44,7 @@ def _case(text: str) -> str:
     return text
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Options:
     """What is made, and where the files of finds go."""
 

@@ -44,7 +44,7 @@ _READ_EVERY = 10
 _CORPUS_STAGES = ("import", "command", "dataset", "replay", "export", "training")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Kind:
     """One kind of case."""
 

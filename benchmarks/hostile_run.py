@@ -40,7 +40,7 @@ _POLL_SECS = 0.1
 _ERRORS_KEPT = 3_000
 
 
-@dataclass(slots=True)
+@dataclass
 class Tally:
     """What was seen of one stage."""
 
@@ -56,7 +56,7 @@ class Tally:
     peak_case: str = ""
 
 
-@dataclass(slots=True)
+@dataclass
 class Found:
     """Everything that was seen."""
 
@@ -116,7 +116,7 @@ class Found:
         self.done += 1
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Question:
     """One case and the stages that it goes through."""
 

@@ -140,7 +140,7 @@ class Story:
         return is_used and not any(self.found[name] for name in names)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Options:
     """How much of the story is run."""
 

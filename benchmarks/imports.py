@@ -135,7 +135,7 @@ def read_problems(devices: dict[str, list[Path]], core: int) -> float | None:
     return float(found["problems"] / found["cpu_secs"])
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Options:
     """What is imported, and where."""
 

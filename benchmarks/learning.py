@@ -43,7 +43,7 @@ TVM_RANKERS = ("tvm-xgb", "tvm-mlp")
 _DIALECT = "meta_schedule"
 
 
-@dataclass(slots=True)
+@dataclass
 class SingleRanker:
     """A model of its own for each device: what heads of a joint model are compared with."""
 
@@ -152,7 +152,7 @@ _EACH, _JUDGED = 64, 256
 RANKERS = (*OURS, "xgboost", "lightgbm", "lightgbm-pooled", "mlp")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Options:
     """Who learns from what, and on what they are judged."""
 

@@ -35,7 +35,7 @@ _EPOCHS, _HELD_SHARE, _BATCH = 50, 0.2, 128
 _RATE, _DECAY, _CLIP, _STEP, _GAMMA = 7e-4, 1e-6, 0.5, 5, 0.8
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+@dataclass(frozen=True, kw_only=True, eq=False)
 class PerStoreFeatures:
     """TVM's features of N candidates, ragged: one vector for each buffer store of the lowered program."""
 

@@ -45,7 +45,7 @@ _DEFAULT = "auto"
 _BASELINES = tuple(one.name for one in baselines())
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Options:
     """What is left out in turn, who makes heads, and how much is run."""
 
@@ -87,7 +87,7 @@ class Options:
     workers: Annotated[int, Option("cases at once", least=1)] = len(os.sched_getaffinity(0))
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class _Run:
     """One set of devices with everything that was run on it."""
 

@@ -51,7 +51,7 @@ _PARAMS: dict[str, Any] = {
 _ROUNDS = 150
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, eq=False)
 class Labelled:
     """Rows of one device with their relative speeds."""
 

@@ -33,7 +33,7 @@ _JUDGED_SHARE = 0.5
 _FOLDS = 3
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class CasePlan:
     """Which divisions to make."""
 
@@ -52,7 +52,7 @@ class CasePlan:
     most_splits: int = 0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+@dataclass(frozen=True, kw_only=True, eq=False)
 class Case:
     """One new device and one division of the rows."""
 
@@ -69,7 +69,7 @@ class Case:
     seed: int
 
 
-@dataclass(slots=True, kw_only=True, eq=False)
+@dataclass(kw_only=True, eq=False)
 class Situation:
     """What may be seen of a new device and its source devices when some rows are to be put in order for it.
 
@@ -98,7 +98,7 @@ class Situation:
         return cast(_Result, self._shared[name])
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, eq=False)
 class FewShotSet:
     """What was measured on the new device."""
 

@@ -57,7 +57,7 @@ _SEEDS_BEYOND = 2
 RANDOM = "random"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Adapting:
     """A strategy with a way to choose its samples."""
 
@@ -98,7 +98,7 @@ Contender = Adapting | FewShot
 Asked = tuple[int | None, Contender]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class CurvePlan:
     """What to run."""
 

@@ -45,7 +45,7 @@ _SELECTOR = next(iter(SELECTORS.values()))
 _BY_CHANCE = f"by {RANDOM}"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+@dataclass(frozen=True, kw_only=True, eq=False)
 class Experiment:
     """A set whose devices are left out in turn, and what all that is run on it shares."""
 
@@ -97,7 +97,7 @@ class Experiment:
         return CurveTable(points=points, strategies=names, default=names[0])
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Uniform:
     """Any candidates, drawn at random: what a way to choose samples must beat."""
 

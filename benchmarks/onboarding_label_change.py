@@ -46,7 +46,7 @@ _SETTINGS = {
 }
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+@dataclass(frozen=True, kw_only=True, eq=False)
 class Siblings:
     """What source devices measured, and what is known of the candidates and of all devices."""
 

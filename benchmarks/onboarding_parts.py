@@ -36,7 +36,7 @@ SCRATCH = "scratch"
 _Place = tuple[str, str, int, int]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+@dataclass(frozen=True, kw_only=True, eq=False)
 class CurveTable:
     """All points of the devices of one store.
 
@@ -190,7 +190,7 @@ LOGGED = ("arm_cortex-a72", "x86_AMD3700X", "x86_inteli7-3770")
 DEMO_STORE = Path("runs/demo/store")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+@dataclass(frozen=True, kw_only=True, eq=False)
 class DeviceSet:
     """Devices that are each other's source devices."""
 

@@ -22,7 +22,7 @@ _WAIT_MS = 60_000
 _WINDOW = {"width": 1100, "height": 860}
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Options:
     """What is taken."""
 

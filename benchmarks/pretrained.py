@@ -86,7 +86,7 @@ class _Case(NamedTuple):
         return f"{self.group}-{self.target}-{self.seed}"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Options:
     """What learns, what is held out, and what is judged beside it."""
 

@@ -145,7 +145,7 @@ def expectations(found: Json, profiles: int, contender: str = "shipped") -> Json
 _TREES = 1200
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class ShippedAbout:
     """What is said of a model that is shipped."""
 

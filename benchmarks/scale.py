@@ -242,7 +242,7 @@ def measure_open(folder: Path, *, records: int, devices: int, repeats: int) -> F
     return result
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Options:
     """How much of everything."""
 

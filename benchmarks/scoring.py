@@ -48,7 +48,7 @@ _READY = 4096
 _HEAD = "x86-64-v3"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class _Case:
     """The candidates of one workload, as a search holds them."""
 
@@ -62,7 +62,7 @@ class _Case:
     stored: list[Any]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Options:
     """What is measured."""
 

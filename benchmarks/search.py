@@ -64,7 +64,7 @@ class _Task(NamedTuple):
     seed: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Options:
     """What is searched, on what, and from which records."""
 

@@ -104,7 +104,7 @@ def large_store(folder: Path, count: int) -> Iterator[tuple[str, Any]]:
     yield "bytes_per_record_after_upkeep", round(sum(path.stat().st_size for path in files) / count, 1)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Options:
     """What is measured."""
 

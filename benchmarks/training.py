@@ -36,7 +36,7 @@ _EACH = TrainConfig().candidates_per_epoch
 _OUR_EPOCHS = 8
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, eq=False)
 class _Rows:
     """The rows that both sides train on."""
 
@@ -55,7 +55,7 @@ class _Rows:
         return replace(self.dataset, features=replace(self.dataset.features, published=None))
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Options:
     """What both sides train on, and how often."""
 

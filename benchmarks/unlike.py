@@ -124,7 +124,7 @@ _RESAMPLES = 1000
 _LEAST_WEIGHT, _SLOWEST = 0.1, 12.0
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Options:
     """How much is run."""
 

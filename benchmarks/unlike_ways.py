@@ -57,7 +57,7 @@ def convolution_of(line: bytes) -> int:
     return zlib.crc32(b"-".join(sorted(sizes.split(b"-"))))
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, eq=False)
 class FindData:
     """Problems of the databases, joined by problem and solver.
 
@@ -127,7 +127,7 @@ _SAMPLES_PER_TREE = 8
 _LEAST_SAMPLES = 16
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, eq=False)
 class Pool:
     """What all ways share of a target and a regime: flat features, and trees that the sources taught."""
 
