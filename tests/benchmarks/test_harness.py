@@ -39,9 +39,9 @@ main = benchmark("sample", __doc__, Options, measure, fails=lambda found: found[
 @pytest.mark.parametrize(
     ("words", "expected"),
     [
-        ("--place here", Options(Path("--place here"))),
-        ("--place here --count 1 --quick", Options(Path("--place here"), 1, True)),
-        ("--place here --shares --names b a", Options(Path("--place here"), shares=(), names=("b", "a"))),
+        ("--place here", Options(Path("here"))),
+        ("--place here --count 1 --quick", Options(Path("here"), 1, True)),
+        ("--place here --shares --names b a", Options(Path("here"), shares=(), names=("b", "a"))),
         ("--place /x/a/b/c --device x --device y", Options(Path("/x/a/b/c"), device=("x", "y"))),
     ],
 )
