@@ -31,7 +31,7 @@ from agents.records import (
     canonical_json,
 )
 from benchmarks.chaos_faults import FaultPoints, Plan
-from benchmarks.chaos_history import Event, HistoryLog
+from benchmarks.chaos_history import HistoryLog
 from benchmarks.made_up import TARGET, make_records, record_of
 from fleet.interchange.export_store import export
 from fleet.models.holdout import is_held_out
@@ -125,7 +125,7 @@ class Load:
         self.batches = range(arguments["first"], arguments["first"] + arguments["batches"])
         self.rng = random.Random(arguments["seed"])
         self.log = HistoryLog(self.root / "history.jsonl")
-        told = partial(self.log.add, Event(kind="trouble", by="disk fault"))
+        told = partial(self.log.add, "trouble", by="disk fault")
         self.points = FaultPoints(Plan(**arguments["plan"]), told)
         # Checkpoints often enough to be hit.
         fleet.store.writer.CHECKPOINT_EVERY = _CHECKPOINT_EVERY
@@ -139,7 +139,7 @@ class Load:
         """New records of a batch, most of one device."""
         most = make_records(batch * BATCH, BATCH - 1)
         records = [*most, *make_records((batch + 1) * BATCH - 1, 1, "other")]
-        self.log.add(Event(kind="measured", records=ids_of(records)))
+        self.log.add("measured", records=ids_of(records))
         return records
 
     def work_off(

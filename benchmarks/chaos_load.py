@@ -27,7 +27,6 @@ from agents.spool.disk_spool import Spool
 from benchmarks.chaos_children import DISK_FAILED, REFUSED, serve, spawner
 from benchmarks.chaos_faults import DISK_FAULTS
 from benchmarks.chaos_fleet import StartRefused, run_fleet
-from benchmarks.chaos_history import Event
 from benchmarks.chaos_life import BATCH, Load, ids_of, make_recorded
 from benchmarks.chaos_models import models_load, trainer_load
 from benchmarks.chaos_watch import look_at_fleet, observer_load
@@ -89,8 +88,8 @@ def _turn(load: Load, state: StateFile, batch: int) -> None:
             turn.add_events(b"%d" % batch)
         turn.add_candidates(_FAMILY, records[0].workload_id, [_candidate(records[0])])
         turn.keep_letter("late", str(batch), 1, b"letter", most_rows=_MOST_LETTERS, most_bytes=1 << 20)
-    load.log.add(Event(kind="acknowledged", by="state", records=ids_of(records)))
-    load.log.add(Event(kind="acknowledged", by="rows", records=ids_of(records)))
+    load.log.add("acknowledged", by="state", records=ids_of(records))
+    load.log.add("acknowledged", by="rows", records=ids_of(records))
     if load.rng.random() < 0.3:  # the acknowledgement was lost, so the agent sends them again
         with state.turn() as turn:
             _take_in(turn, records)
@@ -138,7 +137,7 @@ def _look(load: Load, state: StateFile, table: RecordsTable) -> None:
     if not files >= set(DeltaTable(table.folder).get_add_actions(flatten=True).column("path").to_pylist()):
         wrong.append("the table has data files that the state file does not name")
     places = {"state": tuple(results), "rows": (*stored, *waiting)}
-    load.log.add(Event(kind="look", places=places, wrong=tuple(wrong)))
+    load.log.add("look", places=places, wrong=tuple(wrong))
 
 
 _IMPORTED_LATE = (
@@ -157,12 +156,12 @@ def spool_load(arguments: JsonDict) -> None:
     load = Load(arguments)
 
     def look(spool: Spool) -> None:
-        load.log.add(Event(kind="look", places={"spool": ids_of(spool.pending())}))
+        load.log.add("look", places={"spool": ids_of(spool.pending())})
 
     def take(spool: Spool, batch: int) -> None:
         records = load.measured(batch)
         _put(spool, records)
-        load.log.add(Event(kind="acknowledged", by="spool", records=ids_of(records)))
+        load.log.add("acknowledged", by="spool", records=ids_of(records))
         if batch % 3 == 2:
             _acknowledge_some(load, spool)
 
@@ -178,7 +177,7 @@ def _put(spool: Spool, records: list[Record]) -> None:
 def _acknowledge_some(load: Load, spool: Spool) -> None:
     pending = ids_of(spool.pending())
     gone = pending if load.rng.random() < 0.3 else pending[: len(pending) // 2]
-    load.log.add(Event(kind="released", records=gone))
+    load.log.add("released", records=gone)
     for _ in range(load.rng.choice((1, 1, 2))):  # a message that comes twice
         spool.acknowledge(gone)
 

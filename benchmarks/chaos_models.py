@@ -29,7 +29,7 @@ from agents.host import child_process as child
 from agents.records import DeviceId
 from benchmarks.chaos_children import Forks
 from benchmarks.chaos_faults import DISK_FAULTS, FaultPoints, Plan
-from benchmarks.chaos_history import Event, HistoryLog
+from benchmarks.chaos_history import HistoryLog
 from benchmarks.chaos_life import Load
 from benchmarks.chaos_trouble import ALIVE
 from fleet.errors import FleetError
@@ -84,7 +84,7 @@ class ForkedProcess:
         while (code := self._forks.poll(self.pid)) is None:
             time.sleep(0.005)
         if code == -signal.SIGKILL:
-            self._log.add(Event(kind="killed", by="trainer"))
+            self._log.add("killed", by="trainer")
         return code
 
     def kill(self) -> None:
@@ -121,7 +121,7 @@ def trainer_load(arguments: JsonDict) -> None:
     defaults.update(trees=_TREES, sizes=SIZES)
     log = HistoryLog(Path(arguments["history"]))
     watch_registry(log)
-    told: Callable[[], None] = partial(log.add, Event(kind="trouble", by="disk fault"))
+    told: Callable[[], None] = partial(log.add, "trouble", by="disk fault")
     FaultPoints(Plan(**arguments["plan"]), told).install()
     code = main([arguments["request"]])
     os._exit(code)
@@ -151,10 +151,10 @@ def watch_registry(log: HistoryLog) -> None:
         numbered = [replace(one, serial=last + place) for place, one in enumerate(changes, start=1)]
         names = tuple(map(name_of, numbered))
         if names:
-            log.add(Event(kind="publication", records=names))
+            log.add("publication", records=names)
         real(self, champions, changes)
         if names:
-            log.add(Event(kind="acknowledged", by="registry", records=names))
+            log.add("acknowledged", by="registry", records=names)
 
     RegistryFile.commit = commit  # type: ignore[method-assign]
 
@@ -217,7 +217,7 @@ def models_load(arguments: JsonDict) -> None:
 
 def _look(load: Load, models: Path) -> None:
     changes, halves = look_at_models(models)
-    load.log.add(Event(kind="look", places={"registry": changes}, halves=halves))
+    load.log.add("look", places={"registry": changes}, halves=halves)
 
 
 def _model(seed: int) -> FleetTLP:

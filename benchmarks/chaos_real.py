@@ -19,7 +19,7 @@ from typing import Any, TypeVar
 
 import psutil
 
-from benchmarks.chaos_history import Event, HistoryLog
+from benchmarks.chaos_history import HistoryLog
 from benchmarks.fleet_up import (
     READY,
     START_SECS,
@@ -292,7 +292,7 @@ class Wreck:
                 self._pause(role)
         # So far no agent has died of anything: what is quarantined now was blamed for a pause.
         self._kill_coordinator()
-        self._log.add(Event(kind="guilty"))
+        self._log.add("guilty")
         for number in range(rounds):
             fleet.wait_for_records(1)
             at_secs = time.time()
@@ -328,13 +328,13 @@ class Wreck:
         """Stop an agent for good: it is ended, and another one takes its place."""
         self._fleet.signal("agent", signal.SIGSTOP)
         self._killed("agent", "SIGSTOP beyond the lease")
-        self._log.add(Event(kind="trouble", by="pause"))
+        self._log.add("trouble", by="pause")
 
     def _pause(self, role: str) -> None:
         """Stop a process until it is past any lease; then all goes on."""
         fleet = self._fleet
         process = fleet.signal(role, signal.SIGSTOP)
-        self._log.add(Event(kind="trouble", by="pause"))
+        self._log.add("trouble", by="pause")
         time.sleep(_PAUSE_SECS)
         try:
             process.send_signal(signal.SIGCONT)

@@ -17,7 +17,6 @@ from types import FrameType
 from typing import Any
 
 from agents.records import DeviceId
-from benchmarks.chaos_history import Event
 from benchmarks.chaos_life import Load
 from fleet.models.registry import Registry
 from fleet.refresh.refresher import Refresher
@@ -78,14 +77,14 @@ class Host:
         """Set the time of day."""
         secs = self._rng.choice(_CLOCK_STEPS) * self._rng.choice((-1, 1))
         self.wall += secs
-        self._log.add(Event(kind="trouble", by="clock step"))
+        self._log.add("trouble", by="clock step")
         self._log.note([{"clock_step_secs": secs}])
 
     def _woken(self, _number: int, _frame: FrameType | None) -> None:
         secs = self._rng.choice(_PAUSE_SECS)
         self.wall += secs
         self.steady += secs
-        self._log.add(Event(kind="trouble", by="pause"))
+        self._log.add("trouble", by="pause")
         self._log.note([{"pause_secs": secs}])
 
 
@@ -117,7 +116,7 @@ class Trouble:
         self._still = self.load.root / STILL
         wake_training(self._still)  # of the life before
         if self.is_guilty:
-            self.load.log.add(Event(kind="guilty"))
+            self.load.log.add("guilty")
 
     def somebody(self, view: Mapping[str, Any]) -> None:
         """Perhaps hurt somebody; to be called between two turns."""
@@ -165,7 +164,7 @@ class Trouble:
             self._still.write_text(str(pid))
             os.kill(pid, signal.SIGSTOP)
             self._still_turns = _STILL_TURNS
-            self.load.log.add(Event(kind="trouble", by="pause"))
+            self.load.log.add("trouble", by="pause")
 
     def _kill_training(self) -> None:
         if (pid := self._training_pid()) is not None:
