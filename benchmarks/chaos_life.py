@@ -22,9 +22,6 @@ from agents.host.probe import probe
 from agents.records import (
     Candidate,
     DeviceId,
-    DeviceKind,
-    DeviceSpec,
-    Family,
     Record,
     Workload,
     WorkloadId,
@@ -32,7 +29,7 @@ from agents.records import (
 )
 from benchmarks.chaos_faults import FaultPoints, Plan
 from benchmarks.chaos_history import HistoryLog
-from benchmarks.made_up import TARGET, make_records, record_of
+from benchmarks.made_up import make_records, put_measured, record_of
 from fleet.interchange.export_store import export
 from fleet.models.holdout import is_held_out
 from fleet.store.reader import StoreReader
@@ -61,11 +58,9 @@ _INSTRUCTIONS = [
 
 def make_recorded(path: Path) -> None:
     """Write the file that the replay devices answer from."""
-    spec = DeviceSpec(device_id=RECORDED, kind=DeviceKind.LOCAL, family=Family.CPU, target_json=TARGET)
     with Store.open(path.parent / "recorded") as store:
-        store.put_device(spec, probe())
-        store.put_workloads(workloads())
-        store.append([record for one in workloads() for record in _records(one)])
+        every = workloads()
+        put_measured(store, RECORDED, every, [record for one in every for record in _records(one)], probe())
         export(store, path, "parquet")
 
 

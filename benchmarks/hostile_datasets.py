@@ -25,18 +25,13 @@ from agents.device.replay_file import HEAD_KEY, WORKLOADS_KEY
 from agents.records import (
     Candidate,
     DeviceId,
-    DeviceKind,
-    DeviceSpec,
-    Family,
     Record,
     Workload,
     WorkloadId,
-    canonical_json,
-    unknown_descriptor,
 )
 from benchmarks.hostile_corpus import attack_steps
 from benchmarks.hostile_values import damaged, deep_text, spoil, text, value, with_faults
-from benchmarks.made_up import record_of
+from benchmarks.made_up import put_measured, record_of
 from fleet.datasets.data_card import DatasetAbout
 from fleet.datasets.dataset_files import CARD, README, RECORDS, SUMS, write_sums
 from fleet.datasets.publication import publish
@@ -58,12 +53,6 @@ _JSON = ("protocol", "environment", "quality")
 _BEGIN = ["GetSBlock", [], ["C", "main"], ["b0"]]
 
 
-def device(name: str) -> DeviceSpec:
-    """A device that measures on this host."""
-    target = canonical_json({"kind": "llvm", "num-cores": 1})
-    return DeviceSpec(device_id=DeviceId(name), kind=DeviceKind.LOCAL, family=Family.CPU, target_json=target)
-
-
 def record(number: int, steps: list[Any] | None = None, **changes: Any) -> Record:
     """A record of one candidate of `WORKLOAD`."""
     sampled = ["SampleCategorical", [], [[number], [1.0]], ["v0"]]
@@ -82,9 +71,7 @@ def record(number: int, steps: list[Any] | None = None, **changes: Any) -> Recor
 def write_dataset(folder: Path, records: list[Record]) -> None:
     """Publish records of one device."""
     with tempfile.TemporaryDirectory() as made, Store.open(Path(made) / "store") as store:
-        store.put_workloads([WORKLOAD], own=True)
-        store.put_device(device("board"), unknown_descriptor(DeviceId("board")))
-        store.append(records)
+        put_measured(store, "board", [WORKLOAD], records)
         publish(store, folder, DatasetAbout(name="lab"))
 
 

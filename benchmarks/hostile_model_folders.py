@@ -16,9 +16,9 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from agents.records import DeviceId, unknown_descriptor
-from benchmarks.hostile_datasets import WORKLOAD, device, not_regular, record
+from benchmarks.hostile_datasets import WORKLOAD, not_regular, record
 from benchmarks.hostile_values import damaged, deep_text, spoil, text, value, with_fault
+from benchmarks.made_up import put_measured
 from fleet.archive.backup import back_up
 from fleet.archive.backup_folder import MANIFEST, OBJECTS, _sum_of
 from fleet.json_types import JsonDict
@@ -134,9 +134,7 @@ def _honest_backup() -> Path:
     """A backup of a store of some records, made once a process."""
     folder = Path(tempfile.mkdtemp(prefix="hostile-backup-"))
     with Store.open(folder / "store") as store:
-        store.put_workloads([WORKLOAD], own=True)
-        store.put_device(device("board"), unknown_descriptor(DeviceId("board")))
-        store.append([record(number) for number in range(8)])
+        put_measured(store, "board", [WORKLOAD], [record(number) for number in range(8)])
     back_up(folder / "store", folder / "backup")
     return folder / "backup"
 
