@@ -137,8 +137,7 @@ def _judge(folder: Path, target: DeviceId, version: str, asked: set[str], known:
         asked: Candidates that its head has learnt from.
         known: Candidates that any device had measured when the head was made.
     """
-    from benchmarks.onboarding_cases import Case, FewShotSet, visible_dataset, with_few_shot
-    from transfer.adapt.base import FewShotTask, Regime
+    from transfer.adapt.base import FewShotTask
     from transfer.adapt.kept import load_adapted
     from transfer.adapt.registry import strategies
 
@@ -149,24 +148,16 @@ def _judge(folder: Path, target: DeviceId, version: str, asked: set[str], known:
     was_known = np.array([one in known for one in dataset.candidate_ids])
     few_shot = np.flatnonzero(was_asked & is_measured)
     test = np.flatnonzero(~was_asked & is_measured)
-    source_rows = np.flatnonzero(was_known)
-    case = Case(
-        regime=Regime.DEVICE_NEW,
-        target=target,
-        split="",
-        pool=few_shot,
-        source_rows=source_rows,
-        test=test,
-        seed=0,
-    )
-    view = with_few_shot(visible_dataset(dataset, case), target, FewShotSet(few_shot, truth[few_shot]))
+    is_visible = np.repeat(was_known[:, None], len(dataset.device_ids), axis=1)
+    is_visible[:, dataset.column(target)] = was_asked & is_measured
+    view = dataset.where(is_visible)
     head = load_adapted(folder / "runs" / "models" / version, target)
     task = FewShotTask(
         source=None,
         dataset=view,
         target=target,
         few_shot=few_shot,
-        source_rows=source_rows,
+        source_rows=np.flatnonzero(was_known),
         config=train_config(24),
         seed=0,
     )

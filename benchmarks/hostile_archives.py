@@ -151,7 +151,7 @@ def _around(rng: Random, good: Entries, bad: Entries, _: str) -> bytes:
     return junk + archive(good) if rng.random() < 0.5 else archive(good) + junk
 
 
-#: Records of a zip file: signature, bytes in front of the name, fields (flags, method, sizes, counts, places).
+#: Records of a zip file: signature, bytes before the name, fields (flags, method, sizes, counts, places).
 _RECORDS = (
     (b"PK\x03\x04", 30, ((6, "<H"), (8, "<H"), (18, "<I"), (22, "<I"), (26, "<H"))),
     (b"PK\x01\x02", 46, ((8, "<H"), (10, "<H"), (20, "<I"), (24, "<I"), (42, "<H"))),

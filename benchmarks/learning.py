@@ -18,6 +18,7 @@ import numpy as np
 from agents.records import DeviceId
 from benchmarks.harness import Figures, Option, benchmark, command_of, say, working_folder
 from benchmarks.learning_tvm import PerStoreFeatures, TvmMlp, TvmXgb, join_features, per_store_features
+from benchmarks.rivals.base import unknown_device
 from benchmarks.rivals.named import PUBLISHED, RIVALS, make_rival, run_kept_fits
 from benchmarks.tables import page, write_page
 from benchmarks.training import LOGS, import_devices
@@ -27,12 +28,9 @@ from fleet.store.store import Store
 from transfer.arrays import Floats, Rows, Singles
 from transfer.data.dataset import Dataset
 from transfer.data.splits import Split, SplitKind, few_of_each, make_splits
-from transfer.errors import TransferError
 from transfer.evaluate.compare import fits_of, judge_fits
 from transfer.evaluate.rankers import ModelRanker, Ranker
-from transfer.model.fleet_tlp import FleetTLP
 from transfer.train.config import TrainConfig
-from transfer.train.training import train
 
 #: The model of this project: all devices in one, and each device by itself.
 OURS = ("model", "model-single")
@@ -48,31 +46,21 @@ class SingleRanker:
     """A model of its own for each device: what heads of a joint model are compared with."""
 
     config: TrainConfig = field(default_factory=TrainConfig)
-    name: str = "model-single"
+    name: str = OURS[1]
     #: Models that `fit` made, by device.
-    models: dict[str, FleetTLP] = field(default_factory=dict)
+    models: dict[str, ModelRanker] = field(default_factory=dict)
 
     def fit(self, dataset: Dataset, rows: Rows, devices: Sequence[str], seed: int) -> None:
-        """Train a model for each device on its own labels.
-
-        Raises:
-            TransferError: Nothing to learn from.
-        """
-        self.models = {
-            device_id: train(dataset, rows, config=self.config, seed=seed, devices=(device_id,)).model
-            for device_id in devices
-        }
+        """Train a model for each device on its own labels. See `Ranker.fit`."""
+        self.models = {device_id: ModelRanker(config=self.config) for device_id in devices}
+        for device_id, model in self.models.items():
+            model.fit(dataset, rows, (device_id,), seed)
 
     def score(self, dataset: Dataset, rows: Rows, device_id: str) -> Floats:
-        """Scores (n,) of the device's own model, higher is faster.
-
-        Raises:
-            TransferError: Not fitted for the device.
-        """
+        """Scores of the device's own model. See `Ranker.score`."""
         if device_id not in self.models:
-            raise TransferError(f"ranker {self.name!r} is not fitted for {device_id!r}; call fit first")
-        scores: Floats = self.models[device_id].score(dataset.features.take(rows), device_id)
-        return scores
+            raise unknown_device(self, device_id, tuple(self.models))
+        return self.models[device_id].score(dataset, rows, device_id)
 
 
 def make_rankers(

@@ -398,18 +398,6 @@ def test_an_abandoned_batch_leaves_nobody_at_work(good: Good) -> None:
         assert not set(own.stages) - {WorkerStage.IDLE}, "nobody watches its clock"
 
 
-def test_a_batch_that_was_dropped_long_ago_ends_nothing_of_the_next(pool: WorkerPool, good: Good) -> None:
-    dropped = pool.run(good())
-    next(dropped)
-    following = pool.run(good(3))
-    results = [next(following)]
-    started = pool.started
-    dropped.close()
-    results += following
-    assert pool.started == started
-    assert [result.outcome for result in results] == [Outcome.OK] * 3
-
-
 def slowly(made: Sequence[CandidateJob], secs: float) -> Iterator[CandidateJob]:
     for number, job in enumerate(made):
         if number:
