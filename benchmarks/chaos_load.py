@@ -18,7 +18,6 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
 from deltalake import DeltaTable
 
 from agents.errors import SpoolError, SpoolFull
@@ -80,13 +79,15 @@ def _turn(load: Load, state: StateFile, batch: int) -> None:
     before = [*(state.snapshot() or b"").split(), *state.events()]
     if b"%d" % batch in before:  # the end of its turn was not known, and it was kept
         return
+    one = records[0]
+    first = Candidate(workload_id=one.workload_id, dialect=one.dialect, trace=one.trace)
     with state.turn() as turn:
         _take_in(turn, records)
         if batch % 4 == 3:
             turn.put_snapshot(b"\n".join([*before, b"%d" % batch]))
         else:
             turn.add_events(b"%d" % batch)
-        turn.add_candidates(_FAMILY, records[0].workload_id, [_candidate(records[0])])
+        turn.add_candidates(_FAMILY, first.workload_id, [first])
         turn.keep_letter("late", str(batch), 1, b"letter", most_rows=_MOST_LETTERS, most_bytes=1 << 20)
     load.log.add("acknowledged", by="state", records=ids_of(records))
     load.log.add("acknowledged", by="rows", records=ids_of(records))
@@ -101,15 +102,8 @@ def _take_in(turn: Turn, records: Sequence[Record]) -> None:
     for record, is_new in zip(records, flags, strict=True):
         if is_new:
             lane = _LANES.number(record.device_id)
-            turn.add_waiting(lane, [record.device_id], 1, pack(_row(record)), record.measured_at)
-
-
-def _row(record: Record) -> pa.Table:
-    return with_device(record.device_id, records_to_table([record]))
-
-
-def _candidate(record: Record) -> Candidate:
-    return Candidate(workload_id=record.workload_id, dialect=record.dialect, trace=record.trace)
+            row = with_device(record.device_id, records_to_table([record]))
+            turn.add_waiting(lane, [record.device_id], 1, pack(row), record.measured_at)
 
 
 def _look(load: Load, state: StateFile, table: RecordsTable) -> None:
@@ -182,11 +176,6 @@ def _acknowledge_some(load: Load, spool: Spool) -> None:
         spool.acknowledge(gone)
 
 
-def recorded_load(arguments: JsonDict) -> None:
-    """Make the file `recorded` that the replay devices of `fleet_load` answer from."""
-    make_recorded(Path(arguments["recorded"]))
-
-
 def fleet_load(arguments: JsonDict) -> None:
     """Be a whole coordinator for `batches` turns; see `benchmarks.chaos_fleet`."""
     forks = spawner({"trainer": trainer_load})  # before anything of this process begins a thread
@@ -223,7 +212,8 @@ def main() -> None:
         "state": state_load,
         "models": models_load,
         "observer": observer_load,
-        "recorded": recorded_load,
+        # The file that the replay devices of `fleet_load` answer from.
+        "recorded": lambda arguments: make_recorded(Path(arguments["recorded"])),
         "fleet": fleet_load,
         "look_at_fleet": look_at_fleet_load,
     }

@@ -80,16 +80,12 @@ def _compared(bench: SearchBench, workload: Workload, trials: int) -> Figures:
             name: {
                 "search_secs": run["secs"],
                 "trials": len(run["trials"]),
-                "latency_us": None if (secs := latencies[name]) is None else 1e6 * secs,
-                "speed_against_stock": _ratio(latencies["stock"], latencies[name]),
+                "latency_us": (secs := latencies[name]) and 1e6 * secs,
+                "speed_against_stock": secs and latencies["stock"] and latencies["stock"] / secs,
             }
             for name, run in runs.items()
         },
     }
-
-
-def _ratio(stock: float | None, other: float | None) -> float | None:
-    return None if stock is None or other is None else stock / other
 
 
 def table(result: Figures) -> Iterator[str]:

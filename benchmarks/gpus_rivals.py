@@ -276,7 +276,8 @@ def change_of_label(space: Space, target: int, seed: int) -> Chooser:
     own = {start: inputs(every, start, target) for start in others}
 
     def predict(rows: Rows, secs: Floats) -> Floats:
-        weight = np.full(len(rows) * len(others), _weight(len(y), len(rows) * len(others)))
+        count = len(rows) * len(others)
+        weight = np.full(count, min(_MOST_WEIGHT, len(y) / max(1, count)))
         model = _fit(
             np.concatenate([x, *(own[start][rows] for start in others)]),
             np.concatenate([y, *(secs - labels[start][rows] for start in others)]),
@@ -333,10 +334,6 @@ def _relative(secs: Floats) -> Floats:
         return np.zeros(len(secs))
     found = np.log(secs / np.nanmin(secs))
     return np.where(np.isnan(found), np.nanmax(found) + np.log(_FAILED), found)
-
-
-def _weight(sources: int, own: int) -> float:
-    return min(_MOST_WEIGHT, sources / max(1, own))
 
 
 def _fit(x: Floats, y: Floats, weight: Floats, seed: int) -> Callable[[Floats], Floats]:

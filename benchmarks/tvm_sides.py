@@ -210,7 +210,7 @@ def with_our_runner(question: JsonDict) -> JsonDict:
             for candidate, trace in zip(candidates, traces, strict=True):
                 secs = latency.get(trace)
                 told.add(trace, secs)
-                results.append(ms.runner.RunnerResult(None if secs is None else [secs], _error(secs)))
+                results.append(ms.runner.RunnerResult(secs and [secs], None if secs else "it did not run"))
                 if secs is not None:
                     record = ms.database.TuningRecord(
                         candidate.sch.trace, entry, [secs], target, candidate.args_info
@@ -253,10 +253,6 @@ def _latency(run_secs: Any) -> float | None:
     """The fastest repeat, as of our records; None where it did not run."""
     secs = [float(one) for one in run_secs or ()]
     return min(secs) if secs and max(secs) < 1e9 else None
-
-
-def _error(secs: float | None) -> str | None:
-    return "it did not run" if secs is None else None
 
 
 def programs(question: JsonDict) -> Any:
