@@ -179,6 +179,7 @@ def test_versions_and_champions_that_are_not_whole_are_found(bench: Bench) -> No
     assert tally.faults["half_published"] >= 2, tally.failures  # the version, and the heads that it serves
 
 
+@pytest.mark.timeout(600)
 def test_clock_steps_pauses_and_dead_trainings_cost_nothing_and_blame_nobody(bench: Bench) -> None:
     run, tally = run_of(bench, "fleet", 3)
     given = bench.fleet_arguments(run) | {"is_guilty": False, "often": 3.0}
