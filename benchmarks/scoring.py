@@ -202,7 +202,7 @@ def _model(cases: list[_Case], seed: int) -> Any:
     from transfer.features.flat import flat_inputs
     from transfer.features.hardware import HARDWARE_NAMES
     from transfer.model.fleet_tlp import FleetTLP, model_config
-    from transfer.model.trees import Trees, tree_inputs
+    from transfer.model.trees import Trees, pack, tree_inputs
     from transfer.train.config import TrainConfig
     from transfer.train.tree_fit import grow
 
@@ -215,7 +215,7 @@ def _model(cases: list[_Case], seed: int) -> Any:
     hardware = random.normal(size=len(HARDWARE_NAMES)).astype(np.float32)
     wanted = random.normal(size=len(block))
     x = tree_inputs(flat_inputs(block, DEFAULT_SPEC.category_sizes), hardware)
-    model.trees = Trees(grow(x, wanted, np.ones(len(x)), count=config.trees, seed=seed))
+    model.trees = Trees(pack(grow(x, wanted, np.ones(len(x)), count=config.trees, seed=seed)))
     model.set_hardware(_HEAD, torch.from_numpy(hardware))
     return model.eval()
 
@@ -226,7 +226,7 @@ def _equal_to_stored(case: _Case) -> bool:
 
     live = Extractor().extract_live(case.workload, case.schedules)
     stored = Extractor().extract([case.workload] * len(case.stored), case.stored)
-    names = ("categories", "numbers", "mask", "workload", "summary", "place")
+    names = ("categories", "numbers", "mask", "workload", "summary")
     return all(np.array_equal(getattr(live, name), getattr(stored, name)) for name in names)
 
 
