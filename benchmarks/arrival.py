@@ -46,7 +46,7 @@ _BOUNDS = {"min_flops": 2e5, "max_flops": 2.5e7}
 _HEAD_SECS, _STEP_SECS, _STOP_SECS = 1800.0, 3600.0, 90.0
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Options:
     """How the new device comes, and where."""
 
@@ -109,7 +109,6 @@ def _run(folder: Path, samples: int) -> Figures:
         up.kill()
     expected = arrived["expected"] or {}
     return {
-        "benchmark": "arrival",
         "device": name,
         "workloads": WORKLOADS,
         "known_secs": known_secs,
@@ -128,7 +127,7 @@ def _run(folder: Path, samples: int) -> Figures:
     }
 
 
-def _judge(folder: Path, target: DeviceId, version: str, asked: set[str], known: set[str]) -> dict[str, Any]:
+def _judge(folder: Path, target: DeviceId, version: str, asked: set[str], known: set[str]) -> Figures:
     """Top-1 of the head and of one from scratch on candidates that the device was not asked for.
 
     Args:
@@ -138,8 +137,7 @@ def _judge(folder: Path, target: DeviceId, version: str, asked: set[str], known:
         asked: Candidates that its head has learnt from.
         known: Candidates that any device had measured when the head was made.
     """
-    from benchmarks.onboarding_cases import Case, FewShotSet, visible_dataset, with_few_shot
-    from transfer.adapt.base import FewShotTask, Regime
+    from transfer.adapt.base import FewShotTask
     from transfer.adapt.guard import strategies
     from transfer.adapt.kept import load_adapted
 
@@ -150,30 +148,22 @@ def _judge(folder: Path, target: DeviceId, version: str, asked: set[str], known:
     was_known = np.array([one in known for one in dataset.candidate_ids])
     few_shot = np.flatnonzero(was_asked & is_measured)
     test = np.flatnonzero(~was_asked & is_measured)
-    source_rows = np.flatnonzero(was_known)
-    case = Case(
-        regime=Regime.DEVICE_NEW,
-        target=target,
-        split="",
-        pool=few_shot,
-        source_rows=source_rows,
-        test=test,
-        seed=0,
-    )
-    view = with_few_shot(visible_dataset(dataset, case), target, FewShotSet(few_shot, truth[few_shot]))
+    is_visible = np.repeat(was_known[:, None], len(dataset.device_ids), axis=1)
+    is_visible[:, dataset.column(target)] = was_asked & is_measured
+    view = dataset.where(is_visible)
     head = load_adapted(folder / "runs" / "models" / version, target)
     task = FewShotTask(
         source=None,
         dataset=view,
         target=target,
         few_shot=few_shot,
-        source_rows=source_rows,
+        source_rows=np.flatnonzero(was_known),
         config=train_config(24),
         seed=0,
     )
     scratch = strategies()["scratch"].adapt(task)
 
-    def compared(rows: np.ndarray) -> dict[str, Any]:
+    def compared(rows: np.ndarray) -> Figures:
         ours, theirs = (
             judge_folds(dataset, target, [(rows, one.score(view, rows))]) for one in (head, scratch)
         )
@@ -223,7 +213,7 @@ def _fleet(folder: Path, *arguments: str) -> None:
         raise SystemExit(f"fleet {' '.join(arguments)} ended with {done.returncode}: {done.stderr[-2000:]}")
 
 
-def _onboarded(daemon: DaemonClient, device_id: str, number: int) -> dict[str, Any]:
+def _onboarded(daemon: DaemonClient, device_id: str, number: int) -> Figures:
     """Wait for the result of a device's onboarding, counted from 0."""
 
     def ended() -> Any:
@@ -237,7 +227,7 @@ def _onboarded(daemon: DaemonClient, device_id: str, number: int) -> dict[str, A
     request = wait_until(ended, f"onboarding {number} of {device_id}", _HEAD_SECS)
     if request["state"] != "succeeded":
         raise SystemExit(f"the onboarding of {device_id} {request['state']}: {request['reason']}")
-    result: dict[str, Any] = request["result"]
+    result: Figures = request["result"]
     return result
 
 

@@ -18,17 +18,15 @@ import os
 import random
 import shutil
 import tempfile
-import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 from benchmarks.chaos_children import ChildError, Children
 from benchmarks.chaos_faults import DISK_FAULTS
-from benchmarks.chaos_real import RealFleet
+from benchmarks.chaos_real import RealFleet, Wreck
 from benchmarks.chaos_run import BATCHES, DEAD, Run, Tally
-from benchmarks.chaos_wreck import Wreck
 from benchmarks.fleet_up import LateError
 from benchmarks.harness import Figures, Option, benchmark
 
@@ -146,7 +144,7 @@ class Bench:
 
         return self._again(f"fleet {fault}{' power' * with_power}", body)
 
-    def fleet_arguments(self, run: Run) -> dict[str, Any]:
+    def fleet_arguments(self, run: Run) -> Figures:
         """What `chaos_load.fleet_load` wants to know beside the arguments of a life."""
         return {
             "recorded": str(self._recorded()),
@@ -155,7 +153,7 @@ class Bench:
             "often": 1.0,
         }
 
-    def settle(self, run: Run, given: dict[str, Any]) -> None:
+    def settle(self, run: Run, given: Figures) -> None:
         """Go on without trouble until nothing is under way, then look."""
         for turns in (40, 0):
             self.children.do("fleet", run.arguments(batches=turns) | given | {"to_the_end": True})
@@ -168,10 +166,10 @@ class Bench:
             self.children.do("recorded", {"recorded": str(recorded)})
         return recorded
 
-    def real(self, rounds: int) -> dict[str, Any]:
+    def real(self, rounds: int) -> Figures:
         """Kill the processes of a real `fleet up`; returns what was measured."""
         recorded = self._recorded()
-        measured: dict[str, Any] = {}
+        measured: Figures = {}
 
         def body(run: Run) -> None:
             fleet = RealFleet(run.root, recorded, trains=True)
@@ -224,21 +222,19 @@ class Bench:
             next(campaign)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Options:
     """How much is killed, and where."""
 
-    kills: Annotated[int, Option("processes to kill", least=0, metavar="N")] = 1000
-    real: Annotated[int, Option("times to kill each process of a real `fleet up`", least=0, metavar="N")] = 2
+    kills: Annotated[int, Option("processes to kill", least=0)] = 1000
+    real: Annotated[int, Option("times to kill each process of a real `fleet up`", least=0)] = 2
     seed: Annotated[int, Option("of steps and moments")] = 0
-    folder: Annotated[Path | None, Option("where to work (memory if there is room, or the default)")] = None
-    only: Annotated[str, Option("campaigns whose name begins so (all)", metavar="NAME")] = ""
+    only: Annotated[str, Option("campaigns whose name begins so (all)")] = ""
 
 
 def measure(options: Options) -> Figures:
     """Run until there were so many kills; those of a real `fleet up` count."""
-    started = time.monotonic()
-    base = Path(tempfile.mkdtemp(prefix="chaos-", dir=options.folder or _fast_folder()))
+    base = Path(tempfile.mkdtemp(prefix="chaos-", dir=_fast_folder()))
     bench = Bench(base, options.seed)
     try:
         measured = {"real": bench.real(options.real)} if options.real else {}
@@ -247,7 +243,7 @@ def measure(options: Options) -> Figures:
         bench.close()
     if not bench.tally.failures:
         shutil.rmtree(base)
-    return bench.tally.to_json(time.monotonic() - started) | measured
+    return bench.tally.to_json() | measured
 
 
 def _fast_folder() -> Path | None:

@@ -16,16 +16,16 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, BinaryIO, TextIO
+from typing import IO
 
 from agents.host.process_control import die_with_parent
 from benchmarks.fleet_up import patience
+from fleet.json_types import Json, JsonDict
 
 #: How long a child may take in all, and the first answer, which waits for the imports; longer on a full host.
 TIMEOUT_SECS = 300.0
-_START_SECS = 300.0
 
 #: How a child ends that was refused its start by a full disk, and one that a failing disk has ended in order.
 REFUSED, DISK_FAILED = 3, 4
@@ -38,7 +38,44 @@ class ChildError(Exception):
     """A child ended otherwise than it should: what it printed is in the message."""
 
 
-class Children:
+class Forks:
+    """The end of the pipe where children are asked for.
+
+    Args:
+        requests: Gets one line of JSON a request.
+        answers: Has one line of JSON an answer.
+    """
+
+    def __init__(self, requests: IO[bytes], answers: IO[bytes]) -> None:
+        self._requests, self._answers = requests, answers
+        #: One question at a time: threads that watch processes ask as well.
+        self._lock = threading.Lock()
+
+    def start(self, load: str, arguments: Json) -> int:
+        """Fork a process that runs a load; returns its process id."""
+        return int(self._ask({"op": "fork", "load": load, "arguments": dict(arguments)})["pid"])
+
+    def poll(self, pid: int) -> int | None:
+        """Exit code of a process, or minus the signal, to be asked until it is told; None while it runs."""
+        code = self._ask({"op": "poll", "pid": pid})["code"]
+        return None if code is None else int(code)
+
+    def _ask(self, request: Json) -> JsonDict:
+        with self._lock:
+            _say(self._requests, request)
+            return self._read(None)
+
+    def _read(self, timeout_secs: float | None) -> JsonDict:
+        # One answer a question, so nothing waits in the buffer of the file object.
+        ready = select.select([self._answers], [], [], timeout_secs)[0]
+        line = self._answers.readline() if ready else b""
+        if not line.endswith(b"\n"):
+            raise ChildError("the process that forks the children is gone")
+        answer: JsonDict = json.loads(line)
+        return answer
+
+
+class Children(Forks):
     """Starts, kills and reaps children.
 
     Args:
@@ -58,15 +95,14 @@ class Children:
                 stderr=stream,
                 env={**os.environ, "OPENBLAS_NUM_THREADS": "1", "RUST_BACKTRACE": "0"},
             )
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        super().__init__(self._process.stdin, self._process.stdout)
         try:
-            self._read(patience(_START_SECS))
+            self._read(patience(TIMEOUT_SECS))
         except BaseException:
             self.close()
             raise
-
-    def start(self, load: str, arguments: Mapping[str, Any]) -> int:
-        """Fork a child that runs a load; returns its process id."""
-        return int(self._ask({"op": "fork", "load": load, "arguments": dict(arguments)})["pid"])
 
     def wait(self, pid: int, timeout_secs: float | None = None) -> int:
         """Wait for the end of a child: its exit code, or minus the signal.
@@ -75,11 +111,8 @@ class Children:
             ChildError: It does not end in time; it is killed then.
         """
         timeout_secs = patience(TIMEOUT_SECS) if timeout_secs is None else timeout_secs
-        descriptor = os.pidfd_open(pid)
-        try:
+        with _descriptor(pid) as descriptor:
             is_over = bool(select.select([descriptor], [], [], timeout_secs)[0])
-        finally:
-            os.close(descriptor)
         if not is_over:
             os.kill(pid, signal.SIGKILL)
         code = int(self._ask({"op": "wait", "pid": pid})["code"])
@@ -87,11 +120,11 @@ class Children:
             raise ChildError(f"a child did not end within {timeout_secs:g} s: {self.last_words()}")
         return code
 
-    def run(self, load: str, arguments: Mapping[str, Any]) -> int:
+    def run(self, load: str, arguments: Json) -> int:
         """Fork a child, wait for its end; returns its exit code, or minus the signal."""
         return self.wait(self.start(load, arguments))
 
-    def do(self, load: str, arguments: Mapping[str, Any]) -> None:
+    def do(self, load: str, arguments: Json) -> None:
         """Fork a child and wait for its end.
 
         Raises:
@@ -101,12 +134,7 @@ class Children:
             raise ChildError(f"{load} ended with {code}: {self.last_words()}")
 
     def run_and_kill(
-        self,
-        load: str,
-        arguments: Mapping[str, Any],
-        after_secs: float,
-        *,
-        pause_at_secs: float | None = None,
+        self, load: str, arguments: Json, after_secs: float, pause_at_secs: float | None = None
     ) -> int:
         """Fork a child and kill it after some time, if it still runs.
 
@@ -117,8 +145,7 @@ class Children:
             pause_at_secs: When to stop it for a moment before.
         """
         pid = self.start(load, arguments)
-        descriptor = os.pidfd_open(pid)
-        try:
+        with _descriptor(pid) as descriptor:
             left_secs = after_secs
             if pause_at_secs is not None and not select.select([descriptor], [], [], pause_at_secs)[0]:
                 signal.pidfd_send_signal(descriptor, signal.SIGSTOP)
@@ -127,8 +154,6 @@ class Children:
                 left_secs = max(0.0, after_secs - pause_at_secs)
             select.select([descriptor], [], [], left_secs)
             signal.pidfd_send_signal(descriptor, signal.SIGKILL)
-        finally:
-            os.close(descriptor)
         return self.wait(pid)
 
     def last_words(self) -> str:
@@ -141,92 +166,60 @@ class Children:
 
     def close(self) -> None:
         """End all children."""
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
         with contextlib.suppress(OSError):  # what it was asked last may not have got through
-            self._process.stdin.close()
+            self._requests.close()
         try:
             self._process.wait(10)
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
-        self._process.stdout.close()
+        self._answers.close()
 
     @property
     def is_alive(self) -> bool:
         """Whether there is a process that forks."""
         return self._process.poll() is None
 
-    def _gone(self) -> ChildError:
+    def _ask(self, request: Json) -> JsonDict:
         try:
-            code: int | None = self._process.wait(5)
-        except subprocess.TimeoutExpired:
-            code = None
-        return ChildError(f"the process that forks the children is gone ({code}): {self.last_words()}")
-
-    def _ask(self, request: Mapping[str, Any]) -> dict[str, Any]:
-        assert self._process.stdin is not None
-        try:
-            self._process.stdin.write(json.dumps(request).encode() + b"\n")
-            self._process.stdin.flush()
-        except OSError:
-            raise self._gone() from None
-        return self._read(patience(TIMEOUT_SECS))
-
-    def _read(self, timeout_secs: float) -> dict[str, Any]:
-        assert self._process.stdout is not None
-        # One answer a question, so nothing waits in the buffer of the file object.
-        ready = select.select([self._process.stdout], [], [], timeout_secs)[0]
-        line = self._process.stdout.readline() if ready else b""
-        if not line.endswith(b"\n"):
-            raise self._gone()
-        answer = json.loads(line)
-        assert isinstance(answer, dict)
-        return answer
+            _say(self._requests, request)
+            return self._read(patience(TIMEOUT_SECS))
+        except (OSError, ChildError) as error:
+            raise ChildError(f"{error} ({self._process.poll()}): {self.last_words()}") from None
 
 
-class Spawner:
-    """Forks processes for one that has threads of its own: it is made before they begin, and dies with it.
+@contextlib.contextmanager
+def _descriptor(pid: int) -> Iterator[int]:
+    descriptor = os.pidfd_open(pid)
+    try:
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+def spawner(loads: Mapping[str, Callable[[JsonDict], None]]) -> Forks:
+    """Forks for a process that has threads of its own: made before they begin, and gone with it.
 
     Args:
-        loads: What they can do.
+        loads: What the forked processes can do.
     """
-
-    def __init__(self, loads: Mapping[str, Callable[[dict[str, Any]], None]]) -> None:
-        requests, to_spawner = os.pipe()
-        from_spawner, answers = os.pipe()
-        parent = os.getpid()
-        if os.fork() == 0:
-            die_with_parent(parent)
-            os.close(to_spawner)
-            os.close(from_spawner)
-            serve(loads, os.fdopen(requests, "rb"), os.fdopen(answers, "w"))
-            os._exit(0)
-        os.close(requests)
-        os.close(answers)
-        self._requests, self._answers = os.fdopen(to_spawner, "w"), os.fdopen(from_spawner)
-        #: One question at a time: threads that watch processes ask as well.
-        self._lock = threading.Lock()
-        json.loads(self._answers.readline())
-
-    def start(self, load: str, arguments: Mapping[str, Any]) -> int:
-        """Fork a process that runs a load; returns its process id."""
-        return int(self._ask({"op": "fork", "load": load, "arguments": dict(arguments)})["pid"])
-
-    def poll(self, pid: int) -> int | None:
-        """Exit code of a process, or minus the signal, to be asked until it is told; None while it runs."""
-        code = self._ask({"op": "poll", "pid": pid})["code"]
-        return None if code is None else int(code)
-
-    def _ask(self, request: Mapping[str, Any]) -> dict[str, Any]:
-        with self._lock:
-            _say(self._requests, request)
-            answer = json.loads(self._answers.readline())
-        assert isinstance(answer, dict)
-        return answer
+    requests, to_spawner = os.pipe()
+    from_spawner, answers = os.pipe()
+    parent = os.getpid()
+    if os.fork() == 0:
+        die_with_parent(parent)
+        os.close(to_spawner)
+        os.close(from_spawner)
+        serve(loads, os.fdopen(requests, "rb"), os.fdopen(answers, "wb"))
+        os._exit(0)
+    os.close(requests)
+    os.close(answers)
+    made = Forks(os.fdopen(to_spawner, "wb"), os.fdopen(from_spawner, "rb"))
+    made._read(None)
+    return made
 
 
-def serve(loads: Mapping[str, Callable[[dict[str, Any]], None]], requests: BinaryIO, answers: TextIO) -> None:
+def serve(loads: Mapping[str, Callable[[JsonDict], None]], requests: IO[bytes], answers: IO[bytes]) -> None:
     """Fork children as asked until there are no more requests, then kill those that are left.
 
     Args:
@@ -253,12 +246,12 @@ def serve(loads: Mapping[str, Callable[[dict[str, Any]], None]], requests: Binar
         os.waitpid(pid, 0)
 
 
-def _say(answers: TextIO, value: Mapping[str, Any]) -> None:
-    answers.write(json.dumps(value) + "\n")
-    answers.flush()
+def _say(pipe: IO[bytes], value: Json) -> None:
+    pipe.write(json.dumps(value).encode() + b"\n")
+    pipe.flush()
 
 
-def _be_child(load: Callable[[dict[str, Any]], None], arguments: dict[str, Any]) -> None:
+def _be_child(load: Callable[[JsonDict], None], arguments: JsonDict) -> None:
     code = 1
     try:
         die_with_parent(os.getppid())

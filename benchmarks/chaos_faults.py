@@ -23,6 +23,7 @@ import stat
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -43,7 +44,7 @@ FAULTS = ("kill", "torn", *DISK_FAULTS)
 _CHANGES = frozenset("wax+")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Plan:
     """Where to fail."""
 
@@ -90,17 +91,19 @@ class FaultPoints:
 
     def install(self) -> None:
         """Replace what changes files; there is no way back."""
-        wrappers: dict[Callable[..., Any], tuple[str, ...]] = {
-            self._of_two_paths: ("replace", "rename", "link"),
-            self._of_unlink: ("unlink", "remove"),
-            self._of_path: ("mkdir", "rmdir", "utime", "truncate", "ftruncate"),
-            self._of_fsync: ("fsync", "fdatasync"),
-            self._of_write: ("write", "pwrite"),
-            self._of_os_open: ("open",),
+        noted: dict[Callable[..., None], tuple[str, ...]] = {
+            self._two_paths: ("replace", "rename", "link"),
+            self._unlink: ("unlink", "remove"),
+            self._path_of: ("mkdir", "rmdir", "utime", "truncate", "ftruncate"),
+            self._os_open: ("open",),
         }
-        for wrap, names in wrappers.items():
+        for before, names in noted.items():
             for name in names:
-                setattr(os, name, wrap(name, getattr(os, name)))
+                setattr(os, name, _after(partial(before, name), getattr(os, name)))
+        for name in ("fsync", "fdatasync"):
+            setattr(os, name, self._of_fsync(name, getattr(os, name)))
+        for name in ("write", "pwrite"):
+            setattr(os, name, self._of_write(getattr(os, name)))
         opened = self._of_open(io.open)
         io.open = builtins.open = opened
         self._give_arrow_python_files()
@@ -166,32 +169,26 @@ class FaultPoints:
                 inode = os.lstat(path).st_ino
                 self._real_link(path, Path(self._plan.trace) / str(inode))
 
-    def _of_two_paths(self, name: str, real: Callable[..., Any]) -> Callable[..., Any]:
-        def call(source: Any, target: Any, *args: Any, **kwargs: Any) -> Any:
-            path = self._path(target)
-            self.step("link" if name == "link" else "rename", path)
-            if name != "link":
-                self.keep(path)  # of what it replaces
-            return real(source, target, *args, **kwargs)
+    def _two_paths(self, name: str, _: Any, target: Any, **__: Any) -> None:
+        path = self._path(target)
+        self.step("link" if name == "link" else "rename", path)
+        if name != "link":
+            self.keep(path)  # of what it replaces
 
-        return call
+    def _unlink(self, name: str, path: Any, *, dir_fd: int | None = None) -> None:
+        # With `dir_fd` it is `shutil.rmtree`, which no part of the system uses on its own files.
+        where = self._path(path) if dir_fd is None else ""
+        self.step(name, where)
+        self.keep(where)
 
-    def _of_unlink(self, name: str, real: Callable[..., Any]) -> Callable[..., Any]:
-        def call(path: Any, *args: Any, **kwargs: Any) -> Any:
-            # With `dir_fd` it is `shutil.rmtree`, which no part of the system uses on its own files.
-            where = self._path(path) if kwargs.get("dir_fd") is None else ""
-            self.step(name, where)
-            self.keep(where)
-            return real(path, *args, **kwargs)
+    def _path_of(self, name: str, path: Any, *_: Any, **__: Any) -> None:
+        self.step(name, self._path(path))
 
-        return call
-
-    def _of_path(self, name: str, real: Callable[..., Any]) -> Callable[..., Any]:
-        def call(path: Any, *args: Any, **kwargs: Any) -> Any:
+    def _os_open(
+        self, name: str, path: Any, flags: int, *_: Any, dir_fd: int | None = None, **__: Any
+    ) -> None:
+        if flags & (os.O_CREAT | os.O_TRUNC) and dir_fd is None:
             self.step(name, self._path(path))
-            return real(path, *args, **kwargs)
-
-        return call
 
     def _of_fsync(self, name: str, real: Callable[[Any], None]) -> Callable[[Any], None]:
         def call(file: Any) -> None:
@@ -212,18 +209,10 @@ class FaultPoints:
 
         return call
 
-    def _of_write(self, name: str, real: Callable[..., int]) -> Callable[..., int]:
+    def _of_write(self, real: Callable[..., int]) -> Callable[..., int]:
         def call(descriptor: int, data: Any, *rest: int) -> int:
             self.step("write", self._path(descriptor), data, lambda part: real(descriptor, part, *rest))
             return real(descriptor, data, *rest)
-
-        return call
-
-    def _of_os_open(self, name: str, real: Callable[..., int]) -> Callable[..., int]:
-        def call(path: Any, flags: int, *args: Any, **kwargs: Any) -> int:
-            if flags & (os.O_CREAT | os.O_TRUNC) and kwargs.get("dir_fd") is None:
-                self.step("open", self._path(path))
-            return real(path, flags, *args, **kwargs)
 
         return call
 
@@ -269,3 +258,13 @@ class FaultPoints:
                     self._counted.close()
 
         pq.ParquetWriter = Writer
+
+
+def _after(before: Callable[..., None], real: Callable[..., Any]) -> Callable[..., Any]:
+    """A function that does something before another one, with the same arguments."""
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        before(*args, **kwargs)
+        return real(*args, **kwargs)
+
+    return call

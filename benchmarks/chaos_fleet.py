@@ -17,11 +17,10 @@ from typing import Any
 
 from agents.errors import SpoolFull
 from agents.records import Protocol
-from benchmarks.chaos_children import Spawner
-from benchmarks.chaos_life import Load
+from benchmarks.chaos_children import Forks
+from benchmarks.chaos_life import RECORDED, WORKLOADS, Load
 from benchmarks.chaos_models import KEEP, fork_trainings, watch_registry
-from benchmarks.chaos_records import RECORDED, WORKLOADS
-from benchmarks.chaos_trouble import STILL, Host, Trouble
+from benchmarks.chaos_trouble import Host, Trouble
 from benchmarks.chaos_watch import Watched, look
 from benchmarks.fleet_up import patience
 from benchmarks.made_up import replay_specs
@@ -67,13 +66,13 @@ _EVENT_BYTES = 4000
 _SETTLE_SECS = 60.0
 
 
-def run_fleet(load: Load, spawner: Spawner, arguments: dict[str, Any]) -> None:
+def run_fleet(load: Load, forks: Forks, arguments: dict[str, Any]) -> None:
     """Look, then go on as a coordinator.
 
     Args:
         load: Its history, disk, dice, and as many batches as there shall be turns; with 0 it only looks.
-        spawner: Forks trainings.
-        arguments: `recorded` (from `benchmarks.chaos_records`), `plan` (of the trainings too), `is_guilty`
+        forks: Forks trainings.
+        arguments: `recorded` (from `benchmarks.chaos_life`), `plan` (of the trainings too), `is_guilty`
             and `often` (`chaos_trouble.Trouble`), `to_the_end` (hurt nobody, and wait for what runs).
 
     Raises:
@@ -88,21 +87,13 @@ def run_fleet(load: Load, spawner: Spawner, arguments: dict[str, Any]) -> None:
         return
     Watched(load.log).install()
     watch_registry(load.log)
-    fork_trainings(spawner, load.root, arguments["plan"], load.log, load.rng)
-    host = Host(load.root / "clock", load.log, load.rng)
+    fork_trainings(forks, load.root, arguments["plan"], load.log, load.rng)
+    host = Host(load)
     with contextlib.ExitStack() as stack:
         with _starting():
             fleet = stack.enter_context(_opened(load, host, Path(arguments["recorded"])))
         trouble = Trouble(
-            fleet.transport,
-            host,
-            fleet.refresher,
-            Registry(load.disk / "models"),
-            still=load.root / STILL,
-            log=load.log,
-            rng=load.rng,
-            is_guilty=arguments["is_guilty"],
-            often=arguments["often"],
+            load, fleet.transport, host, fleet.refresher, arguments["is_guilty"], arguments["often"]
         )
         for _ in load.batches:
             fleet.turn()
@@ -112,7 +103,7 @@ def run_fleet(load: Load, spawner: Spawner, arguments: dict[str, Any]) -> None:
             fleet.settle()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class _Fleet:
     """A coordinator with its transport and its refresher."""
 

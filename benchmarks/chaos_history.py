@@ -76,9 +76,9 @@ class HistoryLog:
         # The fault points replace `os.write` later; what was there before is not one of them.
         self._write = os.write
 
-    def add(self, event: Event) -> None:
-        """Write one event."""
-        self._write(self._descriptor, event.to_line())
+    def add(self, kind: str, **values: Any) -> None:
+        """Write one event: its kind, and other fields of `Event`."""
+        self._write(self._descriptor, Event(kind=kind, **values).to_line())
 
     def note(self, values: Iterable[Mapping[str, Any]]) -> None:
         """Write what no checker reads, but who looks for the cause of a verdict."""
@@ -95,7 +95,7 @@ def read_history(path: Path) -> list[Event]:
     return [event for event in found if event.kind != "note"]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Verdict:
     """What is wrong with a history; all empty if nothing is."""
 

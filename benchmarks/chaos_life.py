@@ -1,10 +1,15 @@
-"""One life of a child of `benchmarks.chaos`: its history, its fault points, its records."""
+"""One life of a child of `benchmarks.chaos`: its history, its fault points, its records.
+
+Replay devices answer from schedules whose latencies follow from the tiles: a small model learns them in a
+second, and a challenger is judged on held-out workloads as in a real fleet.
+"""
 
 from __future__ import annotations
 
+import math
 import os
 import random
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, suppress
 from functools import partial
 from pathlib import Path
@@ -13,11 +18,86 @@ from typing import Any, TypeVar
 import agents.row_file
 import fleet.state.schema
 import fleet.store.writer
-from agents.records import Record
+from agents.host.probe import probe
+from agents.records import (
+    Candidate,
+    DeviceId,
+    Record,
+    Workload,
+    WorkloadId,
+    canonical_json,
+)
 from benchmarks.chaos_faults import FaultPoints, Plan
-from benchmarks.chaos_history import Event, HistoryLog
-from benchmarks.made_up import make_records
+from benchmarks.chaos_history import HistoryLog
+from benchmarks.made_up import make_records, put_measured, record_of
+from fleet.interchange.export_store import export
+from fleet.models.versions import is_held_out
 from fleet.store.reader import StoreReader
+from fleet.store.store import Store
+
+#: The device that was recorded.
+RECORDED = DeviceId("bench")
+#: Workloads that are learnt from, and those that the rule holds out: enough to judge a head.
+_LEARNT, _HELD = 9, 4
+WORKLOADS = _LEARNT + _HELD
+_TILES, _INNER, _UNROLLS = 5, 4, 4
+#: A matrix multiplication: two loops are tiled, the block is unrolled.
+_INSTRUCTIONS = [
+    ["GetSBlock", [], ["Z", "main"], ["b0"]],
+    ["GetSBlock", [], ["root", "main"], ["b1"]],
+    ["GetLoops", ["b0"], [], ["l2", "l3", "l4", "l5"]],
+    ["SamplePerfectTile", ["l3"], [4, 64], ["v1", "v2", "v3", "v4"]],
+    ["Split", ["l3", "v1", "v2", "v3", "v4"], [True, False], ["l6", "l7", "l8", "l9"]],
+    ["SamplePerfectTile", ["l4"], [2, 64], ["v5", "v6"]],
+    ["Split", ["l4", "v5", "v6"], [True, False], ["l10", "l11"]],
+    ["Reorder", ["l2", "l6", "l7", "l10", "l8", "l5", "l11", "l9"], [], []],
+    ["SampleCategorical", [], [[0, 16, 64, 512], [0.25, 0.25, 0.25, 0.25]], ["v7"]],
+    ["Annotate", ["b1", "v7"], ["meta_schedule.unroll_explicit"], []],
+]
+
+
+def make_recorded(path: Path) -> None:
+    """Write the file that the replay devices answer from."""
+    with Store.open(path.parent / "recorded") as store:
+        every = workloads()
+        put_measured(store, RECORDED, every, [record for one in every for record in _records(one)], probe())
+        export(store, path, "parquet")
+
+
+def workloads() -> list[Workload]:
+    """Those that are learnt from, then those that are held out."""
+    every = [_workload(number) for number in range(40 * _HELD)]
+    held = [one for one in every if is_held_out(one)][:_HELD]
+    return [one for one in every if not is_held_out(one)][:_LEARNT] + held
+
+
+def candidates(workload: Workload) -> Iterator[tuple[Candidate, float]]:
+    """Unlike candidates of a workload, and the seconds that each takes."""
+    for place in range(_TILES * _INNER * _UNROLLS):
+        rest, unroll = divmod(place, _UNROLLS)
+        tile, inner = rest % _TILES, rest // _TILES
+        tiles = [[3, [128 // 2 ** (tile + 1), 2, 1, 2**tile]], [5, [64 // 2**inner, 2**inner]]]
+        trace = canonical_json([_INSTRUCTIONS, [*tiles, [8, unroll]]])
+        secs = 1e-3 * math.exp(-(tile + 0.3 * inner + 0.2 * unroll) / 2)
+        yield Candidate(workload_id=workload.workload_id, trace=trace), secs
+
+
+def _workload(number: int) -> Workload:
+    return Workload(
+        workload_id=WorkloadId(f"{number:016x}"),
+        name=f"GMM_{number}",
+        operator="GMM",
+        arg_shapes=((2, 128, 128 + number), (2, 128 + number, 64), (2, 128, 64)),
+        arg_dtypes=("float32",) * 3,
+        flops=4194304.0,
+        networks=(),
+        module_json="{}",
+    )
+
+
+def _records(workload: Workload) -> list[Record]:
+    return [record_of(one, run_secs=(secs, 1.01 * secs, 1.02 * secs)) for one, secs in candidates(workload)]
+
 
 #: Records of a batch.
 BATCH = 5
@@ -40,7 +120,7 @@ class Load:
         self.batches = range(arguments["first"], arguments["first"] + arguments["batches"])
         self.rng = random.Random(arguments["seed"])
         self.log = HistoryLog(self.root / "history.jsonl")
-        told = partial(self.log.add, Event(kind="trouble", by="disk fault"))
+        told = partial(self.log.add, "trouble", by="disk fault")
         self.points = FaultPoints(Plan(**arguments["plan"]), told)
         # Checkpoints often enough to be hit.
         fleet.store.writer.CHECKPOINT_EVERY = _CHECKPOINT_EVERY
@@ -54,7 +134,7 @@ class Load:
         """New records of a batch, most of one device."""
         most = make_records(batch * BATCH, BATCH - 1)
         records = [*most, *make_records((batch + 1) * BATCH - 1, 1, "other")]
-        self.log.add(Event(kind="measured", records=ids_of(records)))
+        self.log.add("measured", records=ids_of(records))
         return records
 
     def work_off(

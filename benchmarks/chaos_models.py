@@ -17,7 +17,7 @@ import random
 import signal
 import subprocess
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from io import FileIO
@@ -27,12 +27,13 @@ from typing import Any
 
 from agents.host import child_process as child
 from agents.records import DeviceId
-from benchmarks.chaos_children import Spawner
+from benchmarks.chaos_children import Forks
 from benchmarks.chaos_faults import DISK_FAULTS, FaultPoints, Plan
-from benchmarks.chaos_history import Event, HistoryLog
+from benchmarks.chaos_history import HistoryLog
 from benchmarks.chaos_life import Load
 from benchmarks.chaos_trouble import ALIVE
 from fleet.errors import FleetError
+from fleet.json_types import Json, JsonDict
 from fleet.models.registry import Registry
 from fleet.models.registry_file import Champion, Change, RegistryFile
 from fleet.models.registry_reader import RegistryReader
@@ -57,7 +58,7 @@ class ForkedProcess:
     Args:
         command: Of a refresh: its last part is the request.
         stdout, stderr: Where to write.
-        spawner: Forks it.
+        forks: Forks it.
         arguments: More for `trainer_load`: `history`, `alive`, `plan`.
         log: Told when it was killed.
     """
@@ -68,22 +69,22 @@ class ForkedProcess:
         *,
         stdout: FileIO,
         stderr: FileIO,
-        spawner: Spawner,
-        arguments: Mapping[str, Any],
+        forks: Forks,
+        arguments: Json,
         log: HistoryLog,
         **_: Any,
     ) -> None:
-        self._spawner, self._log = spawner, log
+        self._forks, self._log = forks, log
         # It opens the files anew: those of this process are not there where it is forked.
         given = {**arguments, "request": command[-1], "stdout": _path_of(stdout), "stderr": _path_of(stderr)}
-        self.pid = spawner.start("trainer", given)
+        self.pid = forks.start("trainer", given)
 
     def wait(self) -> int:
         """Wait for its end: its exit code."""
-        while (code := self._spawner.poll(self.pid)) is None:
+        while (code := self._forks.poll(self.pid)) is None:
             time.sleep(0.005)
         if code == -signal.SIGKILL:
-            self._log.add(Event(kind="killed", by="trainer"))
+            self._log.add("killed", by="trainer")
         return code
 
     def kill(self) -> None:
@@ -95,22 +96,20 @@ def _path_of(stream: FileIO) -> str:
     return str(Path(f"/proc/self/fd/{stream.fileno()}").readlink())
 
 
-def fork_trainings(
-    spawner: Spawner, root: Path, plan: Mapping[str, Any], log: HistoryLog, rng: random.Random
-) -> None:
+def fork_trainings(forks: Forks, root: Path, plan: Json, log: HistoryLog, rng: random.Random) -> None:
     """Let every training of this process be forked, half of them with the fault of a plan at some step."""
     places = {"history": str(root / "history.jsonl"), "alive": str(root / ALIVE)}
 
     def opened(command: Sequence[str], **options: Any) -> ForkedProcess:
         at = rng.randint(1, _STEPS) if plan["at"] and rng.random() < _UNLUCKY else 0
         given = {**places, "plan": {**plan, "at": at, "die_at": 0}}
-        return ForkedProcess(command, spawner=spawner, arguments=given, log=log, **options)
+        return ForkedProcess(command, forks=forks, arguments=given, log=log, **options)
 
     made = SimpleNamespace(Popen=opened, DEVNULL=subprocess.DEVNULL)
     setattr(child, "subprocess", made)  # noqa: B010  # for the type checker it is a module
 
 
-def trainer_load(arguments: dict[str, Any]) -> None:
+def trainer_load(arguments: JsonDict) -> None:
     """Be the process of a refresh; the arguments are those of `ForkedProcess`."""
     os.setsid()
     for name, number in (("stdout", 1), ("stderr", 2)):
@@ -122,7 +121,7 @@ def trainer_load(arguments: dict[str, Any]) -> None:
     defaults.update(trees=_TREES, sizes=SIZES)
     log = HistoryLog(Path(arguments["history"]))
     watch_registry(log)
-    told: Callable[[], None] = partial(log.add, Event(kind="trouble", by="disk fault"))
+    told: Callable[[], None] = partial(log.add, "trouble", by="disk fault")
     FaultPoints(Plan(**arguments["plan"]), told).install()
     code = main([arguments["request"]])
     os._exit(code)
@@ -152,10 +151,10 @@ def watch_registry(log: HistoryLog) -> None:
         numbered = [replace(one, serial=last + place) for place, one in enumerate(changes, start=1)]
         names = tuple(map(name_of, numbered))
         if names:
-            log.add(Event(kind="publication", records=names))
+            log.add("publication", records=names)
         real(self, champions, changes)
         if names:
-            log.add(Event(kind="acknowledged", by="registry", records=names))
+            log.add("acknowledged", by="registry", records=names)
 
     RegistryFile.commit = commit  # type: ignore[method-assign]
 
@@ -197,7 +196,7 @@ def _champions(reader: RegistryReader) -> tuple[dict[DeviceId, Champion], list[C
             return found
 
 
-def models_load(arguments: dict[str, Any]) -> None:
+def models_load(arguments: JsonDict) -> None:
     """Keep versions, publish each, take every other one back for one device, prune."""
     load = Load(arguments)
     watch_registry(load.log)
@@ -218,7 +217,7 @@ def models_load(arguments: dict[str, Any]) -> None:
 
 def _look(load: Load, models: Path) -> None:
     changes, halves = look_at_models(models)
-    load.log.add(Event(kind="look", places={"registry": changes}, halves=halves))
+    load.log.add("look", places={"registry": changes}, halves=halves)
 
 
 def _model(seed: int) -> FleetTLP:

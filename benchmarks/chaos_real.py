@@ -1,16 +1,18 @@
 """`fleet up` as it is, on a real profile of this host and replay devices; its processes are killed in turn.
 
-`benchmarks.chaos_wreck` kills and takes the time. What the coordinator promises is written down inside of it,
-so it is started through this module: `python -m benchmarks.chaos_real HISTORY up ...` is `fleet up ...`.
+`Wreck` kills and takes the time. What the coordinator promises is written down inside of it, so it is started
+through this module: `python -m benchmarks.chaos_real HISTORY up ...` is `fleet up ...`.
 """
 
 from __future__ import annotations
 
+import os
 import random
 import shutil
 import signal
 import sys
 import time
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
@@ -31,6 +33,7 @@ from benchmarks.fleet_up import (
 )
 from fleet.api.client import ask
 from fleet.errors import FleetError
+from fleet.json_types import JsonDict
 
 _TRAINER = "fleet.refresh.process"
 WAIT_SECS, _STOP_SECS = 180.0, 180.0
@@ -114,7 +117,11 @@ class RealFleet:
         """Whether the coordinator has ended."""
         return self.up.code is not None
 
-    def states(self) -> dict[str, dict[str, Any]]:
+    def of_local(self, name: str) -> Any:
+        """What the API says of the real device; 0 while it says nothing."""
+        return self.states().get(self.local, {}).get(name) or 0
+
+    def states(self) -> dict[str, JsonDict]:
         """What the API says of each device; empty while it says nothing."""
         try:
             view = ask(self.disk / "fleet", "/v1/status") or {}
@@ -152,11 +159,7 @@ class RealFleet:
         return random.choice(found) if found else None
 
     def kill(self, role: str) -> None:
-        """Kill a process of a role; with the coordinator until all that ends with it is gone.
-
-        Raises:
-            LateError: There is none.
-        """
+        """Kill a process of a role; with the coordinator until all that ends with it is gone."""
         self.signal(role, signal.SIGKILL)
         if role == "coordinator":
             self.ended()
@@ -190,19 +193,15 @@ class RealFleet:
         """
 
         def last() -> float:
-            found = float(self.states().get(self.local, {}).get("last_record_at") or 0.0)
+            found = float(self.of_local("last_record_at"))
             return found if found > at_secs else 0.0
 
         return self.until(last, f"a record of {self.local}", WAIT_SECS)
 
     def wait_for_records(self, more: int) -> None:
         """Wait until the real device has some more records."""
-
-        def count() -> int:
-            return int(self.states().get(self.local, {}).get("records", 0))
-
-        goal = count() + more
-        self.until(lambda: count() >= goal, f"{more} records", 120)
+        goal = self.of_local("records") + more
+        self.until(lambda: self.of_local("records") >= goal, f"{more} records", 120)
 
     def stop(self) -> int:
         """End it in order; returns its exit code."""
@@ -260,6 +259,120 @@ def _lock_holders() -> set[int]:
     """Processes that hold a file lock; of the workers only the one that times does."""
     lines = Path("/proc/locks").read_text().splitlines()
     return {int(line.split()[4]) for line in lines if " FLOCK " in line and "->" not in line}
+
+
+#: How long a process is stopped: beyond its lease.
+_PAUSE_SECS = LEASE_SECS + 2
+
+
+class Wreck:
+    """Hurts a fleet, and takes the time until all is back.
+
+    Args:
+        fleet: Not started yet.
+        look: Writes down what a folder holds.
+        killed: Told of each kill: target and fault.
+    """
+
+    def __init__(
+        self, fleet: RealFleet, look: Callable[[Path], None], killed: Callable[[str, str], None]
+    ) -> None:
+        self._fleet, self._look, self._killed = fleet, look, killed
+        self._log = HistoryLog(fleet.history)
+        #: Seconds of each kind, by key of the JSON.
+        self._secs: dict[str, list[float]] = defaultdict(list)
+
+    def run(self, rounds: int) -> JsonDict:
+        """Stop each kind of process, then kill each kind, some times; returns what was measured."""
+        fleet, secs = self._fleet, self._secs
+        fleet.start()
+        for _ in range(rounds):
+            fleet.wait_for_records(1)
+            for role in ("coordinator", "trainer", "raylet"):
+                self._pause(role)
+        # So far no agent has died of anything: what is quarantined now was blamed for a pause.
+        self._kill_coordinator()
+        self._log.add("guilty")
+        for number in range(rounds):
+            fleet.wait_for_records(1)
+            at_secs = time.time()
+            secs["agent_back_secs"].append(fleet.agent_back(lambda: self._kill("agent")))
+            secs["agent_measures_secs"].append(fleet.measured_after(at_secs) - at_secs)
+            for role in ("builder", "timer"):
+                self._kill(role)
+                fleet.wait_for_records(1)
+            secs["agent_back_after_sigstop_secs"].append(fleet.agent_back(self._freeze))
+            self._kill("trainer")
+            self._kill_coordinator()
+            secs["raylet_back_secs"].append(self._kill_raylet())
+            if number == 0:
+                self._wedge()
+        code = fleet.stop()
+        if code != 0:
+            raise LateError(f"SIGTERM ended it with {code}")
+        fleet.look(self._look)
+        return {**secs, "slow_starts_of_ray": fleet.slow_starts, "load_1m": os.getloadavg()[0]}
+
+    def _kill(self, role: str) -> None:
+        self._fleet.kill(role)
+        self._killed(role, "kill")
+
+    def _kill_coordinator(self) -> None:
+        self._kill("coordinator")
+        self._fleet.look(self._look)
+        at_secs = time.time()
+        self._secs["coordinator_back_secs"].append(self._fleet.start())
+        self._secs["coordinator_measures_secs"].append(self._fleet.measured_after(at_secs) - at_secs)
+
+    def _freeze(self) -> None:
+        """Stop an agent for good: it is ended, and another one takes its place."""
+        self._fleet.signal("agent", signal.SIGSTOP)
+        self._killed("agent", "SIGSTOP beyond the lease")
+        self._log.add("trouble", by="pause")
+
+    def _pause(self, role: str) -> None:
+        """Stop a process until it is past any lease; then all goes on."""
+        fleet = self._fleet
+        process = fleet.signal(role, signal.SIGSTOP)
+        self._log.add("trouble", by="pause")
+        time.sleep(_PAUSE_SECS)
+        try:
+            process.send_signal(signal.SIGCONT)
+        except psutil.NoSuchProcess:
+            raise LateError(f"the {role} has ended while it was stopped") from None
+        fleet.until(lambda: fleet.is_usable(fleet.local), f"{fleet.local} after a pause", WAIT_SECS)
+        fleet.wait_for_records(1)
+
+    def _wedge(self) -> None:
+        """Kill the agent of the real device until it is quarantined."""
+        name, deaths = self._fleet.local, 0
+        began = time.monotonic()
+        while time.monotonic() < began + patience(3 * WAIT_SECS):
+            if self._fleet.of_local("state") == "quarantined":
+                return
+            agent = self._fleet.find("agent")
+            if agent is not None:
+                agent.kill()
+                self._killed("agent", "kill")
+                deaths += 1
+            time.sleep(0.2)
+        raise LateError(f"{name} was not quarantined after {deaths} deaths: {self._fleet.states().get(name)}")
+
+    def _kill_raylet(self) -> float:
+        """Kill the raylet: seconds until all devices can be used again, after a new start if need be."""
+        names = list(self._fleet.states())
+        before = {name: found["incarnation"] for name, found in self._fleet.states().items()}
+        self._kill("raylet")
+        began = time.monotonic()
+
+        def is_back() -> bool:
+            return self._fleet.is_over or all(self._fleet.is_usable(name, before[name]) for name in names)
+
+        self._fleet.until(is_back, "the devices after their raylet's end", WAIT_SECS, may_end=True)
+        if self._fleet.is_over:
+            self._fleet.ended()
+            self._fleet.start()
+        return time.monotonic() - began
 
 
 def main() -> None:

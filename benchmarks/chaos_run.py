@@ -13,7 +13,6 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 from benchmarks.chaos_children import DISK_FAILED, REFUSED, ChildError, Children
 from benchmarks.chaos_faults import DISK_FAULTS
@@ -21,6 +20,7 @@ from benchmarks.chaos_history import Event, HistoryLog, check, read_history
 from benchmarks.chaos_power import mark_durable, power_cut
 from benchmarks.chaos_trouble import ALIVE, STILL, wake_training
 from benchmarks.fleet_up import patience
+from fleet.json_types import JsonDict
 
 #: Batches of one life: enough to merge files and to begin segments.
 BATCHES = 6
@@ -84,10 +84,9 @@ class Tally:
             case "seen" if event.by:
                 self.seen[event.by] += 1
 
-    def to_json(self, secs: float) -> dict[str, Any]:
+    def to_json(self) -> JsonDict:
         """The result of the benchmark."""
         return {
-            "benchmark": "chaos",
             "kills": self.kills,
             **self.faults,
             "clock_steps": self.trouble["clock step"],
@@ -101,7 +100,6 @@ class Tally:
             "histories": self.histories,
             "by_target": dict(sorted(self.by_target.items())),
             "by_fault": dict(sorted(self.by_fault.items())),
-            "seconds": secs,
         }
 
 
@@ -130,7 +128,7 @@ class Run:
         self.sabotage = ""
         self._lives = 0
 
-    def arguments(self, *, at: int = 0, fault: str = "kill", batches: int = BATCHES) -> dict[str, Any]:
+    def arguments(self, *, at: int = 0, fault: str = "kill", batches: int = BATCHES) -> JsonDict:
         """Arguments of the next life; see `benchmarks.chaos_load`."""
         self._lives += 1
         plan = {"folder": str(self.disk), "trace": str(self.root / "trace"), "at": at, "fault": fault}

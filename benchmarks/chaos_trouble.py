@@ -8,16 +8,16 @@ from __future__ import annotations
 
 import contextlib
 import os
-import random
 import signal
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
 from agents.records import DeviceId
-from benchmarks.chaos_history import Event, HistoryLog
+from benchmarks.chaos_life import Load
 from fleet.models.registry import Registry
 from fleet.refresh.refresher import Refresher
 from fleet.transport.local import LocalTransport
@@ -51,18 +51,16 @@ class Host:
     """The clocks of a host. They go on from life to life, and faster than ours.
 
     Args:
-        path: File that remembers the time of day.
-        log: Told of pauses and of clock steps.
-        rng: Decides how long a pause takes.
+        load: Its history is told of pauses and of clock steps, its dice say how long a pause takes.
 
     Attributes:
         wall: Unix seconds.
         steady: Seconds since the host began.
     """
 
-    def __init__(self, path: Path, log: HistoryLog, rng: random.Random) -> None:
-        self._path, self._log, self._rng = path, log, rng
-        self.wall = float(path.read_text()) if path.exists() else time.time()
+    def __init__(self, load: Load) -> None:
+        self._path, self._log, self._rng = load.root / "clock", load.log, load.rng
+        self.wall = float(self._path.read_text()) if self._path.exists() else time.time()
         self.steady = 1000.0
         signal.signal(signal.SIGCONT, self._woken)
 
@@ -79,71 +77,64 @@ class Host:
         """Set the time of day."""
         secs = self._rng.choice(_CLOCK_STEPS) * self._rng.choice((-1, 1))
         self.wall += secs
-        self._log.add(Event(kind="trouble", by="clock step"))
+        self._log.add("trouble", by="clock step")
         self._log.note([{"clock_step_secs": secs}])
 
     def _woken(self, _number: int, _frame: FrameType | None) -> None:
         secs = self._rng.choice(_PAUSE_SECS)
         self.wall += secs
         self.steady += secs
-        self._log.add(Event(kind="trouble", by="pause"))
+        self._log.add("trouble", by="pause")
         self._log.note([{"pause_secs": secs}])
 
 
+@dataclass(eq=False)
 class Trouble:
     """Hurts somebody now and then.
 
-    Args:
+    Attributes:
+        load: Whose history is told of what is no kill, and whose dice decide.
         transport: To the agents.
         host: Whose clock is set.
         refresher: Whose training is killed and stopped.
-        registry: Whose champions are taken back.
-        still: File that remembers which training was stopped.
-        log: Told of what is no kill.
-        rng: Decides.
         is_guilty: Whether agents die of what they do; else only of what is done to them.
         often: Times as often as usual.
     """
 
-    def __init__(
-        self,
-        transport: LocalTransport,
-        host: Host,
-        refresher: Refresher,
-        registry: Registry,
-        *,
-        still: Path,
-        log: HistoryLog,
-        rng: random.Random,
-        is_guilty: bool,
-        often: float,
-    ) -> None:
-        self._often = often
-        self._transport, self._host, self._refresher, self._registry = transport, host, refresher, registry
-        self._still, self._log, self._rng, self._is_guilty = still, log, rng, is_guilty
-        self._frozen: set[tuple[DeviceId, int]] = set()
-        self._still_turns = 0
-        self._wake_training()  # of the life before
-        if is_guilty:
-            log.add(Event(kind="guilty"))
+    load: Load
+    transport: LocalTransport
+    host: Host
+    refresher: Refresher
+    is_guilty: bool
+    often: float
+    _frozen: set[tuple[DeviceId, int]] = field(default_factory=set)
+    _still_turns: int = 0
+
+    def __post_init__(self) -> None:
+        self._rng, self._registry = self.load.rng, Registry(self.load.disk / "models")
+        #: Remembers which training was stopped.
+        self._still = self.load.root / STILL
+        wake_training(self._still)  # of the life before
+        if self.is_guilty:
+            self.load.log.add("guilty")
 
     def somebody(self, view: Mapping[str, Any]) -> None:
         """Perhaps hurt somebody; to be called between two turns."""
         self._still_turns -= 1
         if not self._still_turns:
-            self._wake_training()
+            wake_training(self._still)
         device_id = DeviceId(self._rng.choice(sorted(view["devices"])))
         name = (device_id, view["devices"][device_id]["incarnation"])
         chances: list[tuple[float, Callable[[], None]]] = [
             (0.02, lambda: self._crash(*name)),
             (0.04, lambda: self._freeze(*name)),
             (0.04, self._thaw),
-            (0.02, self._host.set_clock),
+            (0.02, self.host.set_clock),
             (0.02, self._stop_training),
             (0.01, self._kill_training),
             (0.01, lambda: self._take_back(device_id)),
         ]
-        dice = self._rng.random() / self._often
+        dice = self._rng.random() / self.often
         for chance, happens in chances:
             dice -= chance
             if dice < 0:
@@ -152,19 +143,19 @@ class Trouble:
 
     def _crash(self, device_id: DeviceId, incarnation: int) -> None:
         if (device_id, incarnation) not in self._frozen:
-            is_blameless = not self._is_guilty or self._rng.random() < 0.5
+            is_blameless = not self.is_guilty or self._rng.random() < 0.5
             is_done = self._rng.random() < 0.5
-            self._transport.crash(device_id, incarnation, is_done=is_done, is_blameless=is_blameless)
+            self.transport.crash(device_id, incarnation, is_done=is_done, is_blameless=is_blameless)
 
     def _freeze(self, device_id: DeviceId, incarnation: int) -> None:
         if (device_id, incarnation) not in self._frozen:
-            self._transport.freeze(device_id, incarnation)
+            self.transport.freeze(device_id, incarnation)
             self._frozen.add((device_id, incarnation))
 
     def _thaw(self) -> None:
         for name in self._frozen:
             with contextlib.suppress(KeyError):
-                self._transport.thaw(*name)
+                self.transport.thaw(*name)
         self._frozen.clear()
 
     def _stop_training(self) -> None:
@@ -173,17 +164,14 @@ class Trouble:
             self._still.write_text(str(pid))
             os.kill(pid, signal.SIGSTOP)
             self._still_turns = _STILL_TURNS
-            self._log.add(Event(kind="trouble", by="pause"))
-
-    def _wake_training(self) -> None:
-        wake_training(self._still)
+            self.load.log.add("trouble", by="pause")
 
     def _kill_training(self) -> None:
         if (pid := self._training_pid()) is not None:
             os.kill(pid, signal.SIGKILL)
 
     def _take_back(self, device_id: DeviceId) -> None:
-        self._wake_training()  # it may hold the registry's lock
+        wake_training(self._still)  # it may hold the registry's lock
         champion = self._registry.champions().get(device_id)
         if champion is not None and set(champion.before) & set(self._registry.versions()):
             with contextlib.suppress(
@@ -192,5 +180,5 @@ class Trouble:
                 self._registry.use(device_id, self._registry.before(device_id), reason="by hand")
 
     def _training_pid(self) -> int | None:
-        child = self._refresher._child
+        child = self.refresher._child
         return None if child is None or child.has_ended else child.pid

@@ -23,10 +23,9 @@ import msgspec
 from agents.codec import record_from_json
 from agents.records import Record
 from agents.spool.disk_spool import Spool
-from benchmarks.chaos_history import Event, HistoryLog, read_history
-from benchmarks.chaos_life import stored_in
+from benchmarks.chaos_history import HistoryLog, read_history
+from benchmarks.chaos_life import candidates, stored_in, workloads
 from benchmarks.chaos_models import look_at_models, name_of
-from benchmarks.chaos_records import candidates, workloads
 from fleet.api.client import ask
 from fleet.core.events import Event as FleetEvent
 from fleet.core.events import JobCancelled, JobFinished, JobId, JobSubmitted, RequestEnded
@@ -68,11 +67,11 @@ class Observer:
             changes = self._reader.history(self._serial)
             champions = self._reader.champions()
         except (FleetError, OSError) as error:
-            self._log.add(Event(kind="seen", halves=(f"champions seen from outside: {error}",)))
+            self._log.add("seen", halves=(f"champions seen from outside: {error}",))
             return
         if changes:
             self._serial = changes[-1].serial
-            self._log.add(Event(kind="seen", places={"registry": tuple(map(name_of, changes))}))
+            self._log.add("seen", places={"registry": tuple(map(name_of, changes))})
         if champions:
             self._score(random.choice(sorted(champions)))
 
@@ -84,12 +83,12 @@ class Observer:
             return  # a state file that nobody has open is no file to look at without some room
         except FleetError as error:
             if self._has_read:
-                self._log.add(Event(kind="seen", wrong=(f"the table cannot be read: {error}",)))
+                self._log.add("seen", wrong=(f"the table cannot be read: {error}",))
             return
         self._has_read = True
         self._known.update(fresh)
         if fresh:
-            self._log.add(Event(kind="seen", places={"store": fresh}))
+            self._log.add("seen", places={"store": fresh})
 
     def look_at_api(self) -> None:
         """Note how many records the daemon tells of, if one answers."""
@@ -98,7 +97,7 @@ class Observer:
         except FleetError:
             return  # it was killed while it answered, or stands still
         if view is not None:
-            self._log.add(Event(kind="seen", by="API", counted=view["store"]["records"]))
+            self._log.add("seen", by="API", counted=view["store"]["records"])
 
     def _score(self, device_id: str) -> None:
         ranker = CandidateRanker(self._reader)
@@ -112,7 +111,7 @@ class Observer:
         elif not all(math.isfinite(one) and one > 0 for one in found.scores):
             why = f"it scores {found.scores}"
         told = (f"champion {before} seen from outside: {why}",) if found is None or why else ()
-        self._log.add(Event(kind="seen", by="champion", halves=told))
+        self._log.add("seen", by="champion", halves=told)
 
 
 def observer_load(arguments: dict[str, Any]) -> None:
@@ -152,19 +151,19 @@ class Watched:
 
     def _put(self, real: Real, spool: Spool, records: Sequence[Record], *args: Any) -> None:
         names = tuple(one.record_id for one in records)
-        self._log.add(Event(kind="measured", records=names))
+        self._log.add("measured", records=names)
         real(spool, records, *args)
-        self._log.add(Event(kind="acknowledged", by="spool", records=names))
+        self._log.add("acknowledged", by="spool", records=names)
 
     def _acknowledge(self, real: Real, spool: Spool, record_ids: Iterable[str]) -> None:
         names = tuple(record_ids)
-        self._log.add(Event(kind="released", records=names))
+        self._log.add("released", records=names)
         real(spool, names)
 
     def _take(self, real: Real, store: Store, records: Sequence[Record]) -> Any:
         names = tuple(one.record_id for one in records)
         if names:  # they came from agents, whose own word may not be known
-            self._log.add(Event(kind="measured", records=names))
+            self._log.add("measured", records=names)
         fresh = real(store, records)
         self._taken += names
         return fresh
@@ -178,10 +177,10 @@ class Watched:
             if isinstance(event, (*_ENDS, RequestEnded))
         ]
         if names:
-            self._log.add(Event(kind="ending", jobs=tuple(names)))
+            self._log.add("ending", jobs=tuple(names))
         real(event_log, events)
         if events and self._taken:
-            self._log.add(Event(kind="acknowledged", by="store", records=tuple(self._taken)))
+            self._log.add("acknowledged", by="store", records=tuple(self._taken))
             self._taken.clear()
 
     def _commit(self, real: Real, event_log: EventLog) -> Any:
@@ -190,11 +189,11 @@ class Watched:
         self._log.note(msgspec.to_builtins(events))
         for event in events:
             if isinstance(event, JobSubmitted):
-                self._log.add(Event(kind="submitted", by=event.job.request_id, jobs=(event.job.job_id,)))
+                self._log.add("submitted", by=event.job.request_id, jobs=(event.job.job_id,))
             elif isinstance(event, _ENDS) and event_log.state.job_state(event.job_id) is None:
-                self._log.add(Event(kind="ended", by="done", jobs=(event.job_id,)))
+                self._log.add("ended", by="done", jobs=(event.job_id,))
             elif (what := _TRAININGS.get(type(event).__name__)) is not None:
-                self._log.add(Event(kind="training", by=what))
+                self._log.add("training", by=what)
         return done
 
 
@@ -213,8 +212,8 @@ def look_at_fleet(log: HistoryLog, history: Path, disk: Path) -> None:
     """Look at the folder of a `fleet up` that has ended; what only its coordinator promised is known."""
     names = tuple(_spooled(disk))
     changes, _ = look_at_models(disk / "models")
-    log.add(Event(kind="measured", records=(*names, *changes)))
-    log.add(Event(kind="acknowledged", by="spool", records=names))
+    log.add("measured", records=(*names, *changes))
+    log.add("acknowledged", by="spool", records=names)
     look(log, history, disk)
 
 
@@ -260,11 +259,9 @@ def look(log: HistoryLog, history: Path, disk: Path) -> None:
     spooled = tuple(_spooled(disk))
     changes, halves = look_at_models(disk / "models")
     log.add(
-        Event(
-            kind="look",
-            places={"spool": spooled, "store": stored, "late": tuple(sorted(late)), "registry": changes},
-            states=states,
-            counted=counted,
-            halves=halves,
-        )
+        "look",
+        places={"spool": spooled, "store": stored, "late": tuple(sorted(late)), "registry": changes},
+        states=states,
+        counted=counted,
+        halves=halves,
     )

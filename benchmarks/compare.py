@@ -15,17 +15,15 @@ few percent may be luck.
 
 from __future__ import annotations
 
-import sys
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 from agents.host.cpu_features import runnable_levels
 from agents.host.probe import probe
 from agents.records import Workload
-from benchmarks.harness import Figures, Option, benchmark, working_folder
+from benchmarks.harness import Figures, Option, benchmark, say, working_folder
 from benchmarks.search_figures import DAY_ZERO, PLUGGED, STOCK
 from benchmarks.search_sides import SearchBench
 from fleet.config.settings import load_fleet
@@ -40,7 +38,7 @@ _NETWORKS = ("mobilenet-v2", "bert-base")
 _OPERATORS, _MOST_FLOPS = 2, 3e7
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Options:
     """How much each side may try, and on which device."""
 
@@ -53,26 +51,23 @@ def measure(options: Options) -> Figures:
     """Search both operators with all sides, and time the best programs again."""
     host = probe()
     device = options.device or runnable_levels(host.arch, host.isa_flags)[-1].name
-    began = time.monotonic()
     with working_folder(options.keep) as folder:
         settings = load_fleet(None, {"store.path": str(folder / "store")}).config
         bench = SearchBench(settings, device, folder)
         workloads = bench.workloads(_NETWORKS, _OPERATORS, _MOST_FLOPS)
         operators = [_compared(bench, workload, options.trials) for workload in workloads]
     return {
-        "benchmark": "compare",
         "device": device,
         "trials": options.trials,
         "operators": operators,
-        "secs": time.monotonic() - began,
     }
 
 
 def _compared(bench: SearchBench, workload: Workload, trials: int) -> Figures:
     """One operator: seconds of each search, and the latency that its program has in the end."""
-    runs: dict[str, dict[str, Any]] = {}
+    runs: dict[str, Figures] = {}
     for name, (side, label) in SIDES.items():
-        print(f"{time.strftime('%H:%M:%S')} {workload.name}: {label}", file=sys.stderr, flush=True)
+        say(f"{workload.name}: {label}")
         runs[name] = bench.run(side, workload, trials, 0)
     best = {name: list(run["best"].values())[-1] for name, run in runs.items() if run["best"]}
     timed = bench.timed(f"compare-{trials}", workload, best)
@@ -85,16 +80,12 @@ def _compared(bench: SearchBench, workload: Workload, trials: int) -> Figures:
             name: {
                 "search_secs": run["secs"],
                 "trials": len(run["trials"]),
-                "latency_us": None if (secs := latencies[name]) is None else 1e6 * secs,
-                "speed_against_stock": _ratio(latencies["stock"], latencies[name]),
+                "latency_us": (secs := latencies[name]) and 1e6 * secs,
+                "speed_against_stock": secs and latencies["stock"] and latencies["stock"] / secs,
             }
             for name, run in runs.items()
         },
     }
-
-
-def _ratio(stock: float | None, other: float | None) -> float | None:
-    return None if stock is None or other is None else stock / other
 
 
 def table(result: Figures) -> Iterator[str]:

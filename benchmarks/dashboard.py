@@ -111,7 +111,7 @@ class _Fleet:
         return httpx.Client(base_url=self.url, headers=headers, trust_env=False, timeout=60)
 
 
-def run(folder: Path, *, devices: int, records: int) -> dict[str, Any]:
+def run(folder: Path, *, devices: int, records: int) -> Figures:
     """Measure all of it in a folder.
 
     Raises:
@@ -130,8 +130,7 @@ def run(folder: Path, *, devices: int, records: int) -> dict[str, Any]:
             )
         browser = _look(fleet)
     totals = fleet.totals
-    found: dict[str, Any] = {
-        "benchmark": "dashboard",
+    found: Figures = {
         "devices": devices,
         **browser,
         "records_per_s": (totals[-1][1] - totals[0][1]) / (totals[-1][0] - totals[0][0]),
@@ -173,7 +172,7 @@ def _turn(coordinator: Coordinator, over: threading.Event, fleet: _Fleet) -> Non
         fleet.totals.append((time.time(), records_of(coordinator)))
 
 
-def _look(fleet: _Fleet) -> dict[str, Any]:
+def _look(fleet: _Fleet) -> Figures:
     """What a browser sees, and what the API takes meanwhile."""
     from playwright.sync_api import sync_playwright
 
@@ -285,7 +284,7 @@ def _lags(seen: list[tuple[float, int]], totals: list[tuple[float, int]]) -> lis
     return lags
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Options:
     """How large the fleet is."""
 

@@ -24,38 +24,24 @@ _INCLUDED: dict[str, tuple[str, ...]] = {
     "networks": ("measure", "train"),
     "dev": ("daemon", "networks", "tensorboard"),
 }
-#: Extras that each benchmark needs.
+#: Benchmarks, and the programs that they start, by the extras that they need.
+_NEEDED = {
+    "daemon": (
+        "arrival chaos_real collection compare hostile hostile_child hostile_live hosts learning "
+        "onboarding scale"
+    ),
+    "daemon networks": "freshness networks networks_corpus pretrained search",
+    "measure train": "scoring training tvm_sides unlike",
+    "daemon tensorboard": "chaos chaos_load",
+    "dev": "dashboard pictures",
+    "": "disturbing_load",
+    "train": "gpus",
+    "measure": "imports",
+    "measure networks": "networks_limit",
+    "store": "store",
+}
 EXTRAS: dict[str, tuple[str, ...]] = {
-    "arrival": ("daemon",),
-    "chaos": ("daemon", "tensorboard"),
-    "chaos_load": ("daemon", "tensorboard"),
-    "chaos_real": ("daemon",),
-    "collection": ("daemon",),
-    "compare": ("daemon",),
-    "dashboard": ("dev",),
-    "disturbing_load": (),
-    "freshness": ("daemon", "networks"),
-    "gpus": ("train",),
-    "hostile": ("daemon",),
-    "hostile_child": ("daemon",),
-    "hostile_live": ("daemon",),
-    "hosts": ("daemon",),
-    "imports": ("measure",),
-    "learning": ("daemon",),
-    "networks": ("daemon", "networks"),
-    "networks_corpus": ("daemon", "networks"),
-    "networks_limit": ("measure", "networks"),
-    "onboarding": ("daemon",),
-    "pictures": ("dev",),
-    "pretrained": ("daemon", "networks"),
-    "publication": ("train",),
-    "scale": ("daemon",),
-    "scoring": ("measure", "train"),
-    "search": ("daemon", "networks"),
-    "store": ("store",),
-    "training": ("measure", "train"),
-    "tvm_sides": ("measure", "train"),
-    "unlike": ("measure", "train"),
+    name: tuple(extras.split()) for extras, names in _NEEDED.items() for name in names.split()
 }
 
 

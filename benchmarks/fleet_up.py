@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import IO, Any, Protocol, TypeVar
+from typing import IO, Protocol, TypeVar
 
 import psutil
 import yaml
@@ -23,6 +23,7 @@ import yaml
 from agents.host.cpu_features import runnable_levels
 from agents.host.probe import probe
 from fleet.errors import FleetError
+from fleet.json_types import Json, JsonDict
 
 #: Longest wait over that on an idle host.
 _MOST = 10.0
@@ -178,9 +179,7 @@ def wait_until(
         time.sleep(pause_secs)
 
 
-def write_fleet(
-    folder: Path, devices: Mapping[str, Mapping[str, Any]], disk: Path, **sections: Mapping[str, Any]
-) -> Path:
+def write_fleet(folder: Path, devices: Mapping[str, Json], disk: Path, **sections: Json) -> Path:
     """Write the files of a fleet that trains nothing; returns that of its settings.
 
     Args:
@@ -207,12 +206,12 @@ def write_fleet(
     return path
 
 
-def replay_device(records: Path, device: str, seed: int = 0) -> dict[str, Any]:
+def replay_device(records: Path, device: str, seed: int = 0) -> JsonDict:
     """What the file of a device says that answers from an exported file."""
     return {"kind": "replay", "family": "cpu", "records": str(records), "device": device, "seed": seed}
 
 
-def least_profile() -> tuple[str, dict[str, Any]]:
+def least_profile() -> tuple[str, JsonDict]:
     """Id and file of the least profile of this host: every host can be that."""
     here = probe()
     level = runnable_levels(here.arch, here.isa_flags)[0]

@@ -11,42 +11,137 @@ others come to the store evenly over the hour, in random order. At each minute t
 what is there, judges and publishes (`fleet.refresh.run`).
 
 With `--up PROFILE` a real `fleet up` runs on this host for the last of the minutes, with the model that this
-release ships (`benchmarks.freshness_up`). `--again STORE --target PROFILE` refreshes what such a run has
-kept, with the rules of today, at each of the minutes.
+release ships. Those who judge there chose who serves, but no training saw them. `--again STORE --target
+PROFILE` refreshes what such a run has kept, with the rules of today, at each of the minutes.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 from unittest.mock import patch
 
 import msgspec
 import numpy as np
-from numpy.typing import NDArray
+import yaml
 
 from agents.records import DeviceId, DeviceKind, Family, Record, WorkloadId
-from benchmarks.freshness_up import judged_by, top1_by_workload, watched
+from benchmarks.fleet_up import READY, START_SECS, Program, profile_file, verb, wait_until, write_fleet
 from benchmarks.harness import Figures, Option, benchmark, working_folder
 from benchmarks.pretrained import groups_of, networks_of, opened_store
-from benchmarks.pretrained_ship import train_model
+from benchmarks.pretrained_ship import ShippedAbout, ship
 from benchmarks.tables import interval
 from fleet.errors import FleetError
+from fleet.json_types import Json, JsonDict
 from fleet.models.opponents import HeadCache
 from fleet.models.registry import Registry
-from fleet.models.shipped_model import SHIPPED_KEY, ShippedDevice, ShippedHeads, read_shipped, write_shipped
+from fleet.models.shipped_model import SHIPPED_KEY, ShippedHeads, read_shipped
 from fleet.models.standings import mean_of
-from fleet.models.versions import DatasetSnapshot, load_snapshot, manifest_of, training_provenance
+from fleet.models.training_rows import JudgedRows
+from fleet.models.versions import DatasetSnapshot, held_out, load_snapshot
 from fleet.refresh.request import RefreshRequest
 from fleet.refresh.run import run_refresh
+from fleet.store.reader import StoreReader
 from fleet.store.store import Store
-from transfer.adapt.base import without_device
+from transfer.adapt.base import Adapted
+from transfer.arrays import Floats, Rows
+from transfer.data.dataset import Dataset
+from transfer.data.metrics import evaluate_ranking
 from transfer.data.splits import leave_networks_out
 
-Floats = NDArray[np.float64]
+#: Candidates of a workload that can judge.
+_LEAST = 4
+_STOP_SECS, _FIRST_HEAD_SECS = 120.0, 600.0
+#: As in the demo: larger programs would be few in an hour. All such workloads of the networks are collected.
+_WORKLOADS = {
+    "networks": ["resnet-50", "mobilenet-v2", "resnext-50", "bert-tiny"],
+    "count": 96,
+    "min_flops": 2e5,
+    "max_flops": 2.5e7,
+}
+
+
+def watched(profile: str, minutes: Sequence[int], keep: Path | None = None) -> list[JsonDict]:
+    """Run the daemon until the last minute, and judge what served at each; `keep` keeps its store."""
+    device_id = DeviceId(profile)
+    with working_folder(keep) as folder:
+        device = yaml.safe_load(profile_file(profile).read_text())
+        settings = write_fleet(
+            folder, {profile: device}, folder, daemon={"refresh": True}, workloads=_WORKLOADS
+        )
+        models, store = folder / "models", folder / "store"
+        command = verb("up", "--config", str(settings), "--models", str(models))
+        program, registry = Program(command, folder / "log", folder=folder), Registry(models)
+        program.start()
+        try:
+            wait_until(lambda: READY in program.told(), "the daemon", START_SECS)
+            wait_until(lambda: registry.champion(device_id), "a first head", _FIRST_HEAD_SECS)
+            began = time.monotonic()
+            looks = []
+            for minute in sorted(minutes):
+                time.sleep(max(0.0, began + 60 * minute - time.monotonic()))
+                records = Store.read(store).counts()[device_id].records
+                looks.append(look(registry, device_id, minute, records))
+            program.stop(_STOP_SECS)
+        finally:
+            program.kill()
+        return _judged(looks, registry, store, device_id)
+
+
+def look(registry: Registry, device_id: DeviceId, minute: int, records: int) -> JsonDict:
+    """What serves now; the head itself, for its version may be forgotten later."""
+    champion = registry.champions()[device_id]
+    manifest = registry.manifest(champion.version)
+    return {
+        "minute": minute,
+        "records": records,
+        "serves": manifest.get("way") or manifest.get(SHIPPED_KEY) or manifest.get("strategy", ""),
+        "why": champion.reason,
+        "lacks": champion.retained,
+        "refresh_secs": manifest.get("train_secs"),
+        "head": HeadCache(registry).head(champion.ref),
+    }
+
+
+def _judged(
+    looks: Sequence[JsonDict], registry: Registry, store: Path, device_id: DeviceId
+) -> list[JsonDict]:
+    """Each look with the top-1 of its head, and of the shipped one, by held-out workload."""
+    reader = Store.read(store)
+    snapshot, rows = judged_by(reader, device_id)
+    dataset = snapshot.dataset
+    shipped = ShippedHeads(registry, reader).head(device_id)
+    assert shipped is not None  # this release ships one for CPUs
+    floor = top1_by_workload(shipped.adapted, dataset, rows, device_id)
+    return [
+        {**look, "judged": top1_by_workload(look["head"], dataset, rows, device_id), "shipped": floor}
+        for look in looks
+    ]
+
+
+def judged_by(reader: StoreReader, device_id: DeviceId) -> tuple[DatasetSnapshot, Rows]:
+    """What a store has of a device, and the rows of its held-out workloads that no model chose."""
+    judged = JudgedRows()
+    snapshot = load_snapshot(reader, device_ids=[device_id], judged=judged)
+    dataset = snapshot.dataset
+    column = dataset.column(device_id)
+    held = held_out(snapshot.workloads[name] for name in dataset.workload_ids)
+    is_held = np.array([name in held for name in dataset.workload_ids])[dataset.group]
+    measured = np.isfinite(dataset.latency_secs[:, column]) & judged.not_ranked(dataset)[:, column]
+    return snapshot, np.flatnonzero(is_held & measured)
+
+
+def top1_by_workload(head: Adapted, dataset: Dataset, rows: Rows, device_id: DeviceId) -> dict[str, float]:
+    """Speed of a head's first choice among some rows over the best, by workload."""
+    scores = head.score_unseen(dataset.features.take(rows))
+    latency = dataset.latency_secs[rows, dataset.column(device_id)]
+    metrics = evaluate_ranking(scores, latency, dataset.group[rows], least=_LEAST)
+    names = [str(dataset.workload_ids[number]) for number in metrics.groups.tolist()]
+    return dict(zip(names, metrics.top1_by_workload.tolist(), strict=True))
+
 
 #: One part of so many of the user's workloads judges.
 _JUDGED_PART = 4
@@ -54,7 +149,7 @@ _JUDGED_PART = 4
 MINUTES = (0, 5, 15, 30, 60)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Options:
     """The machine, its networks, and when to look."""
 
@@ -69,14 +164,14 @@ class Options:
     seed: int = 0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+@dataclass(frozen=True, kw_only=True, eq=False)
 class _Hour:
     """What answers for the machine."""
 
     snapshot: DatasetSnapshot
     target: DeviceId
     #: Rows that judge, none of which enters the store.
-    judged: NDArray[np.int64]
+    judged: Rows
     #: Records of the machine for the store, in the order in which they come, and the minute of each.
     records: Sequence[Record]
     arrival_minutes: Floats
@@ -86,7 +181,6 @@ def measure(options: Options) -> Figures:
     """Let the hour pass, and look."""
     if options.up:
         return {
-            "benchmark": "freshness",
             "target": options.up,
             **_figures(watched(options.up, options.minutes, options.keep)),
         }
@@ -101,15 +195,15 @@ def measure(options: Options) -> Figures:
         hour, learnt = _hour(store, options)
         box = folder / "-".join(("shipped", store.name, options.target, options.group, str(options.epochs)))
         if not box.exists():
-            _ship(box, hour, learnt, options)
+            about = ShippedAbout(name="held-out", datasets={}, processors=(), expected={})
+            ship(store, box, about, options.epochs, learnt, without=options.target, seed=options.seed)
         with working_folder(None) as run, patch("fleet.models.shipped_model.shipped_folder", lambda _: box):
             looks = _replayed(run, hour, options)
     return {"group": options.group, **_report(hour, options, looks)}
 
 
-def _report(hour: _Hour, options: Options, looks: Sequence[Mapping[str, Any]]) -> Figures:
+def _report(hour: _Hour, options: Options, looks: Sequence[Json]) -> Figures:
     return {
-        "benchmark": "freshness",
         "target": options.target,
         "records": len(hour.records),
         **_figures(looks),
@@ -135,7 +229,7 @@ def _measured(store: Path, target: DeviceId) -> _Hour:
     )
 
 
-def _hour(store: Path, options: Options) -> tuple[_Hour, NDArray[np.int64]]:
+def _hour(store: Path, options: Options) -> tuple[_Hour, Rows]:
     """What answers for the machine, and the rows that its shipped model learns from."""
     reader = Store.read(store)
     snapshot = load_snapshot(reader)
@@ -162,33 +256,7 @@ def _hour(store: Path, options: Options) -> tuple[_Hour, NDArray[np.int64]]:
     return hour, split.train
 
 
-def _ship(folder: Path, hour: _Hour, rows: NDArray[np.int64], options: Options) -> None:
-    """Train what the machine's program would have been shipped with: nothing of it, nor of its networks."""
-    snapshot, dataset = hour.snapshot, hour.snapshot.dataset
-    sources = [str(name) for name in dataset.device_ids if name != hour.target]
-    view = without_device(dataset, hour.target)
-    began = time.perf_counter()
-    model = train_model(view, snapshot, rows, sources, options.seed, options.epochs)
-    manifest = manifest_of(
-        snapshot,
-        seed=options.seed,
-        config={},
-        seconds=time.perf_counter() - began,
-        sources=model.device_ids,
-    )
-    manifest |= training_provenance(view, rows, sources, {}, holds_out=True) | {SHIPPED_KEY: "held-out"}
-    devices = {
-        DeviceId(name): ShippedDevice(
-            spec=snapshot.devices[DeviceId(name)][0],
-            descriptor=snapshot.devices[DeviceId(name)][1],
-            fingerprint={},
-        )
-        for name in sources
-    }
-    write_shipped(folder, model, manifest, devices)
-
-
-def _replayed(folder: Path, hour: _Hour, options: Options) -> list[dict[str, Any]]:
+def _replayed(folder: Path, hour: _Hour, options: Options) -> list[Figures]:
     """What serves at each minute."""
     spec, descriptor = hour.snapshot.devices[hour.target]
     # Its records come from a real machine: what answers here is one to the fleet.
@@ -207,26 +275,14 @@ def _replayed(folder: Path, hour: _Hour, options: Options) -> list[dict[str, Any
         with Store.open(path) as store:
             store.append(hour.records[arrived:until])
         arrived = until
-        outcome: dict[str, Any] = {}
+        outcome: Figures = {}
         if arrived:
             outcome = run_refresh(_request(folder, hour, minute, options))
         else:
             ShippedHeads(registry, Store.read(path)).serve_first(hour.target)
-        champion = registry.champions()[hour.target]
-        head = HeadCache(registry).head(champion.ref)
-        manifest = registry.manifest(champion.version)
-        looks.append(
-            {
-                "minute": minute,
-                "records": arrived,
-                "serves": manifest.get("way") or manifest.get(SHIPPED_KEY) or manifest.get("strategy", ""),
-                "refresh_secs": outcome.get("secs"),
-                "why": champion.reason,
-                "lacks": champion.retained,
-                "judged": top1_by_workload(head, *of_hour),
-                "shipped": floor,
-            }
-        )
+        seen = look(registry, hour.target, minute, arrived)
+        judged = top1_by_workload(seen["head"], *of_hour)
+        looks.append(seen | {"refresh_secs": outcome.get("secs"), "judged": judged, "shipped": floor})
     return looks
 
 
@@ -244,17 +300,17 @@ def _request(folder: Path, hour: _Hour, minute: int, options: Options) -> Refres
     )
 
 
-def _figures(looks: Sequence[Mapping[str, Any]]) -> Figures:
+def _figures(looks: Sequence[Json]) -> Figures:
     """What served at each minute beside the shipped head; differences are paired by workload."""
-    by_minute: dict[str, dict[str, Any]] = {}
+    by_minute: dict[str, Figures] = {}
     gains: list[Floats] = []
-    for look in looks:
+    for seen in looks:
         served, floor = (
-            np.array([look[of][name] for name in sorted(look["judged"])]) for of in ("judged", "shipped")
+            np.array([seen[of][name] for name in sorted(seen["judged"])]) for of in ("judged", "shipped")
         )
         gains.append(served - floor)
-        by_minute[str(look["minute"])] = {
-            **{name: look[name] for name in ("records", "serves", "why", "lacks", "refresh_secs")},
+        by_minute[str(seen["minute"])] = {
+            **{name: seen[name] for name in ("records", "serves", "why", "lacks", "refresh_secs")},
             "top1": interval(mean_of(served).estimate()),
             "top1_shipped": interval(mean_of(floor).estimate()),
             "minus_shipped": interval(mean_of(served - floor).estimate()),

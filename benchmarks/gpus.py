@@ -9,19 +9,18 @@ drawn with replacement; what is reported is the recorded mean. Settings are the 
 from __future__ import annotations
 
 import sys
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import numpy as np
-from numpy.typing import NDArray
 
 from benchmarks.gpus_rivals import CHOOSERS, STRATEGIES, orders, why_absent
 from benchmarks.gpus_spaces import Space, find_spaces
-from benchmarks.harness import Figures, Option, benchmark, kept
+from benchmarks.harness import Figures, Option, benchmark, kept, say
+from transfer.arrays import Floats, Rows
 
 DATA = Path(__file__).resolve().parents[2] / "shared" / "data" / "kernel_tuner_hub"
 
@@ -33,7 +32,7 @@ _GOOD = 0.95
 _RESAMPLES = 2000
 
 
-@dataclass(slots=True)
+@dataclass
 class Outcomes:
     """What one way of choosing reached."""
 
@@ -49,11 +48,11 @@ class Outcomes:
         good = np.flatnonzero(best >= _GOOD)
         self.needed.setdefault(case, []).append(int(good[0]) + 1 if len(good) else most)
 
-    def array(self) -> NDArray[np.float64]:
+    def array(self) -> Floats:
         """(cases, seeds, counts)."""
         return np.array([self.best[case] for case in sorted(self.best)])
 
-    def evaluations(self) -> NDArray[np.float64]:
+    def evaluations(self) -> Floats:
         """(cases, seeds)."""
         return np.array([self.needed[case] for case in sorted(self.needed)], dtype=np.float64)
 
@@ -80,7 +79,7 @@ def run_chooser(space: Space, target: int, name: str, seed: int, *, count: int) 
         row = chooser.send(space.measure(target, row, random))
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Options:
     """How much is run."""
 
@@ -91,7 +90,7 @@ class Options:
     keep: Annotated[Path | None, Option("folder of finished searches; a stopped run goes on")] = None
     kernel_tuner: Annotated[
         str,
-        Option(f"Python with Kernel Tuner, for its strategies {', '.join(STRATEGIES)}", metavar="PYTHON"),
+        Option(f"Python with Kernel Tuner, for its strategies {', '.join(STRATEGIES)}"),
     ] = sys.executable
 
 
@@ -99,18 +98,16 @@ def measure(options: Options) -> Figures:
     """Run everything, where the caches are there."""
     if not options.data.is_dir():
         return {
-            "benchmark": "gpus",
             "skipped": f"{options.data} is absent: it lies beside the checkout; or name a folder with --data",
             **dict.fromkeys((*_BEST, "worst_at_64", "evals_to_95_ratio")),
         }
-    began = time.monotonic()
     spaces = find_spaces(options.data)
     seeds = list(range(options.seeds))
     # The choice after the last measurement counts too.
     most = 1 + options.most
     names = [OURS, *(name for name in CHOOSERS if name != OURS)]
     outcomes = {name: Outcomes() for name in names}
-    told: dict[str, Any] = {}
+    told: Figures = {}
     absent = why_absent(options.kernel_tuner)
     if absent:
         told["kernel_tuner_skipped"] = absent
@@ -118,7 +115,7 @@ def measure(options: Options) -> Figures:
     for space in spaces:
         for target, device in enumerate(space.devices):
             case = (space.kernel, device)
-            print(f"{space.kernel} {device} left out, {time.monotonic() - began:.0f} s", file=sys.stderr)
+            say(f"{space.kernel} {device} left out")
             for name in names:
                 for seed in seeds:
                     outcomes[name].add(case, _speeds(space, target, name, seed, most, options.keep), most)
@@ -134,14 +131,12 @@ def measure(options: Options) -> Figures:
     if failed:
         told["kernel_tuner_failed"] = failed
     return {
-        "benchmark": "gpus",
         "quick": options.quick,
         **_figures(outcomes),
         "spaces": {one.kernel: {"devices": one.devices, "size": len(one.traces)} for one in spaces},
         "seeds": options.seeds,
         **told,
         "table": _table(outcomes, options.most),
-        "secs": time.monotonic() - began,
     }
 
 
@@ -157,7 +152,7 @@ def _speeds(space: Space, target: int, name: str, seed: int, count: int, keep: P
     return kept(keep / file_name.replace("/", "-"), run)["speeds"]
 
 
-def _figures(outcomes: dict[str, Outcomes]) -> dict[str, Any]:
+def _figures(outcomes: dict[str, Outcomes]) -> Figures:
     """The keys that must reach something, with 95 % intervals by resampling seeds."""
     ours = outcomes[OURS].array()
     if not ours.size:
@@ -167,7 +162,7 @@ def _figures(outcomes: dict[str, Outcomes]) -> dict[str, Any]:
     needed = outcomes[OURS].evaluations()
     count = ours.shape[1]
     draws = list(np.random.default_rng(0).integers(0, count, (_RESAMPLES, count)))
-    values: dict[str, Callable[[NDArray[np.int64]], float]] = {
+    values: dict[str, Callable[[Rows], float]] = {
         **{name: partial(_mean_at, ours, place) for name, place in _BEST.items()},
         "worst_at_64": lambda seeds: ours[:, seeds, at_64].mean(axis=1).min(),
     }
@@ -187,21 +182,21 @@ def _figures(outcomes: dict[str, Outcomes]) -> dict[str, Any]:
     return {**{name: found[0] for name, found in figures.items()}, "intervals": intervals}
 
 
-def _mean_at(best: NDArray[np.float64], place: int, seeds: NDArray[np.int64]) -> float:
+def _mean_at(best: Floats, place: int, seeds: Rows) -> float:
     """Mean over cases and some seeds of (cases, seeds, counts) at a count."""
     return float(best[:, seeds, place].mean())
 
 
-def _ratio(rivals: list[NDArray[np.float64]], ours: NDArray[np.float64]) -> float:
+def _ratio(rivals: list[Floats], ours: Floats) -> float:
     """Evaluations that the best of some strategies needs in each case over ours, median of the cases."""
     best = np.min([np.median(one, axis=1) for one in rivals], axis=0)
     return float(np.median(best / np.median(ours, axis=1)))
 
 
-def _table(outcomes: dict[str, Outcomes], most: int) -> dict[str, Any]:
+def _table(outcomes: dict[str, Outcomes], most: int) -> Figures:
     counts = [place for place, k in enumerate(COUNTS) if k <= most]
 
-    def by_count(values: NDArray[np.float64]) -> dict[str, float]:
+    def by_count(values: Floats) -> dict[str, float]:
         return {str(COUNTS[place]): float(values[place]) for place in counts}
 
     table = {}

@@ -18,12 +18,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 from scipy.stats import rankdata
 
 from agents.host.gpu_sheets import gpu_sheet
-from benchmarks.gpus_spaces import Floats, Space
+from benchmarks.gpus_spaces import Space
+from benchmarks.unlike_ways import together_best
 from transfer.adapt.space_search import SpaceSearch
+from transfer.arrays import Floats, Rows
 from transfer.features.hardware import kinship_steps
 
 #: Of Kernel Tuner 1.5; a version without one of them reports so. Left out are bayes_opt, which took longest
@@ -158,7 +159,6 @@ def _closed_cache(space: Space, device: int) -> str:
     return json.dumps(head, indent="")
 
 
-Rows = NDArray[np.int64]
 #: Yields rows, receives their measured seconds (NaN: it fails).
 Chooser = Generator[int, float, None]
 
@@ -210,21 +210,9 @@ def mean_rank(space: Space, target: int, seed: int) -> Chooser:
 
 
 def portfolio(space: Space, target: int, seed: int) -> Chooser:
-    """The configurations that are together best over the other GPUs, in the order of their choice.
-
-    The next one is that with which the fastest chosen one of each GPU keeps most speed; behind all that add
-    something go the others by their mean speed.
-    """
+    """The configurations that are together best over the other GPUs, then the others by their mean speed."""
     speed = np.column_stack([space.speed(one) for one in _others(space, target)])
-    reached = np.zeros(speed.shape[1])
-    chosen: list[int] = []
-    while len(chosen) < len(speed):
-        gains = np.maximum(speed, reached).sum(axis=1) - reached.sum()
-        best = int(np.argmax(gains))
-        if gains[best] <= 0:
-            break
-        chosen.append(best)
-        reached = np.maximum(reached, speed[best])
+    chosen = together_best(speed)
     rest = np.argsort(-speed.mean(axis=1), kind="stable")
     yield from _in_order(np.array([*chosen, *rest[~np.isin(rest, chosen)]], dtype=np.int64))
 
@@ -288,7 +276,8 @@ def change_of_label(space: Space, target: int, seed: int) -> Chooser:
     own = {start: inputs(every, start, target) for start in others}
 
     def predict(rows: Rows, secs: Floats) -> Floats:
-        weight = np.full(len(rows) * len(others), _weight(len(y), len(rows) * len(others)))
+        count = len(rows) * len(others)
+        weight = np.full(count, min(_MOST_WEIGHT, len(y) / max(1, count)))
         model = _fit(
             np.concatenate([x, *(own[start][rows] for start in others)]),
             np.concatenate([y, *(secs - labels[start][rows] for start in others)]),
@@ -312,7 +301,7 @@ CHOOSERS: dict[str, Callable[[Space, int, int], Chooser]] = {
 }
 
 
-def _by_model(space: Space, predict: Callable[[Rows, Floats], Floats], first: NDArray[np.int64]) -> Chooser:
+def _by_model(space: Space, predict: Callable[[Rows, Floats], Floats], first: Rows) -> Chooser:
     """Measure in the order of `first`, then of what a model expects, which learns in rounds."""
     order: Iterator[int] = iter(first.tolist())
     rows: list[int] = []
@@ -345,10 +334,6 @@ def _relative(secs: Floats) -> Floats:
         return np.zeros(len(secs))
     found = np.log(secs / np.nanmin(secs))
     return np.where(np.isnan(found), np.nanmax(found) + np.log(_FAILED), found)
-
-
-def _weight(sources: int, own: int) -> float:
-    return min(_MOST_WEIGHT, sources / max(1, own))
 
 
 def _fit(x: Floats, y: Floats, weight: Floats, seed: int) -> Callable[[Floats], Floats]:

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from agents.records import DeviceId, Outcome
 from fleet.interchange.dialects.kernel_tuner import read_cache
@@ -18,12 +17,11 @@ from fleet.interchange.logs.catalog import Catalog
 from fleet.interchange.logs.json_values import Rejected
 from fleet.interchange.logs.lines import LogLines
 from fleet.interchange.logs.targets import device_from_log
+from transfer.arrays import Floats, Singles
 from transfer.features.hardware import hardware_table, hardware_vector
 
-Floats = NDArray[np.float64]
 
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+@dataclass(frozen=True, kw_only=True, eq=False)
 class Space:
     """One kernel: the configurations that every device has tried.
 
@@ -42,7 +40,7 @@ class Space:
     #: Seconds of the repeats, by device and configuration.
     repeats: tuple[tuple[tuple[float, ...], ...], ...]
     #: (D, H) hardware vectors.
-    hardware: NDArray[np.float32]
+    hardware: Singles
     #: File of each device.
     files: tuple[Path, ...]
 

@@ -2,15 +2,15 @@
 
 A benchmark declares its options as a frozen dataclass, whose annotations hold the help and the bounds::
 
-    @dataclass(frozen=True, slots=True)
+    @dataclass(frozen=True)
     class Options:
         workloads: Annotated[int, Option("workloads to measure", least=1)] = 24
 
     main = benchmark("collection", __doc__, Options, measure)
 
-`measure` gets the options and returns what is printed, rounded, as one JSON object: on one line with
-`--json`, indented without it. A benchmark that is a gate also says which results fail, which ends it with
-exit code 1.
+`measure` gets the options and returns what is printed, rounded, as one JSON object, beside the name of the
+benchmark and the seconds that it took: on one line with `--json`, indented without it. A benchmark that is a
+gate also says which results fail, which ends it with exit code 1.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ print(json.dumps({"secs": round(wall, 4), "cpu_secs": round(cpu, 4),
 """
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Option:
     """How a field of a benchmark's options is given on the command line.
 
@@ -70,8 +70,6 @@ class Option:
         choices: Values that are allowed, of each item where there are several.
         may_be_empty: Of several values: none are allowed too.
         is_repeated: Several values come one by one, each behind the option's name again.
-        is_positional: It is given without a name.
-        metavar: What stands for a value in the help.
         parse: Makes the value of its text; the field's type unless given.
         quick: Value with `--quick`, where nothing else is given.
     """
@@ -81,8 +79,6 @@ class Option:
     choices: Sequence[str] | None = None
     may_be_empty: bool = False
     is_repeated: bool = False
-    is_positional: bool = False
-    metavar: str | None = None
     parse: Callable[[str], object] | None = None
     quick: object = None
 
@@ -113,17 +109,23 @@ def benchmark(
     def main(arguments: Sequence[str] | None = None) -> None:
         parser = parser_of(name, description, options)
         parsed = vars(parser.parse_args(arguments))
-        is_json = parsed.pop("json")
+        is_json, began = parsed.pop("json"), time.monotonic()
         try:
-            result = rounded(measure(options(**_chosen(options, parsed))))
+            found = measure(options(**_chosen(options, parsed)))
         except (FleetError, TransferError) as error:  # for instance no such store, or a damaged one
             raise SystemExit(str(error)) from error
+        result = rounded({"benchmark": name, "secs": time.monotonic() - began} | found)
         lines = [] if is_json else list(table(result))
         print("\n".join(lines) or json.dumps(result, indent=None if is_json else 2))
         if fails(result):
             sys.exit(1)
 
     return main
+
+
+def say(text: str) -> None:
+    """Tell people how far a benchmark is."""
+    print(time.strftime("%H:%M:%S"), text, file=sys.stderr, flush=True)
 
 
 def rounded(value: Any) -> Any:
@@ -135,7 +137,7 @@ def rounded(value: Any) -> Any:
     return [rounded(one) for one in value] if isinstance(value, list | tuple) else value
 
 
-def _chosen(options: type[Any], parsed: Mapping[str, object]) -> dict[str, Any]:
+def _chosen(options: type[Any], parsed: Mapping[str, object]) -> Figures:
     """Values of the fields that are not left to the dataclass."""
     values = {key: tuple(value) if isinstance(value, list) else value for key, value in parsed.items()}
     if not values.get("quick"):
@@ -165,25 +167,22 @@ def _add(parser: argparse.ArgumentParser, field: Field[Any], hint: Any) -> None:
     kind = get_args(kind)[0] if is_many else kind
     is_required = field.default is MISSING
     text = option.help.replace("%", "%%")
-    names = [field.name if option.is_positional else f"--{field.name.replace('_', '-')}"]
+    name = f"--{field.name.replace('_', '-')}"
     if kind is bool:
-        parser.add_argument(*names, action="store_true", default=argparse.SUPPRESS, help=text)
+        parser.add_argument(name, action="store_true", default=argparse.SUPPRESS, help=text)
         return
     if not is_required and field.default not in (None, ()):
         text = f"{text} ({field.default})".strip()
-    given: dict[str, Any] = {"type": option.parse or _bounded(kind, option.least), "help": text}
+    given: Figures = {"type": option.parse or _bounded(kind, option.least), "help": text}
     if is_many:
         given |= (
             {"action": "append"} if option.is_repeated else {"nargs": "*" if option.may_be_empty else "+"}
         )
     if option.choices is not None:
         given["choices"] = list(option.choices)
-    if option.metavar is not None:
-        given["metavar"] = option.metavar
-    if not option.is_positional:
-        # What is not given is left to the dataclass.
-        given |= {"required": True} if is_required else {"default": argparse.SUPPRESS}
-    parser.add_argument(*names, **given)
+    # What is not given is left to the dataclass.
+    given |= {"required": True} if is_required else {"default": argparse.SUPPRESS}
+    parser.add_argument(name, **given)
 
 
 def _option_of(hint: Any) -> tuple[Any, Option]:
@@ -259,7 +258,7 @@ def child_json(command: Sequence[str], *, question: object = None, timeout_secs:
     return json.loads(done.stdout.splitlines()[-1])
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Ended:
     """How a program ended: its exit code, or None where it had to be ended, and what it printed."""
 
@@ -365,7 +364,7 @@ def command_of(name: str, options: Any) -> str:
         elif option.is_repeated:
             words += [word for one in values for word in (flag, one)]
         else:
-            words += [*([] if option.is_positional else [flag]), *values]
+            words += [flag, *values]
     return shlex.join(words)
 
 

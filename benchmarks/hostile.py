@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Annotated
 
 from benchmarks.harness import Figures, Option, benchmark, working_folder
-from benchmarks.hostile_cases import folder_names, kind_of, network_names, questions_of, stages_of_log
+from benchmarks.hostile_child import folder_names, kind_of, network_names, questions_of, stages_of_log
 from benchmarks.hostile_corpus import CORPUS, corpus_names, make_case
 from benchmarks.hostile_live import run_live
 from benchmarks.hostile_run import SLOW_STAGES, Found, Question, run, split_by_training
@@ -35,6 +35,7 @@ _ROUND = 300
 #: Larger reproductions are made again by their number instead of being kept.
 _MOST_KEPT_BYTES = 2 << 20
 _KEPT = Path("runs/hostile")
+_WORKERS = min(2, len(os.sched_getaffinity(0)))
 
 
 def _case(text: str) -> str:
@@ -43,7 +44,7 @@ def _case(text: str) -> str:
     return text
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Options:
     """What is made, and where the files of finds go."""
 
@@ -52,7 +53,6 @@ class Options:
     networks: Annotated[int, Option("generated network files", least=0)] = NETWORKS
     minutes: Annotated[float, Option("go on with new cases for so long")] = 0.0
     seed: Annotated[int, Option("of all cases")] = 0
-    workers: Annotated[int, Option("child processes at once", least=1)] = min(2, len(os.sched_getaffinity(0)))
     live: Annotated[int, Option("candidates offered to a real device; 0 for none", least=0)] = 100
     only: Annotated[str | None, Option("one case: its number, or a name", parse=_case)] = None
     keep: Annotated[Path, Option("folder for the files of what is found")] = _KEPT
@@ -92,7 +92,6 @@ def keep(find: Figures, folder: Path, seed: int) -> None:
 
 def measure(options: Options) -> Figures:
     """Run everything."""
-    began = time.monotonic()
     found = Found()
     live: Figures = {}
     with working_folder() as folder:
@@ -100,7 +99,7 @@ def measure(options: Options) -> Figures:
         for number, asked in enumerate(questions(options)):
             for part in split_by_training(asked):
                 place = folder / f"round-{number}"
-                run(part, place, seed=options.seed, markers=markers, found=found, workers=options.workers)
+                run(part, place, seed=options.seed, markers=markers, found=found, workers=_WORKERS)
                 shutil.rmtree(place, ignore_errors=True)
         before = len(list(markers.iterdir()))
         if options.only is None and options.live:
@@ -116,15 +115,14 @@ def measure(options: Options) -> Figures:
     ran = len(executed) + live.get("ended_by_exit", 0)
     for find in found.finds.values():
         keep(find, options.keep, options.seed)
-    return report(found, ran, live, options, time.monotonic() - began)
+    return report(found, ran, live, options)
 
 
-def report(found: Found, executed: int, live: Figures, options: Options, seconds: float) -> Figures:
+def report(found: Found, executed: int, live: Figures, options: Options) -> Figures:
     """The JSON object that is printed; its keys are told in `docs/hostile.md`."""
     stages, dialects = found.stages, found.dialects
     slow = [tally for name, tally in stages.items() if name not in (*SLOW_STAGES, "live")]
     return {
-        "benchmark": "hostile",
         "files": sum(counts["files"] for counts in dialects.values()),
         "lines": sum(counts["made_lines"] for counts in dialects.values()),
         "executed": executed,
@@ -139,7 +137,6 @@ def report(found: Found, executed: int, live: Figures, options: Options, seconds
         "live": live or None,
         "corpus": len(corpus_names()),
         "seed": options.seed,
-        "seconds": seconds,
         "finds": sorted(found.finds.values(), key=lambda find: -find["times"]),
     }
 

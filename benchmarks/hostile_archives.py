@@ -18,6 +18,7 @@ from random import Random
 from typing import Any
 
 from benchmarks.hostile_corpus import SEEDS
+from fleet.json_types import JsonDict
 
 #: Entries of an archive by their names within its folder.
 Entries = dict[str, bytes]
@@ -31,7 +32,7 @@ _FLOAT = 7
 _ROOT = "network"
 
 
-def tensor_meta(shape: tuple[int, ...] = _SHAPE, dtype: int = _FLOAT) -> dict[str, Any]:
+def tensor_meta(shape: tuple[int, ...] = _SHAPE, dtype: int = _FLOAT) -> JsonDict:
     """The description of a dense tensor."""
     strides = [1]
     for size in reversed(shape[1:]):
@@ -58,14 +59,14 @@ def attacks() -> dict[str, list[list[tuple[list[str | int], Any]]]]:
 
 
 @cache
-def _seeds() -> dict[str, Any]:
-    found: dict[str, Any] = json.loads((SEEDS / "networks.json").read_text())
+def _seeds() -> JsonDict:
+    found: JsonDict = json.loads((SEEDS / "networks.json").read_text())
     return found
 
 
-def program() -> dict[str, Any]:
+def program() -> JsonDict:
     """relu(x + w) * c, with a weight and a constant, as torch describes it."""
-    made: dict[str, Any] = copy.deepcopy(_seeds()["program"])
+    made: JsonDict = copy.deepcopy(_seeds()["program"])
     return made
 
 
@@ -150,37 +151,35 @@ def _around(rng: Random, good: Entries, bad: Entries, _: str) -> bytes:
     return junk + archive(good) if rng.random() < 0.5 else archive(good) + junk
 
 
-def _local_header(rng: Random, good: Entries, bad: Entries, name: str) -> bytes:
-    """Another name, size or flag in an entry's own header, or in the directory, than in the other."""
+#: Records of a zip file: signature, bytes before the name, fields (flags, method, sizes, counts, places).
+_RECORDS = (
+    (b"PK\x03\x04", 30, ((6, "<H"), (8, "<H"), (18, "<I"), (22, "<I"), (26, "<H"))),
+    (b"PK\x01\x02", 46, ((8, "<H"), (10, "<H"), (20, "<I"), (24, "<I"), (42, "<H"))),
+    (b"PK\x05\x06", 0, ((8, "<H"), (10, "<H"), (12, "<I"), (16, "<I"), (20, "<H"))),
+)
+
+
+def _headers(rng: Random, good: Entries, bad: Entries, name: str) -> bytes:
+    """Another name or number in an entry's own header, in the directory, or at the directory's end."""
     made = bytearray(archive(rng.choice((good, bad))))
-    signature, offset = rng.choice(((b"PK\x03\x04", 30), (b"PK\x01\x02", 46)))
-    place = made.find(f"{_ROOT}/{name}".encode()) if offset == 30 else made.rfind(f"{_ROOT}/{name}".encode())
-    header = place - offset
-    assert made[header : header + 4] == signature
-    field, content = rng.choice(
-        (
-            (offset, rng.choice((b"../../etc", b"/tmp/abcd", b"NETWORK/m", b"network\0/"))),
-            (6 if offset == 30 else 8, struct.pack("<H", rng.choice((1, 8, 64, 2049, 65_535)))),
-            (8 if offset == 30 else 10, struct.pack("<H", rng.choice((8, 12, 14, 99)))),
-            (18 if offset == 30 else 20, struct.pack("<I", rng.choice((0, 1, 2**31, 2**32 - 1)))),
-            (22 if offset == 30 else 24, struct.pack("<I", rng.choice((0, 1, 2**31, 2**32 - 1)))),
-            (26 if offset == 30 else 42, struct.pack("<H", rng.choice((0, 1, 65_535)))),
-        )
-    )
-    made[header + field : header + field + len(content)] = content
+    signature, length, fields = rng.choice(_RECORDS)
+    named = f"{_ROOT}/{name}".encode()
+    start = (made.find if length == 30 else made.rfind)(named) - length if length else made.rfind(signature)
+    assert made[start : start + 4] == signature
+    if length and rng.random() < 0.2:
+        odd = rng.choice((b"../../etc", b"/tmp/abcd", b"NETWORK/m", b"network\0/"))
+        made[start + length : start + length + len(odd)] = odd
+        return bytes(made)
+    field, form = rng.choice(fields)
+    most = 2 ** (8 * struct.calcsize(form)) - 1
+    number = rng.choice((0, 1, 8, 12, 14, 64, 99, 2049, most // 2 + 1, most - 1, most))
+    struct.pack_into(form, made, start + field, number)
     return bytes(made)
 
 
-def _directory_end(rng: Random, good: Entries, _: Entries, __: str) -> bytes:
-    """An end of the directory that says something else, also with the records of 64 bits."""
+def _directory_of_64_bits(rng: Random, good: Entries, _: Entries, __: str) -> bytes:
     made = bytearray(archive(good))
     end = made.rfind(b"PK\x05\x06")
-    kind = rng.randrange(3)
-    if kind < 2:
-        field, form = rng.choice(((8, "<H"), (10, "<H"), (12, "<I"), (16, "<I"), (20, "<H")))
-        largest = 2 ** (8 * struct.calcsize(form)) - 1
-        struct.pack_into(form, made, end + field, rng.choice((0, 1, largest, largest - 1)))
-        return bytes(made)
     counts = [rng.choice((0, 1, 2**32, 2**63 - 1, 2**64 - 1)) for _ in range(4)]
     record = struct.pack("<4sQHHIIQQQQ", b"PK\x06\x06", 44, 45, 45, 0, 0, *counts)
     locator = struct.pack("<4sIQI", b"PK\x06\x07", 0, end, 1)
@@ -238,8 +237,8 @@ ZIPS: tuple[Callable[[Random, Entries, Entries, str], bytes], ...] = (
     _directories,
     _in_comment,
     _around,
-    _local_header,
-    _directory_end,
+    _headers,
+    _directory_of_64_bits,
     _names,
     _link,
     _packed,

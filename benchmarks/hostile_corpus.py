@@ -46,7 +46,7 @@ _GPU_KINDS = ("cuda", "rocm", "opencl", "vulkan", "metal")
 _FORMS = ("plain", "plain", "plain", "gz", "gz", "damaged gz")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Case:
     """The files of one import.
 
@@ -164,7 +164,7 @@ def make_case(seed: int, case: int, marker_folder: str) -> Case:
     return replace(made, name=str(case))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Lines:
     """What the lines of one file have in common."""
 

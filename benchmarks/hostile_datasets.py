@@ -25,18 +25,13 @@ from agents.device.replay_file import HEAD_KEY, WORKLOADS_KEY
 from agents.records import (
     Candidate,
     DeviceId,
-    DeviceKind,
-    DeviceSpec,
-    Family,
     Record,
     Workload,
     WorkloadId,
-    canonical_json,
-    unknown_descriptor,
 )
 from benchmarks.hostile_corpus import attack_steps
-from benchmarks.hostile_values import damaged, deep_text, text, value, with_faults
-from benchmarks.made_up import record_of
+from benchmarks.hostile_values import damaged, deep_text, spoil, text, value, with_faults
+from benchmarks.made_up import put_measured, record_of
 from fleet.datasets.data_card import DatasetAbout, publish
 from fleet.datasets.dataset_files import CARD, README, RECORDS, SUMS, write_sums
 from fleet.store.store import Store
@@ -57,12 +52,6 @@ _JSON = ("protocol", "environment", "quality")
 _BEGIN = ["GetSBlock", [], ["C", "main"], ["b0"]]
 
 
-def device(name: str) -> DeviceSpec:
-    """A device that measures on this host."""
-    target = canonical_json({"kind": "llvm", "num-cores": 1})
-    return DeviceSpec(device_id=DeviceId(name), kind=DeviceKind.LOCAL, family=Family.CPU, target_json=target)
-
-
 def record(number: int, steps: list[Any] | None = None, **changes: Any) -> Record:
     """A record of one candidate of `WORKLOAD`."""
     sampled = ["SampleCategorical", [], [[number], [1.0]], ["v0"]]
@@ -81,9 +70,7 @@ def record(number: int, steps: list[Any] | None = None, **changes: Any) -> Recor
 def write_dataset(folder: Path, records: list[Record]) -> None:
     """Publish records of one device."""
     with tempfile.TemporaryDirectory() as made, Store.open(Path(made) / "store") as store:
-        store.put_workloads([WORKLOAD], own=True)
-        store.put_device(device("board"), unknown_descriptor(DeviceId("board")))
-        store.append(records)
+        put_measured(store, "board", [WORKLOAD], records)
         publish(store, folder, DatasetAbout(name="lab"))
 
 
@@ -205,13 +192,10 @@ def make_dataset(rng: Random, folder: Path, marker: str) -> None:
         rng.choice((faulty_values, faulty_footer))(honest_dataset() / RECORDS, path, rng)
     elif kind == 2:
         path.write_bytes(damaged(rng, path.read_bytes()))
-    elif kind == 3:
-        (folder / CARD).write_bytes(deep_text(with_faults(rng, json.loads((folder / CARD).read_text()))))
-    elif kind == 4:
-        texts = (b"null", b"[]", b"[" * 100_000, b"{" * 3, deep_text(value(rng, 3)))
-        (folder / rng.choice((CARD, README, SUMS))).write_bytes(rng.choice(texts))
-    else:
+    elif kind == 5:
         not_regular(rng, folder)
+    else:
+        spoil(rng, folder / rng.choice((CARD, CARD, README, SUMS)))
     # The kernel says of its own files, which `not_regular` links to, that they are regular.
     paths = [folder / name for name in (RECORDS, CARD, README, SUMS)]
     is_readable = all(path.is_file() and not path.is_symlink() for path in paths)

@@ -11,10 +11,11 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from agents.records import DeviceId, DeviceKind, DeviceSpec, Family, Replay, unknown_descriptor
-from benchmarks.hostile_datasets import WORKLOAD, device, record
+from agents.records import DeviceId, DeviceKind, DeviceSpec, Family, Replay
+from benchmarks.hostile_datasets import WORKLOAD, record
 from benchmarks.hostile_model_folders import VERSION
 from benchmarks.hostile_stages import TYPED, Work, replay_all
+from benchmarks.made_up import put_measured
 from fleet.datasets.dataset_files import RECORDS
 
 if TYPE_CHECKING:
@@ -29,9 +30,7 @@ def open_dataset_case(work: Work) -> None:
     from fleet.store.store import Store
 
     with Store.open(work.store) as store:
-        store.put_device(device("board"), unknown_descriptor(DeviceId("board")))
-        store.put_workloads([WORKLOAD], own=True)
-        store.append([record(99)])
+        put_measured(store, "board", [WORKLOAD], [record(99)])
         open_dataset(work.logs, store)
     reader = Store.read(work.store)
     marker = work.case.marker

@@ -24,6 +24,7 @@ from agents.records import Candidate, DeviceId, Family, Record, Workload, canoni
 from benchmarks.fleet_up import write_fleet
 from benchmarks.harness import run_bounded
 from benchmarks.hostile_corpus import attack_steps, packed, seeds, with_marker
+from fleet.json_types import JsonDict
 
 if TYPE_CHECKING:
     from benchmarks.hostile_run import Found
@@ -157,7 +158,7 @@ def _measured(
     return planned
 
 
-def offer(folder: Path, markers: Path, seed: int, count: int) -> dict[str, Any]:
+def offer(folder: Path, markers: Path, seed: int, count: int) -> JsonDict:
     """Import a stranger's database, then collect on a device of this host.
 
     Returns:
@@ -230,7 +231,7 @@ def _pools(workload: Workload, traces: Sequence[str]) -> Pools:
     return {Family.CPU: {workload.workload_id: made}}
 
 
-def run_live(folder: Path, markers: Path, found: Found, *, seed: int, candidates: int) -> dict[str, Any]:
+def run_live(folder: Path, markers: Path, found: Found, *, seed: int, candidates: int) -> JsonDict:
     """Run `offer` in a process of its own, and count how it ended.
 
     Args:
@@ -248,7 +249,7 @@ def run_live(folder: Path, markers: Path, found: Found, *, seed: int, candidates
     ended = run_bounded(command, _LIMIT_SECS)
     tally.longest_secs = time.monotonic() - began
     if ended.code == 0:
-        result: dict[str, Any] = json.loads(ended.printed.splitlines()[-1])
+        result: JsonDict = json.loads(ended.printed.splitlines()[-1])
         return result
     tally.hangs, tally.crashes = int(ended.code is None), int(ended.code is not None)
     kind = "hang" if ended.code is None else f"ended with {ended.code}"

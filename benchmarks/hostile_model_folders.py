@@ -16,11 +16,12 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from agents.records import DeviceId, unknown_descriptor
-from benchmarks.hostile_datasets import WORKLOAD, device, not_regular, record
-from benchmarks.hostile_values import damaged, deep_text, text, value, with_fault, with_faults
+from benchmarks.hostile_datasets import WORKLOAD, not_regular, record
+from benchmarks.hostile_values import damaged, deep_text, spoil, text, value, with_fault
+from benchmarks.made_up import put_measured
 from fleet.archive.backup import back_up
 from fleet.archive.backup_folder import MANIFEST, OBJECTS, _sum_of
+from fleet.json_types import JsonDict
 from fleet.models.registry import Registry
 from fleet.models.registry_file import REGISTRY
 from fleet.store.store import Store
@@ -28,7 +29,7 @@ from transfer.checked_folder import MANIFEST_NAME, TENSORS_NAME, sha256
 
 VERSION = "v000001"
 #: Sizes of a model that nobody has; each would take more memory than any machine has, or more time.
-_SIZES: tuple[dict[str, Any], ...] = (
+_SIZES: tuple[JsonDict, ...] = (
     {"step_width": 1 << 19},
     {"trunk_width": 1 << 40},
     {"residual_blocks": 1 << 30},
@@ -39,7 +40,7 @@ _SIZES: tuple[dict[str, Any], ...] = (
     {"step_width": -8},
     {"dropout": "NaN"},
 )
-_CONFIGS: tuple[dict[str, Any], ...] = (
+_CONFIGS: tuple[JsonDict, ...] = (
     {"max_steps": 1 << 50},
     {"category_sizes": [1 << 19] * 64},
     {"category_sizes": None},
@@ -92,7 +93,7 @@ def make_models(rng: Random, folder: Path) -> None:
         manifest[key] = rng.choice((None, [], [None], {"board": None}, "x", 1e300, -1, True, value(rng, 2)))
         (version / MANIFEST_NAME).write_bytes(deep_text(manifest))
     else:
-        _faulty(rng, version / MANIFEST_NAME)
+        spoil(rng, version / MANIFEST_NAME)
 
 
 def _faulty_registry(rng: Random, path: Path) -> None:
@@ -128,25 +129,12 @@ def _other_value(rng: Random, path: Path) -> None:
             connection.execute(f"UPDATE {table} SET {column} = ?", (fresh,))
 
 
-def _faulty(rng: Random, path: Path) -> None:
-    """Put faults into the values or bytes of a JSON file, or something else in its place."""
-    if rng.random() < 0.2:
-        path.write_bytes(rng.choice((b"null", b"[]", b"[" * 100_000, b'{"a":' * 5_000, b"", b"\xff\xfe")))
-        return
-    if rng.random() < 0.3:
-        path.write_bytes(damaged(rng, path.read_bytes()))
-        return
-    path.write_bytes(deep_text(with_faults(rng, json.loads(path.read_text()))))
-
-
 @cache
 def _honest_backup() -> Path:
     """A backup of a store of some records, made once a process."""
     folder = Path(tempfile.mkdtemp(prefix="hostile-backup-"))
     with Store.open(folder / "store") as store:
-        store.put_workloads([WORKLOAD], own=True)
-        store.put_device(device("board"), unknown_descriptor(DeviceId("board")))
-        store.append([record(number) for number in range(8)])
+        put_measured(store, "board", [WORKLOAD], [record(number) for number in range(8)])
     back_up(folder / "store", folder / "backup")
     return folder / "backup"
 
@@ -162,7 +150,7 @@ def make_backup(rng: Random, folder: Path) -> None:
         path = rng.choice(sorted((folder / OBJECTS).glob("*/*")))
         path.write_bytes(damaged(rng, path.read_bytes()))
     elif kind == 2:
-        path.write_bytes(rng.choice((b"null", b"[]", b"[" * 100_000, b'{"schema":null}', b"\xff", b"{}")))
+        spoil(rng, path)
     else:
         whole = json.loads(path.read_text())
         del whole["sum"]

@@ -28,14 +28,15 @@ from benchmarks.hostile_archives import (
 )
 from benchmarks.hostile_corpus import MARKER, Case
 from benchmarks.hostile_values import damaged, deep_text, with_faults
+from fleet.json_types import JsonDict
 
 #: Kinds of files, and their shares in per cent.
 KINDS = {"attack": 40, "zip": 25, "fault": 20, "bytes": 10, "bomb": 5}
-_Program = dict[str, Any]
+_Program = JsonDict
 
 
-def _graph(made: _Program) -> dict[str, Any]:
-    graph: dict[str, Any] = made["graph_module"]["graph"]
+def _graph(made: _Program) -> JsonDict:
+    graph: JsonDict = made["graph_module"]["graph"]
     return graph
 
 

@@ -6,8 +6,7 @@ Called by `benchmarks.hostile` and by the tests.
 from __future__ import annotations
 
 import json
-import os
-import queue
+import select
 import subprocess
 import sys
 import threading
@@ -15,14 +14,14 @@ import time
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, Any
 
 import psutil
 
 from agents.host.process_control import environment
+from fleet.json_types import JsonDict
 
 #: Seconds that a file may take in a stage; above that it hangs. What a crowded host runs instead is left out.
 LIMIT_SECS = 10.0
@@ -41,7 +40,7 @@ _POLL_SECS = 0.1
 _ERRORS_KEPT = 3_000
 
 
-@dataclass(slots=True)
+@dataclass
 class Tally:
     """What was seen of one stage."""
 
@@ -57,7 +56,7 @@ class Tally:
     peak_case: str = ""
 
 
-@dataclass(slots=True)
+@dataclass
 class Found:
     """Everything that was seen."""
 
@@ -65,7 +64,7 @@ class Found:
     #: Sums of the counts of cases, by dialect.
     dialects: dict[str, Counter[str]] = field(default_factory=dict)
     #: One entry a kind of find: stage, what it is, how often, the first case, its text.
-    finds: dict[tuple[str, str], dict[str, Any]] = field(default_factory=dict)
+    finds: dict[tuple[str, str], JsonDict] = field(default_factory=dict)
     done: int = 0
     lock: threading.Lock = field(default_factory=threading.Lock)
 
@@ -80,7 +79,7 @@ class Found:
         )
         known["times"] += 1
 
-    def take(self, case: str, event: dict[str, Any]) -> None:
+    def take(self, case: str, event: JsonDict) -> None:
         """Count the end of a stage, as a child told it, or as it was ended."""
         name, how, text = event["ended"], event["how"], event["text"]
         tally = self.stage(name)
@@ -100,7 +99,7 @@ class Found:
         if event["peak_mb"] > TARGET_MB:
             self.find(name, "memory", case, f"{event['peak_mb']:,.0f} MiB {text}")
 
-    def finish(self, case: str, event: dict[str, Any]) -> None:
+    def finish(self, case: str, event: JsonDict) -> None:
         """Count a case that is through."""
         counts = self.dialects.setdefault(event["dialect"], Counter())
         counts["cases"] += 1
@@ -117,11 +116,11 @@ class Found:
         self.done += 1
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Question:
     """One case and the stages that it goes through."""
 
-    #: Its name, as of `benchmarks.hostile_cases`.
+    #: Its name, as of `benchmarks.hostile_child`.
     case: str
     stages: tuple[str, ...]
 
@@ -139,27 +138,22 @@ class Child:
     def __init__(
         self, folder: Path, seed: int, markers: Path, module: str = "benchmarks.hostile_child"
     ) -> None:
-        self._folder, self._seed, self._markers, self._module = folder, seed, markers, module
-        self._errors_path = folder / "stderr"
-        self._events: queue.SimpleQueue[dict[str, Any] | None] = queue.SimpleQueue()
-        self._process: subprocess.Popen[str] | None = None
+        self._folder, self._module = folder, module
+        self._about = {"folder": str(folder), "seed": seed, "markers": str(markers)}
+        self._errors = folder / "stderr"
+        self._process: subprocess.Popen[bytes] | None = None
 
     def ask(self, question: Question, found: Found) -> None:
         """Take one case through its stages, and count what comes of it."""
-        process = self._ready()
-        asked: dict[str, Any] = {"case": question.case, "stages": question.stages}
-        asked |= {"folder": str(self._folder), "seed": self._seed, "markers": str(self._markers)}
+        process, case, stage = self._ready(), question.case, "making"
         assert process.stdin is not None
-        case, stage = question.case, "making"
-        try:
-            process.stdin.write(json.dumps(asked) + "\n")
-            process.stdin.flush()
-        except OSError:
-            pass  # it is gone: the loop below sees that
+        with suppress(OSError):  # it is gone: the loop below sees that
+            asked = {"case": case, "stages": question.stages, **self._about}
+            process.stdin.write(json.dumps(asked).encode() + b"\n")
         while True:
-            event, why = self._next(stage)
+            event, why = _next(process, stage)
             if event is None:
-                text = self._errors()
+                text = self._errors.read_bytes()[-_ERRORS_KEPT:].decode(errors="replace")
                 self.close()
                 with found.lock:
                     found.ended(case, stage, why, text)
@@ -172,52 +166,22 @@ class Child:
                     return
             stage = event.get("began", stage)
 
-    def _next(self, stage: str) -> tuple[dict[str, Any] | None, str]:
-        """The next event; None where the child ended, or had to be."""
-        process = self._process
-        assert process is not None
-        began, most = own_secs(process.pid), SLOW_STAGES.get(stage, PATIENCE_SECS)
-        while True:
-            try:
-                event = self._events.get(timeout=_POLL_SECS)
-            except queue.Empty:
-                if own_secs(process.pid) - began > most:
-                    return None, "hang"
-                if _resident_mb(process.pid) > MOST_MB:
-                    return None, "memory"
-                continue
-            if event is None:
-                process.wait()
-                return None, f"ended with {process.returncode}"
-            return event, ""
-
-    def _ready(self) -> subprocess.Popen[str]:
+    def _ready(self) -> subprocess.Popen[bytes]:
         if self._process is not None and self._process.poll() is None:
             return self._process
         self.close()
         self._folder.mkdir(parents=True, exist_ok=True)
-        with self._errors_path.open("wb") as errors:
-            command = [sys.executable, "-P", "-m", self._module]
+        with self._errors.open("wb") as errors:
             self._process = subprocess.Popen(
-                command,
+                [sys.executable, "-P", "-m", self._module],
+                bufsize=0,  # what is read ahead would not wake who waits for more
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=errors,
-                text=True,
                 env={**environment(), "OMP_NUM_THREADS": "1", "TQDM_DISABLE": "1"},
                 start_new_session=True,
             )
-        self._events = queue.SimpleQueue()
-        assert self._process.stdout is not None
-        thread = threading.Thread(target=_read, args=(self._process.stdout, self._events), daemon=True)
-        thread.start()
         return self._process
-
-    def _errors(self) -> str:
-        """The last that the child said on standard error."""
-        with self._errors_path.open("rb") as stream:
-            stream.seek(max(0, os.fstat(stream.fileno()).st_size - _ERRORS_KEPT))
-            return stream.read().decode(errors="replace")
 
     def close(self) -> None:
         """End the process, and what it started."""
@@ -225,14 +189,28 @@ class Child:
         if process is None:
             return
         if process.poll() is None:
-            below = psutil.Process(process.pid).children(recursive=True)
-            process.kill()
-            for one in below:
-                if one.is_running():
-                    one.kill()
+            top = psutil.Process(process.pid)
+            for each in (*top.children(recursive=True), top):
+                with suppress(psutil.NoSuchProcess):
+                    each.kill()
         process.wait()
-        if process.stdin is not None:
-            process.stdin.close()
+        for pipe in (process.stdin, process.stdout):
+            assert pipe is not None
+            pipe.close()
+
+
+def _next(process: subprocess.Popen[bytes], stage: str) -> tuple[JsonDict | None, str]:
+    """The next event; None where the child ended, or has to be."""
+    assert process.stdout is not None
+    began, most = own_secs(process.pid), SLOW_STAGES.get(stage, PATIENCE_SECS)
+    while not select.select([process.stdout], [], [], _POLL_SECS)[0]:
+        if own_secs(process.pid) - began > most:
+            return None, "hang"
+        if _resident_mb(process.pid) > MOST_MB:
+            return None, "memory"
+    if line := process.stdout.readline():
+        return json.loads(line), ""
+    return None, f"ended with {process.wait()}"
 
 
 def own_secs(pid: int) -> float:
@@ -245,13 +223,6 @@ def own_secs(pid: int) -> float:
     except (OSError, IndexError):
         waited_ns = 0
     return time.monotonic() - waited_ns / 1e9
-
-
-def _read(stream: IO[str], events: queue.SimpleQueue[dict[str, Any] | None]) -> None:
-    with stream:
-        for line in stream:
-            events.put(json.loads(line))
-    events.put(None)
 
 
 def _resident_mb(pid: int) -> float:

@@ -44,7 +44,7 @@ class Unaccounted(Exception):  # noqa: N818 - a finding, not a fault of this pro
     """Lines went in of which nothing came out."""
 
 
-@dataclass(slots=True)
+@dataclass
 class Work:
     """One case while it goes through the stages."""
 

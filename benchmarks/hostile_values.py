@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import contextlib
 import json
+import sys
+from pathlib import Path
 from random import Random
 from typing import Any
 
@@ -74,7 +76,11 @@ TEXTS = (
     "1e400",
     "0x10",
 )
+#: More levels than any value has here; the stack of a thread holds them.
+_DEEP = 50_000
 _LENGTHS = (100, 1_000, 5_000, 70_000)
+#: What stands in the place of a whole file.
+_OTHERS = (b"null", b"[]", b"{}", b"[" * 100_000, b'{"a":' * 5_000, b"", b"\xff\xfe", b'{"schema":null}')
 _TOKENS = (b"NaN", b"Infinity", b"-Infinity", b"1e400", b"-1e999", b"00", b"1.", b"'x'", b"nul", b"\xff")
 
 
@@ -114,21 +120,6 @@ def nested(levels: int) -> Any:
     return made
 
 
-def is_deep(found: Any) -> bool:
-    """Whether a value is nested more deeply than `json.dumps` may be given."""
-    level = [found]
-    for _ in range(150):
-        if not level:
-            return False
-        level = [
-            child
-            for one in level
-            if isinstance(one, list | dict)
-            for child in (one.values() if isinstance(one, dict) else one)
-        ]
-    return True
-
-
 def with_fault(rng: Random, whole: Any) -> Any:
     """Put one fault anywhere into a JSON value, in place; returns the value, or what replaces it."""
     if not isinstance(whole, list | dict) or not whole:
@@ -164,46 +155,34 @@ def with_faults(rng: Random, whole: Any, counts: tuple[int, ...] = (1, 3)) -> An
     return whole
 
 
+def spoil(rng: Random, path: Path) -> None:
+    """Put faults into the values or bytes of a file, or something else in its place."""
+    data = path.read_bytes()
+    if rng.random() < 0.2:
+        path.write_bytes(rng.choice(_OTHERS))
+    elif path.suffix != ".json" or rng.random() < 0.3:
+        path.write_bytes(damaged(rng, data))
+    else:
+        path.write_bytes(deep_text(with_faults(rng, json.loads(data))))
+
+
 def line_of(rng: Random, whole: Any) -> bytes:
     """Write a value as one line, now and then in another way than most programs do."""
-    if is_deep(whole):
-        return deep_text(whole)
     style = rng.randrange(12)
-    if style == 0:
-        return json.dumps(whole, separators=(" , ", " :  ")).encode()
     if style > 2:
-        with contextlib.suppress(orjson.JSONEncodeError):  # a number beyond 64 bits
+        with contextlib.suppress(orjson.JSONEncodeError):  # a number beyond 64 bits, or a deep value
             return orjson.dumps(whole)
-    return json.dumps(whole, separators=(",", ":")).encode()
+    return deep_text(whole, (" , ", " :  ") if style == 0 else (",", ":"))
 
 
-def deep_text(whole: Any) -> bytes:
-    """JSON of a value nested as deeply as one likes."""
-    parts: list[str] = []
-    waiting: list[Any] = [whole]
-    while waiting:
-        one = waiting.pop()
-        if type(one) is _Raw:
-            parts.append(one)
-        elif isinstance(one, list):
-            waiting.append(_Raw("]"))
-            for place, child in reversed(list(enumerate(one))):
-                waiting += [child, _Raw(",")] if place else [child]
-            parts.append("[")
-        elif isinstance(one, dict):
-            waiting.append(_Raw("}"))
-            for place, (key, child) in reversed(list(enumerate(one.items()))):
-                waiting += [child, _Raw(json.dumps(key) + ":")]
-                if place:
-                    waiting.append(_Raw(","))
-            parts.append("{")
-        else:
-            parts.append(json.dumps(one))
-    return "".join(parts).encode()
-
-
-class _Raw(str):
-    """Text that stands in JSON as it is."""
+def deep_text(whole: Any, separators: tuple[str, str] = (",", ":")) -> bytes:
+    """JSON of a value nested more deeply than Python counts."""
+    before = sys.getrecursionlimit()
+    sys.setrecursionlimit(_DEEP)
+    try:
+        return json.dumps(whole, separators=separators).encode()
+    finally:
+        sys.setrecursionlimit(before)
 
 
 def damaged(rng: Random, data: bytes) -> bytes:

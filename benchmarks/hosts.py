@@ -22,7 +22,7 @@ import time
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 from benchmarks.fleet_up import LateError
 from benchmarks.harness import Figures, Option, benchmark
@@ -50,7 +50,7 @@ class Story:
 
     def __init__(self, fleet: TwoHostFleet, hosts: TwoHosts) -> None:
         self._fleet, self._hosts = fleet, hosts
-        self.found: dict[str, Any] = {}
+        self.found: Figures = {}
 
     def collect(self) -> None:
         """Both hosts measure, and their records are stored."""
@@ -140,7 +140,7 @@ class Story:
         return is_used and not any(self.found[name] for name in names)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Options:
     """How much of the story is run."""
 
@@ -158,8 +158,8 @@ def measure(options: Options) -> Figures:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
     reason = why_not()
     if reason is not None:
-        return {"benchmark": "hosts", "skipped": reason}
-    base, began = Path(tempfile.mkdtemp(prefix="fleet-hosts-")), time.monotonic()
+        return {"skipped": reason}
+    base = Path(tempfile.mkdtemp(prefix="fleet-hosts-"))
     with closing(TwoHosts()) as hosts:
         story = Story(TwoHostFleet(base, hosts), hosts)
         try:
@@ -177,10 +177,8 @@ def measure(options: Options) -> Figures:
     else:
         shutil.rmtree(base)
     return {
-        "benchmark": "hosts",
         "hosts": 2,
         **story.found,
-        "secs": time.monotonic() - began,
         "cores": len(os.sched_getaffinity(0)),
         "load_1m": os.getloadavg()[0],
     }

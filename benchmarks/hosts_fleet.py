@@ -21,7 +21,7 @@ from typing import Any
 
 from agents.row_file import read_rows
 from agents.spool.disk_spool import FILE
-from benchmarks.chaos_history import Event, HistoryLog, Verdict, check, read_history
+from benchmarks.chaos_history import HistoryLog, Verdict, check, read_history
 from benchmarks.chaos_real import watched_up
 from benchmarks.chaos_watch import late_records, look_at_fleet
 from benchmarks.fleet_up import (
@@ -99,16 +99,16 @@ class Witness:
             if fresh := tuple(sorted(names - known)):
                 known.update(fresh)
                 self.last_stored_at[name] = time.monotonic()
-                self._log.add(Event(kind="measured", records=fresh))
-                self._log.add(Event(kind="seen", places={"store": fresh}))
+                self._log.add("measured", records=fresh)
+                self._log.add("seen", places={"store": fresh})
 
     def _look_at_spool(self, name: str, folder: Path) -> None:
         """Note what an agent has promised to keep: the rows of its spool."""
         fresh = [row.key for row in read_rows(folder / FILE)]
         if names := tuple(one for one in fresh if one not in self.spooled[name]):
             self.spooled[name].update(names)
-            self._log.add(Event(kind="measured", records=names))
-            self._log.add(Event(kind="acknowledged", by="spool", records=names))
+            self._log.add("measured", records=names)
+            self._log.add("acknowledged", by="spool", records=names)
 
 
 NEAR_DEVICE, FAR_DEVICE = "near-cpu", "far-cpu"

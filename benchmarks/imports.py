@@ -17,7 +17,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 from benchmarks.harness import Figures, Option, benchmark, child_json, working_folder
 
@@ -97,13 +97,13 @@ def _family(path: Path) -> str:
     return next(measured, "unknown")
 
 
-def import_dialect(devices: dict[str, list[Path]], folder: Path, core: int) -> dict[str, Any]:
+def import_dialect(devices: dict[str, list[Path]], folder: Path, core: int) -> Figures:
     """Import the files of one dialect twice; the second time nothing may be new."""
     request = {device: [str(path) for path in paths] for device, paths in devices.items()}
     found = child_json(["-c", _CHILD, str(folder), str(core), json.dumps(request)])
     reports = found["reports"]
 
-    def total(key: str, among: Sequence[dict[str, Any]] = reports) -> int:
+    def total(key: str, among: Sequence[Figures] = reports) -> int:
         return sum(report[key] for report in among)
 
     reasons: Counter[str] = Counter()
@@ -135,35 +135,32 @@ def read_problems(devices: dict[str, list[Path]], core: int) -> float | None:
     return float(found["problems"] / found["cpu_secs"])
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Options:
     """What is imported, and where."""
 
     data: Annotated[Path, Option("folder of the logs")] = DATA
-    folder: Annotated[Path | None, Option("folder on the disk to measure")] = None
-    core: Annotated[int, Option("logical CPU to use")] = max(os.sched_getaffinity(0))
 
 
 def measure(options: Options) -> Figures:
     """Import all dialects, where the logs are there."""
     if not options.data.is_dir():
         return {
-            "benchmark": "imports",
             "skipped": f"{options.data} is absent: the logs lie beside the checkout",
             **dict.fromkeys(("lines_per_s", "peak_memory_mb", "unaccounted_lines")),
         }
     dialects: Figures = {}
+    core = max(os.sched_getaffinity(0))
     planned = plan(options.data)
     for dialect, devices in planned.items():
-        with working_folder(beside=options.folder) as folder:
-            dialects[dialect] = import_dialect(devices, folder, options.core)
+        with working_folder() as folder:
+            dialects[dialect] = import_dialect(devices, folder, core)
     knobs = dialects.get("knobs", {})
     fast = [dialects[dialect]["lines_per_s"] for dialect in FAST if dialect in dialects]
     return {
-        "benchmark": "imports",
         "lines_per_s": min(fast, default=None),
         "configurations_per_s": knobs.get("lines_per_s"),
-        "problems_read_per_s": read_problems(planned.get("miopen", {}), options.core),
+        "problems_read_per_s": read_problems(planned.get("miopen", {}), core),
         "peak_memory_mb": max((one["peak_memory_mb"] for one in dialects.values()), default=None),
         "unaccounted_lines": sum(one["unaccounted_lines"] for one in dialects.values()),
         "lines": sum(one["lines"] for one in dialects.values()),

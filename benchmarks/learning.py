@@ -8,34 +8,29 @@ where its own features are asked for.
 
 from __future__ import annotations
 
-import sys
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated
 
 import numpy as np
-from numpy.typing import NDArray
 
 from agents.records import DeviceId
-from benchmarks.harness import Figures, Option, benchmark, command_of, working_folder
+from benchmarks.harness import Figures, Option, benchmark, command_of, say, working_folder
 from benchmarks.learning_tvm import PerStoreFeatures, TvmMlp, TvmXgb, join_features, per_store_features
-from benchmarks.rivals.kept_scores import run_kept_fits
-from benchmarks.rivals.named import PUBLISHED, RIVALS, make_rival
+from benchmarks.rivals.base import unknown_device
+from benchmarks.rivals.named import PUBLISHED, RIVALS, make_rival, run_kept_fits
 from benchmarks.tables import page, write_page
 from benchmarks.training import LOGS, import_devices
 from fleet.models.versions import DatasetSnapshot, load_snapshot, train_config
 from fleet.store.reader import StoreReader
 from fleet.store.store import Store
+from transfer.arrays import Floats, Rows, Singles
 from transfer.data.dataset import Dataset
 from transfer.data.splits import Split, SplitKind, few_of_each, make_splits
-from transfer.errors import TransferError
-from transfer.evaluate.compare import Finished, fits_of, judge_fits
+from transfer.evaluate.compare import fits_of, judge_fits
 from transfer.evaluate.rankers import ModelRanker, Ranker
-from transfer.model.fleet_tlp import FleetTLP
 from transfer.train.rows import TrainConfig
-from transfer.train.training import train
 
 #: The model of this project: all devices in one, and each device by itself.
 OURS = ("model", "model-single")
@@ -46,36 +41,26 @@ TVM_RANKERS = ("tvm-xgb", "tvm-mlp")
 _DIALECT = "meta_schedule"
 
 
-@dataclass(slots=True)
+@dataclass
 class SingleRanker:
     """A model of its own for each device: what heads of a joint model are compared with."""
 
     config: TrainConfig = field(default_factory=TrainConfig)
-    name: str = "model-single"
+    name: str = OURS[1]
     #: Models that `fit` made, by device.
-    models: dict[str, FleetTLP] = field(default_factory=dict)
+    models: dict[str, ModelRanker] = field(default_factory=dict)
 
-    def fit(self, dataset: Dataset, rows: NDArray[np.int64], devices: Sequence[str], seed: int) -> None:
-        """Train a model for each device on its own labels.
+    def fit(self, dataset: Dataset, rows: Rows, devices: Sequence[str], seed: int) -> None:
+        """Train a model for each device on its own labels. See `Ranker.fit`."""
+        self.models = {device_id: ModelRanker(config=self.config) for device_id in devices}
+        for device_id, model in self.models.items():
+            model.fit(dataset, rows, (device_id,), seed)
 
-        Raises:
-            TransferError: Nothing to learn from.
-        """
-        self.models = {
-            device_id: train(dataset, rows, config=self.config, seed=seed, devices=(device_id,)).model
-            for device_id in devices
-        }
-
-    def score(self, dataset: Dataset, rows: NDArray[np.int64], device_id: str) -> NDArray[np.float64]:
-        """Scores (n,) of the device's own model, higher is faster.
-
-        Raises:
-            TransferError: Not fitted for the device.
-        """
+    def score(self, dataset: Dataset, rows: Rows, device_id: str) -> Floats:
+        """Scores of the device's own model. See `Ranker.score`."""
         if device_id not in self.models:
-            raise TransferError(f"ranker {self.name!r} is not fitted for {device_id!r}; call fit first")
-        scores: NDArray[np.float64] = self.models[device_id].score(dataset.features.take(rows), device_id)
-        return scores
+            raise unknown_device(self, device_id, tuple(self.models))
+        return self.models[device_id].score(dataset, rows, device_id)
 
 
 def make_rankers(
@@ -127,7 +112,7 @@ def tvm_features(reader: StoreReader, snapshot: DatasetSnapshot) -> PerStoreFeat
             traces[row] = trace
     spec = snapshot.devices[dataset.device_ids[0]][0]
     load_tensor_intrinsics(spec.family)
-    parts: dict[int, NDArray[np.float32]] = {}
+    parts: dict[int, Singles] = {}
     for group in np.unique(dataset.group).tolist():
         rows = np.flatnonzero(dataset.group == group).tolist()
         workload = snapshot.workloads[dataset.workload_ids[group]]
@@ -155,7 +140,7 @@ _EACH, _JUDGED = 64, 256
 RANKERS = (*OURS, "xgboost", "lightgbm", "lightgbm-pooled", "mlp")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Options:
     """Who learns from what, and on what they are judged."""
 
@@ -182,7 +167,7 @@ class Options:
 def measure(options: Options) -> Figures:
     """Run the comparison, and write its page."""
     if options.store is None and not LOGS.is_dir():
-        return {"benchmark": "learning", "skipped": f"no logs at {LOGS.name} and no --store"}
+        return {"skipped": f"no logs at {LOGS.name} and no --store"}
     with working_folder() as folder:
         result = compared(options, folder)
     if options.table is not None:
@@ -220,7 +205,6 @@ def compared(options: Options, folder: Path) -> Figures:
     def splits_of(seed: int) -> list[Split]:
         return [replace(one, train=few_of_each(dataset, one.train, _EACH, seed)) for one in wanted]
 
-    started = time.perf_counter()
     fits = fits_of(
         make_rankers(options.rankers, reader, snapshot, train_config(options.epochs)),
         splits_of,
@@ -229,9 +213,13 @@ def compared(options: Options, folder: Path) -> Figures:
     # Rankers that take minutes for a thousand rows run with fewer seeds.
     fits = [fit for fit in fits if fit.ranker.name not in PUBLISHED or fit.seed < options.slow_seeds]
     scores = run_kept_fits(fits, dataset, options.keep or folder / "fits", options.workers)
-    comparison = judge_fits(fits, scores, dataset, on_progress=_tell)
+    comparison = judge_fits(
+        fits,
+        scores,
+        dataset,
+        on_progress=lambda done: say(f"{done.done}/{done.total} {done.ranker} {done.split} seed {done.seed}"),
+    )
     return {
-        "benchmark": "learning",
         "split": options.split,
         "train_candidates_each": _EACH,
         "judged_candidates_each": _JUDGED,
@@ -239,17 +227,8 @@ def compared(options: Options, folder: Path) -> Figures:
         "workloads": len(dataset.workload_ids),
         "epochs": options.epochs,
         "slow_seeds": options.slow_seeds,
-        "secs": time.perf_counter() - started,
         **comparison.as_json(),
     }
-
-
-def _tell(done: Finished) -> None:
-    print(
-        f"{done.done}/{done.total} {done.ranker} {done.split} seed {done.seed}: {done.seconds:.0f} s",
-        file=sys.stderr,
-        flush=True,
-    )
 
 
 main = benchmark("learning", __doc__, Options, measure)

@@ -15,12 +15,12 @@ from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from agents.programs.trace_rules import read_trace
 from agents.records import Workload, is_imported
 from benchmarks.rivals.base import hold_out_workloads, need, unknown_device
-from transfer.arrays import Floats, Rows
+from fleet.json_types import JsonDict
+from transfer.arrays import Floats, Groups, Rows, Singles
 from transfer.data.dataset import Dataset
 from transfer.errors import TransferError
 from transfer.model.fleet_tlp import scoped_seed
@@ -34,20 +34,20 @@ _EPOCHS, _HELD_SHARE, _BATCH = 50, 0.2, 128
 _RATE, _DECAY, _CLIP, _STEP, _GAMMA = 7e-4, 1e-6, 0.5, 5, 0.8
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+@dataclass(frozen=True, kw_only=True, eq=False)
 class PerStoreFeatures:
     """TVM's features of N candidates, ragged: one vector for each buffer store of the lowered program."""
 
     #: (M, 172) stores of all candidates, one after another.
-    values: NDArray[np.float32]
+    values: Singles
     #: (N,) stores of each candidate; 0 where TVM could not lower it.
-    counts: NDArray[np.int32]
+    counts: Groups
 
     def __len__(self) -> int:
         """Number of candidates."""
         return len(self.counts)
 
-    def of(self, rows: Rows, columns: int = MLP_COLUMNS) -> list[NDArray[np.float32]]:
+    def of(self, rows: Rows, columns: int = MLP_COLUMNS) -> list[Singles]:
         """(stores, columns) of each row; a candidate without stores has one of zeros."""
         ends = np.cumsum(self.counts)
         nothing = np.zeros((1, columns), dtype=np.float32)
@@ -60,8 +60,8 @@ class PerStoreFeatures:
 
 
 def per_store_features(
-    workload: Workload, traces: Sequence[str], target: str | dict[str, Any], threads: int = 1
-) -> list[NDArray[np.float32]]:
+    workload: Workload, traces: Sequence[str], target: str | JsonDict, threads: int = 1
+) -> list[Singles]:
     """TVM's features of some candidates of one workload.
 
     The first call of a process imports TVM's tensor intrinsics, which takes some twenty seconds; callers
@@ -105,7 +105,7 @@ def per_store_features(
     return found
 
 
-def join_features(parts: Sequence[NDArray[np.float32]]) -> PerStoreFeatures:
+def join_features(parts: Sequence[Singles]) -> PerStoreFeatures:
     """Features of candidates, in the order of the dataset's rows, as one ragged array."""
     return PerStoreFeatures(
         values=np.concatenate([np.zeros((0, MLP_COLUMNS), dtype=np.float32), *parts]),
@@ -121,7 +121,7 @@ class _TvmRanker:
     def __init__(self, features: PerStoreFeatures, threads: int = 1) -> None:
         self.features = features
         self.threads = threads
-        self._models: dict[str, Any] = {}
+        self._models: JsonDict = {}
 
     def fit(self, dataset: Dataset, rows: Rows, devices: Sequence[str], seed: int) -> None:
         """Train a model for each device. See `Ranker.fit`."""
@@ -146,7 +146,7 @@ class _TvmRanker:
                 f"{len(dataset)}; make them for this dataset with `per_store_features`"
             )
 
-    def _train(self, dataset: Dataset, rows: Rows, labels: NDArray[np.float32], seed: int) -> Any:
+    def _train(self, dataset: Dataset, rows: Rows, labels: Singles, seed: int) -> Any:
         raise NotImplementedError
 
     def _predict(self, model: Any, rows: Rows) -> Floats:
@@ -158,7 +158,7 @@ class TvmXgb(_TvmRanker):
 
     name = "tvm-xgb"
 
-    def _train(self, dataset: Dataset, rows: Rows, labels: NDArray[np.float32], seed: int) -> Any:
+    def _train(self, dataset: Dataset, rows: Rows, labels: Singles, seed: int) -> Any:
         need("xgboost")
         from tvm.s_tir.meta_schedule.cost_model.xgb_model import XGBConfig, XGBModel
 
@@ -175,7 +175,7 @@ class TvmMlp(_TvmRanker):
 
     name = "tvm-mlp"
 
-    def _train(self, dataset: Dataset, rows: Rows, labels: NDArray[np.float32], seed: int) -> Any:
+    def _train(self, dataset: Dataset, rows: Rows, labels: Singles, seed: int) -> Any:
         from tvm.s_tir.meta_schedule.cost_model.mlp_model import (
             SegmentDataLoader,
             SegmentSumMLP,
@@ -193,7 +193,7 @@ class TvmMlp(_TvmRanker):
             optimizer = torch.optim.Adam(network.parameters(), lr=_RATE, weight_decay=_DECAY)
             schedule = torch.optim.lr_scheduler.StepLR(optimizer, step_size=_STEP, gamma=_GAMMA)
             training, judging = loader(kept, shuffle=True), loader(held, shuffle=False)
-            best: tuple[float, dict[str, Any]] | None = None
+            best: tuple[float, JsonDict] | None = None
             for _ in range(_EPOCHS):
                 network.train()
                 for sizes, values, targets in training:

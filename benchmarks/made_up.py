@@ -7,7 +7,7 @@ Nothing is learned from them; they only weigh as much as real ones.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ import pyarrow.compute as pc
 
 from agents.records import (
     Candidate,
+    Descriptor,
     DeviceId,
     DeviceKind,
     DeviceSpec,
@@ -28,8 +29,10 @@ from agents.records import (
     Workload,
     WorkloadId,
     canonical_json,
+    unknown_descriptor,
 )
 from fleet.store.delta.schema import FILE_SCHEMA, records_to_table
+from fleet.store.store import Store
 
 TARGET = '{"kind":"llvm","num-cores":1}'
 #: Workloads that the made-up records are of.
@@ -171,6 +174,21 @@ def made_up_workloads(count: int, first: str = "") -> list[Workload]:
         )
         for number in range(count)
     ]
+
+
+def put_measured(
+    store: Store,
+    name: str,
+    workloads: Sequence[Workload],
+    records: Sequence[Record] = (),
+    descriptor: Descriptor | None = None,
+) -> None:
+    """Put a device of this host, workloads of ours and what it measured of them into a store."""
+    device_id = DeviceId(name)
+    spec = DeviceSpec(device_id=device_id, kind=DeviceKind.LOCAL, family=Family.CPU, target_json=TARGET)
+    store.put_device(spec, descriptor or unknown_descriptor(device_id))
+    store.put_workloads(workloads, own=True)
+    store.append(records)
 
 
 def device_name(number: int) -> str:

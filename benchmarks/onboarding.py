@@ -10,7 +10,6 @@ minutes; `--table FILE` writes the page that `docs/results/` keeps.
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -18,11 +17,10 @@ from typing import Annotated, Any
 
 from benchmarks.harness import Figures, Option, benchmark, command_of, working_folder
 from benchmarks.onboarding_baselines import baselines
-from benchmarks.onboarding_cases import networks_to_hold_out
+from benchmarks.onboarding_cases import CasePlan, networks_to_hold_out
 from benchmarks.onboarding_curve import SAMPLES, Adapting, Contender
 from benchmarks.onboarding_extras import COVERED, Experiment, breadth, coverage, selectors
-from benchmarks.onboarding_parts import DeviceSet, as_json, device_sets
-from benchmarks.onboarding_table import CurveTable
+from benchmarks.onboarding_parts import CurveTable, DeviceSet, as_json, device_sets
 from benchmarks.tables import interval, page, write_page
 from transfer.adapt.base import Regime
 from transfer.adapt.guard import NAMES, auto, strategies
@@ -47,7 +45,7 @@ _DEFAULT = "auto"
 _BASELINES = tuple(one.name for one in baselines())
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Options:
     """What is left out in turn, who makes heads, and how much is run."""
 
@@ -89,7 +87,7 @@ class Options:
     workers: Annotated[int, Option("cases at once", least=1)] = len(os.sched_getaffinity(0))
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class _Run:
     """One set of devices with everything that was run on it."""
 
@@ -115,20 +113,17 @@ def _measured(options: Options, folder: Path, points: Path) -> Figures:
         folder: For a store of imported logs.
         points: For finished cases.
     """
-    started = time.monotonic()
     sets = device_sets(options.store, options.device, folder, options.most)
     experiments = [_experiment(one, options, points) for one in sets]
     runs = [_run(one, options) for one in experiments]
     parts = _parts(experiments, options)
     result: Figures = {
-        "benchmark": "onboarding",
         "quick": options.quick,
         **figures(runs),
         **part_figures(parts),
         "parts": parts,
         "used": [one.name for one in sets],
         "default": _DEFAULT,
-        "secs": time.monotonic() - started,
         "tables": [as_json(run.devices, run.table) for run in runs],
     }
     if not sets:
@@ -147,17 +142,21 @@ def _experiment(one: DeviceSet, options: Options, points: Path) -> Experiment:
         config=TrainConfig(epochs=options.epochs, device="cpu"),
         workers=options.workers,
         points_in=points,
-        held=held,
-        most_pool=options.pool if one.is_own else min(options.pool, _LOGGED_POOL),
-        most_judged=options.judge,
-        seeds=tuple(range(options.seeds)),
-        most_splits=options.splits,
+        plan=CasePlan(
+            regimes=(),
+            targets=tuple(map(str, one.dataset.device_ids)),
+            seeds=tuple(range(options.seeds)),
+            held=held,
+            most_pool=options.pool if one.is_own else min(options.pool, _LOGGED_POOL),
+            most_judged=options.judge,
+            most_splits=options.splits,
+        ),
     )
 
 
 def _run(experiment: Experiment, options: Options) -> _Run:
     """The curve of one set, regime by regime: `auto` checks by what it will be asked."""
-    one, known = experiment.devices, experiment.names
+    one, known = experiment.devices, experiment.plan.targets
     targets = tuple(name for name in known if not options.target or name in options.target)
     if not targets:
         raise SystemExit(
@@ -195,13 +194,13 @@ def _contenders(options: Options, experiment: Experiment, regime: Regime) -> lis
     ]
 
 
-def figures(runs: Sequence[_Run]) -> dict[str, Any]:
+def figures(runs: Sequence[_Run]) -> Figures:
     """The figures that the project is judged by: gains over own devices where there are any.
 
     Shares of full data are the least over all sets and regimes.
     """
     own = next((run for run in runs if run.devices.is_own), runs[0] if runs else None)
-    found: dict[str, Any] = dict.fromkeys(
+    found: Figures = dict.fromkeys(
         (
             "device_new_gain_k64",
             "both_new_gain_k256",
@@ -237,16 +236,13 @@ def figures(runs: Sequence[_Run]) -> dict[str, Any]:
     return found
 
 
-def _parts(experiments: Sequence[Experiment], options: Options) -> dict[str, list[dict[str, Any]]]:
+def _parts(experiments: Sequence[Experiment], options: Options) -> dict[str, list[Figures]]:
     """What stands beside the curve, by name: an entry for each set that it applies to."""
-    found: dict[str, list[dict[str, Any]]] = {name: [] for name in _PARTS if name in options.parts}
+    found: dict[str, list[Figures]] = {name: [] for name in _PARTS if name in options.parts}
     for experiment in experiments:
         one = experiment.devices
-        few = replace(
-            experiment,
-            seeds=tuple(range(options.part_seeds)),
-            most_splits=options.splits if one.is_own else options.splits or 1,
-        )
+        seeds, splits = tuple(range(options.part_seeds)), options.splits or (0 if one.is_own else 1)
+        few = replace(experiment, plan=replace(experiment.plan, seeds=seeds, most_splits=splits))
         for name, part in found.items():
             if name == "selectors" and one.is_own:
                 part.append(selectors(few))
@@ -262,9 +258,9 @@ def _parts(experiments: Sequence[Experiment], options: Options) -> dict[str, lis
     return found
 
 
-def part_figures(parts: Mapping[str, Sequence[Mapping[str, Any]]]) -> dict[str, Any]:
+def part_figures(parts: Mapping[str, Sequence[Mapping[str, Any]]]) -> Figures:
     """Figures of what stands beside the curve; None where it was not run."""
-    found: dict[str, Any] = dict.fromkeys(
+    found: Figures = dict.fromkeys(
         ("interval_coverage", "interval_coverage_runs", "best_selector", "chosen_samples_share")
     )
     stated = [part["by_k"]["all of these"] for part in parts.get("coverage", ()) if part["by_k"]]

@@ -12,19 +12,27 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, cast
 
 import numpy as np
-from numpy.typing import NDArray
 
-from benchmarks.onboarding_cases import FewShotSet, Situation, with_few_shot
+from benchmarks.onboarding_cases import FewShot, FewShotSet, Situation, with_few_shot
 from benchmarks.onboarding_label_change import Siblings, estimate_by_changes
-from benchmarks.rivals.base import flat_of, hardware_of, need, places_of, sources_measured_test, speeds_of
+from benchmarks.rivals.base import (
+    flat_of,
+    hardware_of,
+    nearest_first,
+    need,
+    place_by_sources,
+    places_of,
+    sources_measured_test,
+    speeds_of,
+)
 from benchmarks.rivals.mlp import MlpConfig, SummaryMlp
 from transfer.adapt.source_model import part_latencies
-from transfer.arrays import Floats, Rows
+from transfer.arrays import Floats, Rows, Singles
 from transfer.data.labels import relative_speed
-from transfer.data.ranking import rank_agreement
 from transfer.train.rows import trainable_devices
 
 #: Trees of all scopes: the middle of the grid of `benchmarks.rivals.trees`, the same for every k: a choice
@@ -43,37 +51,20 @@ _PARAMS: dict[str, Any] = {
 _ROUNDS = 150
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, eq=False)
 class Labelled:
     """Rows of one device with their relative speeds."""
 
     device_id: str
     rows: Rows
-    labels: NDArray[np.float64]
-
-
-class FewShot:
-    """One baseline: from a situation and its few-shot set to scores of the test rows.
-
-    Args:
-        name: In tables.
-        score: Does it; None where it can say nothing with so little.
-    """
-
-    def __init__(self, name: str, score: Callable[[Situation, FewShotSet], Floats | None]) -> None:
-        self.name = name
-        self._score = score
-
-    def score(self, situation: Situation, few_shot: FewShotSet) -> Floats | None:
-        """(test rows,) scores, higher is faster; None where it does not apply."""
-        return self._score(situation, few_shot)
+    labels: Floats
 
 
 def baselines() -> list[FewShot]:
     """All of them, but for a random choice, whose expectation is exact."""
     return [
-        FewShot("nearest-device", _nearest),
-        FewShot("mean-rank", _mean_rank),
+        FewShot("nearest-device", partial(_by_sources, is_mean=False)),
+        FewShot("mean-rank", partial(_by_sources, is_mean=True)),
         FewShot("xgboost", _trees_alone),
         FewShot("xgboost-pooled", _trees_pooled),
         FewShot("xgboost-residual", _trees_residual),
@@ -83,43 +74,17 @@ def baselines() -> list[FewShot]:
     ]
 
 
-def _mean_rank(situation: Situation, few_shot: FewShotSet) -> Floats | None:
+def _by_sources(situation: Situation, few_shot: FewShotSet, *, is_mean: bool) -> Floats | None:
     if not sources_measured_test(situation):
         return None
-    places = places_of(situation)[situation.test]
-    known = np.isfinite(places)
-    found: Floats = np.where(known, places, 0).sum(axis=1) / np.maximum(1, known.sum(axis=1))
-    return found
+    columns = [situation.sources.index(source) for source in nearest_sources(situation, few_shot)]
+    return place_by_sources(places_of(situation)[situation.test][:, columns], is_mean=is_mean)
 
 
-def _nearest(situation: Situation, few_shot: FewShotSet) -> Floats | None:
-    if not sources_measured_test(situation):
-        return None
-    result = np.zeros(len(situation.test))
-    told = np.zeros(len(situation.test), dtype=np.bool_)
-    for place in nearest_sources(situation, few_shot):
-        mine = places_of(situation)[situation.test, place]
-        new = np.isfinite(mine) & ~told
-        result[new], told[new] = mine[new], True
-    return result
-
-
-def nearest_sources(situation: Situation, few_shot: FewShotSet) -> list[int]:
-    """Places of the sources, most similar first: by order on the few-shot set, then by hardware vector."""
-    dataset = situation.dataset
-    known = np.isfinite(few_shot.latency_secs)
-    rows, secs = few_shot.rows[known], few_shot.latency_secs[known]
-    spread = np.maximum(dataset.hardware.std(axis=0), 1e-6)
-    found = []
-    for place, source in enumerate(situation.sources):
-        other = -dataset.latency_secs[rows, dataset.column(source)]
-        both = np.isfinite(other)
-        agreement = (
-            round(rank_agreement(other[both], -secs[both], dataset.group[rows[both]]), 6) if both.any() else 0
-        )
-        apart = (hardware_of(situation, source) - hardware_of(situation, situation.target)) / spread
-        found.append((-agreement, float(np.linalg.norm(apart)), place))
-    return [place for *_, place in sorted(found)]
+def nearest_sources(situation: Situation, few_shot: FewShotSet) -> list[str]:
+    """The sources, most similar first."""
+    target, sources = situation.target, situation.sources
+    return nearest_first(situation.dataset, target, few_shot.rows, few_shot.latency_secs, sources)
 
 
 def _trees_alone(situation: Situation, few_shot: FewShotSet) -> Floats | None:
@@ -132,7 +97,7 @@ def _trees_alone(situation: Situation, few_shot: FewShotSet) -> Floats | None:
 
 
 def _trees_pooled(situation: Situation, few_shot: FewShotSet) -> Floats | None:
-    def inputs(rows: Rows, device_id: str) -> NDArray[np.float32]:
+    def inputs(rows: Rows, device_id: str) -> Singles:
         beside = np.broadcast_to(
             hardware_of(situation, device_id), (len(rows), situation.dataset.hardware.shape[1])
         )
@@ -142,7 +107,7 @@ def _trees_pooled(situation: Situation, few_shot: FewShotSet) -> Floats | None:
 
 
 def _trees_residual(situation: Situation, few_shot: FewShotSet) -> Floats | None:
-    def inputs(rows: Rows, _: str) -> NDArray[np.float32]:
+    def inputs(rows: Rows, _: str) -> Singles:
         return flat_of(situation)[rows]
 
     source = situation.once("trees of sources", lambda: _boost(situation, _source_lists(situation), inputs))
@@ -156,18 +121,17 @@ def _trees_residual(situation: Situation, few_shot: FewShotSet) -> Floats | None
 def _trees_with_sources(situation: Situation, few_shot: FewShotSet) -> Floats | None:
     if not sources_measured_test(situation) or len(situation.sources) < 2:
         return None
-    order = [situation.sources[place] for place in nearest_sources(situation, few_shot)]
-    nearest = {situation.target: order}
+    nearest = {situation.target: nearest_sources(situation, few_shot)}
     for source in situation.sources:
         # Which other source is nearest to a source is told by all that both measured.
         rows = situation.source_rows
         own = FewShotSet(rows, situation.dataset.latency_secs[rows, situation.dataset.column(source)])
         nearest[source] = situation.once(
             f"nearest of {source}",
-            lambda own=own: [situation.sources[p] for p in nearest_sources(situation, own)],  # type: ignore[misc]
+            lambda own=own: nearest_sources(situation, own),  # type: ignore[misc]
         )
 
-    def inputs(rows: Rows, device_id: str) -> NDArray[np.float32]:
+    def inputs(rows: Rows, device_id: str) -> Singles:
         others = [one for one in nearest[device_id] if one != device_id]
         at = [situation.sources.index(one) for one in others]
         beside = []
@@ -248,7 +212,7 @@ def _source_lists(situation: Situation) -> list[Labelled]:
     return lists
 
 
-_Inputs = Callable[[Rows, str], NDArray[np.float32]]
+_Inputs = Callable[[Rows, str], Singles]
 _Predict = Callable[[Rows, str], Floats]
 
 

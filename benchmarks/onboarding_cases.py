@@ -13,19 +13,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, TypeVar, cast
+from typing import Any, NamedTuple, TypeVar, cast
 
 import numpy as np
-from numpy.typing import NDArray
 
 from agents.records import Workload, WorkloadId
 from transfer.adapt.base import Regime
+from transfer.arrays import Floats, Rows
 from transfer.data.dataset import Dataset
 from transfer.data.splits import Split, few_of_each, leave_networks_out, network_families, within_workload
 from transfer.errors import DatasetError
 from transfer.train.rows import trainable_devices
 
-Rows = NDArray[np.int64]
 _Result = TypeVar("_Result")
 
 #: Share of a workload's candidates that the target is judged on where source devices have measured them.
@@ -34,7 +33,7 @@ _JUDGED_SHARE = 0.5
 _FOLDS = 3
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class CasePlan:
     """Which divisions to make."""
 
@@ -53,7 +52,7 @@ class CasePlan:
     most_splits: int = 0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+@dataclass(frozen=True, kw_only=True, eq=False)
 class Case:
     """One new device and one division of the rows."""
 
@@ -70,7 +69,7 @@ class Case:
     seed: int
 
 
-@dataclass(slots=True, kw_only=True, eq=False)
+@dataclass(kw_only=True, eq=False)
 class Situation:
     """What may be seen of a new device and its source devices when some rows are to be put in order for it.
 
@@ -99,13 +98,22 @@ class Situation:
         return cast(_Result, self._shared[name])
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, eq=False)
 class FewShotSet:
     """What was measured on the new device."""
 
     rows: Rows
     #: (len(rows),) seconds, NaN where the candidate failed.
-    latency_secs: NDArray[np.float64]
+    latency_secs: Floats
+
+
+class FewShot(NamedTuple):
+    """What others would do with a few measurements of a new device."""
+
+    #: In tables.
+    name: str
+    #: From a situation to (test rows,) scores, higher is faster; None where it does not apply.
+    score: Callable[[Situation, FewShotSet], Floats | None]
 
 
 def make_cases(

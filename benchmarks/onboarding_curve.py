@@ -6,30 +6,28 @@ are kept, a JSON file each, under a hash of everything that they follow from but
 a contender or a number of samples runs that alone.
 
 What is new and what is held out: `benchmarks.onboarding_cases`. Called by `benchmarks.onboarding`;
-knows no store. What was found is read by `benchmarks.onboarding_table`.
+knows no store. What was found is read by `benchmarks.onboarding_parts`.
 """
 
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Protocol
 
 import msgspec
 import numpy as np
 
 from agents.records import Workload, WorkloadId, canonical_json, content_hash
-from benchmarks.harness import kept, read_kept
+from benchmarks.harness import kept, read_kept, say
 from benchmarks.onboarding_cases import (
     Case,
     CasePlan,
+    FewShot,
     FewShotSet,
-    Situation,
     make_cases,
     situation_of,
     visible_dataset,
@@ -59,7 +57,7 @@ _SEEDS_BEYOND = 2
 RANDOM = "random"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Adapting:
     """A strategy with a way to choose its samples."""
 
@@ -69,19 +67,6 @@ class Adapting:
     name: str
     #: Whether what the head's first choices are expected to reach is noted as well (`Point.expected`).
     states: bool = False
-
-
-class Baseline(Protocol):
-    """What others would do with a few measurements of a new device."""
-
-    @property
-    def name(self) -> str:
-        """In tables."""
-        ...
-
-    def score(self, situation: Situation, few_shot: FewShotSet) -> Floats | None:
-        """(test rows,) scores, higher is faster; None where it does not apply."""
-        ...
 
 
 class Point(msgspec.Struct, frozen=True, kw_only=True):
@@ -108,12 +93,12 @@ class Point(msgspec.Struct, frozen=True, kw_only=True):
 
 
 #: What is compared.
-Contender = Adapting | Baseline
+Contender = Adapting | FewShot
 #: A number of samples, None for all there are, and who is asked with them.
 Asked = tuple[int | None, Contender]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class CurvePlan:
     """What to run."""
 
@@ -193,7 +178,7 @@ def run_curve(
         for one, point in zip(asked, points, strict=True):
             kept(path(case, one), lambda point=point: {"point": msgspec.to_builtins(point)})  # type: ignore[misc]
         what = f"{case.regime} {case.target}, {case.split}, seed {case.seed}"
-        print(f"{time.strftime('%H:%M:%S')} {done}/{len(jobs)} {what}", file=sys.stderr, flush=True)
+        say(f"{done}/{len(jobs)} {what}")
     every: list[Point] = []
     for case in cases:
         every.append(_judged(RANDOM, case, dataset, (0, 0), None, 0.0))

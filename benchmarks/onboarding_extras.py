@@ -23,9 +23,9 @@ from benchmarks.onboarding_curve import (
     Point,
     run_curve,
 )
-from benchmarks.onboarding_parts import DeviceSet
-from benchmarks.onboarding_table import CurveTable
+from benchmarks.onboarding_parts import CurveTable, DeviceSet
 from benchmarks.tables import interval
+from fleet.json_types import JsonDict
 from transfer.adapt.base import Regime, Strategy
 from transfer.adapt.nearest import Nearest
 from transfer.adapt.sample_selection import SELECTORS, Choice, first_of
@@ -45,7 +45,7 @@ _SELECTOR = next(iter(SELECTORS.values()))
 _BY_CHANCE = f"by {RANDOM}"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+@dataclass(frozen=True, kw_only=True, eq=False)
 class Experiment:
     """A set whose devices are left out in turn, and what all that is run on it shares."""
 
@@ -54,30 +54,12 @@ class Experiment:
     workers: int
     #: Folder of finished cases.
     points_in: Path
-    #: As of `CasePlan`.
-    held: tuple[str, ...]
-    most_pool: int
-    most_judged: int
-    seeds: tuple[int, ...]
-    most_splits: int
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        """The devices."""
-        return tuple(map(str, self.devices.dataset.device_ids))
+    #: The divisions, whatever the regime.
+    plan: CasePlan
 
     def cases(self, regime: Regime, **changes: Any) -> CasePlan:
-        """The divisions of the set."""
-        plan = CasePlan(
-            regimes=(regime,),
-            targets=self.names,
-            seeds=self.seeds,
-            held=self.held,
-            most_pool=self.most_pool,
-            most_judged=self.most_judged,
-            most_splits=self.most_splits,
-        )
-        return replace(plan, **changes)
+        """The divisions of a regime."""
+        return replace(self.plan, regimes=(regime,), **changes)
 
     def adapting(self, *strategies: Strategy) -> list[Adapting]:
         """Strategies as contenders."""
@@ -115,7 +97,7 @@ class Experiment:
         return CurveTable(points=points, strategies=names, default=names[0])
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Uniform:
     """Any candidates, drawn at random: what a way to choose samples must beat."""
 
@@ -126,7 +108,7 @@ class Uniform:
         return first_of(choice, np.random.default_rng(choice.seed).permutation(choice.pool), count)
 
 
-def selectors(experiment: Experiment) -> dict[str, Any]:
+def selectors(experiment: Experiment) -> JsonDict:
     """Ways to choose samples at equal k, by the default strategy, where source devices know the candidates.
 
     Returns:
@@ -144,13 +126,13 @@ def selectors(experiment: Experiment) -> dict[str, Any]:
     at = max(ks)
     wanted = top1[ways[-1], at]
     assert wanted is not None
-    rows: dict[str, Any] = {}
+    rows: JsonDict = {}
     for way in ways:
         name = f"by {way.name}"
         rows[way.name] = {
             "top1": {str(k): None if (one := top1[way, k]) is None else one.value for k in ks},
             "less_random": {
-                str(k): interval(table.difference(regime, name, _BY_CHANCE, k))
+                str(k): interval(table.estimate(regime, name, k, less=_BY_CHANCE))
                 for k in ks
                 if name != _BY_CHANCE
             },
@@ -164,7 +146,7 @@ def selectors(experiment: Experiment) -> dict[str, Any]:
         "set": experiment.devices.name,
         "regime": regime.value,
         "strategy": strategy.name,
-        "seeds": len(experiment.seeds),
+        "seeds": len(experiment.plan.seeds),
         "samples": ks,
         "at": at,
         "selectors": rows,
@@ -173,7 +155,7 @@ def selectors(experiment: Experiment) -> dict[str, Any]:
     }
 
 
-def breadth(experiment: Experiment) -> dict[str, Any]:
+def breadth(experiment: Experiment) -> JsonDict:
     """Top-1 against the number of workloads learnt from, where device and workload are new."""
     one, regime = experiment.devices, Regime.BOTH_NEW
     samples = _BREADTH_SAMPLES
@@ -194,12 +176,12 @@ def breadth(experiment: Experiment) -> dict[str, Any]:
     return {
         "set": one.name,
         "k": list(samples),
-        "seeds": len(experiment.seeds),
+        "seeds": len(experiment.plan.seeds),
         "workloads": workloads,
     }
 
 
-def coverage(experiment: Experiment, regime: Regime, samples: Sequence[int] = COVERED) -> dict[str, Any]:
+def coverage(experiment: Experiment, regime: Regime, samples: Sequence[int] = COVERED) -> JsonDict:
     """How often stated 90 % intervals hold what the head's first choices reach in truth."""
     strategy = SourceDevices()
     stating = Adapting(strategy, _SELECTOR, f"{strategy.name}, stating", states=True)
@@ -214,7 +196,7 @@ def coverage(experiment: Experiment, regime: Regime, samples: Sequence[int] = CO
         "set": experiment.devices.name,
         "regime": regime.value,
         "strategy": strategy.name,
-        "seeds": len(experiment.seeds),
+        "seeds": len(experiment.plan.seeds),
         "by_k": by_k,
     }
 
@@ -230,6 +212,6 @@ def _stated(point: Point) -> dict[str, float]:
     return row
 
 
-def _covered(rows: Sequence[Mapping[str, float]]) -> dict[str, Any]:
+def _covered(rows: Sequence[Mapping[str, float]]) -> JsonDict:
     means = {name: float(np.mean([row[name] for row in rows])) for name in rows[0]}
     return {"runs": len(rows), **means}

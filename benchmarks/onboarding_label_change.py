@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from benchmarks.rivals.base import need
 from transfer.adapt.source_model import Agreed, fast_weights
-from transfer.arrays import Floats, Groups
+from transfer.arrays import Floats, Groups, Mask, Rows, Singles
 from transfer.data.labels import group_min
 
 #: Most rows of pairs among source devices that trees are fitted to.
@@ -46,13 +46,13 @@ _SETTINGS = {
 }
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+@dataclass(frozen=True, kw_only=True, eq=False)
 class Siblings:
     """What source devices measured, and what is known of the candidates and of all devices."""
 
     agreed: Agreed
     #: (n, S) who measured the row.
-    measured: NDArray[np.bool_]
+    measured: Mask
     #: (n,) workloads.
     group: Groups
     #: (n, P) of the candidates.
@@ -135,9 +135,7 @@ def _learnt(siblings: Siblings, target_secs: Floats, seed: int) -> Any:
     return xgboost.train({**_SETTINGS, "seed": seed}, table, num_boost_round=_TREES)
 
 
-def _inputs(
-    siblings: Siblings, slower: Floats, one: int, other: int, rows: NDArray[np.int64]
-) -> NDArray[np.float32]:
+def _inputs(siblings: Siblings, slower: Floats, one: int, other: int, rows: Rows) -> Singles:
     """(rows, columns) that the trees read of the change from one device to another."""
     first, second = siblings.hardware[one], siblings.hardware[other]
     devices = np.concatenate([first, second, second - first])

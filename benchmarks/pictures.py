@@ -70,7 +70,7 @@ def take(options: Options) -> Figures:
                 sizes[picture.name] = picture.stat().st_size
     if large := [name for name, size in sizes.items() if size > MOST_BYTES]:
         raise FleetError(f"more than {MOST_BYTES:,} bytes: {', '.join(large)}; take a smaller --height")
-    return {"benchmark": "pictures", "bytes": sizes}
+    return {"bytes": sizes}
 
 
 def _of_report(report: Path, folder: Path) -> list[Shot]:

@@ -12,7 +12,7 @@ profile's only; `--contenders` chooses. With `--breadth 12 50` there are models 
 of `--strategies maml multitask` makes heads too, from the samples and all that the other profiles measured.
 
 `--ship fleet/shipped/cpu --name NAME` then trains on everything that is not held out for judging
-(`fleet.models.versions`), and writes the folder that the wheel carries, with these figures as expectation.
+(`fleet.models.holdout`), and writes the folder that the wheel carries, with these figures as expectation.
 """
 
 from __future__ import annotations
@@ -29,14 +29,21 @@ from pathlib import Path
 from typing import Annotated, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from agents.records import Workload, content_hash
-from benchmarks.harness import Figures, Option, benchmark, kept, read_kept, working_folder
+from benchmarks.harness import Figures, Option, benchmark, kept, read_kept, say, working_folder
 from benchmarks.onboarding_baselines import baselines
 from benchmarks.onboarding_cases import Case, FewShotSet, situation_of, visible_dataset
-from benchmarks.pretrained_figures import SAMPLES, breadth_figures, broad, expectations, figures
-from benchmarks.pretrained_ship import ShippedAbout, ship, train_model
+from benchmarks.pretrained_ship import (
+    SAMPLES,
+    ShippedAbout,
+    breadth_figures,
+    broad,
+    expectations,
+    figures,
+    ship,
+    train_model,
+)
 from fleet.datasets.admission import open_dataset
 from fleet.datasets.dataset_files import PublishedDataset, read_published
 from fleet.errors import FleetError
@@ -47,14 +54,12 @@ from fleet.store.store import Store
 from transfer.adapt.base import Adapted, FewShotTask, Regime, Strategy, without_device
 from transfer.adapt.guard import NAMES, Scratch, strategies
 from transfer.adapt.nearest import day_zero_head
-from transfer.arrays import Floats
+from transfer.arrays import Floats, Rows
 from transfer.data.dataset import Dataset
 from transfer.data.metrics import evaluate_ranking
 from transfer.data.splits import few_of_each, leave_networks_out
 from transfer.model.fleet_tlp import FleetTLP
 from transfer.processes import run_each
-
-Rows = NDArray[np.int64]
 
 GROUPS = 5
 #: Workloads of the store of `make run`.
@@ -80,24 +85,52 @@ class _Case(NamedTuple):
         return f"{self.group}-{self.target}-{self.seed}"
 
 
-class Asked(NamedTuple):
-    """The same for all cases."""
+@dataclass(frozen=True)
+class Options:
+    """What learns, what is held out, and what is judged beside it."""
 
-    epochs: int
-    #: Numbers of samples.
-    samples: tuple[int, ...]
-    #: Numbers of workloads of further models.
-    breadth: tuple[int, ...] = ()
-    #: Further ways to make the head, by name.
-    strategies: tuple[str, ...] = ()
-    #: Of `CONTENDERS`; the first is always there.
-    contenders: tuple[str, ...] = CONTENDERS
+    dataset: Annotated[tuple[Path, ...], Option("a published dataset", is_repeated=True)]
+    device: Annotated[str, Option("device of this host for secs_to_first_head")] = ""
+    keep: Annotated[Path | None, Option("folder of finished cases; an earlier run goes on")] = None
+    quick: Annotated[bool, Option("each group with one profile a seed")] = False
+    target: Annotated[tuple[str, ...], Option("hold out only this profile", is_repeated=True)] = ()
+    group: Annotated[tuple[str, ...], Option("hold out only this group", is_repeated=True)] = ()
+    seeds: Annotated[int, Option(least=1)] = 1
+    samples: Annotated[
+        tuple[int, ...], Option(f"beside {SAMPLES}; more than there are: all", may_be_empty=True)
+    ] = ()
+    breadth: Annotated[
+        tuple[int, ...], Option("numbers of workloads of further models", may_be_empty=True)
+    ] = ()
+    strategies: Annotated[
+        tuple[str, ...],
+        Option("further ways to make the head, of all records", choices=NAMES, may_be_empty=True),
+    ] = ()
+    baselines: Annotated[
+        tuple[str, ...],
+        Option(
+            "what others would do with the same samples",
+            choices=[one.name for one in baselines()],
+            may_be_empty=True,
+        ),
+    ] = ()
+    contenders: Annotated[tuple[str, ...], Option("models compared", choices=CONTENDERS)] = CONTENDERS
+    epochs: Annotated[int, Option(least=1)] = 24
+    workers: Annotated[int, Option("cases at once", least=1)] = len(os.sched_getaffinity(0))
+    ship: Annotated[Path | None, Option("folder to write the shipped model to")] = None
+    name: Annotated[str, Option("of the shipped model")] = "open-cpu"
 
     @property
-    def name(self) -> str:
+    def all_samples(self) -> tuple[int, ...]:
+        """Numbers of samples."""
+        return tuple(sorted({SAMPLES, *self.samples}))
+
+    @property
+    def of_cases(self) -> str:
         """Tells kept cases apart."""
-        only = () if self.contenders == CONTENDERS else self.contenders
-        return "-".join(map(str, (self.epochs, *self.samples, *self.breadth, *self.strategies, *only)))
+        only = () if set(self.contenders) == set(CONTENDERS) else sorted(self.contenders)
+        parts = (self.epochs, *self.all_samples, *self.breadth, *self.strategies, *only)
+        return "-".join(map(str, parts))
 
 
 def architecture(network: str) -> str:
@@ -189,7 +222,7 @@ class _Trial:
         return measured
 
 
-def run_case(store: Path, case: _Case, asked: Asked) -> Figures:
+def run_case(store: Path, case: _Case, asked: Options) -> Figures:
     """Top-1 by workload of each contender on one case, with each number of samples."""
     trial = _Trial(store, case)
     dataset, test = trial.dataset, trial.test
@@ -209,7 +242,7 @@ def run_case(store: Path, case: _Case, asked: Asked) -> Figures:
         if name == "shipped":
             ways["scratch"] = (Scratch(), rows[:0])
             ways |= {one: (strategies()[one], rows) for one in asked.strategies}
-        for k in asked.samples:
+        for k in asked.all_samples:
             chosen = trial.samples(trial.train if name == "elsewhere" else rows, k)
             for label, (way, source_rows) in ways.items():
                 head = trial.adapted(way, source, known, chosen, source_rows, asked.epochs)
@@ -220,7 +253,7 @@ def run_case(store: Path, case: _Case, asked: Asked) -> Figures:
             groups = np.random.default_rng(case.seed).permutation(np.unique(dataset.group[test]))
             is_sampled = np.isin(dataset.group[test], groups[: len(groups) // 2])
             own, judged = test[is_sampled], test[~is_sampled]
-            sets = {str(k): trial.samples(own, k) for k in asked.samples if k < len(own)}
+            sets = {str(k): trial.samples(own, k) for k in asked.all_samples if k < len(own)}
             for count, chosen in (sets | ({ALL: own} if len(own) else {})).items():
                 head = trial.adapted(alone, source, dataset, chosen, own[:0], asked.epochs)
                 trial.judge(f"own/{count}", head.score_unseen(dataset.features.take(judged)), judged)
@@ -249,7 +282,7 @@ def run_baselines(store: Path, case: _Case, names: Sequence[str], samples: Seque
     return trial.found
 
 
-def _contenders(trial: _Trial, asked: Asked) -> dict[str, tuple[Rows, list[str]]]:
+def _contenders(trial: _Trial, asked: Options) -> dict[str, tuple[Rows, list[str]]]:
     """Rows and devices that each contender's model learns from."""
     dataset, rows, target = trial.dataset, trial.train, trial.case.target
     sources = [str(one) for one in dataset.device_ids if one != target]
@@ -290,44 +323,8 @@ def _kept(
     made = run_each(run, waiting, workers, of="the benchmark of the shipped model", pieces="cases")
     for one in waiting:
         kept(paths[one], lambda: next(made))
-        print(f"{time.strftime('%H:%M:%S')} {one.name}", file=sys.stderr, flush=True)
+        say(one.name)
     return {one.name: read_kept(path) or {} for one, path in paths.items()}
-
-
-@dataclass(frozen=True, slots=True)
-class Options:
-    """What learns, what is held out, and what is judged beside it."""
-
-    dataset: Annotated[tuple[Path, ...], Option("a published dataset", is_repeated=True)]
-    device: Annotated[str, Option("device of this host for secs_to_first_head")] = ""
-    keep: Annotated[Path | None, Option("folder of finished cases; an earlier run goes on")] = None
-    quick: Annotated[bool, Option("each group with one profile a seed")] = False
-    target: Annotated[tuple[str, ...], Option("hold out only this profile", is_repeated=True)] = ()
-    group: Annotated[tuple[str, ...], Option("hold out only this group", is_repeated=True)] = ()
-    seeds: Annotated[int, Option(least=1)] = 1
-    samples: Annotated[
-        tuple[int, ...], Option(f"beside {SAMPLES}; more than there are: all", may_be_empty=True)
-    ] = ()
-    breadth: Annotated[
-        tuple[int, ...], Option("numbers of workloads of further models", may_be_empty=True)
-    ] = ()
-    strategies: Annotated[
-        tuple[str, ...],
-        Option("further ways to make the head, of all records", choices=NAMES, may_be_empty=True),
-    ] = ()
-    baselines: Annotated[
-        tuple[str, ...],
-        Option(
-            "what others would do with the same samples",
-            choices=[one.name for one in baselines()],
-            may_be_empty=True,
-        ),
-    ] = ()
-    contenders: Annotated[tuple[str, ...], Option("models compared", choices=CONTENDERS)] = CONTENDERS
-    epochs: Annotated[int, Option(least=1)] = 24
-    workers: Annotated[int, Option("cases at once", least=1)] = len(os.sched_getaffinity(0))
-    ship: Annotated[Path | None, Option("folder to write the shipped model to")] = None
-    name: Annotated[str, Option("of the shipped model")] = "open-cpu"
 
 
 def measure(options: Options) -> Figures:
@@ -347,7 +344,7 @@ def opened_store(folders: Sequence[Path], folder: Path) -> tuple[list[PublishedD
 
 
 def _run(options: Options, folder: Path) -> Figures:
-    samples = tuple(sorted({SAMPLES, *options.samples}))
+    samples = options.all_samples
     datasets, store = opened_store(options.dataset, folder)
     sums = store.name.removeprefix("store-")
     reader = Store.read(store)
@@ -362,15 +359,8 @@ def _run(options: Options, folder: Path) -> Figures:
     if unknown := set(options.group) - set(groups):
         raise FleetError(f"no group {min(unknown)!r} in the datasets; they have {', '.join(groups)}")
     cases = cases_of(options.group or groups, held_out, seeds=options.seeds, is_quick=options.quick)
-    asked = Asked(
-        epochs=options.epochs,
-        samples=samples,
-        breadth=options.breadth,
-        strategies=options.strategies,
-        contenders=tuple(one for one in CONTENDERS if one in {CONTENDERS[0], *options.contenders}),
-    )
-    cases_in = folder / f"cases-{sums}-{asked.name}"
-    done = _kept(cases_in, cases, partial(run_case, store, asked=asked), options.workers)
+    cases_in = folder / f"cases-{sums}-{options.of_cases}"
+    done = _kept(cases_in, cases, partial(run_case, store, asked=options), options.workers)
     if names := sorted(options.baselines):
         baselines_in = folder / "-".join(("baselines", sums, *map(str, samples), *names))
         how = partial(run_baselines, store, names=names, samples=samples)
@@ -378,7 +368,6 @@ def _run(options: Options, folder: Path) -> Figures:
             for measure in ("top1", "top5"):
                 done[name][measure] |= found[measure]
     result: Figures = {
-        "benchmark": "pretrained",
         "datasets": {one.name: one.sha256 for one in datasets},
         "records": sum(one.card["records"] for one in datasets),
         "workloads": len(workloads),

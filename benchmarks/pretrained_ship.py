@@ -1,6 +1,6 @@
-"""Makes the model that comes with the program: `python -m benchmarks.pretrained --ship` calls it.
+"""The figures of `benchmarks.pretrained`, and the model that comes with the program and expects them.
 
-Trains on everything that is not held out for judging, and writes what the wheel carries, with a model card.
+`ship` trains on everything that is not held out for judging, and writes what the wheel carries, with a card.
 """
 
 from __future__ import annotations
@@ -9,13 +9,13 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from benchmarks.tables import markdown_table, write_page
+from benchmarks.tables import interval, markdown_table, write_page
+from fleet.json_types import Json, JsonDict
 from fleet.models.shipped_model import SHIPPED_KEY, ShippedDevice, write_shipped
+from fleet.models.standings import mean_of
 from fleet.models.training import divide
 from fleet.models.versions import (
     DatasetSnapshot,
@@ -27,19 +27,125 @@ from fleet.models.versions import (
 )
 from fleet.onboarding.fingerprint import known_fingerprints
 from fleet.store.store import Store
+from transfer.adapt.base import Regime, without_device
 from transfer.adapt.nearest import ORIGIN
+from transfer.arrays import Floats, Rows
 from transfer.data.dataset import Dataset
 from transfer.model.fleet_tlp import FleetTLP
 from transfer.train.rows import TrainConfig
 from transfer.train.training import train
 
-Rows = NDArray[np.int64]
+#: Samples of the new profile that every case has.
+SAMPLES = 64
+#: Contenders whose name in a gain is longer.
+_SPOKEN = {"few": "store_only", "elsewhere": "other_processors"}
+
+
+def figures(cases: Mapping[str, Json], samples: Sequence[int]) -> JsonDict:
+    """Means over all judged workloads of all cases, with 90 % intervals over workloads, and paired gains.
+
+    Gains are of the shipped model's way over each contender that was there.
+    """
+    names = _names(cases)
+    arrays = {name: _of_all(cases, "top1", name) for name in sorted(names) if not name.startswith("own/")}
+    result: JsonDict = {"judged": len(next(iter(arrays.values())))}
+    for name, found in arrays.items():
+        result[f"top1_{name.replace('/', '_k')}"] = _figure(found)
+    for name in (one for one in arrays if one.startswith(("shipped/", "elsewhere/"))):
+        result[f"top5_{name.replace('/', '_k')}"] = _figure(_of_all(cases, "top5", name))
+    for k in (0, *samples):
+        mine = arrays[f"shipped/{k}"]
+        result[f"top1_k{k}"] = result[f"top1_shipped_k{k}"][0]
+        at = f"_k{k}" if k else ""
+        for name in sorted(arrays):
+            other, number = name.split("/")
+            if other not in ("shipped", "random") and int(number) == k:
+                result[f"gain_over_{_SPOKEN.get(other, other)}{at}"] = _figure(mine - arrays[name])
+        if k:
+            result[f"gain_of_{k}_samples"] = _figure(mine - arrays["shipped/0"])
+    for name in sorted(name for name in names if name.startswith("own/")):
+        result[f"gain_of_{name.removeprefix('own/')}_own_samples"] = _figure(_own_gain(cases, name))
+    return result
+
+
+def _own_gain(cases: Mapping[str, Json], name: str) -> Floats:
+    """What samples of a group's own workloads add on its other ones, in the cases that have so many."""
+    return np.array(
+        [
+            top1 - case["top1"]["shipped/0"][workload_id]
+            for _, case in sorted(cases.items())
+            for workload_id, top1 in sorted(case["top1"].get(name, {}).items())
+        ]
+    )
+
+
+def broad(count: int) -> str:
+    """Name of the contender that learns from so many workloads."""
+    return f"of-{count}"
+
+
+def breadth_figures(cases: Mapping[str, Json], samples: Sequence[int], breadth: Sequence[int]) -> JsonDict:
+    """Top-1 by the number of workloads learnt from, and of samples; empty where only one number is there."""
+    names = {
+        count: broad(count)
+        for count in breadth
+        if all(broad(count) in one["workloads"] for one in cases.values())
+    }
+    names[int(np.mean([one["workloads"]["shipped"] for one in cases.values()]))] = "shipped"
+    if len(names) < 2:
+        return {}
+    curve = {
+        str(count): {str(k): _figure(_of_all(cases, "top1", f"{name}/{k}")) for k in (0, *samples)}
+        for count, name in sorted(names.items())
+    }
+    return {"breadth": curve}
+
+
+def _names(cases: Mapping[str, Json]) -> set[str]:
+    return {name for one in cases.values() for name in one["top1"]}
+
+
+def _of_all(cases: Mapping[str, Json], measure: str, name: str) -> Floats:
+    """A measure of a contender by workload, case by case."""
+    return np.array(
+        [value for _, one in sorted(cases.items()) for _, value in sorted(one[measure][name].items())]
+    )
+
+
+def _figure(values: Floats) -> list[float] | None:
+    """Mean over workloads with its 90 % interval."""
+    return interval(mean_of(values).estimate())
+
+
+def expectations(found: Json, profiles: int, contender: str = "shipped") -> JsonDict:
+    """What a contender's first head is worth, by number of samples, as `ShippedModel.expected` has it.
+
+    Empty where that contender was not there.
+    """
+    if f"top1_{contender}_k0" not in found:
+        return {}
+    unseen = {"unseen": "processor"} if contender == "elsewhere" else {}
+    return {
+        str(k): {
+            **unseen,
+            "top1": found[f"top1_{contender}_k{k}"][0],
+            "top1_interval": found[f"top1_{contender}_k{k}"][1:],
+            "top5": found[f"top5_{contender}_k{k}"][0],
+            "top5_interval": found[f"top5_{contender}_k{k}"][1:],
+            "workloads": found["judged"],
+            "devices": profiles,
+            "samples": k,
+            "regime": Regime.BOTH_NEW.value,
+        }
+        for k in (0, SAMPLES)
+    }
+
 
 #: Of the shipped model.
 _TREES = 1200
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class ShippedAbout:
     """What is said of a model that is shipped."""
 
@@ -49,9 +155,9 @@ class ShippedAbout:
     #: Models of the processors that measured them.
     processors: Sequence[str]
     #: Figures by number of samples (`ShippedModel.expected`).
-    expected: Mapping[str, Any]
+    expected: Json
     #: The same where no processor of that model had measured; empty where all measured on one.
-    expected_elsewhere: Mapping[str, Any] = field(default_factory=dict)
+    expected_elsewhere: Json = field(default_factory=dict)
 
 
 def train_model(
@@ -67,7 +173,16 @@ def _config(epochs: int) -> TrainConfig:
     return replace(train_config(epochs), device="cpu", lends=True, trees=_TREES)
 
 
-def ship(store: Path, folder: Path, about: ShippedAbout, epochs: int) -> dict[str, Any]:
+def ship(
+    store: Path,
+    folder: Path,
+    about: ShippedAbout,
+    epochs: int,
+    rows: Rows | None = None,
+    *,
+    without: str = "",
+    seed: int = 0,
+) -> JsonDict:
     """Train and write.
 
     Args:
@@ -75,18 +190,21 @@ def ship(store: Path, folder: Path, about: ShippedAbout, epochs: int) -> dict[st
         folder: To write; must not be there.
         about: What is said of it.
         epochs: Passes over the data.
+        rows: That it learns from; all that are not held out for judging if not given.
+        without: A device that it learns nothing of.
+        seed: Of the training.
 
     Returns:
         `bytes`, `parameters`, `fingerprints` by device, `secs`.
     """
     reader = Store.read(store)
     snapshot = load_snapshot(reader)
-    dataset = snapshot.dataset
-    open_rows, kept_out = learnable(snapshot)
+    dataset = without_device(snapshot.dataset, without) if without else snapshot.dataset
+    open_rows, kept_out = learnable(snapshot) if rows is None else (rows, True)
+    names = [one for one in dataset.device_ids if one != without]
     started = time.perf_counter()
-    model = train_model(dataset, snapshot, open_rows, list(dataset.device_ids), 0, epochs)
+    model = train_model(dataset, snapshot, open_rows, names, seed, epochs)
     secs = time.perf_counter() - started
-    names = list(dataset.device_ids)
     # Only the first device of the store met the reference programs as new candidates.
     programs = {
         one.candidate_id for name in names for one in reader.records(device_id=name) if one.origin == ORIGIN
@@ -101,11 +219,7 @@ def ship(store: Path, folder: Path, about: ShippedAbout, epochs: int) -> dict[st
         for one in names
     }
     told = manifest_of(
-        snapshot,
-        seed=0,
-        config=asdict(_config(epochs)),
-        seconds=secs,
-        sources=model.device_ids,
+        snapshot, seed=seed, config=asdict(_config(epochs)), seconds=secs, sources=model.device_ids
     )
     told |= training_provenance(dataset, open_rows, names, {}, holds_out=bool(kept_out))
     told |= {SHIPPED_KEY: about.name, "datasets": dict(about.datasets)}
@@ -122,7 +236,7 @@ def ship(store: Path, folder: Path, about: ShippedAbout, epochs: int) -> dict[st
     }
 
 
-def card(about: ShippedAbout, told: Mapping[str, Any]) -> list[str]:
+def card(about: ShippedAbout, told: Json) -> list[str]:
     """The lines of the model card, as Markdown."""
     measured = sum(told["records"].values())
     facts = [
@@ -159,7 +273,7 @@ def card(about: ShippedAbout, told: Mapping[str, Any]) -> list[str]:
     return lines
 
 
-def _figures_table(expected: Mapping[str, Any]) -> list[str]:
+def _figures_table(expected: Json) -> list[str]:
     rows = [
         (k, f"{one['top1']:.3f}", "{:.3f} to {:.3f}".format(*one["top1_interval"]), f"{one['top5']:.3f}")
         for k, one in sorted(expected.items(), key=lambda item: int(item[0]))

@@ -242,7 +242,7 @@ def measure_open(folder: Path, *, records: int, devices: int, repeats: int) -> F
     return result
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Options:
     """How much of everything."""
 
@@ -252,11 +252,8 @@ class Options:
     decisions: Annotated[int, Option(least=1)] = 5000
     open_records: Annotated[int, Option("records of the parts open and start", least=1)] = 10_000_000
     repeats: Annotated[int, Option("how often the large store is opened", least=1)] = 3
-    fleet_secs: Annotated[float, Option("seconds of the part fleet")] = 60.0
     connections: Annotated[int, Option("strangers of the part connections", least=0)] = 2000
-    connection_secs: Annotated[float, Option("seconds with and without them")] = 20.0
     store: Annotated[Path | None, Option("large store; made where it is not there already")] = None
-    folder: Annotated[Path | None, Option("folder on the disk to measure")] = None
 
 
 def _in_process(part: str, options: Options) -> Figures:
@@ -279,14 +276,14 @@ def _run_part(options: Options, folder: Path) -> Figures:
             fill(large, records=options.open_records, devices=devices)
             return measure_start(large, devices=devices, repeats=options.repeats)
         case "fleet":
-            return measure_fleet(folder, devices=devices, secs=options.fleet_secs)
+            return measure_fleet(folder, devices=devices)
         case _:
-            return measure_connections(folder, connections=options.connections, secs=options.connection_secs)
+            return measure_connections(folder, connections=options.connections)
 
 
 def measure(options: Options) -> Figures:
     """Run one part here, or all of them one after the other in processes of their own."""
-    with working_folder(beside=options.folder) as folder:
+    with working_folder() as folder:
         if options.part:
             with seldom_collected():  # as `fleet up` does
                 return _run_part(options, folder)
@@ -294,7 +291,6 @@ def measure(options: Options) -> Figures:
         shared = replace(options, store=options.store or folder / "large")
         found = {part: _in_process(part, shared) for part in PARTS}
     return {
-        "benchmark": "scale",
         "devices": options.devices,
         "records_per_s": found["taking"]["records_per_s"],
         "fleet_records_per_s": found["fleet"]["records_per_s"],

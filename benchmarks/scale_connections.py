@@ -15,7 +15,6 @@ import socket
 import threading
 import time
 from pathlib import Path
-from typing import Any
 
 import httpx
 
@@ -23,6 +22,7 @@ from benchmarks.fleet_up import START_SECS, Program, patience, replay_device, ve
 from benchmarks.scale_fleet import recorded_file
 from fleet.api.client import ask, find_daemon
 from fleet.errors import FleetError
+from fleet.json_types import JsonDict
 
 _DEVICES = 64
 _STOP_SECS = 120.0
@@ -100,7 +100,7 @@ def _is_open(connection: socket.socket, more: bytes) -> bool:
         return False
 
 
-def measure_connections(folder: Path, *, connections: int, secs: float) -> dict[str, Any]:
+def measure_connections(folder: Path, *, connections: int, secs: float = 20.0) -> JsonDict:
     """Run the daemon with and without strangers."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft < connections + 256:
@@ -136,7 +136,7 @@ def measure_connections(folder: Path, *, connections: int, secs: float) -> dict[
     }
 
 
-def _beside(root: Path, up: Program, connections: int, secs: float, *, is_flood: bool) -> dict[str, Any]:
+def _beside(root: Path, up: Program, connections: int, secs: float, *, is_flood: bool) -> JsonDict:
     """Watch the daemon beside strangers."""
     daemon = find_daemon(root)
     assert daemon is not None
@@ -163,7 +163,7 @@ def _records(root: Path) -> int:
     return 0
 
 
-def _watch(root: Path, up: Program, secs: float) -> dict[str, Any]:
+def _watch(root: Path, up: Program, secs: float) -> JsonDict:
     """Ask now and then for some seconds, as `fleet status` does."""
     began, first = time.monotonic(), _records(root)
     last, took, files, unanswered = first, [0.0], 0, 0

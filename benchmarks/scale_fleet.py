@@ -25,14 +25,14 @@ import pyarrow as pa
 from agents.device.agent_host import AgentHost
 from agents.device.messages import AgentRequest, BeginAgent, Message, Stop
 from agents.device.replay import ReplayWorkerFactory
-from agents.records import DeviceId, DeviceKind, DeviceSpec, Family, Protocol, WorkloadId, content_hash
+from agents.records import DeviceId, DeviceSpec, Protocol, WorkloadId, content_hash
 from benchmarks.harness import Figures, ms_of
 from benchmarks.made_up import (
-    TARGET,
     device_name,
     made_up_rows,
     made_up_workloads,
     own_mb,
+    put_measured,
     replay_specs,
 )
 from fleet.engine.context import CoordinatorSettings, EngineContext
@@ -175,13 +175,9 @@ def recorded_file(folder: Path, candidates: int = RECORDED_CANDIDATES) -> Path:
     """Records of one device, made up, as `fleet export` writes them: so many candidates of each workload."""
     rng = np.random.default_rng(3)
     with Store.open(folder / "recorded-store") as store:
-        spec = DeviceSpec(
-            device_id=DeviceId("recorded"), kind=DeviceKind.LOCAL, family=Family.CPU, target_json=TARGET
-        )
-        store.put_device(spec)
         # None of `made_up_rows`: their candidates have ids that no trace has.
         workloads = made_up_workloads(RECORDED_WORKLOADS, "f")
-        store.put_workloads(workloads)
+        put_measured(store, "recorded", workloads)
         for workload in workloads:
             rows = _with_candidate_ids(made_up_rows(rng, candidates), workload.workload_id)
             store.append_table("recorded", rows)
@@ -233,7 +229,7 @@ def devices_up(view: Mapping[str, Any]) -> int:
     return sum(one["state"] in ("idle", "leased") for one in view["devices"].values())
 
 
-def measure_fleet(folder: Path, *, devices: int, secs: float) -> Figures:
+def measure_fleet(folder: Path, *, devices: int, secs: float = 60.0) -> Figures:
     """Let a coordinator run for some seconds after its devices are up."""
     specs = replay_specs(map(device_name, range(devices)), recorded_file(folder))
     transport = ProcessTransport(protocol=Protocol(), processes=_PROCESSES)

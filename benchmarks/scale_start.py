@@ -11,7 +11,6 @@ import shutil
 import statistics
 import time
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -25,6 +24,7 @@ from benchmarks.made_up import (
     replay_specs,
 )
 from benchmarks.scale_fleet import made_up_coordinator, records_of
+from fleet.json_types import JsonDict
 from fleet.planner.workload_discovery import KeptChoices, WorkloadChoice, group_of
 from fleet.store.lanes import LaneSettings
 from fleet.store.store import Store
@@ -40,7 +40,7 @@ found = begin(pathlib.Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3])
 """
 
 
-def measure_start(folder: Path, *, devices: int, repeats: int) -> dict[str, Any]:
+def measure_start(folder: Path, *, devices: int, repeats: int) -> JsonDict:
     """Start a coordinator on a store that `benchmarks.scale.fill` has made.
 
     Args:
@@ -80,13 +80,13 @@ def _leave_waiting(folder: Path, devices: int) -> int:
     return records
 
 
-def begin(folder: Path, devices: int, ending: str) -> dict[str, Any]:
+def begin(folder: Path, devices: int, ending: str) -> JsonDict:
     """Start one here; `close` ends it in order, and else it ends as a kill ends it."""
     store = Store.open(folder)
     transport = LocalTransport(protocol=Protocol(), spool_root=_root(folder) / "spool", heartbeat_secs=1.0)
     specs = replay_specs(map(device_name, range(devices)), _NO_RECORDS)
     coordinator = made_up_coordinator(_root(folder), store, transport, specs, _CHOICE)
-    known: dict[str, Any] = {"records_known": records_of(coordinator)}
+    known: JsonDict = {"records_known": records_of(coordinator)}
     if ending == "close":
         before = time.perf_counter()
         coordinator.close()

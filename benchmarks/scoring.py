@@ -25,11 +25,12 @@ import statistics
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Annotated, Any
 
 import numpy as np
 
-from benchmarks.harness import Figures, Option, benchmark
+from benchmarks.harness import Figures, Option, benchmark, by_turns
 
 #: Layers of common networks; a search asks for a few hundred candidates of one workload at a time.
 OPERATORS: tuple[tuple[str, tuple[int, ...]], ...] = (
@@ -47,7 +48,7 @@ _READY = 4096
 _HEAD = "x86-64-v3"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class _Case:
     """The candidates of one workload, as a search holds them."""
 
@@ -61,7 +62,7 @@ class _Case:
     stored: list[Any]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Options:
     """What is measured."""
 
@@ -87,41 +88,37 @@ def measure(options: Options) -> Figures:
     xgb_model = _fitted_xgb(cases, options.seed)
     model = _model(cases, options.seed)
     warm = Extractor()
-    extractor = [Extractor()]
     decided = {
         case.workload.name: [warm.decided(case.workload, one.trace) for one in case.stored] for case in cases
     }
 
-    def live(reader: Extractor, case: _Case) -> Any:
-        return reader.extract_live(case.workload, case.schedules)
+    def live(case: _Case) -> Any:
+        return Extractor().extract_live(case.workload, case.schedules)
 
     ways: dict[str, Callable[[_Case], Any]] = {
         "tvm_features": lambda case: _per_store(case.context, case.candidates),
-        "features": lambda case: live(extractor[0], case),
+        "features": live,
         "tvm_predict": lambda case: xgb_model.predict(case.context, case.candidates),
-        "features_and_model": lambda case: model.score(live(extractor[0], case), _HEAD),
-        "features_of_decisions": lambda case: extractor[0].extract_decided(
+        "features_and_model": lambda case: model.score(live(case), _HEAD),
+        "features_of_decisions": lambda case: Extractor().extract_decided(
             case.workload, decided[case.workload.name]
         ),
     }
     # A full collection walks all candidates of the benchmark, and would strike one side by chance.
     gc.collect()
     gc.freeze()
-    spent: dict[str, list[float]] = {name: [] for name in ways}
-    for _ in range(options.repeats):
-        totals = dict.fromkeys(ways, 0.0)
-        for case in cases:
-            for name, way in ways.items():
-                extractor[0] = Extractor()
-                started = time.process_time()
-                way(case)
-                totals[name] += time.process_time() - started
-        for name, seconds in totals.items():
-            spent[name].append(seconds)
-    secs = {name: statistics.median(values) for name, values in spent.items()}
+    spent = [
+        by_turns(
+            {name: partial(way, case) for name, way in ways.items()},
+            options.repeats,
+            clock=time.process_time,
+        )
+        for case in cases
+    ]
+    rounds = {name: zip(*(turns[name] for turns in spent), strict=True) for name in ways}
+    secs = {name: statistics.median(map(sum, each)) for name, each in rounds.items()}
     os.sched_setaffinity(0, cores)
     return {
-        "benchmark": "scoring",
         "candidates": sum(len(case.schedules) for case in cases),
         "workloads": [case.workload.name for case in cases],
         "repeats": options.repeats,
@@ -205,7 +202,7 @@ def _model(cases: list[_Case], seed: int) -> Any:
     from transfer.features.flat import flat_inputs
     from transfer.features.hardware import HARDWARE_NAMES
     from transfer.model.fleet_tlp import FleetTLP, model_config
-    from transfer.model.trees import Trees, tree_inputs
+    from transfer.model.trees import Trees, pack, tree_inputs
     from transfer.train.rows import TrainConfig
     from transfer.train.tree_fit import grow
 
@@ -218,7 +215,7 @@ def _model(cases: list[_Case], seed: int) -> Any:
     hardware = random.normal(size=len(HARDWARE_NAMES)).astype(np.float32)
     wanted = random.normal(size=len(block))
     x = tree_inputs(flat_inputs(block, DEFAULT_SPEC.category_sizes), hardware)
-    model.trees = Trees(grow(x, wanted, np.ones(len(x)), count=config.trees, seed=seed))
+    model.trees = Trees(pack(grow(x, wanted, np.ones(len(x)), count=config.trees, seed=seed)))
     model.set_hardware(_HEAD, torch.from_numpy(hardware))
     return model.eval()
 
@@ -229,11 +226,11 @@ def _equal_to_stored(case: _Case) -> bool:
 
     live = Extractor().extract_live(case.workload, case.schedules)
     stored = Extractor().extract([case.workload] * len(case.stored), case.stored)
-    names = ("categories", "numbers", "mask", "workload", "summary", "place")
+    names = ("categories", "numbers", "mask", "workload", "summary")
     return all(np.array_equal(getattr(live, name), getattr(stored, name)) for name in names)
 
 
-def _ready_features(model: Any, cases: list[_Case], cores: int) -> dict[str, Any]:
+def _ready_features(model: Any, cases: list[_Case], cores: int) -> Figures:
     """Score many candidates from ready features on up to two cores."""
     import torch
 

@@ -20,14 +20,13 @@ from __future__ import annotations
 
 import math
 import statistics
-import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
 from agents.records import Workload
-from benchmarks.harness import Figures, Option, benchmark, working_folder
+from benchmarks.harness import Figures, Option, benchmark, say, working_folder
 from benchmarks.search_figures import (
     DAY_ZERO,
     EARLY,
@@ -65,7 +64,7 @@ class _Task(NamedTuple):
     seed: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Options:
     """What is searched, on what, and from which records."""
 
@@ -107,7 +106,7 @@ def _search(bench: SearchBench, plan: Options, ends_at: float) -> Figures:
     """
     head = bench.head() if OURS in plan.sides else None
     chosen = bench.workloads(NETWORKS, plan.workloads, _QUICK_MOST_FLOPS if plan.quick else _MOST_FLOPS)
-    runs: dict[str, dict[tuple[str, int], dict[str, Any]]] = {}
+    runs: dict[str, dict[tuple[str, int], Figures]] = {}
     led: dict[tuple[str, int], dict[str, dict[int, float | None]]] = {}
     turns, missing = [], 0
     for number, workload in enumerate(chosen):
@@ -115,7 +114,7 @@ def _search(bench: SearchBench, plan: Options, ends_at: float) -> Figures:
         for task in tasks:
             if time.monotonic() >= ends_at:
                 break
-            _say(f"{workload.name}: {task.side}, seed {task.seed}")
+            say(f"{workload.name}: {task.side}, seed {task.seed}")
             finished[task] = bench.run(task.side, workload, task.trials, task.seed)
             runs.setdefault(task.side, {})[workload.name, task.seed] = finished[task]
         missing += len(tasks) - len(finished)
@@ -132,7 +131,6 @@ def _search(bench: SearchBench, plan: Options, ends_at: float) -> Figures:
     _share_seeds(led)
     early, final = timed_after(led, EARLY), timed_after(led)
     return {
-        "benchmark": "search",
         "device": bench.spec.device_id,
         "head": head,
         "evaluator": EVALUATOR,
@@ -145,7 +143,7 @@ def _search(bench: SearchBench, plan: Options, ends_at: float) -> Figures:
     }
 
 
-def _keys(runs: Any, led: Led, early: Timed, final: Timed) -> dict[str, Any]:
+def _keys(runs: Any, led: Led, early: Timed, final: Timed) -> Figures:
     """The figures that the comparison is about; each is a ratio or a share."""
     ours = leading(runs)
     trials, wall, losses = trials_ratios(runs, led), wall_ratios(runs, led), final_losses(final, ours)
@@ -178,7 +176,7 @@ def _tasks(plan: Options, number: int) -> list[_Task]:
     return [task for task in tasks if task.side in plan.sides]
 
 
-def _incumbents(finished: dict[_Task, dict[str, Any]]) -> dict[str, str]:
+def _incumbents(finished: dict[_Task, Figures]) -> dict[str, str]:
     """Traces of all programs that led a run, by side, seed and the trials that had found them."""
     return {
         f"{task.side}/{task.seed}/{trials}": trace
@@ -195,7 +193,7 @@ def _share_seeds(led: dict[tuple[str, int], dict[str, dict[int, float | None]]])
                 sides.setdefault(side, found)
 
 
-def _rows(chosen: list[Workload], runs: Any, early: Timed, final: Timed) -> list[dict[str, Any]]:
+def _rows(chosen: list[Workload], runs: Any, early: Timed, final: Timed) -> list[Figures]:
     rows = []
     for one in chosen:
         seeds = sorted({seed for name, seed in final if name == one.name})
@@ -217,10 +215,6 @@ def _rows(chosen: list[Workload], runs: Any, early: Timed, final: Timed) -> list
             }
         )
     return rows
-
-
-def _say(text: str) -> None:
-    print(f"{time.strftime('%H:%M:%S')} {text}", file=sys.stderr, flush=True)
 
 
 main = benchmark("search", __doc__, Options, measure)

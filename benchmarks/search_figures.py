@@ -12,9 +12,10 @@ import itertools
 import math
 import statistics
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any
 
 import numpy as np
+
+from fleet.json_types import Json, JsonDict
 
 #: Trials after which the head's worth is judged.
 EARLY = 32
@@ -28,7 +29,7 @@ SIDES = (OURS, NO_HEAD, XGB, RANDOM)
 _SCORING = frozenset({"rank", "learn"})
 _RESAMPLES = 4000
 
-Run = Mapping[str, Any]
+Run = Json
 #: By side, then by workload and seed.
 Runs = Mapping[str, Mapping[tuple[str, int], Run]]
 #: Latency of the program that led from so many trials on; None where it did not run again.
@@ -95,7 +96,7 @@ def _reached(
         yield needed, reached(ours[place], sides.get(side, {}), goal)
 
 
-def gain(timed: Timed, over: str, side: str = OURS) -> dict[str, Any] | None:
+def gain(timed: Timed, over: str, side: str = OURS) -> JsonDict | None:
     """Geometric mean of another side's latency over ours, with a 90 % interval over workloads.
 
     Seeds of one workload are resampled together: they are no workloads of their own.

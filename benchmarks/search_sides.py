@@ -14,7 +14,6 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import closing
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from rich.console import Console
 
@@ -42,6 +41,7 @@ from fleet.daemon.daemon import UpOptions
 from fleet.daemon.embedded import run_embedded
 from fleet.drivers.session import EngineSession
 from fleet.errors import FleetError
+from fleet.json_types import JsonDict
 from fleet.models.registry import Registry
 from fleet.models.training import train_version
 from fleet.models.versions import is_held_out
@@ -87,7 +87,7 @@ class SearchBench:
         self._cores = os.sched_getaffinity(0)
         self.spec: DeviceSpec = select_devices(settings)[DeviceId(device)]
 
-    def head(self) -> dict[str, Any]:
+    def head(self) -> JsonDict:
         """Make the device's head from other workloads of the store, with few samples of the device."""
         if self._is_made:
             return self._once("head", self._trained)
@@ -99,7 +99,7 @@ class SearchBench:
     def workloads(self, networks: tuple[str, ...], count: int, most_flops: float) -> list[Workload]:
         """Workloads that no head learns from: of the networks in turn, and of as many operators."""
 
-        def listed() -> dict[str, Any]:
+        def listed() -> JsonDict:
             with closing(self._worker("workloads")) as worker:
                 return {"found": [as_json_dict(one) for one in worker.network_workloads(networks)]}
 
@@ -120,9 +120,9 @@ class SearchBench:
             known.remove(chosen[-1])
         return chosen
 
-    def run(self, side: str, workload: Workload, trials: int, seed: int) -> dict[str, Any]:
+    def run(self, side: str, workload: Workload, trials: int, seed: int) -> JsonDict:
         """A side's search: see `search_figures`; `best` holds the traces of its incumbents by trials."""
-        ways: dict[str, Callable[[Workload, int, int], dict[str, Any]]] = {
+        ways: dict[str, Callable[[Workload, int, int], JsonDict]] = {
             **{name: partial(self._ours, name) for name in (OURS, NO_HEAD, DAY_ZERO)},
             RANDOM: self._random,
             **{name: partial(self._tvm, name) for name in (XGB, STOCK, PLUGGED)},
@@ -137,7 +137,7 @@ class SearchBench:
         }
         distinct = unmeasured(asked.values(), ())
 
-        def measure() -> dict[str, Any]:
+        def measure() -> JsonDict:
             found: dict[CandidateId, list[float]] = {one.candidate_id: [] for one in distinct}
             with closing(self._worker(f"again-{workload.workload_id}")) as worker:
                 for turn in range(_TURNS):
@@ -152,7 +152,7 @@ class SearchBench:
 
         return self._once(f"led-{name}-{workload.workload_id}", measure)
 
-    def _trained(self) -> dict[str, Any]:
+    def _trained(self) -> JsonDict:
         began = time.perf_counter()
         known = self._folder / "known"
         source = Store.read(self._settings.store.path)
@@ -188,7 +188,7 @@ class SearchBench:
             "secs": round(time.perf_counter() - began, 1),
         }
 
-    def _ours(self, side: str, workload: Workload, trials: int, seed: int) -> dict[str, Any]:
+    def _ours(self, side: str, workload: Workload, trials: int, seed: int) -> JsonDict:
         name = f"{workload.workload_id}-{side}-{trials}-{seed}"
         place = self._folder / "stores" / f"{name}-{time.time_ns()}"  # empty, also after a kill
         networks = tuple(network for network, _ in workload.networks)
@@ -217,7 +217,7 @@ class SearchBench:
             "ended": found["ended"],
         }
 
-    def _random(self, workload: Workload, trials: int, seed: int) -> dict[str, Any]:
+    def _random(self, workload: Workload, trials: int, seed: int) -> JsonDict:
         with closing(self._worker(f"random-{workload.workload_id}-{seed}")) as worker:
             began, clock = time.time(), time.perf_counter()
             drawn = worker.propose(workload, trials, seed=seed)
@@ -230,7 +230,7 @@ class SearchBench:
                     curve.add(record.trace, _secs_of(record), record.measured_at - began)
             return {**curve.answer(), "secs": time.perf_counter() - clock}
 
-    def _tvm(self, model: str, workload: Workload, trials: int, seed: int) -> dict[str, Any]:
+    def _tvm(self, model: str, workload: Workload, trials: int, seed: int) -> JsonDict:
         question = {
             "way": model,
             "workload": as_json_dict(workload),
@@ -246,7 +246,7 @@ class SearchBench:
         os.sched_setaffinity(0, self._cores)
         clock = time.perf_counter()
         command = ["-m", "benchmarks.tvm_sides"]
-        answer: dict[str, Any] = child_json(command, question=question, timeout_secs=_SECS_LIMIT)
+        answer: JsonDict = child_json(command, question=question, timeout_secs=_SECS_LIMIT)
         return {**answer, "secs": time.perf_counter() - clock}
 
     def _worker(self, name: str) -> DeviceWorker:
@@ -265,7 +265,7 @@ class SearchBench:
         )
         return worker.measure(batch)
 
-    def _once(self, name: str, make: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+    def _once(self, name: str, make: Callable[[], JsonDict]) -> JsonDict:
         return kept(self._folder / "runs" / f"{name}.json", make)
 
 
@@ -298,7 +298,7 @@ def _is_second_look(record: Record) -> bool:
 
 def _settled_curve(
     search: Search, rounds: Sequence[Sequence[Record]], records: Sequence[Record], began: float
-) -> dict[str, Any]:
+) -> JsonDict:
     """Trials of one of our searches, and the programs that it would have given after each.
 
     Second looks are no trials. At the end of its round each is taken in, as `fleet tune` does.
@@ -322,7 +322,7 @@ def _settled_curve(
 
 def tuned(
     settings: FleetConfig, spec: DeviceSpec, options: TuneOptions, folder: Path, networks: Sequence[str]
-) -> dict[str, Any]:
+) -> JsonDict:
     """What `fleet tune` does in an empty store where no daemon runs.
 
     Args:
@@ -341,7 +341,7 @@ def tuned(
     ).with_devices(spec.device_id)
     console = Console(stderr=True)
 
-    def work(session: EngineSession) -> dict[str, Any]:
+    def work(session: EngineSession) -> JsonDict:
         session.ready([spec.device_id])
         return tune_device(session, settings, spec, options, TerminalDisplay(console))
 

@@ -34,7 +34,7 @@ def _baseline_append(folder: Path, records: list[Record]) -> None:
     write_deltalake(folder, table, mode="append", partition_by=["device_id"])
 
 
-def appends(folder: Path, batch: int, batches: int) -> dict[str, Any]:
+def appends(folder: Path, batch: int, batches: int) -> Figures:
     """Append batches to a new store and to a plain table by turns."""
     batches_of_records = [make_records(number * batch, batch) for number in range(1, batches + 1)]
     mine, theirs = iter(batches_of_records), iter(batches_of_records)
@@ -104,23 +104,21 @@ def large_store(folder: Path, count: int) -> Iterator[tuple[str, Any]]:
     yield "bytes_per_record_after_upkeep", round(sum(path.stat().st_size for path in files) / count, 1)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Options:
     """What is measured."""
 
-    small_batches: Annotated[int, Option("appends of 64 records", least=1, metavar="N")] = 200
-    large_batches: Annotated[int, Option("appends of 1,000 records", least=1, metavar="N")] = 20
+    small_batches: Annotated[int, Option("appends of 64 records", least=1)] = 200
+    large_batches: Annotated[int, Option("appends of 1,000 records", least=1)] = 20
     records: Annotated[int, Option("records in the store that is opened and read", least=1)] = OPEN_RECORDS
-    folder: Annotated[Path | None, Option("folder on the disk to measure")] = None
 
 
 def measure(options: Options) -> Figures:
     """Run all parts."""
-    with working_folder(beside=options.folder) as root:
+    with working_folder() as root:
         for name in ("small", "large"):
             (root / name).mkdir()
         result: Figures = {
-            "benchmark": "store",
             "baseline": "deltalake write_deltalake append of the same rows, no fsync, no duplicate check",
             "append_64": appends(root / "small", 64, options.small_batches),
             "append_1000": appends(root / "large", 1000, options.large_batches),

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any
 
+from fleet.json_types import Json, JsonDict
 from transfer.data.intervals import Estimate
 
 
@@ -41,7 +41,7 @@ def markdown_table(head: Sequence[str], rows: Iterable[Sequence[object]]) -> lis
     return lines
 
 
-def page(title: str, command: str, result: Mapping[str, Any], note: str = "") -> list[str]:
+def page(title: str, command: str, result: Json, note: str = "") -> list[str]:
     """A result as Markdown: a table of its figures, and one of each part whose entries are alike.
 
     Args:
@@ -54,7 +54,7 @@ def page(title: str, command: str, result: Mapping[str, Any], note: str = "") ->
     return [*lines, *([note] if note else []), "", *_section(result, level=2)][:-1]
 
 
-def _section(values: Mapping[str, Any], level: int) -> list[str]:
+def _section(values: Json, level: int) -> list[str]:
     figures = {name: value for name, value in values.items() if _is_figure(value) and text_of(value)}
     lines: list[str] = []
     if figures:
@@ -76,9 +76,9 @@ def _section(values: Mapping[str, Any], level: int) -> list[str]:
     return lines
 
 
-def _flat(row: Mapping[str, Any]) -> dict[str, Any]:
+def _flat(row: Json) -> JsonDict:
     """A row in which the figures of a part have names of their own."""
-    flat: dict[str, Any] = {}
+    flat: JsonDict = {}
     for name, value in row.items():
         if isinstance(value, dict):
             flat |= {f"{name} {key}": one for key, one in value.items()}

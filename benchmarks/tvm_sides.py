@@ -29,12 +29,13 @@ from typing import Any
 
 from agents.codec import workload_from_json
 from agents.records import Candidate, DeviceId, Family, Outcome, Protocol, canonical_json
+from fleet.json_types import JsonDict
 
 #: TVM's default of 30 s would fail all candidates where its processes take longer than that to start.
 _TIMEOUT_SECS = 180.0
 
 
-def local(question: dict[str, Any]) -> dict[str, Any]:
+def local(question: JsonDict) -> JsonDict:
     """Build and run candidates in one batch, as TVM's measuring loop does.
 
     Args:
@@ -87,7 +88,7 @@ def local(question: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def stock(question: dict[str, Any]) -> dict[str, Any]:
+def stock(question: JsonDict) -> JsonDict:
     """Search one workload with `tune_tir`: as it is shipped, or plugged into our builder and runner.
 
     Args:
@@ -138,7 +139,7 @@ def stock(question: dict[str, Any]) -> dict[str, Any]:
 
 
 @contextlib.contextmanager
-def _measure(question: dict[str, Any]) -> Iterator[tuple[Any, Any]]:
+def _measure(question: JsonDict) -> Iterator[tuple[Any, Any]]:
     """Builder and runner of a search with `tune_tir`."""
     from tvm.s_tir import meta_schedule as ms
 
@@ -155,7 +156,7 @@ def _measure(question: dict[str, Any]) -> Iterator[tuple[Any, Any]]:
     )
 
 
-def with_our_runner(question: dict[str, Any]) -> dict[str, Any]:
+def with_our_runner(question: JsonDict) -> JsonDict:
     """Search one workload with TVM's evolutionary search and its XGBoost model; our worker measures.
 
     Args:
@@ -209,7 +210,7 @@ def with_our_runner(question: dict[str, Any]) -> dict[str, Any]:
             for candidate, trace in zip(candidates, traces, strict=True):
                 secs = latency.get(trace)
                 told.add(trace, secs)
-                results.append(ms.runner.RunnerResult(None if secs is None else [secs], _error(secs)))
+                results.append(ms.runner.RunnerResult(secs and [secs], None if secs else "it did not run"))
                 if secs is not None:
                     record = ms.database.TuningRecord(
                         candidate.sch.trace, entry, [secs], target, candidate.args_info
@@ -237,7 +238,7 @@ class Curve:
             self._least = secs
             self._best[str(len(self._trials))] = trace
 
-    def answer(self) -> dict[str, Any]:
+    def answer(self) -> JsonDict:
         """What is told."""
         return {"secs": time.perf_counter() - self._began, "trials": self._trials, "best": self._best}
 
@@ -254,11 +255,7 @@ def _latency(run_secs: Any) -> float | None:
     return min(secs) if secs and max(secs) < 1e9 else None
 
 
-def _error(secs: float | None) -> str | None:
-    return "it did not run" if secs is None else None
-
-
-def programs(question: dict[str, Any]) -> Any:
+def programs(question: JsonDict) -> Any:
     """The network as tensor programs: those of the other side, or as TVM's own pipeline makes them.
 
     Args:
@@ -281,7 +278,7 @@ def programs(question: dict[str, Any]) -> Any:
         return tvm.transform.Sequential([*passes, relax.get_pipeline("zero")])(module)
 
 
-def network(question: dict[str, Any]) -> None:
+def network(question: JsonDict) -> None:
     """Search a network.
 
     Args:
@@ -295,7 +292,7 @@ def network(question: dict[str, Any]) -> None:
     from fleet.config.settings import load_fleet, select_devices
 
     with contextlib.ExitStack() as stack:
-        own: dict[str, Any] = {}
+        own: JsonDict = {}
         if not question["is_stock"]:
             settings = load_fleet(None, {"devices.folder": question["devices"]}).config
             spec = select_devices(settings.with_devices(question["device"]))[DeviceId(question["device"])]
@@ -314,7 +311,7 @@ def network(question: dict[str, Any]) -> None:
         )
 
 
-def library(question: dict[str, Any]) -> None:
+def library(question: JsonDict) -> None:
     """Compile the network with the schedules of a search.
 
     Args:

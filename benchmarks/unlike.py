@@ -10,29 +10,112 @@ timed on the GPU can be chosen and judged. Intervals are of 90 %, paired, over p
 
 from __future__ import annotations
 
-import sys
-import time
+import math
 from collections import defaultdict
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import numpy as np
-from numpy.typing import NDArray
 
-from benchmarks.harness import Figures, Option, benchmark
-from benchmarks.unlike_data import FindData, read_databases
-from benchmarks.unlike_pictures import write_pictures
-from benchmarks.unlike_ways import OURS, SIMPLE, WAYS, WITHOUT_SAMPLES, Pool, View, first_of
+from benchmarks.harness import Figures, Option, benchmark, say
+from benchmarks.unlike_ways import (
+    OURS,
+    SIMPLE,
+    WAYS,
+    WITHOUT_SAMPLES,
+    FindData,
+    Pool,
+    View,
+    first_of,
+    read_databases,
+)
+from fleet.json_types import Json
 from transfer.adapt.base import Regime
+from transfer.arrays import Floats, Groups, Mask, Rows, Singles
 from transfer.features.flat import flat_inputs
 from transfer.model.trees import Trees, pack, tree_inputs
 from transfer.train.tree_fit import grow
 
+_CELL, _LEFT, _TOP = 62, 110, 60
+#: Problems below which a cell of the picture is left empty: a mean of few says nothing.
+_LEAST_PROBLEMS = 10
+_WIDTH, _HEIGHT, _MARGIN = 460, 300, 48
+_COLOURS = ("#b03a2e", "#9a7d0a", "#1f618d", "#6c3483", "#717d7e", "#b9770e", "#117a65")
+
+
+def write_pictures(folder: Path, figures: Json, ways: Sequence[str]) -> None:
+    """Write `unlike-devices.svg` and `unlike-curve.svg`.
+
+    Args:
+        folder: Made if need be.
+        figures: What the benchmark found.
+        ways: Which ones are drawn; the last one is ours, drawn thick.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "unlike-devices.svg").write_text(heat_map(figures["likeness"]))
+    (folder / "unlike-curve.svg").write_text(curves(figures["table"], ways))
+
+
+def heat_map(likeness: Mapping[str, Mapping[str, Mapping[str, float]]]) -> str:
+    """What the winner of the row's GPU keeps on the column's: from red at half the speed to green at all."""
+    names = sorted(likeness)
+    parts = [_text(_LEFT, 18, "share of the best speed that a winner of the row's GPU keeps on the column's")]
+    for row, source in enumerate(names):
+        at, y = _LEFT + row * _CELL, _TOP + row * _CELL
+        parts += [_text(4, y + _CELL // 2, source), _text(at, _TOP - 10, source)]
+        for column, target in enumerate(names):
+            cell = likeness[source].get(target, {"problems": 0.0})
+            x, is_known = _LEFT + column * _CELL, cell["problems"] >= _LEAST_PROBLEMS
+            hue = round(240 * min(0.5, max(0.0, cell["kept"] - 0.5))) if is_known else 0
+            fill = f"hsl({hue},60%,75%)" if is_known else "#eeeeee"
+            parts.append(f'<rect x="{x}" y="{y}" width="{_CELL - 2}" height="{_CELL - 2}" fill="{fill}"/>')
+            if is_known:
+                parts.append(_text(x + _CELL // 4, y + _CELL // 2 + 4, f"{cell['kept']:.2f}"))
+    return _svg(_LEFT + len(names) * _CELL + 10, _TOP + len(names) * _CELL + 10, parts)
+
+
+def curves(table: Mapping[str, Json], ways: Sequence[str]) -> str:
+    """Kept speed against samples, a panel a regime."""
+    parts: list[str] = []
+    for panel, (regime, by_way) in enumerate(table.items()):
+        drawn = {way: by_way[way]["kept"] for way in ways if way in by_way}
+        low = min(value for kept in drawn.values() for value in kept.values())
+        left, most = panel * (_WIDTH + 20) + _MARGIN, math.log2(1 + max(map(int, next(iter(drawn.values())))))
+
+        def across(count: str, left: int = left, most: float = most) -> float:
+            return left + math.log2(1 + int(count)) / max(1.0, most) * (_WIDTH - _MARGIN - 16)
+
+        def down(value: float, low: float = low) -> float:
+            return _HEIGHT - _MARGIN - (value - low) / (1 - low) * (_HEIGHT - 2 * _MARGIN)
+
+        parts.append(_text(left, 20, f"{regime}: speed kept, by samples"))
+        for value in (low, 1.0):
+            parts.append(_text(left - 40, down(value), f"{value:.2f}"))
+            parts.append(f'<path d="M{left} {down(value):.1f}h{_WIDTH - _MARGIN}" stroke="#dddddd"/>')
+        parts += [_text(across(count), _HEIGHT - 30, count) for count in next(iter(drawn.values()))]
+        for place, (way, kept) in enumerate(drawn.items()):
+            points = " ".join(f"{across(count):.1f},{down(value):.1f}" for count, value in kept.items())
+            style = f'stroke="{_COLOURS[place]}" stroke-width="{3 if place == len(drawn) - 1 else 1.2}"'
+            parts.append(f'<polyline points="{points}" fill="none" {style}/>')
+            if not panel:
+                x, y = _MARGIN + place % 4 * 230, _HEIGHT + 30 + place // 4 * 18
+                parts.append(f'<path d="M{x} {y - 4}h14" {style}/>{_text(x + 20, y, way)}')
+    return _svg(len(table) * (_WIDTH + 20), _HEIGHT + 60, parts)
+
+
+def _text(x: float, y: float, words: str) -> str:
+    return f'<text x="{x:.0f}" y="{y:.0f}" font-size="11">{words}</text>'
+
+
+def _svg(width: int, height: int, parts: Sequence[str]) -> str:
+    head = f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}"'
+    return "\n".join([f'{head} font-family="sans-serif">', *parts, "</svg>", ""])
+
+
 DATA = Path(__file__).resolve().parents[2] / "shared" / "data" / "miopen_find_db"
 
-Floats = NDArray[np.float64]
-Rows = NDArray[np.int64]
 
 #: Share of the convolutions that are judged.
 _HELD = 4
@@ -41,7 +124,7 @@ _RESAMPLES = 1000
 _LEAST_WEIGHT, _SLOWEST = 0.1, 12.0
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Options:
     """How much is run."""
 
@@ -73,17 +156,15 @@ def measure(options: Options) -> Figures:
     """Run everything, where the databases are there."""
     if not options.data.is_dir():
         return {
-            "benchmark": "unlike",
             "skipped": f"{options.data} is absent: it lies beside the checkout; or name a folder with --data",
         }
-    began = time.monotonic()
     data = read_databases(options.data, options.one_in)
     flat = flat_inputs(data.dataset.features, data.dataset.spec.category_sizes)
     flat = flat[:, flat.min(axis=0) < flat.max(axis=0)]
     reached: Reached = defaultdict(list)
     is_held = (data.convolution // 65536 % _HELD == 0)[data.dataset.group]
     for target, device_id in enumerate(data.dataset.device_ids):
-        print(f"{device_id} left out, {time.monotonic() - began:.0f} s", file=sys.stderr)
+        say(f"{device_id} left out")
         trees, learnt = _source_trees(data, flat, target, ~is_held, options)
         for regime in _REGIMES:
             pool, free = _pool(data, flat, target, regime, is_held, (trees, learnt), options)
@@ -98,7 +179,6 @@ def measure(options: Options) -> Figures:
                         else:
                             reached[regime, device_id, name, k].append(_judged(view, WAYS[name](view)))
     figures = {
-        "benchmark": "unlike",
         "quick": options.quick,
         **_figures(reached, options),
         "devices": {
@@ -107,7 +187,6 @@ def measure(options: Options) -> Figures:
         },
         "likeness": likeness(data),
         "table": _table(reached, options),
-        "secs": time.monotonic() - began,
     }
     if options.pictures is not None:
         write_pictures(options.pictures, figures, options.ways)
@@ -116,10 +195,10 @@ def measure(options: Options) -> Figures:
 
 def _pool(
     data: FindData,
-    flat: NDArray[np.float32],
+    flat: Singles,
     target: int,
     regime: Regime,
-    is_held: NDArray[np.bool_],
+    is_held: Mask,
     taught: tuple[Trees, Rows],
     options: Options,
 ) -> tuple[Pool, Rows]:
@@ -140,13 +219,13 @@ def _pool(
     return pool, np.flatnonzero(~is_held & several)
 
 
-def _has_several(measured: NDArray[np.bool_], group: NDArray[np.int32]) -> NDArray[np.bool_]:
+def _has_several(measured: Mask, group: Groups) -> Mask:
     """(N,) measured rows of problems with two of them at least."""
     return np.asarray(measured & (np.bincount(group[measured], minlength=int(group.max()) + 1)[group] > 1))
 
 
 def _source_trees(
-    data: FindData, flat: NDArray[np.float32], target: int, may_learn: NDArray[np.bool_], options: Options
+    data: FindData, flat: Singles, target: int, may_learn: Mask, options: Options
 ) -> tuple[Trees, Rows]:
     """Trees of what sources measured: logarithm of the relative speed less its mean over the problem.
 
@@ -216,9 +295,9 @@ def likeness(data: FindData) -> dict[str, dict[str, dict[str, float]]]:
     return dict(found)
 
 
-def _figures(reached: Reached, options: Options) -> dict[str, Any]:
+def _figures(reached: Reached, options: Options) -> Figures:
     """Ours beside the best simple answer at each k, paired."""
-    found: dict[str, Any] = {}
+    found: Figures = {}
     simple = [name for name in options.ways if name in SIMPLE]
     if OURS not in options.ways or not simple:
         return found
@@ -261,7 +340,7 @@ def gain(reached: Reached, regime: Regime, k: int, name: str, other: str) -> lis
     return [float(np.mean(value)), float(low), float(high)]
 
 
-def _table(reached: Reached, options: Options) -> dict[str, Any]:
+def _table(reached: Reached, options: Options) -> Figures:
     devices = list(dict.fromkeys(device for _, device, _, _ in reached))
     return {
         regime.value: {

@@ -4,26 +4,114 @@ Each gives the judged candidates a cost, lower is better; the candidate of least
 What a way may see is in its `View`: the judged problems' times on the new GPU are never there. Simple answers
 fall back on one another where the nearest knows nothing, as a user would.
 
+The data are MIOpen's find databases, read by the product's own dialect and features. Of the problems a share
+is taken: whole convolutions with all types and directions, the same on every GPU.
+
 Legend: N candidates, D devices, J judged rows, K kinds (direction and type), Z solvers.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import zlib
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
+from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
-from benchmarks.unlike_data import FindData
+from agents.records import CandidateId, Descriptor, DeviceId, DeviceSpec, Workload, WorkloadId
+from fleet.interchange.dialects.miopen import read_find_db
+from fleet.interchange.logs.catalog import Catalog
+from fleet.interchange.logs.json_values import Rejected
+from fleet.interchange.logs.lines import LogLines, Unreadable
+from fleet.interchange.logs.targets import device_from_log
 from transfer.adapt.source_model import fit_source_model
+from transfer.arrays import Floats, Mask, Rows, Singles
+from transfer.data.dataset import Dataset, MeasuredRow, build_dataset
 from transfer.features.hardware import vector_distances
 from transfer.model.trees import Trees, pack, tree_inputs
 from transfer.train.tree_fit import extended, grow
 
-Floats = NDArray[np.float64]
-Rows = NDArray[np.int64]
+SUFFIX = ".HIP.fdb.txt.bz2"
+
+
+class _SampledLines(LogLines):
+    """The lines of one convolution in so many."""
+
+    def __init__(self, path: Path, one_in: int) -> None:
+        super().__init__(path)
+        self._one_in = one_in
+
+    def __iter__(self) -> Iterator[bytes | Unreadable]:
+        for line in super().__iter__():
+            if isinstance(line, bytes) and convolution_of(line) % self._one_in == 0:
+                yield line
+
+
+def convolution_of(line: bytes) -> int:
+    """A number for the sizes of a key, the same for all types and directions."""
+    sizes = line.partition(b"=")[0].rsplit(b"-", 2)[0]
+    return zlib.crc32(b"-".join(sorted(sizes.split(b"-"))))
+
+
+@dataclass(frozen=True, eq=False)
+class FindData:
+    """Problems of the databases, joined by problem and solver.
+
+    Legend: N candidates, W problems.
+    """
+
+    dataset: Dataset
+    #: (N,) place of the solver's name in `solvers`.
+    solver: Rows
+    solvers: tuple[str, ...]
+    #: (W,) place of direction and type together, within which solvers are alike.
+    kind: Rows
+    #: (W,) convolution that the problem is a direction and type of.
+    convolution: Rows
+
+
+def read_databases(folder: Path, one_in: int) -> FindData:
+    """Read one convolution in `one_in` of every database of a folder."""
+    workloads: dict[WorkloadId, Workload] = {}
+    devices: dict[DeviceId, tuple[DeviceSpec, Descriptor]] = {}
+    traces: dict[CandidateId, str] = {}
+    rows: list[MeasuredRow] = []
+    for path in sorted(folder.glob(f"*{SUFFIX}")):
+        device_id = DeviceId(path.name.removesuffix(SUFFIX))
+        catalog = Catalog()
+        for entry in read_find_db(_SampledLines(path, one_in), catalog):
+            if isinstance(entry, Rejected):
+                continue
+            if device_id not in devices:
+                devices[device_id] = device_from_log(device_id, entry.environment.machine)
+            workload = entry.workload.workload
+            workloads[workload.workload_id] = workload
+            candidate_id = CandidateId(entry.workload.candidate_id(entry.trace))
+            traces[candidate_id] = entry.trace
+            rows.append(
+                MeasuredRow(
+                    str(len(rows)),
+                    device_id,
+                    workload.workload_id,
+                    candidate_id,
+                    entry.workload.dialect,
+                    entry.trace,
+                    entry.result.outcome,
+                    entry.result.run_secs,
+                )
+            )
+    dataset = build_dataset(rows, workloads, devices)
+    names = [traces[candidate_id] for candidate_id in dataset.candidate_ids]
+    solvers, solver = np.unique(names, return_inverse=True)
+    listed = [workloads[workload_id] for workload_id in dataset.workload_ids]
+    keys = [workload.name.rpartition(" ")[2] for workload in listed]
+    _, kind = np.unique([f"{one.operator} {one.arg_dtypes[0]}" for one in listed], return_inverse=True)
+    convolutions = np.array([convolution_of(key.encode()) for key in keys], dtype=np.int64)
+    return FindData(dataset, solver.ravel(), tuple(solvers.tolist()), kind.ravel(), convolutions)
+
 
 #: A candidate that is so many times slower than the fastest is as bad as any.
 _SLOWEST = 12.0
@@ -38,16 +126,16 @@ _SAMPLES_PER_TREE = 8
 _LEAST_SAMPLES = 16
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, eq=False)
 class Pool:
     """What all ways share of a target and a regime: flat features, and trees that the sources taught."""
 
     data: FindData
     target: int
     #: (N, D) what may be seen of the sources; the target's column is False.
-    visible: NDArray[np.bool_]
+    visible: Mask
     #: (N, P) flat features that vary.
-    flat: NDArray[np.float32]
+    flat: Singles
     #: What the sources taught, from which rows; and how many trees there are.
     trees: Trees
     learnt: Rows
@@ -56,7 +144,7 @@ class Pool:
     trees_count: int
 
     @property
-    def hardware(self) -> NDArray[np.float32]:
+    def hardware(self) -> Singles:
         """(H,) data sheet of the target."""
         return np.asarray(self.data.dataset.hardware[self.target])
 
@@ -167,8 +255,7 @@ def mean_rank(view: View) -> Floats:
 def portfolio(view: View) -> Floats:
     """The solvers that are together best over all sources and problems, in the order of their choice.
 
-    Each kind has its own. The next one is that with which the fastest chosen solver of each problem keeps
-    most speed.
+    Each kind has its own.
     """
     data, group = view.data, view.data.dataset.group
     places = np.full((int(data.kind.max()) + 1, len(data.solvers)), float(len(data.solvers)))
@@ -177,15 +264,26 @@ def portfolio(view: View) -> Floats:
         problems, row_problem = np.unique(group[rows], return_inverse=True)
         speed = np.zeros((len(data.solvers), len(problems), len(view.sources)))
         speed[data.solver[rows], row_problem] = np.nan_to_num(np.exp(-view.logs[rows][:, view.sources]))
-        reached = np.zeros(speed.shape[1:])
-        for place in range(len(data.solvers)):
-            gains = np.maximum(speed, reached).sum(axis=(1, 2)) - reached.sum()
-            best = int(np.argmax(gains))
-            if gains[best] <= 0:
-                break
+        for place, best in enumerate(together_best(speed)):
             places[kind, best] = place
-            reached = np.maximum(reached, speed[best])
     return view.judged_from(places)
+
+
+def together_best(speed: Floats) -> list[int]:
+    """Choices that are together best, in their order: next is that with which most speed is kept.
+
+    Args:
+        speed: (choices, ...) of each, relative to the fastest.
+    """
+    reached, chosen = np.zeros(speed.shape[1:]), list[int]()
+    while len(chosen) < len(speed):
+        gains = np.maximum(speed, reached).reshape(len(speed), -1).sum(axis=1) - reached.sum()
+        best = int(np.argmax(gains))
+        if gains[best] <= 0:
+            break
+        chosen.append(best)
+        reached = np.maximum(reached, speed[best])
+    return chosen
 
 
 def trees_from_scratch(view: View) -> Floats:

@@ -11,21 +11,96 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from importlib import import_module
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
-from numpy.typing import NDArray
 
 from benchmarks.onboarding_cases import Situation
-from transfer.arrays import Rows
+from transfer.arrays import Floats, Rows, Singles
 from transfer.data.dataset import Dataset
 from transfer.data.labels import relative_speed
-from transfer.data.ranking import places_in
+from transfer.data.ranking import places_in, rank_agreement
 from transfer.errors import TransferError
 from transfer.evaluate.rankers import Ranker
 from transfer.features.flat import flat_inputs
+from transfer.train.rows import training_labels
 
-Floats = NDArray[np.float64]
+
+class NearestDevice:
+    """Order candidates by the latencies of other devices.
+
+    Args:
+        use: `nearest`: of the device whose order agrees best with the target's in the rows learnt, next best
+            where that one has no measurement; `mean`: the mean over all others of the rank in the workload.
+    """
+
+    def __init__(self, use: Literal["nearest", "mean"] = "nearest") -> None:
+        self.use = use
+        #: Sources of each device learnt, most similar first.
+        self.order: dict[str, tuple[str, ...]] = {}
+
+    @property
+    def name(self) -> str:
+        """`nearest-device` or `mean-rank`."""
+        return "nearest-device" if self.use == "nearest" else "mean-rank"
+
+    def fit(self, dataset: Dataset, rows: Rows, devices: Sequence[str], seed: int) -> None:
+        """Find the devices most similar to each. See `Ranker.fit`; nothing here is random."""
+        training_labels(dataset, rows, devices)
+        self.order = {}
+        for device_id in devices:
+            sources = [source for source in map(str, dataset.device_ids) if source != device_id]
+            if not sources:
+                raise TransferError(
+                    f"{self.name} needs another device beside {device_id!r}; give its records too"
+                )
+            secs = dataset.latency_secs[rows, dataset.column(device_id)]
+            self.order[device_id] = tuple(nearest_first(dataset, device_id, rows, secs, sources))
+
+    def score(self, dataset: Dataset, rows: Rows, device_id: str) -> Floats:
+        """Share of the workload's candidates that are no faster, among all that the source measured.
+
+        0 where no source measured the candidate, or it failed there. See `Ranker.score`.
+        """
+        if device_id not in self.order:
+            raise unknown_device(self, device_id, tuple(self.order))
+        places = np.stack([places_on(dataset, source)[rows] for source in self.order[device_id]], axis=1)
+        return place_by_sources(places, is_mean=self.use == "mean")
+
+
+def nearest_first(
+    dataset: Dataset, target: str, rows: Rows, secs: Floats, sources: Sequence[str]
+) -> list[str]:
+    """Sources, most similar first: by their order of what a device measured, then by hardware vector.
+
+    Args:
+        dataset: With the sources' measurements.
+        target: The device.
+        rows: What it measured.
+        secs: (rows,) its seconds, NaN where it failed.
+        sources: Other devices.
+    """
+    spread = np.maximum(dataset.hardware.std(axis=0), 1e-6)
+
+    def unlike(source: str) -> tuple[float, float]:
+        other = dataset.latency_secs[rows, dataset.column(source)]
+        truth = np.where(np.isfinite(other), -secs, np.nan)
+        agreement = rank_agreement(-np.nan_to_num(other), truth, dataset.group[rows])
+        apart = dataset.hardware[dataset.column(source)] - dataset.hardware[dataset.column(target)]
+        return -round(agreement, 6), float(np.linalg.norm(apart / spread))
+
+    return sorted(sources, key=unlike)
+
+
+def place_by_sources(places: Floats, *, is_mean: bool) -> Floats:
+    """(n,) place of each candidate by the sources' (n, sources): the first that is known, or their mean.
+
+    0 where no source has one.
+    """
+    known = np.isfinite(places)
+    if is_mean:
+        return np.asarray(np.where(known, places, 0).sum(axis=1) / np.maximum(1, known.sum(axis=1)))
+    return np.asarray(np.nan_to_num(places[np.arange(len(places)), known.argmax(axis=1)]))
 
 
 def sources_measured_test(situation: Situation) -> bool:
@@ -35,10 +110,10 @@ def sources_measured_test(situation: Situation) -> bool:
     return bool(np.isfinite(dataset.latency_secs[np.ix_(situation.test, columns)]).any())
 
 
-def flat_of(situation: Situation) -> NDArray[np.float32]:
+def flat_of(situation: Situation) -> Singles:
     """(N, P) features without their sequence; columns that never differ are left out."""
 
-    def make() -> NDArray[np.float32]:
+    def make() -> Singles:
         rows = np.union1d(situation.source_rows, situation.test)
         wide = flat_features(situation.dataset, np.arange(len(situation.dataset)))
         return np.ascontiguousarray(wide[:, np.ptp(wide[rows], axis=0) > 0])
@@ -64,9 +139,9 @@ def speeds_of(situation: Situation) -> Floats:
     )
 
 
-def hardware_of(situation: Situation, device_id: str) -> NDArray[np.float32]:
+def hardware_of(situation: Situation, device_id: str) -> Singles:
     """(H,) what the probe saw of a device."""
-    vector: NDArray[np.float32] = situation.dataset.hardware[situation.dataset.column(device_id)]
+    vector: Singles = situation.dataset.hardware[situation.dataset.column(device_id)]
     return vector
 
 
@@ -81,7 +156,7 @@ def places_on(dataset: Dataset, device_id: str) -> Floats:
     return places
 
 
-def flat_features(dataset: Dataset, rows: Rows) -> NDArray[np.float32]:
+def flat_features(dataset: Dataset, rows: Rows) -> Singles:
     """Our features without their sequence, for models that read one vector a candidate.
 
     Args:

@@ -25,7 +25,7 @@ from transfer.train.losses import LossWeights, head_loss
 from transfer.train.rows import training_labels
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class MlpConfig:
     """Sizes and training of the perceptron."""
 

@@ -1,41 +1,16 @@
-"""TLP and MTL-TLP as rankers among the rivals; trained by `transfer.train.trainers`."""
+"""TLP and MTL-TLP as rankers among the rivals; trained by `transfer.train.published_procedure`."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-import numpy as np
-import torch
-from numpy.typing import NDArray
-from torch import Tensor, nn
-from torch.nn import functional as F
-
 from benchmarks.rivals.base import unknown_device
 from transfer.arrays import Floats, Rows
 from transfer.data.dataset import Dataset
 from transfer.errors import TransferError
-from transfer.model.inputs import torch_threads
-from transfer.model.mtl_tlp import TlpNetwork, mixed_lambda_rank
-from transfer.train.rows import training_labels
-from transfer.train.trainers import TlpConfig, batches, train_network
-
-#: Rows of one forward pass when nothing is learnt, as in the published evaluation.
-_SCORE_ROWS = 4000
-
-
-class LstmTlp(TlpNetwork):
-    """The paper's table 3: an LSTM in place of attention, of which only the last step is left."""
-
-    def __init__(self, width: int, heads: int = 1) -> None:
-        super().__init__(width, heads)
-        size = self.attention.embed_dim
-        del self.attention
-        self.lstm = nn.LSTM(size, size, batch_first=True)
-
-    def mixed(self, x: Tensor) -> Tensor:
-        """(N, 1, W) the last step."""
-        last: Tensor = self.lstm(x)[0][:, -1:]
-        return last
+from transfer.features.blocks import LAYOUTS, PublishedLayout
+from transfer.model.mtl_tlp import MtlTLP
+from transfer.train.trainers import TlpConfig, train_mtl_tlp
 
 
 class PublishedTlp:
@@ -46,63 +21,40 @@ class PublishedTlp:
     Args:
         config: How to train.
         multi_task: Train all devices at once.
-        variant: Of the paper's table 3: `lstm`, or `mse` for its loss without a bound on the score.
     """
 
-    def __init__(
-        self, config: TlpConfig | None = None, *, multi_task: bool = False, variant: str = ""
-    ) -> None:
+    def __init__(self, config: TlpConfig | None = None, *, multi_task: bool = False) -> None:
         self.config = config or TlpConfig()
         self.multi_task = multi_task
-        self.variant = variant
-        self._networks: dict[str, tuple[TlpNetwork, int]] = {}
-        #: Validation loss of each epoch of the last network trained.
-        self.validation_losses: tuple[float, ...] = ()
+        self._models: dict[str, MtlTLP] = {}
 
     @property
     def name(self) -> str:
-        """`tlp` or `mtl-tlp`, and the variant."""
-        parts = ["mtl-tlp" if self.multi_task else "tlp"]
-        parts += [self.variant] * bool(self.variant)
-        if self.config.batch != TlpConfig().batch:
-            parts.append(f"batch-{self.config.batch}")
-        return "-".join(parts)
+        """`tlp` or `mtl-tlp`, and its batch if that is another than published."""
+        batch = self.config.batch
+        small = "" if batch == TlpConfig().batch else f"-batch-{batch}"
+        return ("mtl-tlp" if self.multi_task else "tlp") + small
 
     def fit(self, dataset: Dataset, rows: Rows, devices: Sequence[str], seed: int) -> None:
         """Train from nothing. See `Ranker.fit`."""
-        steps = self._steps(dataset)
-        self._networks = {}
-        labels = training_labels(dataset, rows, devices)
-        heads = [tuple(devices)] if self.multi_task else [(device_id,) for device_id in devices]
-        for members in heads:
-            columns = [list(devices).index(device_id) for device_id in members]
-            labelled = np.isfinite(labels[:, columns]).any(axis=1)
-            network, self.validation_losses = train_network(
-                steps,
-                rows[labelled],
-                labels[labelled][:, columns],
-                self.config,
-                seed,
-                make=LstmTlp if self.variant == "lstm" else TlpNetwork,
-                measure=F.mse_loss if self.variant == "mse" else mixed_lambda_rank,
+        self._models, layout = {}, self._layout(dataset)
+        for members in [tuple(devices)] if self.multi_task else [(device_id,) for device_id in devices]:
+            model, _ = train_mtl_tlp(
+                dataset, rows, layout=layout, config=self.config, seed=seed, devices=members
             )
-            self._networks |= {device_id: (network, place) for place, device_id in enumerate(members)}
+            self._models |= dict.fromkeys(members, model)
 
     def score(self, dataset: Dataset, rows: Rows, device_id: str) -> Floats:
-        """Sums of the decoder over the steps. See `Ranker.score`."""
-        steps = self._steps(dataset)
-        if device_id not in self._networks:
-            raise unknown_device(self, device_id, tuple(self._networks))
-        network, head = self._networks[device_id]
-        network.eval()
-        with torch.no_grad(), torch_threads(self.config.threads):
-            passes = batches(steps, rows, _SCORE_ROWS, self.config.torch_device)
-            parts = [network(batch)[:, head].cpu() for batch in passes]
-        return torch.cat(parts).double().numpy() if parts else np.zeros(0)
+        """In the order of the decoder's sums over the steps. See `Ranker.score`."""
+        self._layout(dataset)
+        if device_id not in self._models:
+            raise unknown_device(self, device_id, tuple(self._models))
+        return self._models[device_id].score(dataset.features.take(rows), device_id)
 
-    def _steps(self, dataset: Dataset) -> NDArray[np.float32]:
+    def _layout(self, dataset: Dataset) -> PublishedLayout:
         if dataset.features.published is None:
             raise TransferError(
                 f"{self.name} reads published features, and the dataset has none; read it with them"
             )
-        return dataset.features.published
+        shape = dataset.features.published.shape[1:]
+        return next(layout for layout in LAYOUTS.values() if (layout.steps, layout.width) == shape)

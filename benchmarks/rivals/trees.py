@@ -6,20 +6,20 @@ LightGBM are optional; they are imported when a ranker is fitted.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
-from numpy.typing import NDArray
 
 from benchmarks.rivals.base import flat_features, hold_out_workloads, need, unknown_device
-from transfer.arrays import Floats, Rows
+from fleet.json_types import Json, JsonDict
+from transfer.arrays import Floats, Groups, Rows, Singles
 from transfer.data.dataset import Dataset
 from transfer.data.ranking import rank_agreement
 from transfer.train.rows import training_labels
 
-Params = Mapping[str, Any]
+Params = Json
 
 #: Both objectives that the literature uses, each with shallow and deep trees.
 XGBOOST_GRID: tuple[Params, ...] = tuple(
@@ -42,17 +42,17 @@ _LEVELS = 256
 _LONGEST_LIST = 5000
 
 #: Predicts (n,) from (n, P) and a number of trees.
-_Predict = Callable[[NDArray[np.float32], int], Floats]
+_Predict = Callable[[Singles, int], Floats]
 
 
 @dataclass(frozen=True, slots=True)
 class _Table:
     """Rows as trees take them; the rows of one list (workload and device) stand together."""
 
-    x: NDArray[np.float32]
-    y: NDArray[np.float32]
+    x: Singles
+    y: Singles
     #: (n,) number of the list.
-    group: NDArray[np.int32]
+    group: Groups
 
 
 class BoostedTrees:
@@ -77,7 +77,7 @@ class BoostedTrees:
         self.rounds = tuple(sorted(rounds))
         self._models: dict[str, tuple[_Predict, int]] = {}
         #: What was chosen from the grid for each device, with the number of trees as `rounds`.
-        self.chosen: dict[str, dict[str, Any]] = {}
+        self.chosen: dict[str, JsonDict] = {}
 
     @property
     def name(self) -> str:
@@ -120,7 +120,7 @@ class BoostedTrees:
         predict, count = self._models[device_id]
         return predict(self._inputs(dataset, rows, device_id), count)
 
-    def _inputs(self, dataset: Dataset, rows: Rows, device_id: str) -> NDArray[np.float32]:
+    def _inputs(self, dataset: Dataset, rows: Rows, device_id: str) -> Singles:
         flat = flat_features(dataset, rows)
         if not self.pooled:
             return flat
@@ -130,7 +130,7 @@ class BoostedTrees:
         return np.concatenate([flat, hardware], axis=1, dtype=np.float32)
 
     def _table(
-        self, dataset: Dataset, rows: Rows, labels: NDArray[np.float32], members: Sequence[str], seed: int
+        self, dataset: Dataset, rows: Rows, labels: Singles, members: Sequence[str], seed: int
     ) -> _Table:
         """The labelled rows of some devices, list by list."""
         random = np.random.default_rng(seed)
@@ -152,7 +152,7 @@ class BoostedTrees:
         return _Table(*(np.concatenate([getattr(one, name) for one in parts]) for name in _Table.__slots__))
 
 
-def _list_sizes(group: NDArray[np.int32]) -> NDArray[np.int64]:
+def _list_sizes(group: Groups) -> Rows:
     """Rows of each list, long ones in parts."""
     sizes = np.unique(group, return_counts=True)[1]
     return np.array(
@@ -168,7 +168,7 @@ def _train_xgboost(table: _Table, params: Params, rounds: int, seed: int) -> _Pr
     settings = {"tree_method": "hist", "base_score": 0.0, "seed": seed, "nthread": 1, "verbosity": 0}
     booster = xgboost.train({**settings, **params}, matrix, num_boost_round=rounds)
 
-    def predict(x: NDArray[np.float32], count: int) -> Floats:
+    def predict(x: Singles, count: int) -> Floats:
         scores = booster.inplace_predict(x, iteration_range=(0, count), predict_type="margin")
         return np.asarray(scores, dtype=np.float64)
 
@@ -192,7 +192,7 @@ def _train_lightgbm(table: _Table, params: Params, rounds: int, seed: int) -> _P
     }
     booster = lightgbm.train({**settings, **params}, data, num_boost_round=rounds)
 
-    def predict(x: NDArray[np.float32], count: int) -> Floats:
+    def predict(x: Singles, count: int) -> Floats:
         raw = booster.predict(x, num_iteration=count, raw_score=True, num_threads=1)
         return np.asarray(raw, dtype=np.float64)
 

@@ -143,16 +143,6 @@ def run_of(bench: Bench, what: str, seed: int = 0) -> tuple[Run, Tally]:
     return Run(bench.base, bench.children, tally, seed, what), tally
 
 
-def test_a_torn_write_leaves_half_of_it(bench: Bench) -> None:
-    torn = 0
-    for at in range(30, 48):  # before it SQLite makes its file
-        run, _ = run_of(bench, "torn", at)
-        assert run.die("spool", at=at, fault="torn")
-        for log in run.disk.rglob("*.sqlite-wal"):
-            torn += (log.stat().st_size - 32) % (24 + 4096) not in (0, 24)
-    assert torn
-
-
 @pytest.mark.parametrize("load", ["spool", "state", "models"])
 def test_without_fsync_a_power_cut_shows(bench: Bench, load: str) -> None:
     lost = 0
@@ -189,6 +179,7 @@ def test_versions_and_champions_that_are_not_whole_are_found(bench: Bench) -> No
     assert tally.faults["half_published"] >= 2, tally.failures  # the version, and the heads that it serves
 
 
+@pytest.mark.timeout(600)
 def test_clock_steps_pauses_and_dead_trainings_cost_nothing_and_blame_nobody(bench: Bench) -> None:
     run, tally = run_of(bench, "fleet", 3)
     given = bench.fleet_arguments(run) | {"is_guilty": False, "often": 3.0}
@@ -200,7 +191,7 @@ def test_clock_steps_pauses_and_dead_trainings_cost_nothing_and_blame_nobody(ben
             run.ended("coordinator", code, "kill")
         bench.settle(run, given)
     assert tally.judge(run.root, "fleet"), tally.failures
-    found = tally.to_json(0)
+    found = tally.to_json()
     assert min(found["clock_steps"], found["pauses"]) >= 2
     assert found["trainings"] >= 1
 
@@ -219,7 +210,7 @@ def test_nothing_is_lost_whatever_dies_and_whenever(bench: Bench) -> None:
     for name in CAMPAIGNS:
         if name in everything:
             next(everything[name][1])
-    found = bench.tally.to_json(0)
+    found = bench.tally.to_json()
     assert "\n\n".join(found["failures"]) == ""
     assert [found[name] for name in ("lost", "duplicated", "unaccounted", "half_published")] == [0] * 4
     assert {"coordinator", "models", "spool", "state"} <= set(found["by_target"])

@@ -19,7 +19,7 @@ from transfer.data.intervals import Estimate
 class Options:
     """One of each kind."""
 
-    place: Annotated[Path, Option("where, 100 % sure", is_positional=True)]
+    place: Annotated[Path, Option("where, 100 % sure")]
     count: Annotated[int, Option("how many", least=1)] = 3
     quick: bool = False
     shares: Annotated[tuple[float, ...], Option(may_be_empty=True)] = (0.5,)
@@ -39,28 +39,29 @@ main = benchmark("sample", __doc__, Options, measure, fails=lambda found: found[
 @pytest.mark.parametrize(
     ("words", "expected"),
     [
-        ("here", Options(Path("here"))),
-        ("here --count 1 --quick", Options(Path("here"), 1, True)),
-        ("here --shares --names b a", Options(Path("here"), shares=(), names=("b", "a"))),
-        ("/x/a/b/c --device x --device y", Options(Path("/x/a/b/c"), device=("x", "y"))),
+        ("--place here", Options(Path("here"))),
+        ("--place here --count 1 --quick", Options(Path("here"), 1, True)),
+        ("--place here --shares --names b a", Options(Path("here"), shares=(), names=("b", "a"))),
+        ("--place /x/a/b/c --device x --device y", Options(Path("/x/a/b/c"), device=("x", "y"))),
     ],
 )
 def test_options_are_read_and_shown_again(
     words: str, expected: Options, capsys: pytest.CaptureFixture[str]
 ) -> None:
     main([*words.split(), "--json"])
-    assert json.loads(capsys.readouterr().out) == measure(expected)
+    found = json.loads(capsys.readouterr().out)
+    assert found == {"benchmark": "sample", "secs": found["secs"], **measure(expected)}
     assert command_of("sample", expected) == f"python -m benchmarks.sample {words.replace('/x/', '')}"
 
 
 @pytest.mark.parametrize(
     ("words", "code", "said"),
     [
-        ("here --count 0", 2, "argument --count: 0 is less than 1"),
-        ("here --names c", 2, "invalid choice: 'c'"),
-        ("", 2, "required: place"),
-        ("here --count 2", 1, ""),
-        ("here --count 13", "13 is not counted", ""),
+        ("--place here --count 0", 2, "argument --count: 0 is less than 1"),
+        ("--place here --names c", 2, "invalid choice: 'c'"),
+        ("", 2, "required: --place"),
+        ("--place here --count 2", 1, ""),
+        ("--place here --count 13", "13 is not counted", ""),
         ("--help", 0, ""),
     ],
 )

@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 
 from agents.programs.trace_rules import _INSTRUCTIONS
 from benchmarks import hostile
-from benchmarks.hostile_cases import folder_names, questions_of
+from benchmarks.hostile_child import folder_names, questions_of
 from benchmarks.hostile_corpus import (
     CORPUS,
     DIALECTS,

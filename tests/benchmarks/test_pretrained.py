@@ -9,21 +9,11 @@ import pytest
 from msgspec.structs import replace
 
 from agents.records import DeviceId, Family
-from benchmarks.pretrained import GROUPS, Asked, architecture, cases_of, groups_of, run_case
-from benchmarks.pretrained_figures import expectations, figures
-from benchmarks.pretrained_ship import ShippedAbout, ship
+from benchmarks.pretrained import Options, cases_of, run_case
+from benchmarks.pretrained_ship import ShippedAbout, expectations, figures, ship
 from fleet.models.shipped_model import read_shipped
 from fleet.store.store import Store
 from tests.onboarding_fixtures import NEW, SOURCES, fill
-
-
-def test_all_sizes_of_an_architecture_are_in_one_group() -> None:
-    networks = [f"transformers:{name},image_size={size}" for name in "abcdefgh" for size in (32, 64)]
-    groups = groups_of([*networks, "resnet-50"])
-    assert len(groups) == GROUPS
-    assert sorted(one for members in groups.values() for one in members) == sorted([*networks, "resnet-50"])
-    architectures = [{architecture(one) for one in members} for members in groups.values()]
-    assert sum(map(len, architectures)) == len(set.union(*architectures)) == 9
 
 
 def test_gains_are_paired_by_workload() -> None:
@@ -52,7 +42,8 @@ def test_gains_are_paired_by_workload() -> None:
 def test_a_case_judges_the_held_out_networks_of_the_held_out_profile_only(tmp_path: Path) -> None:
     store = fill(tmp_path / "store", *SOURCES, NEW)
     case = cases_of(["group-1", "group-2"], [NEW], seeds=1, is_quick=True)[0]
-    found = run_case(store, case, Asked(1, (64,), (2, 99), ("multitask",)))
+    options = Options(dataset=(), epochs=1, breadth=(2, 99), strategies=("multitask",))
+    found = run_case(store, case, options)
     assert {
         *("shipped/0", "shipped/64", "few/0", "few/64", "of-2/0", "of-2/64"),
         *("scratch/64", "multitask/64", "random/0", "own/all"),

@@ -10,11 +10,9 @@ import numpy as np
 import pytest
 
 from benchmarks.harness import read_kept
-from benchmarks.rivals.base import need
-from benchmarks.rivals.kept_scores import run_kept_fits
+from benchmarks.rivals.base import NearestDevice, need
 from benchmarks.rivals.mlp import MlpConfig, SummaryMlp
-from benchmarks.rivals.named import RIVALS, make_rival
-from benchmarks.rivals.nearest import NearestDevice
+from benchmarks.rivals.named import RIVALS, make_rival, run_kept_fits
 from benchmarks.rivals.tlp import PublishedTlp
 from benchmarks.rivals.trees import BoostedTrees
 from tests.model_fixtures import DEVICES, folds_of, make_dataset, published, with_latency
@@ -45,8 +43,7 @@ def without_latency(dataset: Dataset, rows: np.ndarray, device_id: str | None = 
     "make",
     [
         lambda: PublishedTlp(TLP),
-        lambda: PublishedTlp(TLP, multi_task=True, variant="lstm"),
-        lambda: PublishedTlp(TLP, multi_task=True, variant="mse"),
+        lambda: PublishedTlp(TLP, multi_task=True),
         NearestDevice,
         lambda: NearestDevice("mean"),
         lambda: SummaryMlp(MLP),

@@ -5,8 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from agents.records import Outcome, Record
-from benchmarks.compare import SIDES, table
-from benchmarks.search_figures import gain, trials_ratios
+from benchmarks.search_figures import trials_ratios
 from benchmarks.search_sides import _settled_curve
 from fleet.tuning.search import Search
 from tests.record_fixtures import make_record, make_workload
@@ -31,18 +30,6 @@ def test_trials_until_the_rivals_best() -> None:
     assert trials_ratios(runs, {A: {"xgb": {1: 3.0, 4: 3.1}, "ours": {1: None, 2: 3.0}}}) == [0.5]
 
 
-def test_gains_count_workloads_not_seeds() -> None:
-    timed = {
-        A: {"ours": 1.0, "random": 2.0},
-        ("a", 1): {"ours": 1.0, "random": 2.0},
-        B: {"ours": 2.0, "random": 1.0},
-    }
-    found = gain(timed, "random")
-    assert found is not None
-    assert (found["value"], found["workloads"], found["won"]) == (1.0, 2, 1)
-    assert found["interval"] == [0.5, 2.0]
-
-
 def test_a_search_of_ours_gives_the_program_that_second_looks_settled_on() -> None:
     def timed(number: int, moment: float, secs: float, attempt: int = 0) -> Record:
         origin = "confirm" if attempt else "model"
@@ -60,17 +47,3 @@ def test_a_search_of_ours_gives_the_program_that_second_looks_settled_on() -> No
     found = _settled_curve(Search(make_workload(1)), [[lucky, steady, failed], [late]], records, began=0.0)
     assert found["trials"] == [[1.0, 1.0], [2.0, 2.0], [3.0, None], [6.0, 2.5]]
     assert found["best"] == {"1": lucky.trace, "3": steady.trace}
-
-
-def test_the_table_of_a_comparison_fits_a_terminal() -> None:
-    side = {"search_secs": 1234.5, "trials": 32, "latency_us": 12345.6, "speed_against_stock": 12.34}
-    failed = side | {"latency_us": None, "speed_against_stock": None}
-    operator = {
-        "operator": "C2D_1x14x14x96x576x1x1x0",
-        "sides": dict(zip(SIDES, (side, side, failed), strict=True)),
-    }
-    lines = list(table({"trials": 32, "device": "x86-64-v4", "secs": 600.0, "operators": [operator] * 2}))
-    assert len(lines) == 2 + 2 * len(SIDES)
-    assert max(map(len, lines)) <= 80
-    assert lines[2].split()[-1] == "12.34x"
-    assert lines[4].split()[-2:] == ["-", "-"]

@@ -12,9 +12,8 @@ import numpy as np
 import pytest
 
 from benchmarks import unlike
-from benchmarks.unlike_data import SUFFIX, FindData, convolution_of, read_databases
-from benchmarks.unlike_pictures import write_pictures
-from benchmarks.unlike_ways import SIMPLE, WAYS, View, first_of
+from benchmarks.unlike import write_pictures
+from benchmarks.unlike_ways import SIMPLE, SUFFIX, WAYS, FindData, View, read_databases
 from transfer.adapt.base import Regime
 from transfer.features.flat import flat_inputs
 
@@ -89,19 +88,6 @@ def test_what_is_judged_is_not_seen(folder: Path, regime: Regime) -> None:
     other = view_of(replace(data, dataset=replace(data.dataset, latency_secs=latency)), regime)
     for name, way in WAYS.items():
         assert np.array_equal(way(view), way(other)), name
-
-
-def test_first_of_each_group() -> None:
-    group = np.array([4, 1, 4, 1, 7])
-    assert first_of(np.array([2.0, 5.0, 1.0, 3.0, 9.0]), group).tolist() == [3, 2, 4]
-
-
-def test_a_convolution_is_one_whatever_is_computed() -> None:
-    forward, backward = (
-        b"3-8-9-1x1-16-6-7-4-0x0-1x1-1x1-0-NCHW-FP32-F=",
-        b"16-6-7-1x1-3-8-9-4-0x0-1x1-1x1-0-NCHW-FP16-B=",
-    )
-    assert convolution_of(forward) == convolution_of(backward)
 
 
 def test_pictures_are_whole(figures: dict[str, Any], tmp_path: Path) -> None:

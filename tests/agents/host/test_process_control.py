@@ -139,16 +139,3 @@ time.sleep(50)
     tail = stderr_tail(tmp_path / "stderr")
     assert "RuntimeError: no more" in tail
     assert shows_fault(tail), "it went down by itself"
-
-
-def test_what_a_process_prints_is_cut_to_its_end(tmp_path: Path) -> None:
-    program = """
-control.MOST_OUTPUT_BYTES = 100_000
-for number in range(1000):
-    print("x" * 1000, flush=True)
-    control.cut_output(2)
-print("the last words", flush=True)
-"""
-    assert ended(program, tmp_path / "stderr") == 0
-    assert (tmp_path / "stderr").stat().st_size <= 110_000
-    assert stderr_tail(tmp_path / "stderr").endswith("x\nthe last words")

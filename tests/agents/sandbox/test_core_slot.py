@@ -150,18 +150,6 @@ def test_candidates_are_drawn_on_the_timing_cores_too(paths: tuple[Path, Path], 
         assert pool.ask({**question, "count": 1}, matmul)["traces"], "without the slot it draws where it is"
 
 
-def test_a_killed_builder_frees_the_slot(paths: tuple[Path, Path], builder: Builder) -> None:
-    builder.process.send_signal(signal.SIGKILL)
-    builder.process.wait(10)
-    started = time.monotonic()
-    with timing_lock(paths[1]), slot_of(*paths).cleared():
-        pass
-    assert time.monotonic() - started < 5
-    following = Builder(*paths)
-    assert following.was_lent
-    following.finish()
-
-
 def test_only_worker_processes_are_moved(paths: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch) -> None:
     other = Builder(*paths, "python3")
     assert other.was_lent

@@ -385,15 +385,6 @@ def test_disturbed_programs_are_timed_again_while_others_are_built_and_a_last_ti
         assert all(1e-6 < seconds < 1.0 for seconds in result.run_secs)
 
 
-def test_what_was_measured_survives_the_process_that_kept_the_program(pool: WorkerPool, good: Good) -> None:
-    bad = calling("calls_abort", "abort")
-    often = replace(QUICK, visits=5)
-    results = by_job(list(pool.run([*good(1, protocol=often), *jobs([bad], protocol=often)])))
-    assert [result.outcome for result in results] == [Outcome.OK, Outcome.RUN_FAILED]
-    assert "visits" not in results[0].quality, "it was not timed again, and is not lost"
-    assert len(results[0].run_secs) >= QUICK.repeat
-
-
 def test_an_abandoned_batch_leaves_nobody_at_work(good: Good) -> None:
     # Without a lock the endless program does not wait for the other one, nor the other way round.
     settings = dataclasses.replace(child_settings(), lock_path="")
@@ -405,18 +396,6 @@ def test_an_abandoned_batch_leaves_nobody_at_work(good: Good) -> None:
         assert set(own.stages) - {WorkerStage.IDLE}
         abandoned.close()
         assert not set(own.stages) - {WorkerStage.IDLE}, "nobody watches its clock"
-
-
-def test_a_batch_that_was_dropped_long_ago_ends_nothing_of_the_next(pool: WorkerPool, good: Good) -> None:
-    dropped = pool.run(good())
-    next(dropped)
-    following = pool.run(good(3))
-    results = [next(following)]
-    started = pool.started
-    dropped.close()
-    results += following
-    assert pool.started == started
-    assert [result.outcome for result in results] == [Outcome.OK] * 3
 
 
 def slowly(made: Sequence[CandidateJob], secs: float) -> Iterator[CandidateJob]:

@@ -6,12 +6,10 @@ from typing import Any
 
 import pytest
 
-from agents.errors import MessageError
 from agents.records import Candidate, Outcome, Protocol
 from agents.sandbox.job import CandidateJob, JobResult
-from agents.sandbox.pool_jobs import MAX_EXCUSES, MAX_STRIKES, PoolRun
+from agents.sandbox.pool_jobs import PoolRun
 from agents.sandbox.process import end_of
-from agents.sandbox.retimed_programs import most_timings
 from agents.sandbox.stages import WorkerStage
 from agents.sandbox.worker_messages import JobDone, Retimed, StageBegan
 from tests.record_fixtures import make_workload
@@ -42,49 +40,6 @@ def done(number: int = 0, **changes: Any) -> JobDone:
     return JobDone(**{"job": number, "outcome": Outcome.OK, "build_secs": 0.1, **changes})
 
 
-#: A stage, and the outcomes of a candidate that kills its processes there, or takes too long.
-ENDS = [
-    (WorkerStage.BUILDING, Outcome.BUILD_FAILED, Outcome.BUILD_TIMEOUT),
-    (WorkerStage.TIMING, Outcome.RUN_FAILED, Outcome.RUN_TIMEOUT),
-    (WorkerStage.CHECKING, Outcome.RUN_FAILED, Outcome.RUN_TIMEOUT),
-]
-
-
-@pytest.mark.parametrize(("stage", "killed", "late"), ENDS)
-def test_a_candidate_that_kills_its_processes_or_takes_too_long_is_given_up(
-    stage: WorkerStage, killed: Outcome, late: Outcome
-) -> None:
-    run = begun(job(0), job(1), job(2), processes=2)
-    for _ in range(MAX_STRIKES - 1):
-        assert run.process_died(at(stage), "killed") is None
-        assert run.todo.popleft() != 0, "others go first"
-        run.todo.remove(0)
-    assert run.timed == 0
-    result = run.process_died(at(stage), "killed")
-    assert result is not None
-    assert (result.outcome, result.error, result.build_secs) == (killed, "killed", 0.25)
-    assert result.quality == {"strikes": MAX_STRIKES, "quarantined": True}
-    assert run.timed == 1
-    protocol = Protocol(build_timeout_secs=3.0, run_timeout_secs=3.0)
-    result = begun(job(0, protocol=protocol)).overdue(at(stage))
-    assert result is not None
-    assert result.error == f"{stage} took more than 3 s; its worker process was ended"
-    assert (result.outcome, result.wait_secs) == (late, 0.5)
-
-
-def test_a_death_that_no_candidate_causes_is_no_strike() -> None:
-    run = begun(job(0))
-    for _ in range(MAX_EXCUSES):
-        assert run.process_died(at(WorkerStage.WAITING), "killed") is None
-    result = run.process_died(at(WorkerStage.WAITING), "killed")
-    assert result is not None
-    assert (result.outcome, result.quality) == (Outcome.LOST, {})
-    result = run.overdue(at(WorkerStage.WAITING))
-    assert result is not None
-    assert (result.outcome, result.wait_secs) == (Outcome.LOST, 0.5)
-    assert "took more than 600 s" in result.error
-
-
 @pytest.mark.parametrize("is_death", [True, False])
 def test_a_program_whose_unscheduled_form_fails_is_measured_unchecked(is_death: bool) -> None:
     run = begun(job(0, check=True))
@@ -92,16 +47,6 @@ def test_a_program_whose_unscheduled_form_fails_is_measured_unchecked(is_death: 
     stage = at(WorkerStage.REFERENCE)
     assert (run.process_died(stage, "killed") if is_death else run.overdue(stage)) is None
     assert (run.todo.popleft(), run.is_checked(0)) == (0, False)
-
-
-def test_memory_counts_against_a_candidate_only_in_a_process_of_its_own() -> None:
-    run = begun(job(0, protocol=Protocol(memory_limit_gib=1.5)))
-    assert run.over_memory(at(WorkerStage.BUILDING), is_alone=False) is None
-    assert (run.todo.popleft(), run.needs_fresh_process(0)) == (0, True)
-    result = run.over_memory(at(WorkerStage.BUILDING), is_alone=True)
-    assert result is not None
-    assert result.outcome is Outcome.BUILD_FAILED
-    assert "building took more than 1.5 GiB of memory" in result.error
 
 
 def test_a_broken_or_lost_device_ends_what_waits() -> None:
@@ -126,17 +71,6 @@ def test_canaries_count_as_no_candidates_and_every_time_as_the_best_known() -> N
     assert (again.run_secs, run.best(ID)) == ((2.0, 2.5, 1.5), 1.5)
     run.finish(done(1, run_secs=(1.0,)))
     assert run.timed == 1
-
-
-@pytest.mark.parametrize("event", [{"run_secs": (1.5,), "left": 1}, {"run_secs": (), "left": 1}])
-def test_a_program_has_no_more_timings_than_there_are(event: dict[str, Any]) -> None:
-    run = begun(job(0, protocol=Protocol(visits=2)))
-    result = run.finish(done(run_secs=(2.0,)))
-    assert result is not None
-    for _ in range(most_timings(2) - 1):
-        result = run.retime(result, Retimed(job=0, run_secs=(2.0,), timing_secs=0.1, left=1))
-    with pytest.raises(MessageError, match="goes on to time job 0, which has had its timings"):
-        run.retime(result, Retimed(job=0, timing_secs=0.1, **event))
 
 
 @pytest.mark.parametrize(

@@ -105,14 +105,6 @@ def test_moments_that_are_not_quiet_are_few() -> None:
     assert retiming.due(), "a quiet moment serves it"
 
 
-def test_a_quiet_moment_serves_a_program_as_long_as_it_lasts() -> None:
-    retiming, clock = retiming_behind_a_leader()
-    keep(retiming, 1)
-    clock.now += GAP_SECS
-    [program] = retiming.due()
-    assert (retiming.time_again(program).clean, program.timings_left) == (NEEDS, 0)
-
-
 def test_disturbed_moments_end_some_time() -> None:
     retiming, clock = retiming_behind_a_leader()
     keep(retiming, 1, again=lambda: False)

@@ -29,16 +29,6 @@ def ends() -> Iterator[tuple[Channel, Channel, socket.socket]]:
         yield Channel(one), Channel(two), one
 
 
-@given(st.lists(st.dictionaries(st.text(max_size=5), values, max_size=4), max_size=4))
-def test_messages_arrive_whole_and_in_order(messages: list[dict[str, Any]]) -> None:
-    one, two = socket.socketpair()
-    with one, two:
-        sender, receiver = Channel(one), Channel(two)
-        for message in messages:
-            sender.send(message)
-        assert [receiver.receive() for _ in messages] == messages
-
-
 @pytest.mark.parametrize("torn", [b"", struct.pack("<I", 10) + b'{"a"'])
 def test_the_end_of_the_other_side_is_none_and_a_torn_message_is_never_delivered(
     ends: tuple[Channel, Channel, socket.socket], torn: bytes

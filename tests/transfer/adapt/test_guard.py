@@ -12,17 +12,13 @@ from tests.model_fixtures import CONFIG, make_dataset, with_latency
 from tests.strategy_fixtures import backwards, task_of
 from transfer.adapt.base import Adapted, Regime, without_device
 from transfer.adapt.guard import (
-    GUARDED,
-    GUARDED_ALONE,
     Auto,
     MultiTask,
     Scratch,
-    auto,
     checking_view,
     folds,
     held_back_scores,
     judge,
-    strategies,
 )
 from transfer.adapt.maml import Maml
 from transfer.adapt.nearest import Nearest
@@ -50,16 +46,6 @@ def run(guarded: Auto, source: FleetTLP | None, few_shot: np.ndarray) -> Adapted
 def measured(count: int) -> np.ndarray:
     """Rows with a latency on the target, workload after workload."""
     return np.flatnonzero(np.isfinite(LATENCY))[:count]
-
-
-def test_it_is_the_default_strategy_with_meta_learning_and_multitask_beside_it() -> None:
-    by_name = strategies()
-    names = ["boosted", "multitask", "finetune_head", "momentum", "maml", "nearest", "scratch"]
-    assert list(by_name) == ["source_devices", *names]
-    guarded = [strategy.name for strategy in auto(Regime.DEVICE_NEW, by_name).strategies]
-    assert guarded == list(GUARDED) == ["source_devices", "multitask", "maml", "scratch"]
-    alone = auto(Regime.BOTH_NEW, by_name, GUARDED_ALONE)
-    assert "source_devices" not in {strategy.name for strategy in alone.strategies}
 
 
 def test_a_harmful_first_choice_is_replaced(source: FleetTLP) -> None:

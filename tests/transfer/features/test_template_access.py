@@ -17,11 +17,6 @@ CPU_ENTITY = """[
     ["tile_ic", "sp", [-1, 4]], ["tile_oc", "sp", [-1, 8]], ["tile_ow", "sp", [-1, 4]],
     ["unroll_kw", "ot", true]
 ]"""
-GPU_ENTITY = """[
-    ["tile_f", "sp", [-1, 2, 4, 2]], ["tile_y", "sp", [-1, 1, 2, 1]], ["tile_x", "sp", [-1, 1, 4, 2]],
-    ["tile_rc", "sp", [-1, 4]], ["tile_ry", "sp", [-1, 1]], ["tile_rx", "sp", [-1, 3]],
-    ["auto_unroll_max_step", "ot", 512], ["unroll_explicit", "ot", 1]
-]"""
 
 
 def autotvm_workload(name: str, arguments: list[object]) -> Workload:
@@ -77,18 +72,6 @@ def test_a_packed_convolution_has_levels_inside_and_outside_of_the_reductions() 
         np.log2(1 + 4 * (10 * 10 * 16 + 9 * 16 * 32 + 64 * 32)), rel=1e-6
     )
     assert (found["contiguous_reads"], found["broadcast_reads"], found["contiguous_write"]) == (1, 1, 1)
-
-
-def test_four_levels_of_a_gpu_template_are_blocks_virtual_threads_threads_and_one_inside() -> None:
-    found = summary("conv2d_nchw.cuda", CONVOLUTION, GPU_ENTITY)
-    assert found["cut_0_spatial"] == 2
-    assert found["cut_3_spatial"] == 2, "what one thread computes"
-    assert found["cut_3_reduction"] == pytest.approx(np.log2(16 * 9))
-    assert found["cut_4_spatial"] == 2 + 5, "what a block's threads compute"
-    assert found["cut_5_spatial"] == np.log2(32 * 64)
-    # Channels first: the width is contiguous.
-    assert (found["spatial_0_factor_0"], found["contiguous_write"]) == (1, 1)
-    assert found["unroll"] == pytest.approx(np.log2(513))
 
 
 @pytest.mark.parametrize(

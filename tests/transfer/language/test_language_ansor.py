@@ -3,11 +3,8 @@ from __future__ import annotations
 import gzip
 import json
 from collections import defaultdict
-from typing import Any
 
 import pytest
-from hypothesis import example, given
-from hypothesis import strategies as st
 
 from tests.language_fixtures import as_lines, columns
 from tests.log_fixtures import ANSOR_LOGS
@@ -16,10 +13,8 @@ from transfer.errors import TraceError
 from transfer.language.ansor import AnsorReader
 from transfer.language.ansor_steps import (
     MAX_STEPS,
-    TAGS,
     check_steps,
     check_text,
-    is_well_formed,
     main_stage_flops,
 )
 from transfer.language.primitives import MAX_TEXT
@@ -241,61 +236,6 @@ def test_other_text_is_not_taken_for_canonical_text(text: str) -> None:
 )
 def test_the_tiling_of_the_main_stage_tells_its_work(text: str, flops: int) -> None:
     assert main_stage_flops(json.loads(text)) == flops
-
-
-numbers = st.integers(-2, 12) | st.sampled_from([64, 999, 1000, 2**63, 2**80, 0.5, True, None])
-fields = numbers | st.lists(numbers, max_size=5) | st.sampled_from(["local", "shared", "a$5", "", "$"])
-wild_steps = st.lists(
-    st.tuples(st.sampled_from([*sorted(TAGS), "XX", "", 3]), st.lists(fields, max_size=6)).map(
-        lambda pair: [pair[0], *pair[1]]
-    )
-    | fields,
-    max_size=12,
-)
-small = st.integers(0, 6)
-lists = st.lists(small, max_size=5)
-tame_step = st.one_of(
-    *(st.tuples(st.just(tag), *shape) for tag, shape in {
-        "AN": (small, small, st.integers(0, 12)),
-        "FU": (small, st.tuples(small, small).map(lambda pair: list(range(min(pair), max(pair) + 1)))),
-        "PR": (small, small, st.sampled_from(["auto_unroll_max_step$16", "b", "$", "c$-1"])),
-        "RE": (small, st.permutations(range(4)).map(list)),
-        "SP": (small, small, st.integers(0, 100), st.lists(small, min_size=1, max_size=4), st.integers(0, 1)),
-        "FSP": (small, small, small, small),
-        "FFSP": (small, small, lists, small, st.integers(0, 1)),
-        "SA": (small, small, small, small),
-        "CA": (small, small, small),
-        "CI": (small,),
-        "CR": (small,),
-        "CHR": (small, st.just("shared"), lists),
-        "CHW": (small, st.just("local")),
-        "RF": (small, small, small),
-    }.items())
-).map(list)  # fmt: skip
-tame_steps = st.lists(tame_step, max_size=14)
-
-
-@given(wild_steps)
-@example([["CHR", 0, "shared", []], ["CA", 1, 1, 0]])
-def test_no_value_crashes_reader_or_check(steps: list[Any]) -> None:
-    text = json.dumps(steps)
-    sequence = AnsorReader().read(text)
-    assert len(sequence) == len(steps)
-    assert all(type(number) is int for step in sequence for number in step.numbers)
-    reason = check_steps(steps)
-    if all(map(is_well_formed, steps)):
-        assert reason == ""
-    main_stage_flops([step for step in steps if isinstance(step, list)])
-
-
-@given(tame_steps)
-def test_steps_that_hang_together_anyhow_are_read(steps: list[Any]) -> None:
-    text = json.dumps(steps, separators=(",", ":"))
-    assert all(map(is_well_formed, steps))
-    assert check_text(text)
-    assert check_steps(steps) == ""
-    reader = AnsorReader()
-    assert reader.read(text) == reader.read(json.dumps(steps))
 
 
 def logged_steps() -> dict[str, list[str]]:

@@ -7,8 +7,6 @@ from collections import Counter
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from agents.records import Workload
 from tests.language_fixtures import as_lines, columns
@@ -252,37 +250,6 @@ def test_too_many_knobs_are_refused() -> None:
 @pytest.mark.parametrize(("entity", "reason"), rows(CHECKS))
 def test_the_check_of_importers_names_what_is_wrong(entity: str, reason: str) -> None:
     assert check_entity(json.loads(entity)) == reason
-
-
-values = st.recursive(
-    st.none() | st.booleans() | st.integers(-3, 2**65) | st.floats(allow_nan=False) | st.text(max_size=4),
-    lambda inner: st.lists(inner, max_size=4),
-    max_leaves=6,
-)
-knobs = st.lists(
-    st.tuples(
-        st.sampled_from(["tile_oc", "tile_y", "tile_k", "ann_spatial", "reorder_0", "SP_0_0", "wmma_m"]),
-        st.sampled_from(["sp", "re", "an", "ot", "xx"]),
-        values,
-    ).map(list)
-    | values,
-    max_size=6,
-)
-tasks = st.sampled_from(
-    ["conv2d_NCHWc.x86", "depthwise_conv2d_nchw.cuda", "dense_pack.x86", "batch_matmul.cuda", "matmul"]
-)
-
-
-@given(
-    knobs,
-    tasks,
-    st.lists(values | st.sampled_from([*json.loads(f"[{CONV}, {STEPS}]")]), max_size=6)
-    | st.sampled_from([json.loads(f"[{CONV}]"), json.loads(f"[{DENSE}]")]),
-)
-def test_no_value_crashes_reader_or_check(entity: list[Any], name: str, arguments: list[Any]) -> None:
-    sequence = AutoTVMReader().read(json.dumps(entity), workload(name, arguments))
-    assert all(type(number) is int for step in sequence for number in step.numbers)
-    check_entity(entity)
 
 
 @pytest.mark.data

@@ -209,32 +209,9 @@ def test_loops_fused_over_and_over_are_refused(doubles: bool) -> None:
         read([*GMM_HEAD, *fused, ["ComputeAt", ["b34", names[-1]], [1], []]], GMM_DECISIONS)
 
 
-NAMES = st.sampled_from(["b0", "b1", "l2", "l3", "l10", "v6", "v35", "None", '"SSRSRS"', "x"])
-ITEMS = st.one_of(NAMES, st.integers(), st.none(), st.booleans(), st.floats(), st.just([]))
-INSTRUCTIONS = st.tuples(
-    st.sampled_from(sorted({one[0] for one in GMM_HEAD + GMM_TAIL} | {"Bind", "RFactor", "ComputeAt", "?"})),
-    st.lists(ITEMS, max_size=4),
-    st.lists(st.one_of(ITEMS, st.just([1, 2]), st.just("meta_schedule.parallel")), max_size=3),
-    st.lists(NAMES, max_size=4),
-).map(list)
 DECISIONS = st.tuples(
     st.integers(0, 12), st.one_of(st.integers(-3, 6), st.lists(st.integers(0, 64), max_size=4))
 ).map(list)
-
-
-@given(st.lists(INSTRUCTIONS, max_size=12), st.lists(DECISIONS, max_size=6), st.integers(0, len(GMM_HEAD)))
-def test_any_well_formed_trace_is_read_or_refused(
-    instructions: list[Any], decisions: list[Any], known: int
-) -> None:
-    try:
-        text = json.dumps([GMM_HEAD[:known] + instructions, GMM_DECISIONS + decisions])
-        steps = MetaScheduleReader().read(text)
-    except TraceError:
-        return
-    for step in steps:
-        assert all(type(number) is int for number in step.numbers)
-        assert len(step.names) == 3
-        assert all(isinstance(name, str) for name in step.names)
 
 
 @given(st.lists(st.lists(DECISIONS, max_size=4), min_size=1, max_size=6))

@@ -1,10 +1,6 @@
 from __future__ import annotations
 
-import json
-
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from tests.program_fixtures import nrm_module, shared_nest_module
 from transfer.language.program import program_stages
@@ -29,17 +25,3 @@ def test_loops_around_several_blocks_belong_to_the_first() -> None:
 )
 def test_other_json_tells_nothing(text: str) -> None:
     assert program_stages(text) == ()
-
-
-@given(st.data())
-def test_a_damaged_module_tells_something_or_nothing(data: st.DataObject) -> None:
-    value = json.loads(nrm_module())
-    place = data.draw(st.integers(0, len(value["nodes"]) - 1))
-    junk = st.one_of(st.none(), st.integers(-5, 80), st.text(max_size=3), st.lists(st.integers(-5, 80)))
-    node = value["nodes"][place]
-    if isinstance(node.get("data"), dict) and node["data"]:
-        node["data"][data.draw(st.sampled_from(sorted(node["data"])))] = data.draw(junk)
-    else:
-        node["data"] = data.draw(junk)
-    for stage in program_stages(json.dumps(value)):
-        assert len(stage.extents) == len(stage.reductions)

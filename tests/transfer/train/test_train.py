@@ -40,14 +40,6 @@ def test_learns_to_order_candidates_of_workloads_it_never_saw():
     assert result.seconds > 0
 
 
-def test_weights_follow_the_seed_and_the_global_random_state_is_left_alone():
-    state = torch.random.get_rng_state()
-    first, second, other = (train(DATASET, ROWS, config=QUICK, seed=s).model for s in (3, 3, 4))
-    assert same_weights(first, second)
-    assert not same_weights(first, other)
-    assert torch.equal(torch.random.get_rng_state(), state)
-
-
 def test_rows_outside_of_the_training_rows_have_no_influence():
     rows = np.flatnonzero(DATASET.group < 5)
     others = DATASET.group >= 5
