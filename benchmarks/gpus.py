@@ -147,9 +147,10 @@ def _speeds(space: Space, target: int, name: str, seed: int, count: int, keep: P
         return {"speeds": run_chooser(space, target, name, seed, count=count)}
 
     if keep is None:
-        return run()["speeds"]
+        return run_chooser(space, target, name, seed, count=count)
     file_name = f"{space.kernel} {space.devices[target]} {name} {seed} {count}.json"
-    return kept(keep / file_name.replace("/", "-"), run)["speeds"]
+    speeds: list[float] = kept(keep / file_name.replace("/", "-"), run)["speeds"]
+    return speeds
 
 
 def _figures(outcomes: dict[str, Outcomes]) -> Figures:
