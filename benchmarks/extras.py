@@ -35,6 +35,7 @@ EXTRAS: dict[str, tuple[str, ...]] = {
     "dashboard": ("dev",),
     "disturbing_load": (),
     "freshness": ("daemon", "networks"),
+    "gpu_visit": ("daemon", "networks"),
     "gpus": ("train",),
     "hostile": ("daemon",),
     "hostile_child": ("daemon",),
