@@ -41,9 +41,8 @@ from agents.programs.trace_rules import read_trace
 from agents.programs.workloads import own_module
 from agents.records import DeviceKind, DeviceSpec, Outcome, Record, Workload, as_json_dict
 from benchmarks.harness import Figures, Option, benchmark, child_json, kept, working_folder
-from benchmarks.networks import with_device
+from benchmarks.networks import NETWORKS, with_device
 from benchmarks.search_sides import tuned
-from benchmarks.tables import markdown_table
 from fleet.config.init import host_profiles
 from fleet.config.settings import FleetConfig, load_fleet
 from fleet.store.store import Store
@@ -58,11 +57,8 @@ PRODUCTS: Final = {
     "attention": (96, 512, 512, 64),
     "bert-linear": (1, 1024, 3072, 768),
 }
-_NETWORKS: Final = ("transformers:bert,dtype=float16", "transformers:bert")
-_TINY_BERT: Final = (
-    "transformers:bert,hidden_size=128,num_hidden_layers=2,num_attention_heads=2,intermediate_size=512,"
-    "dtype=float16"
-)
+_NETWORKS: Final = (f"{NETWORKS['bert-base']},dtype=float16", NETWORKS["bert-base"])
+_QUICK: Final = (f"{NETWORKS['bert-tiny']},dtype=float16",)
 #: Share of the minutes that the products take, and share of a part's that its search takes: compiling and
 #: timing follow it.
 _PRODUCTS_SHARE, _SEARCH_SHARE = 0.4, 0.6
@@ -94,7 +90,7 @@ class Options:
     ] = tuple(PRODUCTS)
     network: Annotated[
         tuple[str, ...],
-        Option("as `fleet tune` takes it, in place of the usual ones", is_repeated=True, quick=(_TINY_BERT,)),
+        Option("as `fleet tune` takes it, in place of the usual ones", is_repeated=True, quick=_QUICK),
     ] = _NETWORKS
     keep: Annotated[Path | None, Option("folder of finished parts; a stopped visit goes on")] = None
     quick: Annotated[bool, Option("two minutes, two products, a small network")] = False
@@ -292,7 +288,6 @@ def _tuned(settings: FleetConfig, spec: DeviceSpec, text: str, folder: Path, min
     return row | {
         "scheduled": f"{timed['applied']} of {timed['workloads']}",
         "latency_secs": secs,
-        "turns": timed["turns"],
         "absent": timed["absent"],
         "difference": timed["differences"],
         "is_equal": is_right("tvm_tuned", timed, timed["tolerance"]),
@@ -370,25 +365,8 @@ def answer() -> None:
 
 
 def table(result: Figures) -> list[str]:
-    """Microseconds of each product and milliseconds of each network by side; or why the visit is skipped."""
-    if "skipped" in result:
-        return [f"skipped: {result['skipped']}"]
-    lines: list[str] = []
-    rows = {
-        "product, us": {
-            name: row["best_secs"] for name, row in result["products"].get("products", {}).items()
-        },
-        "network, ms": {name: row.get("latency_secs", {}) for name, row in result["networks"].items()},
-    }
-    for unit, secs in rows.items():
-        sides = list(dict.fromkeys(side for row in secs.values() for side in row))
-        factor = 1e6 if unit.endswith("us") else 1e3
-        cells = [
-            (name, *(f"{factor * row[side]:.2f}" if side in row else "-" for side in sides))
-            for name, row in secs.items()
-        ]
-        lines += [*markdown_table((unit, *sides), cells), ""]
-    return lines
+    """Why a visit is skipped; of a visit the JSON is printed."""
+    return [f"skipped: {result['skipped']}"] if "skipped" in result else []
 
 
 main = benchmark("gpu_visit", __doc__, Options, measure, table=table)
