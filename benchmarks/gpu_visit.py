@@ -36,6 +36,7 @@ from typing import Annotated, Any, Final
 from agents.codec import workload_from_json
 from agents.errors import first_line
 from agents.host.cuda import compiler_fault, cuda_devices, gpu_state, reading_fault
+from agents.programs.build import compiled
 from agents.programs.check import argument_values
 from agents.programs.trace_rules import read_trace
 from agents.programs.workloads import own_module
@@ -333,7 +334,8 @@ def default_module(workload: Workload, target: Any) -> Any:
 
     rules = (gpu.Matmul(), gpu.GEMV(), gpu.Reduction(), gpu.GeneralReduction(), gpu.Fallback())
     with target:
-        return tvm.tirx.build(dlight.ApplyDefaultSchedule(*rules)(own_module(workload)), target=target)
+        module = dlight.ApplyDefaultSchedule(*rules)(own_module(workload))
+        return compiled(lambda: tvm.tirx.build(module, target=target))
 
 
 def has_tensor_cores(source: str) -> bool:

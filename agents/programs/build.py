@@ -3,10 +3,16 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from agents.programs.trace_rules import TraceRefusedError, read_trace
+
+_Compiled = TypeVar("_Compiled")
+
+#: TVM's refusal of what its own pass made: it gave shared memory of float16 to sums of float32.
+_REUSED = "tvm_access_ptr element type"
 
 
 class CandidateRefused(Exception):  # noqa: N818  # a fate of a candidate, not a fault of the program
@@ -53,6 +59,27 @@ def replay(module: Any, trace: str) -> Any:
     return scheduled(module, trace).mod
 
 
+def compiled(compile_it: Callable[[], _Compiled], **config: Any) -> _Compiled:
+    """Compile with TVM, and once more without reuse of buffers if that is what TVM refuses.
+
+    Schedules of TVM's rules for tensor cores come to this if sums are of float32, as in networks of float16.
+
+    Args:
+        compile_it: Compiles.
+        config: Of TVM's passes.
+    """
+    import tvm
+
+    try:
+        with tvm.transform.PassContext(config=config):
+            return compile_it()
+    except Exception as error:
+        if _REUSED not in str(error):
+            raise
+    with tvm.transform.PassContext(config={**config, "tirx.disable_storage_rewrite": True}):
+        return compile_it()
+
+
 def build(module: Any, trace: str, target: Any) -> Built:
     """Schedule and compile one candidate: a trace (JSON text) of an unscheduled `tvm.IRModule`.
 
@@ -71,8 +98,9 @@ def build(module: Any, trace: str, target: Any) -> Built:
     scheduled = replay(module, trace)
     try:
         # CUDA's compiler learns the architecture from the target in scope only; else it asks this host's GPU.
-        with target, tvm.transform.PassContext(config={"tirx.disable_assert": True}):
-            runtime = tvm.tirx.build(scheduled, target=target)
+        with target:
+            config = {"tirx.disable_assert": True}
+            runtime = compiled(lambda: tvm.tirx.build(scheduled, target=target), **config)
         runtime.get_function("main", query_imports=True)
     except Exception as error:
         raise CandidateRefused(f"TVM cannot compile the candidate: {error}") from error
