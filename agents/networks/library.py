@@ -24,7 +24,7 @@ from agents.networks.latency import program_secs
 from agents.networks.network_name import NetworkRefusedError, read_network_name
 from agents.networks.schedule_choice import Way, fastest_ways, ways
 from agents.networks.sources import load
-from agents.programs.build import CandidateRefused, scheduled
+from agents.programs.build import CandidateRefused, compiled, scheduled
 from agents.programs.design_space import SPACE_TARGETS
 from agents.programs.tvm_import import load_tensor_intrinsics
 from agents.programs.workloads import workload_id_of
@@ -270,7 +270,7 @@ def compile_library(module: Any, target: Any, path: Path, network: str) -> None:
     try:
         # CUDA's compiler learns the architecture from the target in scope only.
         with target:
-            relax.build(module, target).export_library(str(path))
+            compiled(lambda: relax.build(module, target)).export_library(str(path))
     except Exception as error:
         raise NetworkRefusedError(
             f"network {network}: TVM cannot compile it for {target}: {last_line(error)}"

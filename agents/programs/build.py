@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import Any
+from types import MappingProxyType
+from typing import Any, TypeVar
 
 from agents.programs.trace_rules import TraceRefusedError, read_trace
 
 #: Passes of TVM that go over every statement, and after which LLVM makes the same code for a CPU as without
 #: them: a sixth of what TVM takes before LLVM.
 _LEFT_OUT = frozenset({"tirx.RemoveNoOp", "s_tir.RenormalizeSplitPattern"})
+#: TVM's refusal of what its own pass made: it gave shared memory of float16 to sums of float32.
+_REUSED = "tvm_access_ptr element type"
+
+_Compiled = TypeVar("_Compiled")
 
 
 class CandidateRefused(Exception):  # noqa: N818  # a fate of a candidate, not a fault of the program
@@ -74,6 +80,36 @@ def _leave_out() -> Any:
     return LeaveOut()
 
 
+def compiled(
+    compile_it: Callable[[], _Compiled],
+    instruments: Sequence[Any] = (),
+    *,
+    config: Mapping[str, Any] = MappingProxyType({}),
+) -> _Compiled:
+    """Compile with TVM, and once more without reuse of buffers if that is what TVM refuses.
+
+    Schedules of TVM's rules for tensor cores come to this if sums are of float32, as in networks of float16.
+
+    Args:
+        compile_it: Compiles.
+        instruments: Of TVM's passes (`tvm.ir.instrument.PassInstrument`).
+        config: Of TVM's passes.
+    """
+    import tvm
+
+    def context(**more: Any) -> Any:
+        return tvm.transform.PassContext(config={**config, **more}, instruments=list(instruments))
+
+    try:
+        with context():
+            return compile_it()
+    except Exception as error:
+        if _REUSED not in str(error):
+            raise
+    with context(**{"tirx.disable_storage_rewrite": True}):
+        return compile_it()
+
+
 def build(module: Any, trace: str, target: Any) -> Built:
     """Schedule and compile one candidate: a trace (JSON text) of an unscheduled `tvm.IRModule`.
 
@@ -91,13 +127,14 @@ def build(module: Any, trace: str, target: Any) -> Built:
     started = time.perf_counter()
     scheduled = replay(module, trace)
     try:
-        passes = tvm.transform.PassContext(
-            config={"tirx.disable_assert": True},
-            instruments=[_leave_out()] if target.kind.name == "llvm" else [],
-        )
+        instruments = [_leave_out()] if target.kind.name == "llvm" else []
         # CUDA's compiler learns the architecture from the target in scope only; else it asks this host's GPU.
-        with target, passes:
-            runtime = tvm.tirx.build(scheduled, target=target)
+        with target:
+            runtime = compiled(
+                lambda: tvm.tirx.build(scheduled, target=target),
+                instruments,
+                config={"tirx.disable_assert": True},
+            )
         runtime.get_function("main", query_imports=True)
     except Exception as error:
         raise CandidateRefused(f"TVM cannot compile the candidate: {error}") from error

@@ -33,6 +33,8 @@ from agents.records import DERIVED, Candidate, CandidateId, Family, Workload, Wo
 #: Factors of a spatial loop in MetaSchedule's tiling for GPUs, and the one that is bound to threads.
 _FACTORS, _THREADS = 5, 2
 _LOW, _HIGH = (f"meta_schedule.thread_extent_{end}_inclusive" for end in ("low", "high"))
+#: Notes a block whose tiles are bound to warps, not threads: tensor cores are used by a warp at once.
+_OF_WARPS, _WARP_THREADS = "warp_execution", 32
 #: Draws after which the last one is taken, whatever its threads: a small workload may have none that fit.
 _MOST_DRAWS = 1_000
 #: Trial division ends here, so that the extent of a stranger's loop holds nobody up.
@@ -47,7 +49,7 @@ class ThreadTiles:
     tiles: list[Any]
     #: Of the loop that each tiles: its prime powers, and the largest innermost factor.
     loops: list[tuple[dict[int, int], int]]
-    #: Fewest and most threads.
+    #: Fewest and most threads, or warps if tensor cores compute.
     bounds: tuple[int, int]
 
     @classmethod
@@ -65,8 +67,9 @@ class ThreadTiles:
         loops = [
             (prime_powers(extent), int(tile.attrs[1])) for tile, extent in zip(tiles, extents, strict=True)
         ]
+        size = _WARP_THREADS if any(_note(step) == _OF_WARPS for step in space.insts) else 1
         [low], [high] = notes.values()
-        return cls(tiles, loops, (int(low), int(high)))
+        return cls(tiles, loops, (-(-int(low) // size), int(high) // size))
 
     def draw(self, draws: random.Random) -> dict[Any, list[int]]:
         """Draw the tile of each loop, outermost factor first, by its instruction."""

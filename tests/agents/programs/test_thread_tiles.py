@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import random
 from collections import Counter
@@ -12,6 +13,7 @@ from hypothesis import strategies as st
 from scipy.stats import chi2_contingency
 
 from agents.programs.design_space import DesignSpace, draw_tile, prime_powers
+from agents.programs.workloads import workload_from_module
 from agents.records import Family, Workload
 
 
@@ -59,3 +61,26 @@ def test_gpu_spaces_draw_threads_that_fit(matmul: Workload) -> None:
     assert len(found.candidates) == 8
     # TVM's own draws pass one time in ten or twenty.
     assert found.tries < 8 * 8
+
+
+@pytest.mark.tvm
+def test_tiles_of_tensor_cores_count_warps() -> None:
+    """A warp uses tensor cores as a whole: drawn as threads, each program would have 32 warps or more."""
+    import tvm
+    from tvm import te
+    from tvm.s_tir.meta_schedule.testing.te_workload import matmul
+
+    function = te.create_prim_func(matmul(128, 768, 768, in_dtype="float16", out_dtype="float32"))
+    module = tvm.IRModule({"main": function})
+    workload = workload_from_module(module, name="product", operator="GMM")
+    drawn = DesignSpace(workload, Family.GPU).sample(8, seed=3)
+    assert len(drawn.candidates) == 8
+    # Seventeen of forty draws passed, and one of forty that were drawn as threads.
+    assert drawn.tries < 8 * 8
+    warps = []
+    for candidate in drawn.candidates:
+        steps, decisions = json.loads(candidate.trace)
+        tiles = [value for place, value in decisions if steps[place][0] == "SamplePerfectTile"]
+        warps.append(math.prod(tile[2] for tile in tiles if len(tile) == 5))
+    assert max(warps) <= 32
+    assert min(warps) < 16
