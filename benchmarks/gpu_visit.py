@@ -235,7 +235,9 @@ def _products(
 
 def name_of(output: Sequence[int]) -> str:
     """The product that has an output of this shape."""
-    shapes = {(batch, rows, columns): name for name, (batch, rows, columns, _) in PRODUCTS.items()}
+    shapes: dict[tuple[int, ...], str] = {
+        (batch, rows, columns): name for name, (batch, rows, columns, _) in PRODUCTS.items()
+    }
     return shapes[(1, 1, *output)[-3:]]
 
 
@@ -347,8 +349,9 @@ def _torch_secs(values: Sequence[Any], index: int) -> float:
     import torch
 
     left, right = (torch.from_numpy(value).to(f"cuda:{index}") for value in values)
-    began, ended = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-    secs, runs = [], 1
+    event: Any = torch.cuda.Event
+    began, ended = event(enable_timing=True), event(enable_timing=True)
+    secs, runs = list[float](), 1
     # Two turns come first: one loads the kernel, one shows how many runs fill a turn.
     for _ in range(2 + _TURNS):
         began.record()
