@@ -27,8 +27,8 @@ from transfer.adapt.space_search import SpaceSearch
 from transfer.arrays import Floats, Rows
 from transfer.features.hardware import kinship_steps
 
-#: Of Kernel Tuner 1.5; a version without one of them reports so. Left out are bayes_opt, which took longest
-#: and found least, variants of greedy_ils and mls, and what needs further packages.
+#: Of Kernel Tuner 1.5; a version without one of them reports so. Left out are bayes_opt, which takes minutes
+#: per run and found least, searches for several aims, and what needs further packages.
 STRATEGIES = (
     "hybrid_vndx",
     "adaptive_tabu_greywolf",
@@ -41,6 +41,9 @@ STRATEGIES = (
     "mls",
     "firefly_algorithm",
     "dual_annealing",
+    "greedy_mls",
+    "ordered_greedy_mls",
+    "minimize",
 )
 
 #: Different configurations that a strategy evaluates at most; some end before.

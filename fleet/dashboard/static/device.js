@@ -124,17 +124,17 @@ function canaryFigure(canaries, of) {
 const KINDS = { published: "promoted", rolled_back: "rolled back", kept: "not promoted" };
 
 function ladderPart({ champion, steps, of, damaged }, device) {
-  const title = h("h2", {}, "Champion and challengers");
+  const title = h("h2", {}, "Active model and challengers");
   if (damaged) return [title, h("p", { class: "warning" }, damaged)];
   const rows = steps.map((step) => [moment(step.at), KINDS[step.kind] || step.kind, step.version, against(step), short(step.reason, 400)]);
   return [
     title,
     champion ? [
       h("p", { class: "lede" }, `${champion.version} serves since ${moment(champion.since)}: ${champion.reason || "no reason was given"}`),
-      tiles([["champion", champion.version], ["shipped model", device.shipped || "no"], ["top-1", figure({ ...device, champion: champion.version })]]),
+      tiles([["active model", champion.version], ["shipped model", device.shipped || "no"], ["top-1", figure({ ...device, champion: champion.version })]]),
       champion.retained ? note(`Challenger ${champion.retained}`) : null,
     ] : empty("No model serves this device yet."),
-    rows.length ? plainTable("Champions and challengers", ["When", "What", "Version", "Pairs right, compared with the champion", "Why"], rows) : null,
+    rows.length ? plainTable("Active models and challengers", ["When", "What", "Version", "Pairs right, compared with the active model", "Why"], rows) : null,
     cutOff(rows.length, of, "steps"),
   ];
 }
@@ -142,7 +142,7 @@ function ladderPart({ champion, steps, of, damaged }, device) {
 function against({ challenger, champion, difference }) {
   if (!challenger) return "not judged";
   const [middle, low, high] = (difference || []).map(signedPercent);
-  return [percent(challenger[0]), champion ? ` (champion ${percent(champion[0])})` : "", difference ? sub(`${middle} (${low} to ${high})`) : null];
+  return [percent(challenger[0]), champion ? ` (active model ${percent(champion[0])})` : "", difference ? sub(`${middle} (${low} to ${high})`) : null];
 }
 
 function alertPart(alerts, now) {

@@ -55,7 +55,7 @@ function columns(now, digest) {
     { name: "Last 2 h", level: 2, cell: (row) => of(row, () => sparkline(row.spark, sparkText(row.spark))) },
     { name: "Noise floor", key: "noise", number: true, level: 2, help: "Median change when the same programs are measured twice (A/A runs)", cell: (row) => of(row, () => noise(row.noise)) },
     { name: "Drift", key: "suspect", number: true, level: 3, help: "Share of the last 128 records with too few undisturbed repeats", cell: (row) => of(row, () => percent(row.suspect_share, 0)) },
-    { name: "Champion", key: "champion", level: 3, cell: champion },
+    { name: "Active model", key: "champion", level: 3, cell: champion },
     { name: "Top-1", key: "top1", number: true, level: 2, help: "Speed of the model's first choice, as a share of the best speed, on held-out workloads, with its 90 % interval", cell: figure },
     { name: "Last record", key: "last", level: 3, cell: (row) => h("span", { title: moment(row.last_record_at) }, ago(row.last_record_at, now)) },
     { name: "Last error", level: 3, cell: (row) => of(row, () => error(row.last_error, now)) },

@@ -141,7 +141,7 @@ def test_every_view_has_the_numbers_of_the_api_and_no_markup_of_others(page: Any
     seen = go(page, fleet, f"candidate/{evil['workload_id']}%2F{candidate_id}", "Schedule compared")
     assert candidate_id in seen
     # Its last failures come with the next reading of the store.
-    until(lambda: EVIL in go(page, fleet, "device/one", "Champion and challengers"), 60)
+    until(lambda: EVIL in go(page, fleet, "device/one", "Active model and challengers"), 60)
     assert EVIL in go(page, fleet, "alerts", "Cause")
     compared = live.get("/v1/dashboard/compare", before="one", after="two", all="true")
     seen = go(page, fleet, "compare?before=one&after=two&all=true", "Severity")
