@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from dataclasses import replace
-from functools import partial
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -37,10 +36,17 @@ DATASET = make_dataset(workloads=9, candidates=12)
 DEVICES = tuple(map(str, DATASET.device_ids))
 
 
+@dataclass(frozen=True, slots=True)
+class BriefMaml(Maml):
+    """A start of meta-learning within seconds."""
+
+    outer_steps: int = 2
+
+
 @pytest.fixture
 def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A copy: opening a store may write into it. A start of meta-learning takes most of a minute."""
-    monkeypatch.setattr("transfer.adapt.guard.Maml", partial(Maml, outer_steps=2))
+    monkeypatch.setattr("transfer.adapt.guard.Maml", BriefMaml)
     return Path(shutil.copytree(PROFILES, tmp_path / "store"))
 
 

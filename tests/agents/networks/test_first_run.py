@@ -173,7 +173,13 @@ def test_a_decoder_becomes_a_library(tmp_path: Path) -> None:
     seen = run_first(network, tmp_path)
     assert seen["workloads"] > 5
     # So is that of a search's end.
-    question = {"network": network, "target": {"kind": "llvm"}, "folder": str(tmp_path), "traces": {}}
+    question = {
+        "network": network,
+        "target": {"kind": "llvm"},
+        "folder": str(tmp_path),
+        "traces": {},
+        "lock": "",
+    }
     assert build(question, Family.CPU)["workloads"] == seen["workloads"]
     assert (tmp_path / TUNED).exists()
 
