@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,9 +21,8 @@ from benchmarks.onboarding_cases import CasePlan, FewShot, FewShotSet, Situation
 from benchmarks.onboarding_curve import RANDOM, Adapting, Contender, CurvePlan, Point, run_curve
 from benchmarks.onboarding_parts import CurveTable
 from tests.model_fixtures import CONFIG, make_dataset
-from tests.strategy_fixtures import LikeNearest
+from tests.strategy_fixtures import BriefMaml, LikeNearest
 from transfer.adapt.base import Regime
-from transfer.adapt.maml import Maml
 from transfer.adapt.sample_selection import Paired
 from transfer.data.dataset import Dataset
 
@@ -34,13 +33,6 @@ FEW = [
 ]
 DATASET = make_dataset(workloads=9, candidates=12)
 DEVICES = tuple(map(str, DATASET.device_ids))
-
-
-@dataclass(frozen=True, slots=True)
-class BriefMaml(Maml):
-    """A start of meta-learning within seconds."""
-
-    outer_steps: int = 2
 
 
 @pytest.fixture

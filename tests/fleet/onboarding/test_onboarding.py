@@ -8,7 +8,6 @@ import shutil
 import sys
 import threading
 import time
-from functools import partial
 from itertools import chain, pairwise
 from pathlib import Path
 from types import FrameType
@@ -41,7 +40,7 @@ from fleet.store.store import Store
 from tests.coordinator_fixtures import write_replay_device
 from tests.dataset_fixtures import cpu_device, gmm_workload, record_of
 from tests.onboarding_fixtures import BROKEN, NEW, SOURCES, TILES, WORKLOADS, candidate, fill, records_of
-from transfer.adapt.maml import Maml
+from tests.strategy_fixtures import BriefMaml
 
 pytestmark = pytest.mark.usefixtures("few_trees")
 
@@ -94,7 +93,7 @@ def test_no_samples_at_all_still_give_a_head(recorded_store: Path, tmp_path: Pat
 def test_auto_checks_its_default_against_meta_learning_multitask_and_scratch(
     recorded_store: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("transfer.adapt.guard.Maml", partial(Maml, outer_steps=2))
+    monkeypatch.setattr("transfer.adapt.guard.Maml", BriefMaml)
     result = onboard_recorded(settings_of(recorded_store, samples=48, strategy="auto"), NEW)
     assert result["strategy"] == "auto"
     check = result["notes"]["check"]
