@@ -90,9 +90,9 @@ def test_bad_programs_have_their_outcomes_and_the_batch_goes_on(
 ) -> None:
     [fine] = good(1, check=True)
     # Each of the four elements maps 256 MiB and touches all of it (MAP_PRIVATE|MAP_ANONYMOUS|MAP_POPULATE):
-    # steps small enough for a host with little memory, and repeats that go on until the limit is noticed.
+    # steps small enough for a host with little memory, and a pause in which a busy host notices the limit.
     eats = calling("eats", "mmap", 0, 1 << 28, 3, 0x8022, -1, 0)
-    greedy = replace(QUICK, repeat=20, memory_limit_gib=1.0)
+    greedy = replace(QUICK, repeat=20, memory_limit_gib=1.0, cooldown_ms=5000)
     unknown_block = '[[["GetSBlock",[],["no_such_block","main"],["b0"]]],[]]'
     traces = [
         Candidate(workload_id=matmul.workload_id, trace=trace)
