@@ -29,6 +29,8 @@ from agents.records import Family, Workload
 _VALUE_SHAPED = ("Compress", "NonMaxSuppression", "NonZero", "Unique")
 _DIGITS = re.compile(r"\d+(?=_|$)")
 _MOST_NAME = 60
+#: The attribute by which a program tells which of its arguments are constants.
+WEIGHTS = "layout_free_buffers"
 #: A Relax operator's tensor program: (block builder, call) -> expression.
 _Lowering = Callable[[Any, Any], Any]
 
@@ -137,12 +139,18 @@ def workload_ids(module: Any) -> dict[str, str]:
     import tvm
 
     return {
-        str(variable.name_hint): workload_id_of(
-            tvm.IRModule({"main": function.with_attr("global_symbol", "main")})
-        )
+        str(variable.name_hint): id_of_program(function)
         for variable, function in module.functions_items()
         if isinstance(function, tvm.tirx.PrimFunc)
     }
+
+
+def id_of_program(function: Any) -> str:
+    """The workload of a tensor program, which may say which of its arguments are weights."""
+    import tvm
+
+    plain = function.with_attr("global_symbol", "main").without_attr(WEIGHTS)
+    return workload_id_of(tvm.IRModule({"main": plain}))
 
 
 def named(workload: Workload) -> Workload:

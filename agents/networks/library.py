@@ -19,7 +19,7 @@ from typing import Any
 from agents.errors import last_line
 from agents.host.device_kinds import compiled_target
 from agents.host.host_lock import timing_lock
-from agents.networks.graph import lowered, workloads_of
+from agents.networks.graph import WEIGHTS, id_of_program, lowered, workload_ids, workloads_of
 from agents.networks.latency import program_secs
 from agents.networks.network_name import NetworkRefusedError, read_network_name
 from agents.networks.schedule_choice import Way, fastest_ways, ways
@@ -27,11 +27,8 @@ from agents.networks.sources import load
 from agents.programs.build import CandidateRefused, compiled, scheduled
 from agents.programs.design_space import SPACE_TARGETS
 from agents.programs.tvm_import import load_tensor_intrinsics
-from agents.programs.workloads import workload_id_of
 from agents.records import Family
 
-#: The attribute by which a program tells which of its arguments are constants.
-_WEIGHTS = "layout_free_buffers"
 #: The annotation of the block that puts weights in order.
 _ORDERED = "layout_rewrite_preproc"
 #: What TVM adds to the name of a program whose weights were put in order.
@@ -136,17 +133,6 @@ class _Network:
             ]
             return tvm.transform.Sequential(passes)(module)
 
-    def workload_ids(self) -> dict[str, str]:
-        """The workload of each program with a schedule, by the program's name."""
-        import tvm
-
-        return {
-            str(variable.name_hint): workload_id
-            for variable, function in self.module.functions_items()
-            if isinstance(function, tvm.tirx.PrimFunc)
-            and (workload_id := _workload_id(function)) in self.programs
-        }
-
     def _database(self, places: Mapping[str, int]) -> Any:
         """The schedules as TVM looks them up."""
         import tvm
@@ -167,13 +153,6 @@ class _Network:
         return database
 
 
-def _workload_id(function: Any) -> str:
-    import tvm
-
-    function = function.with_attr("global_symbol", "main")
-    return workload_id_of(tvm.IRModule({"main": function.without_attr(_WEIGHTS)}))
-
-
 def _programs(
     module: Any, traces: Mapping[str, Sequence[str]], family: Family
 ) -> tuple[dict[str, _Program], dict[str, str]]:
@@ -185,10 +164,10 @@ def _programs(
     target = tvm.target.Target(SPACE_TARGETS[family])
     for task in ms.relax_integration.extract_tasks(module, target):
         program = task.dispatched[0]
-        workload_id = _workload_id(program["main"])
+        workload_id = id_of_program(program["main"])
         schedules = []
         # Programs that name no weights stay as they are: those of sorts and scans have no block to rewrite.
-        for way in ways(traces.get(workload_id, ()), _WEIGHTS in (program["main"].attrs or {})):
+        for way in ways(traces.get(workload_id, ()), WEIGHTS in (program["main"].attrs or {})):
             try:
                 schedules.append(_schedule(program, way))
             except CandidateRefused as error:
@@ -223,7 +202,7 @@ def _timed(network: _Network, values: list[Any], lock: str) -> list[Mapping[str,
     import tvm
     from tvm import relax
 
-    began, ids = time.monotonic(), network.workload_ids()
+    began, ids = time.monotonic(), workload_ids(network.module)
     most = max((len(program.schedules) for program in network.programs.values()), default=1)
     secs_by_way: list[Mapping[str, float]] = []
     for place in range(most if most > 1 else 0):
@@ -235,7 +214,7 @@ def _timed(network: _Network, values: list[Any], lock: str) -> list[Mapping[str,
             by_function = program_secs(machine, values, is_repeated=True)
         secs: dict[str, float] = {}
         for name, function_secs in by_function.items():
-            if (workload_id := ids.get(name.removesuffix(_PREPACKED))) is not None:
+            if (workload_id := ids.get(name.removesuffix(_PREPACKED), "")) in network.programs:
                 secs[workload_id] = secs.get(workload_id, 0.0) + function_secs
         secs_by_way.append(secs)
     return secs_by_way
