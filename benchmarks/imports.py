@@ -58,7 +58,7 @@ gc.disable()  # as an import does
 began, problems = time.process_time(), 0
 for path in json.loads(sys.argv[2]):
     _, entries = LineReader().open(pathlib.Path(path))
-    problems += len({entry.workload for entry in entries if isinstance(entry, tuple)})
+    problems += len({entry.workload for entry in entries if not isinstance(entry, Exception)})
 print(json.dumps({"problems": problems, "cpu_secs": time.process_time() - began}))
 """
 

@@ -7,7 +7,6 @@ it, is in `docs/import.md`.
 from __future__ import annotations
 
 import functools
-import hashlib
 from collections.abc import Callable, Hashable, Sequence
 from itertools import chain
 from typing import Any, TypeVar
@@ -16,10 +15,10 @@ import numpy as np
 import pyarrow as pa
 
 from agents.codec import protocol_to_json
-from agents.records import IMPORTED, RECORD_SCHEMA, DeviceId, Protocol, canonical_json
-from fleet.interchange.logs.catalog import Measurement, framed
+from agents.records import IMPORTED, RECORD_SCHEMA, DeviceId, Protocol, canonical_json, record_id_of
+from fleet.interchange.logs.catalog import Measurement
 from fleet.interchange.logs.json_values import attempt_of
-from fleet.store.delta.schema import FILE_SCHEMA, RECORD_ID_DIGITS
+from fleet.store.delta.schema import FILE_SCHEMA
 
 #: Rows in one commit at most, and bytes of what strangers may make long: traces, environments, costs.
 BATCH_ROWS = 32_768
@@ -60,8 +59,7 @@ class RowBatch:
     """Rows of one device that wait for a commit."""
 
     def __init__(self, device_id: DeviceId) -> None:
-        self._device = framed(device_id)
-        self._middle: dict[str, bytes] = {}
+        self._device_id = device_id
         self._clear()
 
     def _clear(self) -> None:
@@ -81,17 +79,12 @@ class RowBatch:
 
     def add(self, measurement: Measurement) -> None:
         """Take one measurement."""
-        workload, environment, trace, result = measurement
-        candidate_id = workload.candidate_id(trace)
+        trace, environment, result = measurement.trace, measurement.environment, measurement.result
+        candidate_id = measurement.workload.candidate_id(trace)
         attempt = attempt_of(result)
-        # `Record.record_id`: content_hash(candidate_id, device_id, environment_id, str(attempt)).
-        middle = self._middle.get(environment.environment_id)
-        if middle is None:
-            middle = self._device + framed(environment.environment_id)
-            self._middle[environment.environment_id] = middle
-        digest = hashlib.sha256(framed(candidate_id) + middle + framed(str(attempt)))
+        record_id = record_id_of(candidate_id, self._device_id, environment.environment_id, attempt)
         self._measurements.append(measurement)
-        self._record_ids.append(digest.hexdigest()[:RECORD_ID_DIGITS])
+        self._record_ids.append(record_id)
         self._candidate_ids.append(candidate_id)
         self._attempts.append(attempt)
         self._bytes += len(trace) + len(environment.text) + _SECONDS_BYTES * len(result.run_secs)

@@ -12,6 +12,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from msgspec.structs import replace
+
 from agents.records import WorkloadId, canonical_json, content_hash, imported_id
 from fleet.interchange.logs.catalog import (
     MAX_WORKLOADS,
@@ -217,7 +219,7 @@ def _workload(
         workload_id = key_id(DIALECT, check_key(canonical_text(key)))
         module_json = canonical_json({"dialect": DIALECT, **key})
     name = tensor_name(operator.name, shapes)[:100]
-    operator = operator._replace(name=operator.name[:100])
+    operator = replace(operator, name=operator.name[:100])
     return LoggedWorkload.of(DIALECT, workload_id, name, operator, module_json)
 
 

@@ -5,15 +5,16 @@ The readers of the dialects fill it; `fleet.interchange.import_logs` stores what
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Hashable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
+from msgspec import Struct
 from msgspec.structs import replace
 
 from agents.records import Family, Workload, WorkloadId, canonical_json, content_hash
+from agents.values import Value
 from fleet.interchange.logs.json_items import Document
 from fleet.interchange.logs.json_values import LoggedResult, Rejected, canonical_text
 from fleet.interchange.logs.lines import MAX_LINE_BYTES, LogLines
@@ -42,19 +43,13 @@ _EXTENT_BYTES = 40
 WORKLOAD_ID_DIGITS = 16
 
 
-@dataclass(slots=True, eq=False)
-class LoggedWorkload:
-    """A workload and what makes ids of its candidates fast."""
+class LoggedWorkload(Struct, eq=False):
+    """A workload that lines of a dialect name."""
 
     workload: Workload
     dialect: str
     #: How often its FLOPs were estimated.
     estimates: int = 0
-    #: What its candidates have in common in the text that is hashed.
-    _prefix: bytes = field(init=False)
-
-    def __post_init__(self) -> None:
-        self._prefix = framed(self.workload.workload_id) + framed(self.dialect)
 
     @classmethod
     def of(
@@ -82,8 +77,8 @@ class LoggedWorkload:
         )
 
     def candidate_id(self, trace: str) -> str:
-        """`agents.records.content_hash(workload_id, dialect, trace)`."""
-        return hashlib.sha256(self._prefix + framed(trace)).hexdigest()[:32]
+        """Id of a schedule of this workload."""
+        return content_hash(self.workload.workload_id, self.dialect, trace)
 
     def estimate_flops(self, flops: float) -> None:
         """Keep an estimate that was not there before."""
@@ -93,12 +88,6 @@ class LoggedWorkload:
     def forget_content(self) -> None:
         """Give memory back once it is stored; modules may have some hundred KB."""
         self.workload = replace(self.workload, module_json="", name="", arg_shapes=(), arg_dtypes=())
-
-
-def framed(text: str) -> bytes:
-    """One part of what `agents.records.content_hash` hashes."""
-    raw = text.encode()
-    return len(raw).to_bytes(8, "little") + raw
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -116,7 +105,7 @@ class Environment:
         return self.machine.target.family
 
 
-class Measurement(NamedTuple):
+class Measurement(Value, frozen=True):
     """One line, read."""
 
     workload: LoggedWorkload

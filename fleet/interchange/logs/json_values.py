@@ -14,12 +14,13 @@ import reprlib
 import struct
 import zlib
 from collections.abc import Callable
-from typing import Any, Final, NamedTuple, NoReturn, ParamSpec, TypeVar
+from typing import Any, Final, NoReturn, ParamSpec, TypeVar
 
 import orjson
 
 from agents.codec import bounded_json
 from agents.records import Outcome, canonical_json
+from agents.values import Value
 from fleet.errors import FleetError
 
 #: Reason of a line that a reader should have refused itself; the type of the exception follows.
@@ -239,7 +240,7 @@ ERROR_TEXTS = {number: f"error_no {number}: {text}" for number, (_, text) in _ER
 MARK_TEXT = "the database marks it as failed and does not say why"
 
 
-class LoggedResult(NamedTuple):
+class LoggedResult(Value, frozen=True):
     """One measurement, checked."""
 
     outcome: Outcome
@@ -258,10 +259,9 @@ def attempt_of(result: LoggedResult) -> int:
     Seconds since 1970, then 20 bits of a checksum of outcome, seconds and time. So it does not depend on the
     order of import, and a line that stands in several snapshots of a log is one record.
     """
-    outcome, run_secs, _, _, measured_at = result
-    content = struct.pack(f"<d{len(run_secs)}d", measured_at, *run_secs)
-    checksum = zlib.crc32(outcome.encode(), zlib.crc32(content))
-    return int(measured_at) << ATTEMPT_HASH_BITS | checksum >> (32 - ATTEMPT_HASH_BITS)
+    content = struct.pack(f"<d{len(result.run_secs)}d", result.measured_at, *result.run_secs)
+    checksum = zlib.crc32(result.outcome.encode(), zlib.crc32(content))
+    return int(result.measured_at) << ATTEMPT_HASH_BITS | checksum >> (32 - ATTEMPT_HASH_BITS)
 
 
 def tuner_result(value: Any) -> LoggedResult:

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
+
+from agents.values import Value
 
 Shape = tuple[int, ...]
 
@@ -22,7 +24,7 @@ MAX_TENSORS = 64
 _MAX_DTYPE = 32
 
 
-class Operator(NamedTuple):
+class Operator(Value, frozen=True):
     """What is known of a workload."""
 
     #: A word of TVM's operator suite (`C2D`, `DEP`, `GMM`, ...) or the name the log uses.
@@ -37,8 +39,9 @@ def shape_of(value: Any) -> Shape | None:
     """A list of extents as a shape; None where it is something else."""
     if type(value) is not list or len(value) > _MAX_RANK:
         return None
-    if any(type(extent) is not int or not 0 < extent <= _MAX_EXTENT for extent in value):
-        return None
+    for extent in value:
+        if type(extent) is not int or not 0 < extent <= _MAX_EXTENT:
+            return None
     return tuple(value) if math.prod(value) <= _MAX_ELEMENTS else None
 
 
