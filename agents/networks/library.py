@@ -9,8 +9,10 @@ them: a network finds few of them in a cache, and streams them from memory.
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -37,6 +39,8 @@ _PREPACKED = "_prepacked"
 TUNED, UNTUNED = "tuned.so", "untuned.so"
 #: Seconds after which a network is compiled in no further way.
 _MOST_SECS = 120.0
+#: Ways that are compiled at once at most, if there are so many cores: each takes memory.
+_MOST_AT_ONCE = 4
 
 
 def build(question: dict[str, Any], family: Family) -> dict[str, Any]:
@@ -45,7 +49,7 @@ def build(question: dict[str, Any], family: Family) -> dict[str, Any]:
     Args:
         question: `network` (its spelling), `target` (of the device), `folder` (where the library goes),
             `traces` (schedules of each workload by its id, the fastest one alone first), `lock` (path of the
-            timing lock, may be empty).
+            timing lock, may be empty), `cores` (on which programs are timed).
         family: Of the device.
 
     Returns:
@@ -61,7 +65,6 @@ def build(question: dict[str, Any], family: Family) -> dict[str, Any]:
     from tvm import relax
 
     text, path = question["network"], Path(question["folder"]) / TUNED
-    target = tvm.target.Target(compiled_target(question["target"]))
     loaded = load(read_network_name(text))
     module = lowered(loaded, family)
     workloads: dict[str, Any] = {
@@ -73,17 +76,17 @@ def build(question: dict[str, Any], family: Family) -> dict[str, Any]:
         # Programs that the virtual machine does itself are no workloads, and keep what TVM makes of them.
         traces = {name: traces for name, traces in question["traces"].items() if name in workloads}
         programs, refused = _programs(module, traces, family)
-        network = _Network(module, family, target, programs)
+        network = _Network(module, family, tvm.target.Target(question["target"]), programs)
         secs: list[Mapping[str, float]] = []
         if family is Family.CPU:
-            secs = _timed(network, loaded.random_inputs(), question["lock"])
+            secs = _timed(network, loaded.random_inputs(), question["lock"], question["cores"])
         chosen = fastest_ways(secs) if secs else {}
         module = network.scheduled(chosen)
     except Exception as error:
         raise NetworkRefusedError(
             f"network {text}: TVM cannot apply its schedules for {question['target']}: {last_line(error)}"
         ) from None
-    compile_library(module, target, path, text)
+    compile_library(module, tvm.target.Target(compiled_target(question["target"])), path, text)
     return {
         "workloads": len(workloads),
         "applied": len(programs),
@@ -109,6 +112,7 @@ class _Network:
 
     module: Any
     family: Family
+    #: `tvm.target.Target` without options of LLVM: TVM sets those for the process, so not in several threads.
     target: Any
     #: Those with a schedule, by workload.
     programs: Mapping[str, _Program]
@@ -191,33 +195,56 @@ def _schedule(program: Any, way: Way) -> Any:
     return ordered if is_ordered else schedule
 
 
-def _timed(network: _Network, values: list[Any], lock: str) -> list[Mapping[str, float]]:
+def _timed(
+    network: _Network, values: list[Any], lock: str, cores: Sequence[int]
+) -> list[Mapping[str, float]]:
     """Seconds of each workload inside the network, for each way in which it was compiled.
+
+    Ways are compiled at once, on all cores of this process, and then timed one after the other.
 
     Args:
         network: With at least one schedule, or nothing is compiled.
         values: Inputs of a run.
         lock: Path of the timing lock; empty without one.
+        cores: Where they are timed.
     """
     import tvm
     from tvm import relax
 
+    usable_cores = os.sched_getaffinity(0)
     began, ids = time.monotonic(), workload_ids(network.module)
     most = max((len(program.schedules) for program in network.programs.values()), default=1)
     secs_by_way: list[Mapping[str, float]] = []
-    for place in range(most if most > 1 else 0):
-        if time.monotonic() - began > _MOST_SECS:
-            break
-        module = network.scheduled(dict.fromkeys(network.programs, place))
-        machine = relax.VirtualMachine(relax.build(module, network.target), tvm.cpu())
-        with timing_lock(Path(lock)) if lock else nullcontext():
-            by_function = program_secs(machine, values, is_repeated=True)
-        secs: dict[str, float] = {}
-        for name, function_secs in by_function.items():
-            if (workload_id := ids.get(name.removesuffix(_PREPACKED), "")) in network.programs:
-                secs[workload_id] = secs.get(workload_id, 0.0) + function_secs
-        secs_by_way.append(secs)
+
+    def executable(place: int) -> Any:
+        return relax.build(network.scheduled(dict.fromkeys(network.programs, place)), network.target)
+
+    workers = min(len(usable_cores), _MOST_AT_ONCE)
+    with ThreadPoolExecutor(workers) as pool:
+        for first in range(0, most if most > 1 else 0, workers):
+            if time.monotonic() - began > _MOST_SECS:
+                break
+            executables = list(pool.map(executable, range(first, min(first + workers, most))))
+            with timing_lock(Path(lock)) if lock else nullcontext():
+                os.sched_setaffinity(0, cores)
+                for compiled_way in executables:
+                    by_function = program_secs(
+                        relax.VirtualMachine(compiled_way, tvm.cpu()), values, is_repeated=True
+                    )
+                    secs_by_way.append(_by_workload(by_function, ids, network.programs))
+                os.sched_setaffinity(0, usable_cores)
     return secs_by_way
+
+
+def _by_workload(
+    by_function: Mapping[str, float], ids: Mapping[str, str], programs: Mapping[str, _Program]
+) -> dict[str, float]:
+    """Seconds of each workload that has schedules, from those of the functions of a network."""
+    secs: dict[str, float] = {}
+    for name, function_secs in by_function.items():
+        if (workload_id := ids.get(name.removesuffix(_PREPACKED), "")) in programs:
+            secs[workload_id] = secs.get(workload_id, 0.0) + function_secs
+    return secs
 
 
 def _split(module: Any) -> Any:

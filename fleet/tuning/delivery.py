@@ -234,10 +234,9 @@ def build_library(
         "traces": dict(traces),
         "folder": str(folder),
         "lock": str(_lock_of(spec)),
+        "cores": spec.cores,
     }
-    raw_answer = ask(
-        question, folder=folder, threads=spec.threads, cores=spec.cores, timeout_secs=_BUILD_SECS
-    )
+    raw_answer = ask(question, folder=folder, threads=spec.threads, timeout_secs=_BUILD_SECS)
     return checked_answer(text, _of_build, raw_answer)
 
 
