@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from agents.files import write_durably
 from fleet.errors import StoreError, StoreFull, disk_errors
 
 DELTALAKE = "Generic LocalFileSystem error\n   \x1b[31m↳\x1b[0m No space left on device (os error 28)\n"
@@ -29,11 +28,3 @@ def test_an_error_of_the_disk_is_one_line_whoever_reports_it(
     assert type(caught.value) is kind
     assert "\n" not in str(caught.value)
     assert "\x1b" not in str(caught.value)
-
-
-def test_a_file_is_replaced_whole(tmp_path: Path) -> None:
-    path = tmp_path / "file"
-    write_durably(path, b"one")
-    write_durably(path, b"two")
-    assert path.read_bytes() == b"two"
-    assert [entry.name for entry in tmp_path.iterdir()] == ["file"]

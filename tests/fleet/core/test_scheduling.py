@@ -75,13 +75,6 @@ def test_new_devices_come_first() -> None:
     assert order == ["newest", "new", "old"]
 
 
-@pytest.mark.parametrize("is_up", [True, False])
-def test_nobody_waits_for_a_device_that_cannot_measure(is_up: bool) -> None:
-    gone = Cell(is_exhausted=is_up)
-    new = replace(device("new", records=0, host="h", large=gone, small=gone), is_up=is_up)
-    assert plan(fleet(new, device("old", host="h")), {DeviceId("old"): 64}, seed=0)
-
-
 def test_large_workloads_get_more_but_not_everything() -> None:
     counts = by_workload(fleet(device("d")))
     # A hundred times the FLOPs is ten times the worth; a sixteenth of all goes anywhere.

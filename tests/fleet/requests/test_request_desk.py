@@ -194,15 +194,6 @@ def kinds(answers: list[Any]) -> list[Any]:
     return [type(one) if isinstance(one, Exception) else one for one in answers]
 
 
-def test_sent_twice_it_exists_once_whenever_the_second_comes() -> None:
-    state, answers = served(a_request(), a_request())
-    assert answers == ["queued", "queued"]
-    before = state.to_json()
-    state, answers = served(a_request(), a_request("t1", arguments={"family": "cpu"}), state=state)
-    assert answers == ["queued", "queued"]
-    assert state.to_json() == before
-
-
 def test_an_id_with_other_contents_and_a_second_for_the_same_family_are_refused() -> None:
     state, answers = served(
         a_request(),

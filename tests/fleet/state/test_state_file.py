@@ -159,14 +159,6 @@ def test_two_writers_are_refused_and_readers_see_one_moment(tmp_path: Path) -> N
     state.close()
 
 
-def test_a_reader_needs_no_writer_and_makes_no_file(tmp_path: Path) -> None:
-    with pytest.raises(StoreError, match="there is no"):
-        StateReader(tmp_path / "state.sqlite")
-    fill(tmp_path / "state.sqlite", 5)
-    with StateReader(tmp_path / "state.sqlite") as reader:
-        assert [one.records for one in reader.tallies(DEVICE)] == [5]
-
-
 def test_a_full_disk_refuses_a_turn_whole_and_the_next_one_goes_on(tmp_path: Path) -> None:
     state = StateFile(tmp_path / "state.sqlite")
     with state.turn() as turn:

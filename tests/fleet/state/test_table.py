@@ -76,13 +76,6 @@ def commit_of(folder: Path, version: int) -> Path:
     return folder / "records" / "_delta_log" / f"{version:020d}.json"
 
 
-def test_a_table_that_somebody_else_made_is_refused(folder: Path, state: StateFile) -> None:
-    write_deltalake(folder / "records", rows_of(make_records(50, 2)), partition_by=["device_id"])
-    with pytest.raises(StoreError, match="tensor-fleet did not write it"):
-        RecordsTable(folder / "records", state)
-    assert DeltaTable(folder / "records").to_pyarrow_table().num_rows == 2
-
-
 @pytest.mark.parametrize("left", [0, 300, -3])
 def test_a_torn_version_is_set_aside_and_its_rows_wait(
     folder: Path, state: StateFile, monkeypatch: pytest.MonkeyPatch, left: int
