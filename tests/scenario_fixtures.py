@@ -26,6 +26,15 @@ def read_scenarios(path: Path) -> dict[str, list[str]]:
     }
 
 
+def play(lines: list[str], act: Callable[[str], object], value_of: Callable[[str], Any]) -> None:
+    """Do what the lines say, and check what they say is so then."""
+    for line in lines:
+        if line.startswith("    "):
+            assert is_so(line.strip(), value_of), (line, value_of(line.split()[0]))
+        else:
+            act(line)
+
+
 def fields_of(text: str) -> dict[str, Any]:
     """Values that are written as `name: value, ...`."""
     fields: dict[str, Any] = yaml.safe_load(f"{{{text}}}")

@@ -184,25 +184,19 @@ class Fleet(RuleBasedStateMachine):
             told = {"incarnation": self.incarnation(device, 0), "device_secs": 20.0}
             self.world.tell(finished(self.at(5.0), device, job_id, fencing_token, **told))
 
-    @rule(data=st.data())
-    def crashed(self, data: st.DataObject) -> None:
+    @rule(data=st.data(), is_late=st.booleans())
+    def crashed_or_late(self, data: st.DataObject, is_late: bool) -> None:
         grant = self.draw_grant(data)
         if grant is not None:
             leased = {"job_id": grant.job_id, "fencing_token": grant.fencing_token}
-            self.tell(ev.JobCrashed, grant.device_id, **leased)
+            late = {"incarnation": grant.incarnation, "count": 1} if is_late else {}
+            self.tell(ev.ResultArrivedLate if is_late else ev.JobCrashed, grant.device_id, **leased, **late)
 
     @rule(device=DEVICES, place=st.integers(0, 1))
     def returned(self, device: str, place: int) -> None:
         leases = self.world.device(device)["leases"]
         for lease in leases[place : place + 1]:
             self.tell(ev.LeaseReturned, device, job_id=lease["job_id"], fencing_token=lease["fencing_token"])
-
-    @rule(data=st.data())
-    def late(self, data: st.DataObject) -> None:
-        grant = self.draw_grant(data)
-        if grant is not None:
-            leased = {"job_id": grant.job_id, "fencing_token": grant.fencing_token}
-            self.tell(ev.ResultArrivedLate, grant.device_id, incarnation=grant.incarnation, count=1, **leased)
 
     @rule(data=st.data(), device=DEVICES)
     def cancelled(self, data: st.DataObject, device: str) -> None:
@@ -242,13 +236,9 @@ class Fleet(RuleBasedStateMachine):
     def stored(self, device: str, count: int) -> None:
         self.tell(ev.RecordsStored, device, count=count)
 
-    @rule(device=ANY_DEVICE)
-    def drifted(self, device: str) -> None:
-        self.tell(ev.DriftAlarm, device)
-
-    @rule(device=ANY_DEVICE)
-    def is_steady(self, device: str) -> None:
-        self.tell(ev.DriftEnded, device)
+    @rule(device=ANY_DEVICE, event=st.sampled_from([ev.DriftAlarm, ev.DriftEnded]))
+    def drifted(self, device: str, event: Any) -> None:
+        self.tell(event, device)
 
     @rule(
         event=st.sampled_from(["started", "finished", "failed", "published"]),

@@ -54,6 +54,7 @@ from fleet.planner.device_history import known_candidates
 from fleet.planner.imported_candidates import devices_of_family
 from fleet.store.store import Store
 from tests.record_fixtures import make_batch, make_descriptor, make_record, make_spec, make_workload
+from tests.table_fixtures import cells
 from transfer.language.primitives import MAX_TEXT
 
 OURS, UNUSED = make_workload(1, networks=(("net-a", 2),)), make_workload(2)
@@ -452,8 +453,7 @@ SAYS: dict[str, Callable[..., Change]] = {
 
 
 def changes() -> Iterator[tuple[Change, str]]:
-    for line in SAID.strip().splitlines():
-        where, values, message = (cell.strip() for cell in line.split("|"))
+    for where, values, message in cells(SAID):
         yield SAYS[where](**yaml.safe_load(f"{{{values}}}")), message
 
 

@@ -21,6 +21,7 @@ from fleet.models.versions import load_snapshot
 from fleet.onboarding.replay import onboard_recorded
 from fleet.store.store import Store
 from tests.log_fixtures import DATA, records, run
+from tests.table_fixtures import rows
 
 #: The first lines of gfx90878 and gfx1030_36 of ROCm/MIOpen @ 2d1fd99 (MIT), in the two forms.
 VOLUME = "1-1-1-1-1x4x4-512-1-4-4-128-0x0x0-1x1x1-1x1x1-0-NCDHW-FP32"
@@ -154,46 +155,49 @@ def test_a_gpu_without_a_data_sheet_is_said_in_a_line(tmp_path: Path, name: str)
     assert ("gfx999 40" if "gfx" in name else "board-7") in report.described_by
 
 
-#: A second line, and the reason for which it is not imported.
-HOSTILE = {
-    f"{KEY[:30]}": "truncated",
-    f"{KEY}=ConvAsm1x1U:0.0": "a solver has a wrong number of fields",
-    f"{KEY}=": "not measured",
-    f"{KEY}={'S' * 200}:1.0,0,x": "a solver's name is no word of up to 128 letters",
-    f"{KEY}={'S' * (1 << 20)}:1.0,0,x": "line too long",
-    f"{KEY}=:1.0,0,x": "a solver's name is no word of up to 128 letters",
-    f"{KEY}=A:1.0,0,x,y": "a solver has a wrong number of fields",
-    f"{KEY}=A:-1.0,0,x": "a cost is negative",
-    f"{KEY}=A:inf,0,x": "a number is not finite",
-    f"{KEY}=A:nan,0,x": "a number is not finite",
-    f"{KEY}=A:1e400,0,x": "a number is not finite",
-    f"{KEY}=A:0,0,x": "not measured",
-    f"{KEY}=A:1e-7,0,x": "a cost is below a nanosecond",
-    f"{KEY}=A:1e13,0,x": "the mark of a failure, but no error",
-    f"{KEY}=A:1_0,0,x": "a cost is not a number",
-    f"{KEY}=A:soon,0,x": "a cost is not a number",
-    f"{KEY[3:]}={TIMED}": "a key has a wrong number of fields",
-    f"{KEY.replace('3x3', '3x3x3')}={TIMED}": "sizes of a key contradict each other",
-    f"{KEY.replace('NCHW', 'NCHW-NCHW')}={TIMED}": "a key has a wrong number of fields",
-    f"{KEY}_g7={TIMED}": "sizes of a key contradict each other",
-    f"{KEY}_g0={TIMED}": "sizes of a key contradict each other",
-    f"{KEY.replace('64', '-64', 1)}={TIMED}": "a key has a wrong number of fields",
-    f"{KEY.replace('28', '0', 1)}={TIMED}": "a size of a key is out of range",
-    f"{'9' * 30}{KEY}={TIMED}": "a size of a key is out of range",
-    f"{KEY[:-1]}X={TIMED}": "a direction is none of F, B and W",
-    f"{KEY.replace('28', 'xx', 1)}={TIMED}": "a size of a key is not a number",
-    f"{KEY}\u00b5={TIMED}": "a key has other characters than numbers and words",
-    "": "blank line",
-    "# made by hand": "comment line",
-}
+#: A second line, in which KEY is a good key and TIMED a good time, and the reason why it is not imported.
+HOSTILE = """
+64-28-30-3x3-128-28-30-32-1x1- -> truncated
+KEY=ConvAsm1x1U:0.0            -> a solver has a wrong number of fields
+KEY=                           -> not measured
+KEY=:1.0,0,x                   -> a solver's name is no word of up to 128 letters
+KEY=A:1.0,0,x,y                -> a solver has a wrong number of fields
+KEY=A:-1.0,0,x                 -> a cost is negative
+KEY=A:inf,0,x                  -> a number is not finite
+KEY=A:nan,0,x                  -> a number is not finite
+KEY=A:1e400,0,x                -> a number is not finite
+KEY=A:0,0,x                    -> not measured
+KEY=A:1e-7,0,x                 -> a cost is below a nanosecond
+KEY=A:1e13,0,x                 -> the mark of a failure, but no error
+KEY=A:1_0,0,x                  -> a cost is not a number
+KEY=A:soon,0,x                 -> a cost is not a number
+28-30-3x3-128-28-30-32-1x1-1x1-1x1-0-NCHW-FP16-F=TIMED         -> a key has a wrong number of fields
+64-28-30-3x3x3-128-28-30-32-1x1-1x1-1x1-0-NCHW-FP16-F=TIMED    -> sizes of a key contradict each other
+64-28-30-3x3-128-28-30-32-1x1-1x1-1x1-0-NCHW-NCHW-FP16-F=TIMED -> a key has a wrong number of fields
+KEY_g7=TIMED                   -> sizes of a key contradict each other
+KEY_g0=TIMED                   -> sizes of a key contradict each other
+-KEY=TIMED                     -> a key has a wrong number of fields
+64-0-30-3x3-128-28-30-32-1x1-1x1-1x1-0-NCHW-FP16-F=TIMED       -> a size of a key is out of range
+999999999999999999999999999999KEY=TIMED                        -> a size of a key is out of range
+64-28-30-3x3-128-28-30-32-1x1-1x1-1x1-0-NCHW-FP16-X=TIMED      -> a direction is none of F, B and W
+64-xx-30-3x3-128-28-30-32-1x1-1x1-1x1-0-NCHW-FP16-F=TIMED      -> a size of a key is not a number
+KEY\u00b5=TIMED                -> a key has other characters than numbers and words
+                               -> blank line
+# made by hand                 -> comment line
+"""
+HOSTILE_LINES = [
+    (f"{KEY}={'S' * 200}:1.0,0,x", "a solver's name is no word of up to 128 letters"),
+    (f"{KEY}={'S' * (1 << 20)}:1.0,0,x", "line too long"),
+    *((line.replace("KEY", KEY).replace("TIMED", TIMED), reason) for line, reason in rows(HOSTILE)),
+]
 
 
-@pytest.mark.parametrize("line", HOSTILE, ids=[f"{place} {line[-30:]}" for place, line in enumerate(HOSTILE)])
-def test_hostile_lines_cost_themselves_only(tmp_path: Path, line: str) -> None:
+@pytest.mark.parametrize(("line", "reason"), HOSTILE_LINES, ids=[line[-30:] for line, _ in HOSTILE_LINES])
+def test_hostile_lines_cost_themselves_only(tmp_path: Path, line: str, reason: str) -> None:
     measured, rejected = entries(find_db(tmp_path, OLD_FORM, line, NEW_FORM))
     assert len(measured) == 7
-    assert [reason.reason for reason in rejected] == [HOSTILE[line]]
-    assert all("\n" not in reason.detail and len(reason.detail) < 200 for reason in rejected)
+    assert [one.reason for one in rejected] == [reason]
+    assert all("\n" not in one.detail and len(one.detail) < 200 for one in rejected)
 
 
 def test_a_faulty_solver_costs_no_other(tmp_path: Path) -> None:

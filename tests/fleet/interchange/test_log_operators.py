@@ -10,6 +10,7 @@ from agents.records import Family
 from fleet.interchange.logs.json_values import Rejected
 from fleet.interchange.logs.operators import autotvm_operator, block_operator
 from fleet.interchange.logs.targets import Machine, device_from_log, parse_target
+from tests.table_fixtures import cells
 
 #: Function | its arguments, a tensor by its shape in round brackets | operator | shape of the output | how
 #: many products make an element of it, counted by hand.
@@ -40,17 +41,13 @@ conv2d_nchw.cuda | (1,3,8,8), (4,3,3,3), [1,1], {"a": 1}, [1,1]
 """
 
 
-def rows(table: str) -> list[list[str]]:
-    return [[cell.strip() for cell in line.split("|")] for line in table.strip().splitlines()]
-
-
 def arguments(text: str) -> list[Any]:
     """Those of a line of AutoTVM."""
     values = ast.literal_eval(f"[{text}]")
     return [["TENSOR", list(one), "float32"] if isinstance(one, tuple) else one for one in values]
 
 
-@pytest.mark.parametrize(("function", "args", "word", "output", "each"), rows(KNOWN))
+@pytest.mark.parametrize(("function", "args", "word", "output", "each"), cells(KNOWN))
 def test_known_operators_have_their_output_and_flops(
     function: str, args: str, word: str, output: str, each: str
 ) -> None:
@@ -62,7 +59,7 @@ def test_known_operators_have_their_output_and_flops(
     assert len(found.dtypes) == len(found.shapes) == 3
 
 
-@pytest.mark.parametrize(("function", "args"), rows(UNKNOWN))
+@pytest.mark.parametrize(("function", "args"), cells(UNKNOWN))
 def test_what_does_not_follow_is_left_out(function: str, args: str) -> None:
     found = autotvm_operator(function, arguments(args))
     assert (found.name, found.flops) == (function, 0.0)

@@ -19,6 +19,7 @@ from fleet.store.store import Store
 from tests.cli_fixtures import refusal
 from tests.knob_fixtures import HELION_HEAD, cache_text, cached
 from tests.log_fixtures import ansor, read_lines, read_log, records, run, run_lines, write_log
+from tests.table_fixtures import cells
 
 #: 10 July 2024, 07:36:36 UTC.
 AT = 1720596996
@@ -67,10 +68,8 @@ UNITS = """
 
 
 def units() -> Iterator[tuple[dict[str, Any], dict[str, Any], str]]:
-    for line in UNITS.strip().splitlines():
-        if not line.startswith("#"):
-            result, head, expected = line.split("|")
-            yield yaml.safe_load(result), yaml.safe_load(head), expected.strip()
+    for result, head, expected in cells(UNITS):
+        yield yaml.safe_load(result), yaml.safe_load(head), expected
     yield {"times": {"runtimes": [10**400]}}, {}, "a number is not finite"
 
 

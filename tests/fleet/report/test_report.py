@@ -35,6 +35,7 @@ from fleet.report.words import (
     verdict_text,
 )
 from tests.report_fixtures import WORKLOADS, device, full_report, model, onboarding
+from tests.table_fixtures import cells
 
 BETTER, WORSE, UNCLEAR = (0.1, [0.01, 0.2]), (-0.1, [-0.2, -0.01]), (0.1, [-0.01, 0.2])
 
@@ -126,9 +127,8 @@ VERDICTS = """
 
 def test_a_verdict_needs_an_interval_on_one_side_and_enough_workloads() -> None:
     assert MIN_PAIRS == 5
-    for line in VERDICTS.strip().splitlines():
-        arguments, expected = line.split("|")
-        assert verdict(*yaml.safe_load(arguments)) == expected.strip(), line
+    for arguments, expected in cells(VERDICTS):
+        assert verdict(*yaml.safe_load(arguments)) == expected, arguments
 
 
 def test_each_verdict_and_its_title_are_said_plainly() -> None:
@@ -222,9 +222,8 @@ three_digits | 1234      | 1,234
 
 def test_numbers_are_said_as_people_say_them() -> None:
     functions = {one.__name__: one for one in (latency, duration, percent, signed, three_digits)}
-    for line in SAID.strip().splitlines():
-        name, value, text = (cell.strip() for cell in line.split("|"))
-        assert functions[name](yaml.safe_load(value)) == text, line
+    for name, value, text in cells(SAID):
+        assert functions[name](yaml.safe_load(value)) == text, value
 
 
 @given(st.text(), st.integers(2, 40))
