@@ -170,14 +170,6 @@ def test_a_card_escapes_names() -> None:
         assert "<script>" not in text
 
 
-def test_all_faults_of_a_configuration_are_named_at_once(capsys: pytest.CaptureFixture[str]) -> None:
-    an_empty_folder()
-    assert run(["collect", "--config", "broken.yaml"]) == 1
-    errors = capsys.readouterr().err
-    for words in ("repeats: unknown key; did you mean 'repeat'", "min_repeat_ms", "did you mean 'store'"):
-        assert words in errors
-
-
 # ---- every verb ----
 
 

@@ -10,17 +10,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agents.records import Family, canonical_json
+from agents.records import canonical_json
 from fleet.config.settings import FleetConfig
-from fleet.interchange.dialects.miopen import gpu_of, problem_of
+from fleet.interchange.dialects.miopen import gpu_of
 from fleet.interchange.line_reader import LineReader
-from fleet.interchange.logs.catalog import Measurement, key_id
+from fleet.interchange.logs.catalog import Measurement
 from fleet.interchange.logs.json_values import Rejected
 from fleet.interchange.logs.lines import LogLines
-from fleet.models.versions import load_snapshot
 from fleet.onboarding.replay import onboard_recorded
-from fleet.store.store import Store
-from tests.log_fixtures import DATA, records, run
+from tests.log_fixtures import DATA, run
 from tests.table_fixtures import rows
 
 #: The first lines of gfx90878 and gfx1030_36 of ROCm/MIOpen @ 2d1fd99 (MIT), in the two forms.
@@ -58,29 +56,6 @@ def entries(path: Path) -> tuple[list[Measurement], list[Rejected]]:
     )
 
 
-@pytest.mark.parametrize("name", ["gfx90878.HIP.fdb.txt", "gfx90878.HIP.fdb.txt.bz2"])
-def test_both_forms_become_records_once(tmp_path: Path, name: str) -> None:
-    path = find_db(tmp_path, NEW_FORM, OLD_FORM, name=name)
-    report = run(tmp_path, path, device="mi100")
-    assert (report.imported, report.workloads, report.counts.rejected) == (7, 3, {})
-    assert report.described_by == "the logs"
-    again = run(tmp_path, path, device="mi100", again=True)
-    assert (again.imported, again.duplicates, again.workloads) == (0, 7, 0)
-    traces = {record.trace: record.run_secs for record in records(tmp_path, "mi100")}
-    assert traces['{"solver":"ConvBinWinogradRxSf2x3"}'] == (0.12116e-3,)
-    assert {record.outcome for record in records(tmp_path, "mi100")} == {"ok"}
-    entry = Store.read(tmp_path / "store").devices()["mi100"]
-    assert entry.spec.family is Family.GPU
-    assert entry.descriptor is not None
-    (card,) = map(dict, entry.descriptor.cuda_devices)
-    assert (card["arch"], card["compute_units"], card["sheet"][:20]) == (
-        "gfx908",
-        "120",
-        "AMD Instinct MI100 A",
-    )
-    assert len(load_snapshot(Store.read(tmp_path / "store")).dataset) == 7
-
-
 @pytest.mark.usefixtures("few_trees")
 def test_a_gpu_of_a_find_database_is_onboarded_by_replay(tmp_path: Path) -> None:
     def timed(size: int, unlike: float) -> str:
@@ -102,35 +77,6 @@ def test_a_gpu_of_a_find_database_is_onboarded_by_replay(tmp_path: Path) -> None
     assert (result["samples"], result["failed_samples"]) == (16, 0)
     assert set(result["source_devices"]) == {"gfx900_56", "gfx906_60"}
     assert result["truth"]["top1"] > result["truth"]["random_top1"] + 0.1
-
-
-def test_a_problem_is_a_workload_and_a_solver_its_candidate(tmp_path: Path) -> None:
-    one = find_db(tmp_path, f"{KEY}={TIMED}")
-    other = find_db(tmp_path, f"{KEY}=Algo:ConvAsm1x1U,0.5,0,Algo,<unused>", name="gfx803_36.HIP.fdb.txt")
-    (first,), (second,) = entries(one)[0], entries(other)[0]
-    assert first.workload.candidate_id(first.trace) == second.workload.candidate_id(second.trace)
-    assert first.environment.environment_id != second.environment.environment_id
-    workload = first.workload.workload
-    assert (workload.operator, workload.arg_dtypes) == ("C2D", ("float16",) * 3)
-    assert workload.arg_shapes == ((32, 64, 28, 30), (128, 64, 3, 3), (32, 128, 28, 30))
-    assert workload.flops == 2 * 32 * 128 * 28 * 30 * 64 * 9
-    value = json.loads(workload.module_json)
-    assert workload.module_json == canonical_json(value)
-    assert value == {"dialect": "knobs", "kernel": "convolution", "problem": KEY, "tool": "miopen"}
-    del value["dialect"]
-    assert workload.workload_id == key_id("knobs", canonical_json(value))
-
-
-def test_what_is_computed_stands_last() -> None:
-    # The gradient of the output is 14 x 14 with 128 channels, the data 28 x 28 with 64, in two groups.
-    tail = "14-14-3x3-64-28-28-8-1x1-2x2-1x1-0-NHWC-NHWC-NHWC-BF16"
-    data = problem_of(f"128-{tail}-B_g2").workload
-    assert data.arg_shapes == ((8, 14, 14, 128), (128, 3, 3, 32), (8, 28, 28, 64))
-    weights = problem_of(f"128-{tail}-W_g2").workload
-    assert weights.arg_shapes == ((8, 28, 28, 64), (8, 14, 14, 128), (128, 3, 3, 32))
-    assert data.flops == weights.flops == 2 * 8 * 128 * 14 * 14 * 32 * 9
-    assert (data.operator, weights.operator) == ("conv2d_backward_data", "conv2d_backward_weights")
-    assert data.arg_dtypes == ("bfloat16",) * 3
 
 
 @pytest.mark.parametrize(
