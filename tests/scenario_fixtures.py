@@ -13,6 +13,7 @@ import yaml
 RELATIONS: dict[str, Callable[[Any, Any], bool]] = {
     **{"=": operator.eq, ">": operator.gt, ">=": operator.ge, "<": operator.lt},
     "has": lambda value, wanted: str(wanted) in str(value),
+    "lacks": lambda value, wanted: str(wanted) not in str(value),
     "~": lambda value, wanted: re.fullmatch(wanted, str(value)) is not None,
 }
 
@@ -53,9 +54,9 @@ def place_in(value: Any, path: str, between: str = ".") -> Any:
 
 def is_so(text: str, value_of: Callable[[str], Any]) -> bool:
     """Whether `PATH RELATION VALUE` holds; `is` compares with another path."""
-    path, relation, wanted = re.split(r" (=|>=|>|<|has|~|is) ", text, maxsplit=1)
+    path, relation, wanted = re.split(r" (=|>=|>|<|has|lacks|~|is) ", text, maxsplit=1)
     value = value_of(path)
     if relation == "is":
         return bool(value == value_of(wanted))
-    other = wanted if relation in ("has", "~") else yaml.safe_load(wanted)
+    other = wanted if relation in ("has", "lacks", "~") else yaml.safe_load(wanted)
     return (value is not None or other is None) and RELATIONS[relation](value, other)

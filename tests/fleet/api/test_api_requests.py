@@ -30,7 +30,7 @@ from fleet.cli.requests import follow_request
 from fleet.cli.training import request_trainings
 from fleet.core import events as ev
 from fleet.core.state import FleetState
-from fleet.core.words import RequestId, RequestKind
+from fleet.core.words import RequestId
 from fleet.daemon.engine_options import daemon_of
 from fleet.errors import FleetError
 from fleet.models.registry_reader import RegistryReader
@@ -39,6 +39,7 @@ from fleet.requests.request_kind import KnownFleet
 from fleet.store.reader import HOLDER
 from tests.conftest import until
 from tests.fleet.api.test_api import a_view, client_of
+from tests.scenario_fixtures import place_in, play, read_scenarios
 
 FLEET = KnownFleet(families={"one": "cpu", "two": "gpu"}, trains=True)
 TRAINING = {"id": "t1", "kind": "training", "arguments": {"family": "cpu"}}
@@ -107,49 +108,22 @@ def submit(daemon: Daemon, **changes: Any) -> httpx.Response:
         return client.post("/v1/requests", content=json.dumps(TRAINING | changes))
 
 
-def test_submitted_listed_shown_and_cancelled(start: Callable[..., Daemon]) -> None:
-    daemon = start()
-    with daemon.client() as client:
-        assert client.get("/v1/requests").json() == []
-        accepted = client.post("/v1/requests", json=TRAINING)
-        assert accepted.status_code == 200
-        assert accepted.json()["state"] == "queued"
-        assert submit(daemon).json() == accepted.json(), "sent twice it exists once"
-        assert client.get("/v1/requests").json() == [accepted.json()]
-        assert client.get("/v1/requests/t1").json() == accepted.json()
-        cancelled = client.delete("/v1/requests/t1").json()
-        assert (cancelled["state"], cancelled["reason"]) == ("cancelled", "cancelled by a user")
-        assert client.get("/v1/requests/t1").json() == cancelled
+SESSIONS = read_scenarios(Path(__file__).with_name("http_sessions.txt"))
 
 
-def test_the_openapi_description_has_the_arguments_of_each_kind(start: Callable[..., Daemon]) -> None:
+@pytest.mark.parametrize("title", SESSIONS)
+def test_a_session(title: str, start: Callable[..., Daemon]) -> None:
+    shown: dict[str, Any] = {}
     with start().client() as client:
-        described = client.get("/openapi.json").json()["paths"]["/v1/requests"]["post"]["requestBody"]
-    shapes = {
-        shape["title"]: shape["properties"]["arguments"]["properties"]
-        for shape in described["content"]["application/json"]["schema"]["oneOf"]
-    }
-    assert set(shapes) == set(RequestKind)
-    assert shapes["tuning"]["trials"]["maximum"] == 1_000_000
 
+        def ask(line: str) -> None:
+            question, _, status = line.rpartition(" -> ")
+            method, path, *body = question.split(" ", 2)
+            answer = client.request(method, path, content="".join(body))
+            assert answer.status_code == int(status), (line, answer.text)
+            shown["answer"] = answer.json()
 
-def test_what_cannot_be_is_one_clear_line(start: Callable[..., Daemon]) -> None:
-    daemon = start()
-    submit(daemon)
-    with daemon.client() as client:
-        for status, answer in (
-            (409, submit(daemon, minutes=3)),
-            (409, submit(daemon, id="t2")),
-            (400, submit(daemon, id="t2", kind="dance")),
-            (400, submit(daemon, id="t2", arguments={"devices": ["\udcff"]})),
-            (400, client.post("/v1/requests", content=b"{")),
-            (404, client.get("/v1/requests/t9")),
-            (404, client.get("/v1/requests/t9/events")),
-            (404, client.delete("/v1/requests/t9")),
-        ):
-            assert answer.status_code == status, answer.text
-            assert "\n" not in answer.json()["detail"]
-        assert [one["id"] for one in client.get("/v1/requests").json()] == ["t1"]
+        play(SESSIONS[title], ask, lambda path: place_in(shown, path))
 
 
 def test_bodies_need_the_token_and_have_an_end(start: Callable[..., Daemon]) -> None:

@@ -14,6 +14,7 @@ from agents.records import CONFIRM, NOISE, REMEASURE, Outcome, Record
 from fleet.store.delta.schema import records_to_table
 from fleet.store.noise import NoiseFloor, noise_floor, readings, settled, settled_rows
 from tests.record_fixtures import make_record, measured_records
+from tests.table_fixtures import cells
 
 SUSPECT = '{"suspect":true}'
 
@@ -105,41 +106,52 @@ def test_what_cannot_be_compared_is_left_out(changes: dict[str, Any]) -> None:
 # ---- the record that counts ----------------------------------------------------------------------------
 
 
-def again(attempt: int, **changes: Any) -> Record:
-    """A second measurement of candidate 1."""
-    return timed(1, attempt, 1.0 + attempt, **{"origin": REMEASURE} | changes)
+#: Records of a candidate, one an attempt: the outcome, the origin of a second one, whether it is suspect; the
+#: one that counts has a star.
+COUNTING = """
+# what is trusted stands
+ok*, ok remeasure, ok noise
+run_failed*, ok noise
+# a second one that is suspect too changes nothing, and waits for a third
+ok suspect*, ok remeasure suspect
+ok suspect, ok remeasure suspect, ok remeasure*
+# a trusted failure replaces a suspect success, and a trusted success comes before it
+ok suspect, wrong_output remeasure*
+ok suspect, wrong_output remeasure, ok remeasure*
+# anything comes before a lost one
+lost, ok suspect*
+lost, rejected suspect*
+lost, ok*
+lost*, lost
+# what says nothing gives way to the first that does
+ok suspect, ok remeasure*, ok remeasure
+ok suspect, ok noise*, ok noise
+run_timeout suspect, ok remeasure*, ok remeasure
+run_timeout suspect, ok noise*, ok noise
+rejected, ok remeasure*, ok remeasure
+rejected, ok noise*, ok noise
+lost, ok remeasure*, ok remeasure
+lost, ok noise*, ok noise
+"""
 
 
-DRIFTED, LOST = timed(1, 0, 1.0, quality=SUSPECT), failed(1, 0, Outcome.LOST)
-WRONG = failed(1, 1, Outcome.WRONG_OUTPUT, origin=REMEASURE)
-CHOSEN: dict[str, tuple[list[Record], int]] = {
-    "a trusted first one stands": ([timed(1, 0, 9.0), again(1), again(2, origin=NOISE)], 0),
-    "a trusted failure stands": ([failed(1, 0, Outcome.RUN_FAILED), again(1, origin=NOISE)], 0),
-    "a second one that is suspect too changes nothing": ([DRIFTED, again(1, quality=SUSPECT)], 0),
-    "it waits for a third": ([DRIFTED, again(1, quality=SUSPECT), again(2)], 2),
-    "a trusted failure replaces a suspect success": ([DRIFTED, WRONG], 1),
-    "a trusted success comes before it": ([DRIFTED, WRONG, again(2)], 2),
-    "suspect before lost": ([LOST, timed(1, 1, 1.0, quality=SUSPECT)], 1),
-    "suspect and rejected before lost": ([LOST, failed(1, 1, Outcome.REJECTED, quality=SUSPECT)], 1),
-    "any before lost": ([LOST, timed(1, 1, 1.0)], 1),
-    "the first of two lost ones": ([LOST, failed(1, 1, Outcome.LOST)], 0),
-} | {
-    f"{name} says nothing: {origin}": ([first, again(1, origin=origin), again(2, origin=origin)], 1)
-    for origin in (REMEASURE, NOISE)
-    for name, first in {
-        "suspect": DRIFTED,
-        "a suspect failure": failed(1, 0, Outcome.RUN_TIMEOUT, quality=SUSPECT),
-        "rejected": failed(1, 0, Outcome.REJECTED),
-        "lost": LOST,
-    }.items()
-}
+def written(attempt: int, text: str) -> Record:
+    """A record of candidate 1 as the table has it."""
+    outcome, *words = text.strip("*").split()
+    changes = {"quality": SUSPECT} if "suspect" in words else {}
+    origin = "".join(word for word in words if word != "suspect")
+    changes |= {"origin": origin} if origin else {}
+    if outcome == "ok":
+        return timed(1, attempt, 9.0 - attempt, **changes)
+    return failed(1, attempt, Outcome(outcome), **changes)
 
 
-@pytest.mark.parametrize(("records", "place"), CHOSEN.values(), ids=CHOSEN)
-def test_one_record_of_a_candidate_counts_in_whatever_order_they_come(
-    records: list[Record], place: int
-) -> None:
-    assert settled(records) == settled(reversed(records)) == [records[place]]
+@pytest.mark.parametrize("line", [line for [line] in cells(COUNTING)])
+def test_one_record_of_a_candidate_counts_in_whatever_order_they_come(line: str) -> None:
+    texts = line.split(", ")
+    records = [written(attempt, text) for attempt, text in enumerate(texts)]
+    [counting] = [one for one, text in zip(records, texts, strict=True) if text.endswith("*")]
+    assert settled(records) == settled(reversed(records)) == [counting]
 
 
 @given(measured_records(), st.randoms())
