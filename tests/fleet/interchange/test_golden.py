@@ -38,7 +38,7 @@ FORMS = {
         meta_schedule_alone  -> ansor
         meta_schedule_apart  ->
         meta_schedule_faulty -> meta_schedule
-        miopen               -> t4
+        miopen               ->
         names_behind         -> t4
         t4                   -> t4 kernel_tuner
         triton               -> triton t4
