@@ -104,14 +104,14 @@ class ModelScenario:
             store.append([structs.replace(one, **changes) for one in records])
 
     def value(self, path: str) -> Any:
-        champions = self.registry.champions()
+        champions, history = self.registry.champions(), self.registry.history()
         if path.startswith("shipped "):
             version = champions[DeviceId(path.split()[1])].version
             return self.registry.manifest(version)[SHIPPED_KEY]
         values = {
             "found": self.found,
             "versions": self.registry.versions(),
-            "last": asdict(self.registry.history()[-1]),
+            "last": asdict(history[-1]) if history else None,
             **{device: asdict(champion) for device, champion in champions.items()},
         }
         found = place_in(values, path, "/")

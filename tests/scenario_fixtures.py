@@ -8,11 +8,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pytest
 import yaml
 
 RELATIONS: dict[str, Callable[[Any, Any], bool]] = {
     **{"=": operator.eq, ">": operator.gt, ">=": operator.ge, "<": operator.lt},
     "has": lambda value, wanted: str(wanted) in str(value),
+    "about": lambda value, wanted: bool(value == pytest.approx(wanted)),
     "lacks": lambda value, wanted: str(wanted) not in str(value),
     "~": lambda value, wanted: re.fullmatch(wanted, str(value)) is not None,
 }
@@ -36,6 +38,12 @@ def play(lines: list[str], act: Callable[[str], object], value_of: Callable[[str
             act(line)
 
 
+def check_facts(value: Any, facts: str, between: str = ".") -> None:
+    """Each line `PATH RELATION VALUE` must hold of a value."""
+    for line in facts.strip().splitlines():
+        assert is_so(line.strip(), lambda path: place_in(value, path, between)), (line, value)
+
+
 def fields_of(text: str) -> dict[str, Any]:
     """Values that are written as `name: value, ...`."""
     fields: dict[str, Any] = yaml.safe_load(f"{{{text}}}")
@@ -54,7 +62,7 @@ def place_in(value: Any, path: str, between: str = ".") -> Any:
 
 def is_so(text: str, value_of: Callable[[str], Any]) -> bool:
     """Whether `PATH RELATION VALUE` holds; `is` compares with another path."""
-    path, relation, wanted = re.split(r" (=|>=|>|<|has|lacks|~|is) ", text, maxsplit=1)
+    path, relation, wanted = re.split(r" (=|>=|>|<|about|has|lacks|~|is) ", text, maxsplit=1)
     value = value_of(path)
     if relation == "is":
         return bool(value == value_of(wanted))

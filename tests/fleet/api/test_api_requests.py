@@ -37,6 +37,7 @@ from fleet.models.registry_reader import RegistryReader
 from fleet.requests.kinds import MOST_BYTES, RequestDesk
 from fleet.requests.request_kind import KnownFleet
 from fleet.store.reader import HOLDER
+from tests.cli_fixtures import play_session
 from tests.conftest import until
 from tests.fleet.api.test_api import a_view, client_of
 from tests.scenario_fixtures import place_in, play, read_scenarios
@@ -225,6 +226,23 @@ def test_a_client_follows_beyond_the_time_of_a_connection(start: Callable[..., D
         next(daemon.found().follow("t9"))
 
 
+#: A session of commands beside a daemon that has the request t1.
+VERBS = """
+$ fleet requests list
+    t1
+$ fleet requests show t1 --json
+    "state": "queued"
+$ fleet requests show t9   # 1
+    err:fleet: no request 't9'; `fleet requests list` shows the known ones
+$ fleet requests cancel t9   # 1
+    err:no request 't9'
+$ fleet requests cancel t1
+    request t1 is cancelled
+$ fleet requests list --json
+    "id": "t1"
+"""
+
+
 def test_the_verbs_show_follow_and_cancel(
     start: Callable[..., Daemon],
     tmp_path: Path,
@@ -232,26 +250,14 @@ def test_the_verbs_show_follow_and_cancel(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("FLEET_DAEMON__ROOT", str(tmp_path))
-
-    def said(code: int, *arguments: str) -> str:
-        assert run(["requests", *arguments]) == code
-        return "".join(capsys.readouterr())
-
-    assert "no daemon runs on" in said(1, "list")
     daemon = start()
-    assert "no requests" in said(0, "list")
+    play_session("$ fleet requests list\n    no requests", capsys)
     submit(daemon)
-    assert "t1" in said(0, "list")
-    assert json.loads(said(0, "show", "t1", "--json"))["state"] == "queued"
-    line = "fleet: no request 't9'; `fleet requests list` shows the known ones\n"
-    assert said(1, "show", "t9") == line
-    assert "no request 't9'" in said(1, "cancel", "t9")
-    assert said(0, "cancel", "t1") == "request t1 is cancelled\n"
+    play_session(VERBS, capsys)
     assert run(["requests", "follow", "t1", "--json"]) == 1
-    told = capsys.readouterr()
-    assert json.loads(told.out)["state"] == "cancelled"
-    assert "request t1 cancelled: cancelled by a user" in told.err
-    assert [one["id"] for one in json.loads(said(0, "list", "--json"))] == ["t1"]
+    printed = capsys.readouterr()
+    assert json.loads(printed.out)["state"] == "cancelled"
+    assert "request t1 cancelled: cancelled by a user" in printed.err
 
 
 def test_a_verb_asks_the_daemon_of_its_store_and_models_only(

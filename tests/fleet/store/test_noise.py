@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agents.records import CONFIRM, NOISE, REMEASURE, Outcome, Record
+from agents.records import CONFIRM, NOISE, Outcome, Record
 from fleet.store.delta.schema import records_to_table
 from fleet.store.noise import NoiseFloor, noise_floor, readings, settled, settled_rows
 from tests.record_fixtures import make_record, measured_records
@@ -56,31 +56,26 @@ def test_pairs_of_an_aa_run_are_compared() -> None:
     )
 
 
-def aa(attempt: int, secs: float) -> Record:
-    """One measurement of an A/A run of candidate 1."""
-    return timed(1, attempt, secs, origin=NOISE)
+#: Measurements by candidate, attempt, origin and seconds; how many pairs they are, and their change.
+PAIRED = """
+# several A/A runs of one candidate, and half a run
+1 1 noise 1.0, 1 2 noise 1.1, 1 3 noise 2.0, 1 4 noise 2.0      | 2 | 0.05
+1 1 noise 1.0, 1 3 noise 1.0, 1 4 noise 1.2                     | 1 | 0.2
+# a leader that was confirmed at once
+1 0 random 1.0, 1 1 confirm 1.0, 1 2 remeasure 1.2              | 1 | 0.2
+# without an A/A run whatever was measured again
+1 0 random 1.0, 1 1 remeasure 1.1, 2 0 random 1.0, 2 3 random 1.0 | 2 | 0.05
+"""
 
 
-PAIRED: dict[str, tuple[list[Record], int, float]] = {
-    "several A/A runs of one candidate": ([aa(1, 1.0), aa(2, 1.1), aa(3, 2.0), aa(4, 2.0)], 2, 0.05),
-    "half an A/A run": ([aa(1, 1.0), aa(3, 1.0), aa(4, 1.2)], 1, 0.2),
-    "a leader that was confirmed at once": (
-        [timed(1, 0, 1.0), timed(1, 1, 1.0, origin=CONFIRM), timed(1, 2, 1.2, origin=REMEASURE)],
-        1,
-        0.2,
-    ),
-    "without an A/A run whatever was measured again": (
-        [timed(1, 0, 1.0), timed(1, 1, 1.1, origin=REMEASURE), timed(2, 0, 1.0), timed(2, 3, 1.0)],
-        2,
-        0.05,
-    ),
-}
-
-
-@pytest.mark.parametrize(("records", "pairs", "change"), PAIRED.values(), ids=PAIRED)
-def test_measurements_are_paired(records: list[Record], pairs: int, change: float) -> None:
-    floor = noise_floor(records)
-    assert (floor.pairs, floor.median_change) == (pairs, pytest.approx(change))
+@pytest.mark.parametrize(("measurements", "pairs", "change"), cells(PAIRED))
+def test_measurements_are_paired(measurements: str, pairs: str, change: str) -> None:
+    fields = [one.split() for one in measurements.split(", ")]
+    floor = noise_floor(
+        timed(int(number), int(attempt), float(secs), origin=origin)
+        for number, attempt, origin, secs in fields
+    )
+    assert (floor.pairs, floor.median_change) == (int(pairs), pytest.approx(float(change)))
 
 
 @pytest.mark.parametrize(
