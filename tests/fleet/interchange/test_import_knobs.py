@@ -8,7 +8,7 @@ import pytest
 import yaml
 
 from agents.host.gpu_sheets import gpu_sheet
-from agents.records import Candidate, Outcome
+from agents.records import Outcome
 from fleet.interchange.dialects.helion import read_config
 from fleet.interchange.logs.json_items import MAX_ITEM_CHARS, JsonItems
 from fleet.interchange.logs.json_values import Rejected
@@ -18,7 +18,6 @@ from tests.knob_fixtures import (
     t4_text,
 )
 from tests.log_fixtures import DATA, read_lines, records, run
-from transfer.features.extractor import Extractor
 
 HUB = DATA / "kernel_tuner_hub"
 
@@ -125,16 +124,6 @@ def test_data_sheets_name_their_source() -> None:
     assert gpu_sheet("AMD Radeon PRO W6600")["sheet"].startswith("AMD Radeon PRO W6600")
     assert gpu_sheet("mi250x")["thread_warp_size"] == "64"
     assert gpu_sheet("NVIDIA A4000000") == gpu_sheet("") == gpu_sheet("board-7") == {}
-
-
-def test_learning_reads_the_records(tmp_path: Path) -> None:
-    measured, _ = read_lines(tmp_path, cache_text([cached(number) for number in range(40)]))
-    workload = measured[0].workload.workload
-    candidates = [
-        Candidate(workload_id=workload.workload_id, trace=entry.trace, dialect="knobs") for entry in measured
-    ]
-    block = Extractor().extract({workload.workload_id: workload}, candidates)
-    assert len({row.tobytes() for row in block.summary}) == 40
 
 
 @pytest.mark.data
