@@ -290,13 +290,13 @@ def make_fleet(folder: Path, names: tuple[str, ...] = ("one", "two"), **changes:
     return Fleet(folder, specs, **changes)
 
 
-def everything_measured(fleet: Fleet) -> Callable[[Coordinator], bool]:
-    """Whether every device has every candidate that can be had."""
+def everything_measured(fleet: Fleet, count: int = ALL) -> Callable[[Coordinator], bool]:
+    """Whether every device has every candidate that can be had, or so many of them."""
 
     def is_done(coordinator: Coordinator) -> bool:
         fleet.clock.now += 1.0
         devices = coordinator.view()["devices"]
-        return all(one["records"] >= ALL for one in devices.values()) and coordinator.is_quiet
+        return all(one["records"] >= count for one in devices.values()) and coordinator.is_quiet
 
     return is_done
 

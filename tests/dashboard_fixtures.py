@@ -167,3 +167,8 @@ def publish(registry: Registry, *names: str) -> None:
     judged = {"top1": [0.71, 0.65, 0.76], "pairs": [0.83, 0.8, 0.86], "level": 0.9}
     told = {name: {"reason": "first head: 83 % of the pairs right", "judged": judged} for name in names}
     registry.publish(registry.add(small_model(*names), {"table_version": 1}), told)
+
+
+def alarm(kind: str, at: float, device: str = "one") -> dict[str, Any]:
+    """An alarm as a coordinator or a registry shows it."""
+    return {"at": at, "device_id": device, "text": f"{kind} at {at}", "kind": kind}

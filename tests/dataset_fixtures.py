@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
+from msgspec import convert, to_builtins
 from msgspec.structs import replace
 
 from agents.records import (
@@ -23,6 +24,8 @@ from agents.records import (
     canonical_json,
     content_hash,
 )
+from tests.record_fixtures import host_descriptor
+from tests.scenario_fixtures import fields_of
 
 #: What TVM 0.27 writes for a candidate of GMM(2, 128, 64, 128) on a CPU before post-processing...
 GMM_HEAD: list[list[Any]] = json.loads(
@@ -141,35 +144,17 @@ def again(record: Record, **changes: object) -> Record:
     return replace(record, **{"attempt": record.attempt + 1, "origin": REMEASURE} | changes)
 
 
+def changed(record: Record, changes: str) -> Record:
+    """A record with other values of some fields, which are written as `name: value, ...`."""
+    return convert({**to_builtins(record), **fields_of(changes)}, Record)
+
+
 def cpu_device(name: str, mcpu: str = "x86-64-v3", **changes: Any) -> tuple[DeviceSpec, Descriptor]:
     """Spec and descriptor of one instruction-set profile of an AVX-512 host."""
-    values: dict[str, Any] = {
-        "host": "box",
-        "arch": "x86_64",
-        "cpu_model": "a CPU",
-        "physical_cores": 8,
-        "logical_cores": 16,
-        "usable_cores": (0, 1),
-        "isa_flags": ("avx", "avx2", "avx512f", "fma"),
-        "vector_bytes": 64,
-        "l1d_bytes": 32768,
-        "l2_bytes": 1 << 20,
-        "l3_bytes": 1 << 25,
-        "cache_line_bytes": 64,
-        "memory_bytes": 1 << 34,
-        "clock_min_mhz": 0.0,
-        "clock_max_mhz": 3000.0,
-        "clock_now_mhz": 2500.0,
-        "governor": "",
-        "smt": True,
-        "kernel": "6.1",
-        "versions": (("tvm", "0.27"),),
-        "ansor_params": (1, 64, 64, 0, 0, 0, 0, 0),
-    }
     spec = DeviceSpec(
         device_id=DeviceId(name),
         kind=DeviceKind.LOCAL,
         family=Family.CPU,
         target_json=canonical_json({"kind": "llvm", "mcpu": mcpu} if mcpu else {"kind": "llvm"}),
     )
-    return spec, Descriptor(**(values | changes))
+    return spec, replace(host_descriptor("avx512"), **changes)

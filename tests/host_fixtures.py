@@ -8,6 +8,8 @@ from pathlib import Path
 from msgspec.structs import replace
 
 from agents.records import Descriptor, DeviceId, DeviceKind, DeviceSpec, Family, canonical_json
+from tests.record_fixtures import host_descriptor
+from tests.table_fixtures import cells
 
 V2_FLAGS = "fpu cx8 cmov mmx fxsr sse sse2 ht syscall lm pni ssse3 cx16 sse4_1 sse4_2 popcnt lahf_lm"
 SANDYBRIDGE_FLAGS = f"{V2_FLAGS} pclmulqdq xsave avx"
@@ -48,38 +50,52 @@ flags\t\t: {flags}
     )
 
 
+#: A file of that laptop a line, and what is in it: frequency control, caches, sensors, pressure...
+_LAPTOP = r"""
+proc/meminfo | MemTotal:  8048836 kB\nMemFree:  500000 kB\nMemAvailable:  3000000 kB
+proc/pressure/memory | some avg10=1.25 avg60=0.40 total=5\nfull avg10=0.00 avg60=0 total=2
+sys/devices/system/cpu/online | 0-3
+sys/devices/system/cpu/intel_pstate/no_turbo | 0
+sys/class/thermal/thermal_zone0/type | iwlwifi_1
+sys/class/thermal/thermal_zone0/temp | 99000
+sys/class/thermal/thermal_zone1/type | x86_pkg_temp
+sys/class/thermal/thermal_zone1/temp | 61000
+sys/class/hwmon/hwmon2/name | coretemp
+sys/class/hwmon/hwmon2/temp2_input | 63500
+"""
+#: ...and of each of its CPUs: its number, that of its core and of the core's second thread.
+_LAPTOP_CPU = """
+topology/thread_siblings_list | {core},{sibling}
+cpufreq/scaling_governor | powersave
+cpufreq/scaling_cur_freq | 240{cpu}000
+cpufreq/cpuinfo_min_freq | 400000
+cpufreq/cpuinfo_max_freq | 3100000
+cache/index0/level | 1
+cache/index0/type | Data
+cache/index0/size | 32K
+cache/index0/coherency_line_size | 64
+cache/index1/level | 1
+cache/index1/type | Instruction
+cache/index1/size | 64K
+cache/index1/coherency_line_size | 64
+cache/index2/level | 2
+cache/index2/type | Unified
+cache/index2/size | 256K
+cache/index2/coherency_line_size | 64
+cache/index3/level | 3
+cache/index3/type | Unified
+cache/index3/size | 3M
+cache/index3/coherency_line_size | 64
+"""
+
+
 def laptop_files() -> dict[str, str]:
-    """The files of that laptop: frequency control, caches, sensors, pressure."""
-    files = {
-        "proc/cpuinfo": laptop_cpuinfo(),
-        "proc/meminfo": "MemTotal:  8048836 kB\nMemFree:  500000 kB\nMemAvailable:  3000000 kB\n",
-        "proc/pressure/memory": "some avg10=1.25 avg60=0.40 total=5\nfull avg10=0.00 avg60=0 total=2\n",
-        "sys/devices/system/cpu/online": "0-3\n",
-        "sys/devices/system/cpu/intel_pstate/no_turbo": "0\n",
-        "sys/class/thermal/thermal_zone0/type": "iwlwifi_1\n",
-        "sys/class/thermal/thermal_zone0/temp": "99000\n",
-        "sys/class/thermal/thermal_zone1/type": "x86_pkg_temp\n",
-        "sys/class/thermal/thermal_zone1/temp": "61000\n",
-        "sys/class/hwmon/hwmon2/name": "coretemp\n",
-        "sys/class/hwmon/hwmon2/temp2_input": "63500\n",
-    }
+    """The files of that laptop by their paths."""
+    files = {"proc/cpuinfo": laptop_cpuinfo()}
+    files |= {path: text.replace("\\n", "\n") + "\n" for path, text in cells(_LAPTOP)}
     for cpu in range(4):
-        base = f"sys/devices/system/cpu/cpu{cpu}"
-        files[f"{base}/topology/thread_siblings_list"] = f"{cpu % 2},{cpu % 2 + 2}\n"
-        files[f"{base}/cpufreq/scaling_governor"] = "powersave\n"
-        files[f"{base}/cpufreq/scaling_cur_freq"] = f"{2_400_000 + cpu * 1000}\n"
-        files[f"{base}/cpufreq/cpuinfo_min_freq"] = "400000\n"
-        files[f"{base}/cpufreq/cpuinfo_max_freq"] = "3100000\n"
-        sizes = (
-            ("1", "Data", "32K"),
-            ("1", "Instruction", "64K"),
-            ("2", "Unified", "256K"),
-            ("3", "Unified", "3M"),
-        )
-        for index, (level, kind, size) in enumerate(sizes):
-            cache = f"{base}/cache/index{index}"
-            files |= {f"{cache}/level": level, f"{cache}/type": kind, f"{cache}/size": size}
-            files[f"{cache}/coherency_line_size"] = "64\n"
+        of_cpu = cells(_LAPTOP_CPU.format(cpu=cpu, core=cpu % 2, sibling=cpu % 2 + 2))
+        files |= {f"sys/devices/system/cpu/cpu{cpu}/{path}": f"{text}\n" for path, text in of_cpu}
     return files
 
 
@@ -91,30 +107,6 @@ def write_tree(root: Path, files: Mapping[str, str]) -> Path:
         path.write_text(text)
     return root
 
-
-_DESCRIPTOR = Descriptor(
-    host="box",
-    arch="x86_64",
-    cpu_model="Example CPU",
-    physical_cores=4,
-    logical_cores=4,
-    usable_cores=(0, 1, 2, 3),
-    isa_flags=tuple(sorted(V4_FLAGS.split())),
-    vector_bytes=64,
-    l1d_bytes=32 << 10,
-    l2_bytes=1 << 20,
-    l3_bytes=32 << 20,
-    cache_line_bytes=64,
-    memory_bytes=16 << 30,
-    clock_min_mhz=0.0,
-    clock_max_mhz=0.0,
-    clock_now_mhz=2600.0,
-    governor="",
-    smt=False,
-    kernel="6.1.0",
-    versions=(("apache-tvm", "0.27.0.post1"), ("apache-tvm-ffi", "0.1.14.post0")),
-    ansor_params=(4, 64, 64, 0, 0, 0, 0, 0),
-)
 
 GPU = {
     "index": "0",
@@ -129,17 +121,18 @@ GPU = {
 
 def x86_host(flags: str = V4_FLAGS, usable: tuple[int, ...] = (0, 1, 2, 3)) -> Descriptor:
     """An x86 box of four cores without SMT."""
-    return replace(_DESCRIPTOR, isa_flags=tuple(sorted(flags.split())), usable_cores=usable)
+    flagged = tuple(sorted(flags.split()))
+    return replace(host_descriptor("box"), isa_flags=flagged, usable_cores=usable)
 
 
 def arm_host(flags: str = GRAVITON_FLAGS) -> Descriptor:
     """A 64-bit Arm box of four cores."""
-    return replace(_DESCRIPTOR, arch="aarch64", isa_flags=tuple(sorted(flags.split())), vector_bytes=16)
+    return replace(x86_host(flags), arch="aarch64", vector_bytes=16)
 
 
 def gpu_host(*devices: Mapping[str, str]) -> Descriptor:
     """The x86 box with CUDA devices."""
-    return replace(_DESCRIPTOR, cuda_devices=tuple(tuple(sorted(device.items())) for device in devices))
+    return replace(x86_host(), cuda_devices=tuple(tuple(sorted(device.items())) for device in devices))
 
 
 def local_spec(target: Mapping[str, object], threads: int = 1, cores: tuple[int, ...] = (0,)) -> DeviceSpec:

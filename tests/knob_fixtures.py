@@ -70,8 +70,3 @@ def t4_text(results: list[dict[str, Any]], **more: Any) -> str:
             }
         )
     return json.dumps({**more, "results": listed, "schema_version": "1.0.0"}, indent=2)
-
-
-HELION_HEAD = [
-    *("run_id", "timestamp_s", "config_id", "generation", "status", "perf_ms", "compile_time_s", "config")
-]

@@ -26,69 +26,63 @@ CPU_TARGET = "llvm -keys=cpu -mcpu=core-avx2"
 CUDA_TARGET = "cuda -keys=cuda,gpu -arch=sm_75 -max_num_threads=1024 -thread_warp_size=32"
 START = 1_700_000_000
 
-CONV_ARGS = [
-    ["TENSOR", [1, 16, 28, 28], "float32"],
-    ["TENSOR", [32, 16, 3, 3], "float32"],
-    [1, 1],
-    [1, 1, 1, 1],
-    [1, 1],
-    "NCHW",
-    "NCHW",
-    "float32",
-]
+#: A line of each, as its tool writes it.
+_AUTOTVM = (
+    '{"input": ["TARGET", "conv2d_NCHWc.x86", [["TENSOR", [1, 16, 28, 28], "float32"], '
+    '["TENSOR", [32, 16, 3, 3], "float32"], [1, 1], [1, 1, 1, 1], [1, 1], "NCHW", "NCHW", "float32"], {}], '
+    '"config": {"index": 0, "code_hash": null, "entity": [["tile_ic", "sp", [-1, 1]], '
+    '["tile_oc", "sp", [-1, 1]], ["unroll_kw", "ot", true]]}, '
+    '"result": [[0.001, 0.0011], 0, 0.75, 0], "version": 0.2, "tvm_version": "0.10.0"}'
+)
+_ANSOR = (
+    '{"i": [["KEY", "TARGET", [8, 64, 64, 0, 0, 0, 0, 0], "", 1, []], [[], [["SP", 2, 0, 1, [1, 1, 1], 1], '
+    '["SP", 2, 4, 64, [1, 2, 4], 1], ["SP", 2, 8, 32, [1, 4, 2], 1], ["SP", 2, 12, 64, [4], 1], '
+    '["RE", 2, [0, 4, 8, 1, 5, 9, 12, 2, 6, 10, 13, 3, 7, 11]], ["AN", 2, 0, 3], '
+    '["PR", 2, 0, "auto_unroll_max_step$0"]]]], "r": [[0.002], 0, 1.5, 0], "v": "v0.6"}'
+)
+_META_SCHEDULE = (
+    '[0, [[[["GetBlock", [], ["conv2d_nchw", "main"], ["b0"]], ["GetLoops", ["b0"], [], ["l1", "l2"]], '
+    '["SamplePerfectTile", ["l1"], [2, 64], ["v3", "v4"]], '
+    '["SampleCategorical", [], [[0, 16], [0.25, 0.75]], ["v5"]]], [[2, [1, 4]], [3, 1]]], null, '
+    '{"kind": "cuda", "arch": "sm_80", "keys": ["cuda", "gpu"], "max_threads_per_block": 1024}, '
+    '[["TENSOR", "float32", [1, 16, 28, 28]], ["TENSOR", "float32", [32, 16, 3, 3]], '
+    '["TENSOR", "float32", [1, 32, 28, 28]]]]]'
+)
 ANSOR_KEY = ["0123456789abcdef0123456789abcdef", [1, 64, 64], [1, 64, 32], [1, 64, 32]]
 
 
 def autotvm(number: int, *, target: str = CPU_TARGET, **changes: Any) -> dict[str, Any]:
     """One line of AutoTVM 0.2; different numbers give different candidates."""
-    result = [[1e-3 + number * 1e-6, 1.1e-3], 0, 0.75, START + number + 0.25]
-    entity = [
-        ["tile_ic", "sp", [-1, 1 + number % 16]],
-        ["tile_oc", "sp", [-1, 1 + number // 16]],
-        ["unroll_kw", "ot", number % 2 == 0],
-    ]
-    line = {
-        "input": [target, "conv2d_NCHWc.x86", CONV_ARGS, {}],
-        "config": {"index": number, "code_hash": None, "entity": entity},
-        "result": result,
-        "version": 0.2,
-        "tvm_version": "0.10.0",
-    }
+    line: dict[str, Any] = json.loads(_AUTOTVM)
+    line["input"][0] = target
+    line["config"]["index"] = number
+    inner, outer, unroll = line["config"]["entity"]
+    inner[2][1], outer[2][1], unroll[2] = 1 + number % 16, 1 + number // 16, number % 2 == 0
+    line["result"][0][0] = 1e-3 + number * 1e-6
+    line["result"][3] = START + number + 0.25
     return {**line, **changes}
 
 
 def ansor(number: int, *, target: str = CPU_TARGET, key: Any = ANSOR_KEY, **changes: Any) -> dict[str, Any]:
     """One line of Ansor v0.6."""
-    steps = [
-        ["SP", 2, 0, 1, [1, 1, 1], 1],
-        ["SP", 2, 4, 64, [1 + number % 8, 2, 4], 1],
-        ["SP", 2, 8, 32, [1, 4, 2], 1],
-        ["SP", 2, 12, 64, [4], 1],
-        ["RE", 2, [0, 4, 8, 1, 5, 9, 12, 2, 6, 10, 13, 3, 7, 11]],
-        ["AN", 2, 0, 3],
-        ["PR", 2, 0, f"auto_unroll_max_step${number // 8}"],
-    ]
-    task = [json.dumps(key), target, [8, 64, 64, 0, 0, 0, 0, 0], "", 1, []]
-    line = {
-        "i": [task, [[], steps]],
-        "r": [[2e-3 + number * 1e-6], 0, 1.5, START + number],
-        "v": "v0.6",
-    }
+    line: dict[str, Any] = json.loads(_ANSOR)
+    task, (_, steps) = line["i"]
+    task[:2] = json.dumps(key), target
+    steps[1][4][0] = 1 + number % 8
+    steps[-1][3] = f"auto_unroll_max_step${number // 8}"
+    line["r"][0][0] = 2e-3 + number * 1e-6
+    line["r"][3] = START + number
     return {**line, **changes}
 
 
 def meta_schedule(number: int, *, index: int = 0, run_secs: Any = (3e-3, 4e-3)) -> list[Any]:
     """One tuning record of a MetaSchedule database."""
-    instructions = [
-        ["GetBlock", [], ["conv2d_nchw", "main"], ["b0"]],
-        ["GetLoops", ["b0"], [], ["l1", "l2"]],
-        ["SamplePerfectTile", ["l1"], [2, 64], ["v3", "v4"]],
-        ["SampleCategorical", [], [[0, 16], [0.25, 0.75]], ["v5"]],
-    ]
-    trace = [instructions, [[2, [1 + number, 4]], [3, 1]]]
-    target = {"kind": "cuda", "arch": "sm_80", "keys": ["cuda", "gpu"], "max_threads_per_block": 1024}
-    args = [["TENSOR", "float32", shape] for shape in ([1, 16, 28, 28], [32, 16, 3, 3], [1, 32, 28, 28])]
-    return [index, [trace, run_secs if run_secs is None else list(run_secs), target, args]]
+    line: list[Any] = json.loads(_META_SCHEDULE)
+    line[0] = index
+    trace, *_ = line[1]
+    trace[1][0][1][0] = 1 + number
+    line[1][1] = run_secs if run_secs is None else list(run_secs)
+    return line
 
 
 def module_line(number: int, text: str) -> list[str]:

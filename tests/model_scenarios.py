@@ -22,7 +22,7 @@ from fleet.store.store import Store
 from tests.cli_fixtures import said
 from tests.dataset_fixtures import cpu_device
 from tests.refresh_fixtures import DEVICES, records_for, request_in, small_model
-from tests.scenario_fixtures import fields_of, is_so, place_in
+from tests.scenario_fixtures import fields_of, place_in, play
 from transfer.model import checkpoint
 from transfer.model.fleet_tlp import FleetTLP
 
@@ -47,11 +47,7 @@ class ModelScenario:
         self.found: dict[str, Any] = {}
 
     def play(self, lines: list[str]) -> None:
-        for line in lines:
-            if line.startswith("    "):
-                assert is_so(line.strip(), self.value), (line, self.value(line.split()[0]), self.found)
-            else:
-                self.act(line)
+        play(lines, self.act, self.value)
 
     def act(self, action: str) -> None:
         words, _, fields = action.partition(" | ")
@@ -108,14 +104,14 @@ class ModelScenario:
             store.append([structs.replace(one, **changes) for one in records])
 
     def value(self, path: str) -> Any:
-        champions = self.registry.champions()
+        champions, history = self.registry.champions(), self.registry.history()
         if path.startswith("shipped "):
             version = champions[DeviceId(path.split()[1])].version
             return self.registry.manifest(version)[SHIPPED_KEY]
         values = {
             "found": self.found,
             "versions": self.registry.versions(),
-            "last": asdict(self.registry.history()[-1]),
+            "last": asdict(history[-1]) if history else None,
             **{device: asdict(champion) for device, champion in champions.items()},
         }
         found = place_in(values, path, "/")

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import json
+from functools import cache
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import yaml
 from hypothesis import strategies as st
+from msgspec import convert
 from msgspec.structs import replace
 
 from agents.records import (
@@ -25,7 +29,6 @@ from agents.records import (
     WorkloadId,
     canonical_json,
     content_hash,
-    unknown_descriptor,
 )
 
 if TYPE_CHECKING:
@@ -109,30 +112,15 @@ def make_spec(device: str = "dev-a", **changes: Any) -> DeviceSpec:
     return DeviceSpec(**values | changes)
 
 
+@cache
+def host_descriptor(name: str) -> Descriptor:
+    """What a probe says of a host of `hosts.yaml`."""
+    return convert(yaml.safe_load(Path(__file__).with_name("hosts.yaml").read_text())[name], Descriptor)
+
+
 def make_descriptor(**changes: Any) -> Descriptor:
     """What a probe could have seen."""
-    values: dict[str, Any] = {
-        "arch": "x86_64",
-        "cpu_model": "Some CPU",
-        "physical_cores": 2,
-        "logical_cores": 4,
-        "usable_cores": (0, 1),
-        "isa_flags": ("avx2", "fma"),
-        "vector_bytes": 32,
-        "l1d_bytes": 32768,
-        "l2_bytes": 1 << 20,
-        "cache_line_bytes": 64,
-        "memory_bytes": 8 << 30,
-        "clock_min_mhz": 800.0,
-        "clock_max_mhz": 3600.5,
-        "clock_now_mhz": 2100.25,
-        "smt": True,
-        "kernel": "6.1",
-        "versions": (("llvm", "20"), ("tvm", "0.27")),
-        "ansor_params": (1, 32, 64, 0, 0, 0, 0, 0),
-        "cuda_devices": ((("name", "x"), ("sm", "80")),),
-    }
-    return replace(unknown_descriptor("lab-1"), **values | changes)
+    return replace(host_descriptor("lab-1"), **changes)
 
 
 _SECONDS = st.floats(min_value=0, allow_nan=False, allow_infinity=False)

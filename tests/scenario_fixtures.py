@@ -8,11 +8,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pytest
 import yaml
 
 RELATIONS: dict[str, Callable[[Any, Any], bool]] = {
     **{"=": operator.eq, ">": operator.gt, ">=": operator.ge, "<": operator.lt},
     "has": lambda value, wanted: str(wanted) in str(value),
+    "about": lambda value, wanted: bool(value == pytest.approx(wanted)),
+    "lacks": lambda value, wanted: str(wanted) not in str(value),
     "~": lambda value, wanted: re.fullmatch(wanted, str(value)) is not None,
 }
 
@@ -24,6 +27,21 @@ def read_scenarios(path: Path) -> dict[str, list[str]]:
         title: [line for line in re.sub(r"(^|\s+)# .*", "", body, flags=re.M).splitlines() if line.strip()]
         for title, body in zip(parts[::2], parts[1::2], strict=True)
     }
+
+
+def play(lines: list[str], act: Callable[[str], object], value_of: Callable[[str], Any]) -> None:
+    """Do what the lines say, and check what they say is so then."""
+    for line in lines:
+        if line.startswith("    "):
+            assert is_so(line.strip(), value_of), (line, value_of(line.split()[0]))
+        else:
+            act(line)
+
+
+def check_facts(value: Any, facts: str, between: str = ".") -> None:
+    """Each line `PATH RELATION VALUE` must hold of a value."""
+    for line in facts.strip().splitlines():
+        assert is_so(line.strip(), lambda path: place_in(value, path, between)), (line, value)
 
 
 def fields_of(text: str) -> dict[str, Any]:
@@ -44,9 +62,9 @@ def place_in(value: Any, path: str, between: str = ".") -> Any:
 
 def is_so(text: str, value_of: Callable[[str], Any]) -> bool:
     """Whether `PATH RELATION VALUE` holds; `is` compares with another path."""
-    path, relation, wanted = re.split(r" (=|>=|>|<|has|~|is) ", text, maxsplit=1)
+    path, relation, wanted = re.split(r" (=|>=|>|<|about|has|lacks|~|is) ", text, maxsplit=1)
     value = value_of(path)
     if relation == "is":
         return bool(value == value_of(wanted))
-    other = wanted if relation in ("has", "~") else yaml.safe_load(wanted)
+    other = wanted if relation in ("has", "lacks", "~") else yaml.safe_load(wanted)
     return (value is not None or other is None) and RELATIONS[relation](value, other)

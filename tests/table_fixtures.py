@@ -9,3 +9,9 @@ def rows(table: str) -> list[tuple[str, str]]:
         (left.strip(), right.strip())
         for left, _, right in (line.partition("->") for line in table.strip().splitlines())
     ]
+
+
+def cells(table: str) -> list[list[str]]:
+    """The cells of each line, which `|` parts; a line that begins with `#` is a remark."""
+    lines = [line for line in table.strip().splitlines() if not line.startswith("#")]
+    return [[cell.strip() for cell in line.split("|")] for line in lines]

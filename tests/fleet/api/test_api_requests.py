@@ -30,15 +30,17 @@ from fleet.cli.requests import follow_request
 from fleet.cli.training import request_trainings
 from fleet.core import events as ev
 from fleet.core.state import FleetState
-from fleet.core.words import RequestId, RequestKind
+from fleet.core.words import RequestId
 from fleet.daemon.engine_options import daemon_of
 from fleet.errors import FleetError
 from fleet.models.registry_reader import RegistryReader
 from fleet.requests.kinds import MOST_BYTES, RequestDesk
 from fleet.requests.request_kind import KnownFleet
 from fleet.store.reader import HOLDER
+from tests.cli_fixtures import play_session
 from tests.conftest import until
 from tests.fleet.api.test_api import a_view, client_of
+from tests.scenario_fixtures import place_in, play, read_scenarios
 
 FLEET = KnownFleet(families={"one": "cpu", "two": "gpu"}, trains=True)
 TRAINING = {"id": "t1", "kind": "training", "arguments": {"family": "cpu"}}
@@ -107,49 +109,22 @@ def submit(daemon: Daemon, **changes: Any) -> httpx.Response:
         return client.post("/v1/requests", content=json.dumps(TRAINING | changes))
 
 
-def test_submitted_listed_shown_and_cancelled(start: Callable[..., Daemon]) -> None:
-    daemon = start()
-    with daemon.client() as client:
-        assert client.get("/v1/requests").json() == []
-        accepted = client.post("/v1/requests", json=TRAINING)
-        assert accepted.status_code == 200
-        assert accepted.json()["state"] == "queued"
-        assert submit(daemon).json() == accepted.json(), "sent twice it exists once"
-        assert client.get("/v1/requests").json() == [accepted.json()]
-        assert client.get("/v1/requests/t1").json() == accepted.json()
-        cancelled = client.delete("/v1/requests/t1").json()
-        assert (cancelled["state"], cancelled["reason"]) == ("cancelled", "cancelled by a user")
-        assert client.get("/v1/requests/t1").json() == cancelled
+SESSIONS = read_scenarios(Path(__file__).with_name("http_sessions.txt"))
 
 
-def test_the_openapi_description_has_the_arguments_of_each_kind(start: Callable[..., Daemon]) -> None:
+@pytest.mark.parametrize("title", SESSIONS)
+def test_a_session(title: str, start: Callable[..., Daemon]) -> None:
+    shown: dict[str, Any] = {}
     with start().client() as client:
-        described = client.get("/openapi.json").json()["paths"]["/v1/requests"]["post"]["requestBody"]
-    shapes = {
-        shape["title"]: shape["properties"]["arguments"]["properties"]
-        for shape in described["content"]["application/json"]["schema"]["oneOf"]
-    }
-    assert set(shapes) == set(RequestKind)
-    assert shapes["tuning"]["trials"]["maximum"] == 1_000_000
 
+        def ask(line: str) -> None:
+            question, _, status = line.rpartition(" -> ")
+            method, path, *body = question.split(" ", 2)
+            answer = client.request(method, path, content="".join(body))
+            assert answer.status_code == int(status), (line, answer.text)
+            shown["answer"] = answer.json()
 
-def test_what_cannot_be_is_one_clear_line(start: Callable[..., Daemon]) -> None:
-    daemon = start()
-    submit(daemon)
-    with daemon.client() as client:
-        for status, answer in (
-            (409, submit(daemon, minutes=3)),
-            (409, submit(daemon, id="t2")),
-            (400, submit(daemon, id="t2", kind="dance")),
-            (400, submit(daemon, id="t2", arguments={"devices": ["\udcff"]})),
-            (400, client.post("/v1/requests", content=b"{")),
-            (404, client.get("/v1/requests/t9")),
-            (404, client.get("/v1/requests/t9/events")),
-            (404, client.delete("/v1/requests/t9")),
-        ):
-            assert answer.status_code == status, answer.text
-            assert "\n" not in answer.json()["detail"]
-        assert [one["id"] for one in client.get("/v1/requests").json()] == ["t1"]
+        play(SESSIONS[title], ask, lambda path: place_in(shown, path))
 
 
 def test_bodies_need_the_token_and_have_an_end(start: Callable[..., Daemon]) -> None:
@@ -251,6 +226,23 @@ def test_a_client_follows_beyond_the_time_of_a_connection(start: Callable[..., D
         next(daemon.found().follow("t9"))
 
 
+#: A session of commands beside a daemon that has the request t1.
+VERBS = """
+$ fleet requests list
+    t1
+$ fleet requests show t1 --json
+    "state": "queued"
+$ fleet requests show t9   # 1
+    err:fleet: no request 't9'; `fleet requests list` shows the known ones
+$ fleet requests cancel t9   # 1
+    err:no request 't9'
+$ fleet requests cancel t1
+    request t1 is cancelled
+$ fleet requests list --json
+    "id": "t1"
+"""
+
+
 def test_the_verbs_show_follow_and_cancel(
     start: Callable[..., Daemon],
     tmp_path: Path,
@@ -258,26 +250,14 @@ def test_the_verbs_show_follow_and_cancel(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("FLEET_DAEMON__ROOT", str(tmp_path))
-
-    def said(code: int, *arguments: str) -> str:
-        assert run(["requests", *arguments]) == code
-        return "".join(capsys.readouterr())
-
-    assert "no daemon runs on" in said(1, "list")
     daemon = start()
-    assert "no requests" in said(0, "list")
+    play_session("$ fleet requests list\n    no requests", capsys)
     submit(daemon)
-    assert "t1" in said(0, "list")
-    assert json.loads(said(0, "show", "t1", "--json"))["state"] == "queued"
-    line = "fleet: no request 't9'; `fleet requests list` shows the known ones\n"
-    assert said(1, "show", "t9") == line
-    assert "no request 't9'" in said(1, "cancel", "t9")
-    assert said(0, "cancel", "t1") == "request t1 is cancelled\n"
+    play_session(VERBS, capsys)
     assert run(["requests", "follow", "t1", "--json"]) == 1
-    told = capsys.readouterr()
-    assert json.loads(told.out)["state"] == "cancelled"
-    assert "request t1 cancelled: cancelled by a user" in told.err
-    assert [one["id"] for one in json.loads(said(0, "list", "--json"))] == ["t1"]
+    printed = capsys.readouterr()
+    assert json.loads(printed.out)["state"] == "cancelled"
+    assert "request t1 cancelled: cancelled by a user" in printed.err
 
 
 def test_a_verb_asks_the_daemon_of_its_store_and_models_only(

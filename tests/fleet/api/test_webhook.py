@@ -13,12 +13,9 @@ import pytest
 from fleet.api.webhook import LOOK_SECS, MOST_AT_ONCE, MOST_PAUSE_SECS, MOST_WAITING, Webhook
 from fleet.config.sections import DaemonSection
 from fleet.dashboard.alerts import alert_list
+from tests.dashboard_fixtures import alarm
 
 NOW = 1_800_000_000.0
-
-
-def alarm(kind: str, at: float, device: str = "one") -> dict[str, Any]:
-    return {"at": at, "device_id": device, "text": f"{kind} at {at}", "kind": kind}
 
 
 class Receiver:

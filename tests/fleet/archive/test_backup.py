@@ -10,11 +10,10 @@ import sqlite3
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import closing
 from itertools import islice
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -187,32 +186,34 @@ def test_a_damaged_backup_is_found_and_not_restored(store: Path, tmp_path: Path)
         restore(folder, tmp_path / "again")
 
 
+#: A place in the manifest, the value that somebody puts there, and words of the refusal.
+MANIFESTS = r"""
+files ../outside/file       -> ["0000", 1]  -> is no file of a store
+files /etc/motd             -> ["0000", 1]  -> is no file of a store
+files records/../../outside -> ["0000", 1]  -> is no file of a store
+files somewhere/else        -> ["0000", 1]  -> is no file of a store
+files records/a             -> ["../../etc/passwd", 1] -> matching regex
+files records/a             -> null         -> Expected `array`, got `null`
+files                       -> null         -> got `null` - at `\$\.files`
+about                       -> []           -> got `array` - at `\$\.about`
+about records               -> "many"       -> got `str` - at `\$\.about\.records`
+schema                      -> null         -> has layout None, this version reads 2
+"""
+
+
 @pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        *(
-            (lambda value, name=name: value["files"].update({name: ["0" * 64, 1]}), "is no file of a store")
-            for name in ("../outside/file", "/etc/motd", "records/../../outside", "somewhere/else")
-        ),
-        (lambda value: value["files"].update({"records/a\0b": ["0" * 64, 1]}), "matching regex"),
-        (lambda value: value["files"].update({"records/a": ["../../etc/passwd", 1]}), "matching regex"),
-        (
-            lambda value: value["files"].update({"records/a": None}),
-            "Expected `array`, got `null`",
-        ),
-        (lambda value: value.update(files=None), r"got `null` - at `\$\.files`"),
-        (lambda value: value.update(about=[]), r"got `array` - at `\$\.about`"),
-        (lambda value: value["about"].update(records="many"), r"got `str` - at `\$\.about\.records`"),
-        (lambda value: value.update(schema=None), "has layout None, this version reads 2"),
-    ],
+    "line", [*MANIFESTS.strip().splitlines(), 'files records/a\0b -> ["0000", 1] -> matching']
 )
 def test_a_list_that_leads_elsewhere_or_is_of_wrong_types_is_one_line(
-    change: Callable[[dict[str, Any]], object], message: str, whole: Path, tmp_path: Path
+    line: str, whole: Path, tmp_path: Path
 ) -> None:
     folder = Path(shutil.copytree(whole, tmp_path / "backup"))
     value = json.loads((folder / MANIFEST).read_text())
     del value["sum"]
-    change(value)
+    path, changed, message = (cell.strip() for cell in line.split("->"))
+    *parents, last = path.split(" ")
+    place = value[parents[0]] if parents else value
+    place[last] = json.loads(changed.replace("0000", "0" * 64))
     (folder / MANIFEST).write_text(json.dumps({**value, "sum": backup_folder._sum_of(value)}))
     for look in (verify_backup, lambda backup: restore(backup, tmp_path / "again")):
         with pytest.raises(StoreError, match=message) as refused:

@@ -39,6 +39,7 @@ from tests.archive_fixtures import (
     record_ids,
     rows_of,
 )
+from tests.table_fixtures import cells
 
 
 @pytest.fixture(scope="module")
@@ -238,8 +239,7 @@ MENDED: dict[str, tuple[Damage, str, str]] = {
         *("records", "a commit lost a line"),
     ),
 }
-for line in CHANGES.strip().splitlines():
-    query, place, words = (cell.strip() for cell in line.split("|"))
+for query, place, words in cells(CHANGES):
     MENDED[query] = _in_state(query), place.replace("state", STATE), words
 
 

@@ -20,20 +20,11 @@ from agents.host.rpc_tracker import KEY_MISMATCH, TRACKER_MAGIC
 from agents.records import ANSOR_HARDWARE_PARAMS
 from fleet.errors import FleetError
 from tests.cli_fixtures import json_of, refusal, run, said
-from tests.host_fixtures import x86_host
 
 ROOT = Path(__file__).parents[3]
 
 
 pytestmark = pytest.mark.usefixtures("elsewhere")
-
-
-@pytest.fixture
-def v4_box(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Stand for a quiet x86 box of level 4 with four cores."""
-    monkeypatch.setattr("agents.host.probe.probe", x86_host)
-    monkeypatch.setattr("fleet.config.init.probe", x86_host)
-    monkeypatch.setattr("fleet.config.init.core_groups", lambda: ((0,), (1,), (2,), (3,)))
 
 
 @pytest.mark.parametrize(
@@ -56,20 +47,6 @@ def test_probe_shows_this_host() -> None:
     assert "apache-tvm 0.27" in shown
     assert all(name in shown for name in ANSOR_HARDWARE_PARAMS)
     assert json_of("probe")["descriptor"]["usable_cores"]
-
-
-@pytest.mark.usefixtures("v4_box")
-def test_probe_compares_with_a_device_and_fails_where_the_host_differs(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    run("init")
-    assert "x86-64-v4: this host can be it" in run("probe", "--device", "x86-64-v4").output
-    assert json_of("probe", "--device", "x86-64-v4")["differences"] == []
-    monkeypatch.setattr("agents.host.probe.probe", lambda: x86_host("sse sse2"))
-    result = run("probe", "--device", "x86-64-v4", "--json")
-    assert isinstance(result.exception, FleetError)
-    assert "avx512f" in str(result.exception)
-    assert json.loads(result.stdout)["differences"]
 
 
 @contextmanager

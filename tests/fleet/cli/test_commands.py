@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import shlex
 import shutil
 from collections.abc import Iterator
 from importlib.metadata import version
@@ -13,13 +12,13 @@ from typing import Any
 
 import pytest
 import typer
-import yaml
 from msgspec.structs import replace
 
 from agents.records import Family
 from fleet.cli.app import app, run
 from fleet.models.registry import Registry
 from fleet.store.store import Store
+from tests.cli_fixtures import play_session
 from tests.host_fixtures import x86_host
 from tests.log_fixtures import ansor, autotvm, write_log
 from tests.record_fixtures import make_descriptor, make_record, make_spec, make_workload
@@ -90,23 +89,7 @@ def damaged_models() -> None:
 
 
 def device_files() -> None:
-    def device(name: str, **changes: Any) -> dict[str, Any]:
-        target = {"kind": "llvm", "mcpu": "x86-64-v3", "num-cores": 1}
-        about = {"schema": 1, "device_id": name, "kind": "local", "family": "cpu"}
-        return {**about, "target": target, **changes}
-
-    arm = {"kind": "llvm", "mcpu": "generic", "mtriple": "aarch64-linux-gnu", "num-cores": 1}
-    replay = {"kind": "replay", "device": "dev-a", "records": "nowhere.parquet"}
-    files = {
-        **{"configs/hardware/box.yaml": device("box"), "new.txt": device("board-3", note="as it came")},
-        **{"again.txt": device("board-3", note="in other words"), "typo.yaml": device("x", threds=1)},
-        **{"name.yaml": device("Board 3"), "cores.yaml": device("x", cores=[99])},
-        **{"replay.yaml": device("x", **replay), "shelf.yaml": device("shelf", target=arm)},
-    }
-    for name, value in files.items():
-        Path(name).parent.mkdir(parents=True, exist_ok=True)
-        Path(name).write_text(yaml.safe_dump(value, sort_keys=False))
-    Path("configs/hardware/broken.yaml").write_text("schema: [")
+    shutil.copytree(Path(__file__).with_name("device_files"), Path(), dirs_exist_ok=True)
 
 
 def logs() -> None:
@@ -140,22 +123,7 @@ BEGINNINGS = {
 @pytest.mark.parametrize("name", SESSIONS)
 def test_a_session(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     BEGINNINGS[name]()
-    for step in SESSIONS[name].split("$ fleet ")[1:]:
-        command, *expected = step.strip().splitlines()
-        arguments, _, code = command.partition("   # ")
-        assert run(shlex.split(arguments)) == int(code or 0), (command, capsys.readouterr())
-        printed = capsys.readouterr()
-        out, err = " ".join(printed.out.split()), " ".join(printed.err.split())
-        if code == "1":
-            # Verbs that measure name settings and store first.
-            last = [text for text in printed.err.strip().splitlines() if not text.startswith("settings: ")]
-            assert last, command
-            assert all(text.startswith("fleet: ") for text in last), (command, last)
-        where = out + err
-        for words in map(str.strip, expected):
-            where = err if words.startswith("err:") else where
-            is_there = words.removeprefix("err:").removeprefix("!") in where
-            assert is_there is not words.startswith("!"), (command, words, where)
+    play_session(SESSIONS[name], capsys)
     assert not Path("new").exists()
     assert not Path("no-store").exists()
 
@@ -168,14 +136,6 @@ def test_a_card_escapes_names() -> None:
         for words in ("v000001", "1,234", "42", "0.800 (0.70 to 0.90)", "not judged", "Limits"):
             assert words in text
         assert "<script>" not in text
-
-
-def test_all_faults_of_a_configuration_are_named_at_once(capsys: pytest.CaptureFixture[str]) -> None:
-    an_empty_folder()
-    assert run(["collect", "--config", "broken.yaml"]) == 1
-    errors = capsys.readouterr().err
-    for words in ("repeats: unknown key; did you mean 'repeat'", "min_repeat_ms", "did you mean 'store'"):
-        assert words in errors
 
 
 # ---- every verb ----

@@ -27,6 +27,7 @@ from fleet.config.settings import (
     select_devices,
 )
 from fleet.config.yaml_files import parse_yaml
+from tests.table_fixtures import cells
 
 ROOT = Path(__file__).parents[3]
 
@@ -122,11 +123,10 @@ threads: 2                                      | cores: 2 threads need at least
 
 def check_faults(table: str, good: dict[str, Any]) -> None:
     """Each line of a table of faults changes a good file, and is answered in its words."""
-    for line in table.strip().splitlines():
-        written, _, words = line.partition("|")
-        found = faults_of(yaml.safe_load(f"{{{written}}}"), good)
-        wanted = words.strip().split(" ... ")
-        assert any(all(word in fault for word in wanted) for fault in found), (line, found)
+    for change, words in cells(table):
+        found = faults_of(yaml.safe_load(f"{{{change}}}"), good)
+        wanted = words.split(" ... ")
+        assert any(all(word in fault for word in wanted) for fault in found), (change, found)
 
 
 def test_a_fault_names_key_value_and_cure() -> None:
@@ -272,10 +272,6 @@ def resolved(source: str) -> FleetConfig:
     environ, flags = ({name: value} if kind == which else {} for which in ("env", "flag"))
     changes = {key: parse_setting(key, entry) for key, entry in flags.items()}
     return resolve(file, "f.yaml", environ, changes).config
-
-
-def cells(table: str) -> list[list[str]]:
-    return [[cell.strip() for cell in line.split("|")] for line in table.strip().splitlines()]
 
 
 def test_a_setting_of_any_source_is_read_or_refused_in_one_line_that_names_it() -> None:

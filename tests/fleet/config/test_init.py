@@ -31,6 +31,7 @@ from tests.host_fixtures import (
     gpu_host,
     x86_host,
 )
+from tests.table_fixtures import cells
 
 ROOT = Path(__file__).parents[3]
 
@@ -57,10 +58,8 @@ CORES = """
 
 
 def test_timing_takes_the_lowest_thread_of_each_core_and_leaves_one_to_build() -> None:
-    for line in CORES.strip().splitlines():
-        if line.startswith("#"):
-            continue
-        usable, groups, threads, expected = map(yaml.safe_load, line.split("|"))
+    for line in cells(CORES):
+        usable, groups, threads, expected = map(yaml.safe_load, line)
         arguments = tuple(usable), tuple(map(tuple, groups)), threads
         if isinstance(expected, str):
             with pytest.raises(FleetError, match=expected):

@@ -12,6 +12,8 @@ from hypothesis import given, settings
 from agents.records import DeviceId, WorkloadId
 from fleet.core.events import Origin
 from fleet.core.scheduling import NEW_RECORDS, Ask, Cell, DeviceView, FleetView, plan
+from tests.scenario_fixtures import fields_of
+from tests.table_fixtures import cells
 
 OLD = NEW_RECORDS
 
@@ -75,13 +77,6 @@ def test_new_devices_come_first() -> None:
     assert order == ["newest", "new", "old"]
 
 
-@pytest.mark.parametrize("is_up", [True, False])
-def test_nobody_waits_for_a_device_that_cannot_measure(is_up: bool) -> None:
-    gone = Cell(is_exhausted=is_up)
-    new = replace(device("new", records=0, host="h", large=gone, small=gone), is_up=is_up)
-    assert plan(fleet(new, device("old", host="h")), {DeviceId("old"): 64}, seed=0)
-
-
 def test_large_workloads_get_more_but_not_everything() -> None:
     counts = by_workload(fleet(device("d")))
     # A hundred times the FLOPs is ten times the worth; a sixteenth of all goes anywhere.
@@ -104,29 +99,28 @@ def test_gaps_are_closed_and_no_more_than_there_are() -> None:
     assert counts["small", Origin.PAIRED] == 7
 
 
-def test_a_new_device_measures_mostly_what_its_siblings_know() -> None:
-    cells = {"large": Cell(unpaired=900), "small": Cell(unpaired=900)}
-    new = given_by(plan(v := fleet(device("d", records=0, **cells)), room(v, 100), seed=0), "origin")
-    old = given_by(plan(v := fleet(device("d", **cells)), room(v, 100), seed=0), "origin")
-    assert new[Origin.PAIRED] == 60
-    assert old[Origin.PAIRED] == 25
+#: What is so of a device and of each of its two workloads, how much is explored, and what it measures of 100.
+SHARES = """
+records: 0 | unpaired: 900               |      | paired: 60, random: 40
+           | unpaired: 900               |      | paired: 25, random: 75
+           | measured: 20                |      | evolved: 50, random: 50
+head: true | measured: 20                |      | model: 50, random: 50
+head: true | measured: 20, unpaired: 900 | 0.0  | paired: 25, model: 75
+head: true | measured: 20, unpaired: 900 | 0.25 | paired: 25, model: 56, random: 19
+head: true | measured: 20, unpaired: 900 | 0.5  | paired: 25, model: 37, random: 38
+head: true | measured: 20, unpaired: 900 | 1.0  | paired: 25, random: 75
+"""
 
 
-@pytest.mark.parametrize(("head", "origin"), [(True, Origin.MODEL), (False, Origin.EVOLVED)])
-def test_the_rest_is_what_is_believed_to_be_fast(head: bool, origin: Origin) -> None:
-    view = fleet(device("d", head=head, large=Cell(measured=20), small=Cell(measured=20)))
-    got = given_by(plan(view, room(view, 100), seed=0), "origin")
-    assert got == {origin: 50, Origin.RANDOM: 50}
-
-
-@pytest.mark.parametrize(("exploration", "random"), [(0.0, 0), (0.25, 19), (0.5, 38), (1.0, 75)])
-def test_what_closes_no_gap_is_explored_as_told(exploration: float, random: int) -> None:
-    cells = {"large": Cell(measured=20, unpaired=900), "small": Cell(measured=20, unpaired=900)}
-    view = fleet(device("d", head=True, **cells))
-    got = given_by(plan(view, room(view, 100), 0, exploration), "origin")
-    assert got[Origin.PAIRED] == 25
-    assert abs(got[Origin.RANDOM] - random) <= 1
-    assert got[Origin.MODEL] == 75 - got[Origin.RANDOM]
+@pytest.mark.parametrize(("about", "of_cells", "exploration", "shares"), cells(SHARES))
+def test_a_device_closes_gaps_explores_and_measures_what_is_believed_to_be_fast(
+    about: str, of_cells: str, exploration: str, shares: str
+) -> None:
+    cell = Cell(**fields_of(of_cells))
+    view = fleet(device("d", large=cell, small=cell, **fields_of(about)))
+    more = {"exploration": float(exploration)} if exploration else {}
+    got = given_by(plan(view, room(view, 100), seed=0, **more), "origin")
+    assert got == pytest.approx(fields_of(shares), abs=1)
 
 
 def test_small_rooms_explore_as_often_as_large_ones() -> None:

@@ -21,6 +21,7 @@ from fleet.store.store import Store
 from tests.conftest import until
 from tests.dashboard_fixtures import EVIL, LiveFleet, live_fleet, publish
 from tests.record_fixtures import make_batch, make_descriptor, make_record, make_spec
+from tests.table_fixtures import cells
 
 NOW = 1_800_000_000.0
 
@@ -55,10 +56,9 @@ state: retired, reason: left, failed_share: 1.0 | gone    | left
 
 
 def test_attention_by_device() -> None:
-    for line in ATTENTION.strip("\n").splitlines():
-        changes, level, words = (cell.strip() for cell in line.split("|"))
+    for changes, level, words in cells(ATTENTION):
         found, reason = attention(a_row(**yaml.safe_load(f"{{{changes}}}")), NOW)
-        assert found is AttentionLevel[level.upper()], line
+        assert found is AttentionLevel[level.upper()], changes
         assert words in reason
         assert bool(reason) is (found is not AttentionLevel.HEALTHY)
 

@@ -31,10 +31,11 @@ from fleet.dashboard.workload_view import MATRIX_COLUMNS, CandidateError, Candid
 from fleet.models.registry import Registry
 from fleet.store.reader import StoreReader
 from fleet.store.store import Store
-from tests.dashboard_fixtures import EVIL
+from tests.dashboard_fixtures import EVIL, alarm
 from tests.dataset_fixtures import cpu_device
 from tests.record_fixtures import make_descriptor, make_record, make_spec, make_workload
 from tests.refresh_fixtures import records_for, small_model, some_workloads
+from tests.scenario_fixtures import check_facts
 
 NOW = 1_800_000_000.0
 DAY = 86_400.0
@@ -95,11 +96,20 @@ def test_the_ladder_says_why_promoted_why_rolled_back_and_who_lost(tmp_path: Pat
     third = registry.add(model, {"created_at": 3.0})
     registry.publish(third, {"one": {"reason": "better", "judged": {"pairs": [0.9, 0.8, 1.0]}}, "two": {}})
     registry.use("one", registry.before("one"), reason="it got worse", by_hand=True)
-    found = champion_ladder(registry, "one")
-    assert (found["champion"]["version"], found["of"]) == (first, 4)
-    steps = [("rolled_back", first), ("published", third), ("published", first), ("kept", "v000002")]
-    assert [(step["kind"], step["version"]) for step in found["steps"]] == steps
-    assert found["steps"][1]["challenger"] == [0.9, 0.8, 1.0]
+    facts = """
+        champion.version = v000001
+        of = 4
+        steps.0.kind = rolled_back
+        steps.0.version = v000001
+        steps.1.kind = published
+        steps.1.version = v000003
+        steps.1.challenger = [0.9, 0.8, 1.0]
+        steps.2.kind = published
+        steps.2.version = v000001
+        steps.3.kind = kept
+        steps.3.version = v000002
+    """
+    check_facts(champion_ladder(registry, "one"), facts)
     assert champion_ladder(registry, "nobody") == {"champion": None, "steps": [], "of": 0}
     kinds = {(one["kind"], one["device_id"]) for one in model_alerts(registry)}
     assert kinds == {("rollback", "one"), ("regression", "one")}
@@ -258,14 +268,19 @@ def test_tunings_show_who_is_fastest_and_their_reports(tmp_path: Path) -> None:
     shown = Dashboard(
         lambda: {"now": NOW}, Registry(tmp_path / "models"), tmp_path / "store", lambda: requests
     )
-    newest, first = shown.tunings()["tunings"]
-    assert (newest["request"]["id"], newest["has_report"], newest["networks"]) == ("later", False, [])
-    assert [(side["name"], side["is_kept"]) for side in first["networks"][0]["sides"]] == [
-        ("TVM, tuned by fleet", True),
-        ("ONNX Runtime", False),
-        ("TVM, no schedules", False),
-    ]
-    assert first["networks"][1]["sides"] == []
+    facts = """
+        0.request.id = later
+        0.has_report = false
+        0.networks = []
+        1.networks.0.sides.0.name = TVM, tuned by fleet
+        1.networks.0.sides.0.is_kept = true
+        1.networks.0.sides.1.name = ONNX Runtime
+        1.networks.0.sides.1.is_kept = false
+        1.networks.0.sides.2.name = TVM, no schedules
+        1.networks.0.sides.2.is_kept = false
+        1.networks.1.sides = []
+    """
+    check_facts(shown.tunings()["tunings"], facts)
     assert shown.report("t") == b"<p>fast</p>"
     page.unlink()
     for request_id in ("t", "later", "none"):
@@ -275,10 +290,6 @@ def test_tunings_show_who_is_fastest_and_their_reports(tmp_path: Path) -> None:
 
 
 # ---- alerts ----
-
-
-def alarm(kind: str, at: float, device: str = "one") -> dict[str, Any]:
-    return {"at": at, "device_id": device, "text": f"{kind} at {at}", "kind": kind}
 
 
 def test_the_fault_of_a_device_is_told_apart_from_the_models() -> None:

@@ -8,11 +8,9 @@ import json
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import msgspec
 import pytest
-import yaml
 
 from agents.host.probe import probe
 from agents.records import Descriptor, DeviceId, DeviceKind, DeviceSpec, Record
@@ -36,6 +34,8 @@ from tests.host_fixtures import (
     x86_host,
 )
 from tests.record_fixtures import make_record
+from tests.scenario_fixtures import fields_of
+from tests.table_fixtures import cells
 
 QUIET = HostState(memory_available_bytes=8 << 30, disk_free_bytes=100 << 30)
 
@@ -77,13 +77,13 @@ FOUND_ON: list[tuple[Descriptor, str, str, str]] = [
     ),
     (gpu_host(GPU), "missing_modules: [pynvml], nvidia_driver: true", "note", "nvidia-ml-py"),
     (msgspec.structs.replace(x86_host(), versions=(("apache-tvm", "0.28.0"),)), "", "warning", "0.28.0"),
-    *((x86_host(), *map(str.strip, line.split("|"))) for line in FOUND.strip().splitlines()),  # type: ignore[misc]
+    *((x86_host(), *line) for line in cells(FOUND)),  # type: ignore[misc]
 ]
 
 
 def state_of(changes: str) -> HostState:
     """A quiet host but for some changes, written as YAML."""
-    values = yaml.safe_load(f"{{{changes}}}")
+    values = fields_of(changes)
     if "timing_lock" in values:
         values["timing_lock"] = LockState(values["timing_lock"])
     return replace(QUIET, **values)
@@ -214,22 +214,20 @@ def test_security_promises_what_is_tried() -> None:
 CARD = {**GPU, "clock_max_mhz": "1410", "pci_bus_id": "00000000:07:00.0", "persistence_mode": "on"}
 
 
-@pytest.mark.parametrize(
-    ("seen", "card", "level", "word"),
-    [
-        ({"throttle_reasons": ["hw_thermal_slowdown"]}, {}, Level.WARNING, "hw_thermal_slowdown"),
-        ({"utilisation": 80}, {}, Level.WARNING, "80 %"),
-        ({"sm_clock_mhz": 210, "throttle_reasons": ["gpu_idle"]}, {}, Level.NOTE, "210 of 1410 MHz"),
-        ({"sm_clock_mhz": 1410}, {"persistence_mode": "off"}, Level.NOTE, "persistence"),
-    ],
-    ids=["slowed down", "busy", "not locked", "no persistence"],
-)
-def test_a_gpu_that_gives_unsteady_numbers_is_found(
-    seen: dict[str, Any], card: dict[str, str], level: Level, word: str
-) -> None:
-    host = gpu_host({**CARD, **card})
-    found = only(diagnose(host, [cuda_spec()], replace(QUIET, gpus=((0, seen),))))
-    assert found.level is level
+#: What is seen of a GPU, what of its card is another, the level of the finding and a word of it.
+UNSTEADY = """
+throttle_reasons: [hw_thermal_slowdown]         |                         | warning | hw_thermal_slowdown
+utilisation: 80                                 |                         | warning | 80 %
+sm_clock_mhz: 210, throttle_reasons: [gpu_idle] |                         | note    | 210 of 1410 MHz
+sm_clock_mhz: 1410                              | persistence_mode: "off" | note    | persistence
+"""
+
+
+@pytest.mark.parametrize(("seen", "card", "level", "word"), cells(UNSTEADY))
+def test_a_gpu_that_gives_unsteady_numbers_is_found(seen: str, card: str, level: str, word: str) -> None:
+    host = gpu_host({**CARD, **fields_of(card)})
+    found = only(diagnose(host, [cuda_spec()], replace(QUIET, gpus=((0, fields_of(seen)),))))
+    assert found.level is Level(level)
     assert word in found.what
     # The number that nvidia-smi counts by may be another one.
     assert "-i 00000000:07:00.0" in found.do

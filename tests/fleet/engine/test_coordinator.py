@@ -5,11 +5,9 @@ from __future__ import annotations
 import contextlib
 import math
 import re
-import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
-from types import FrameType
 from unittest import mock
 
 import pytest
@@ -41,6 +39,7 @@ from tests.coordinator_fixtures import (
     without_room,
 )
 from tests.state_fixtures import change_choice
+from tests.walk_fixtures import ROOT, calls_between_files, strays
 
 
 @pytest.fixture
@@ -62,38 +61,14 @@ def check_books(fleet: Fleet, view: dict[str, object]) -> None:
 
 
 def test_the_walk_of_a_record_is_the_one_on_the_architecture_page(fleet: Fleet) -> None:
-    root = Path(__file__).parents[3]
-    calls: set[tuple[str, str]] = set()
-
-    def file_of(frame: FrameType) -> str:
-        return frame.f_code.co_filename.removeprefix(f"{root}/")
-
-    def follow(frame: FrameType, event: str, _: object) -> None:
-        if event == "call" and (called := file_of(frame)).startswith(("agents/", "fleet/")):
-            caller: FrameType | None = frame
-            while caller is not None and file_of(caller) in (called, contextlib.__file__):
-                caller = caller.f_back
-            if caller is not None:
-                calls.add((file_of(caller), called))
-
-    sys.setprofile(follow)
-    try:
+    with calls_between_files() as calls:
         fleet.run(lambda coordinator: coordinator.view()["store"]["records"] > 0)
-    finally:
-        sys.setprofile(None)
     assert Store.read(fleet.folder / "store").snapshot.rows > 0, "the table has it"
-    page = (root / "docs/architecture.md").read_text().split("\nA record, from")[1].split("\n## ")[0]
+    page = (ROOT / "docs/architecture.md").read_text().split("\nA record, from")[1].split("\n## ")[0]
     rows = re.findall(r"^\| \d+ \| `([\w/]+)/(\w+\.py)`(?: or `(\w+\.py)`)? \|", page, re.M)
     assert len(rows) == 10
     # Without Ray and a processor of its own, a device answers from recorded measurements.
-    walk = [f"{folder}/{other or name}" for folder, name, other in rows]
-    linked = calls | {(called, caller) for caller, called in calls}
-    alone = [
-        place
-        for number, place in enumerate(walk[1:], 1)
-        if not any((earlier, place) in linked for earlier in walk[:number])
-    ]
-    assert alone == []
+    assert strays([f"{folder}/{other or name}" for folder, name, other in rows], calls) == []
 
 
 def test_the_fleet_measures_no_networks_that_only_a_request_asked_for(fleet: Fleet) -> None:

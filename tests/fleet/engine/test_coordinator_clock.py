@@ -2,12 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import os
-import signal
-import subprocess
-import sys
-import time
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -90,80 +84,3 @@ def test_a_paused_agent_costs_neither_its_job_nor_its_device_a_strike(tmp_path: 
     assert expiries >= 7
     check_nobody_is_blamed(view, expiries=expiries)
     assert len(set(fleet.record_ids())) == view["store"]["records"] == ALL
-
-
-#: A coordinator by the real clocks, with a lease of four seconds. Its agents get what they are to measure
-#: once a file is there; until then their leases wait. It says when leases are out, and at last all it knows.
-_PAUSED = """
-import json, sys
-from pathlib import Path
-from fleet.core.words import Limits
-from fleet.engine.context import CoordinatorSettings, EngineContext
-from fleet.engine.coordinator import Coordinator
-from fleet.engine.notices import Notices
-from fleet.transport.local import LocalTransport
-from fleet.store.store import Store
-from tests.coordinator_fixtures import CHOICE, make_fleet
-from tests.transport_fixtures import PROTOCOL
-
-folder, go = Path(sys.argv[1]), Path(sys.argv[2])
-specs = make_fleet(folder).specs
-told = CoordinatorSettings(protocol=PROTOCOL, choice=CHOICE, limits=Limits(lease_secs=4.0))
-transport = LocalTransport(protocol=PROTOCOL, spool_root=folder / "spool", heartbeat_secs=0.2)
-held, measure = [], transport.measure
-transport.measure = lambda *asked: measure(*asked) if go.exists() else held.append(asked)
-with Store.open(folder / "store") as store:
-    coordinator = Coordinator(
-        EngineContext(
-            root=folder / "root",
-            store=store,
-            transport=transport,
-            specs=specs,
-            settings=told,
-            notices=Notices(),
-        )
-    )
-    said = False
-    for _ in range(3000):
-        coordinator.turn(0.02)
-        if {asked[0].device_id for asked in held} == set(specs) and not said:
-            said = True
-            print("leased", flush=True)
-        if go.exists():
-            for asked in held:
-                measure(*asked)
-            held.clear()
-        done = all(one["records"] for one in coordinator.view()["devices"].values())
-        if done and coordinator.is_quiet and coordinator.view()["clock"]["gaps"]:
-            break
-    print(json.dumps(coordinator.view()), flush=True)
-    transport.close()
-    coordinator.close()
-"""
-
-
-@pytest.mark.timeout(120)
-def test_a_process_that_was_stopped_beyond_its_leases_blames_nobody(tmp_path: Path) -> None:
-    go = tmp_path / "go"
-    with subprocess.Popen(
-        [sys.executable, "-c", _PAUSED, str(tmp_path), str(go)],
-        stdout=subprocess.PIPE,
-        text=True,
-        cwd=Path(__file__).parents[3],
-    ) as child:
-        assert child.stdout is not None
-        try:
-            assert child.stdout.readline() == "leased\n"
-            os.kill(child.pid, signal.SIGSTOP)
-            time.sleep(6.5)
-            go.touch()
-            os.kill(child.pid, signal.SIGCONT)
-            view = json.loads(child.stdout.readline())
-            assert child.wait(60) == 0
-        finally:
-            child.kill()
-    check_nobody_is_blamed(view)
-    assert {one["incarnation"] for one in view["devices"].values()} == {1}
-    assert view["clock"]["gaps"] >= 1
-    assert view["clock"]["gap_secs"] > 4.0
-    assert view["clock"]["steps"] == 0

@@ -77,14 +77,8 @@ def poisoned_polls(candidates: set[str]) -> Iterator[None]:
 
 def test_a_record_that_the_store_refuses_is_set_aside_and_everything_goes_on(fleet: Fleet) -> None:
     bad: set[str] = set()
-
-    def is_done(coordinator: Coordinator) -> bool:
-        fleet.clock.now += 1.0
-        devices = coordinator.view()["devices"]
-        return all(one["records"] >= ALL - 1 for one in devices.values()) and coordinator.is_quiet
-
     with poisoned_polls(bad):
-        view = fleet.run(is_done)
+        view = fleet.run(everything_measured(fleet, ALL - 1))
     assert len(bad) == 1
     assert view["store"]["refused"] == 1
     assert view["jobs"]["leased"] == view["jobs"]["quarantined"] == 0

@@ -15,6 +15,7 @@ import yaml
 
 from agents.device.replay_file import open_file, read_head, read_workloads
 from agents.records import NOISE, Outcome
+from fleet.cli.interchange import FormatOption
 from fleet.errors import FleetError, StoreError, StoreFull
 from fleet.interchange import export_parquet, export_source
 from fleet.interchange.export_store import FORMATS, ExportResult, export
@@ -115,6 +116,10 @@ def test_a_folder_has_a_file_a_device_and_the_same_bytes_for_the_same_version(
     growing.append(make_batch(500, 5))
     second = export(Store.read(growing.path, version), tmp_path / "b", "parquet")
     assert [path.read_bytes() for path in files] == [path.read_bytes() for path in second.files]
+
+
+def test_the_formats_of_the_help_are_those_of_the_export() -> None:
+    assert [form.value for form in FormatOption] == list(FORMATS)
 
 
 def test_rows_are_streamed_in_groups_of_bounded_size(

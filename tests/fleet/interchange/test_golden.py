@@ -18,19 +18,32 @@ from agents.records import Candidate, as_json_dict
 from fleet.interchange.export_store import export
 from fleet.store.store import Store
 from tests.log_fixtures import records, run
+from tests.table_fixtures import rows
 
 GOLDEN = Path(__file__).parent / "golden"
 #: Formats that the records of each case are exported in, its own first.
 FORMS = {
-    "ansor": ("ansor",),
-    "ansor_earlier": ("ansor",),
-    "autotvm": ("autotvm",),
-    "helion": ("helion", "t4"),
-    "kernel_tuner": ("kernel_tuner", "t4"),
-    "meta_schedule": ("meta_schedule",),
-    "meta_schedule_alone": ("ansor",),
-    "t4": ("t4", "kernel_tuner"),
-    "triton": ("triton", "t4"),
+    case: forms.split()
+    for case, forms in rows("""
+        ansor                -> ansor
+        ansor_earlier        -> ansor
+        autotvm              -> autotvm
+        autotvm_arm          -> autotvm
+        helion               -> helion t4
+        helion_shapes        -> helion
+        kernel_tuner         -> kernel_tuner t4
+        kernel_tuner_bare    -> kernel_tuner
+        kernel_tuner_forms   -> kernel_tuner
+        meta_schedule        -> meta_schedule
+        meta_schedule_alone  -> ansor
+        meta_schedule_apart  ->
+        meta_schedule_faulty -> meta_schedule
+        miopen               ->
+        names_behind         -> t4
+        t4                   -> t4 kernel_tuner
+        triton               -> triton t4
+        triton_keys          -> triton
+    """)
 }
 
 

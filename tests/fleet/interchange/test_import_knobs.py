@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import gzip
 import json
 from pathlib import Path
 from typing import Any
@@ -9,38 +8,18 @@ import pytest
 import yaml
 
 from agents.host.gpu_sheets import gpu_sheet
-from agents.records import Candidate, Outcome
+from agents.records import Outcome
 from fleet.interchange.dialects.helion import read_config
 from fleet.interchange.logs.json_items import MAX_ITEM_CHARS, JsonItems
 from fleet.interchange.logs.json_values import Rejected
 from tests.knob_fixtures import (
     cache_text,
     cached,
-    configuration,
-    failed,
     t4_text,
 )
 from tests.log_fixtures import DATA, read_lines, records, run
-from transfer.features.extractor import Extractor
 
 HUB = DATA / "kernel_tuner_hub"
-
-
-def test_the_same_result_in_another_form_is_one_candidate(tmp_path: Path) -> None:
-    results = [cached(0), cached(1), failed(2, "RuntimeFailedConfig")]
-    quoted = {name: str(value) for name, value in configuration(0).items()}
-    turned = dict(reversed(cached(0, **quoted).items()))
-    for name, text in {"A100": cache_text(results), "quoted": cache_text([turned])}.items():
-        (tmp_path / f"{name}.json").write_text(text)
-    with gzip.open(tmp_path / "A100_T4.json.gz", "wt") as stream:
-        stream.write(t4_text(results))
-    report = run(tmp_path, tmp_path)
-    assert (report.imported, report.duplicates) == (3, 4)
-    (tmp_path / "b.json").write_text(cache_text([cached(1)], device_name="AMD Radeon PRO W6600"))
-    run(tmp_path, tmp_path / "b.json", device="dev-b")
-    (other,) = records(tmp_path, "dev-b")
-    [same] = [one for one in records(tmp_path) if one.candidate_id == other.candidate_id]
-    assert same.environment_id != other.environment_id
 
 
 @pytest.mark.parametrize("make", [cache_text, t4_text])
@@ -145,16 +124,6 @@ def test_data_sheets_name_their_source() -> None:
     assert gpu_sheet("AMD Radeon PRO W6600")["sheet"].startswith("AMD Radeon PRO W6600")
     assert gpu_sheet("mi250x")["thread_warp_size"] == "64"
     assert gpu_sheet("NVIDIA A4000000") == gpu_sheet("") == gpu_sheet("board-7") == {}
-
-
-def test_learning_reads_the_records(tmp_path: Path) -> None:
-    measured, _ = read_lines(tmp_path, cache_text([cached(number) for number in range(40)]))
-    workload = measured[0].workload.workload
-    candidates = [
-        Candidate(workload_id=workload.workload_id, trace=entry.trace, dialect="knobs") for entry in measured
-    ]
-    block = Extractor().extract({workload.workload_id: workload}, candidates)
-    assert len({row.tobytes() for row in block.summary}) == 40
 
 
 @pytest.mark.data

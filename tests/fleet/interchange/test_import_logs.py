@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from agents.records import Family, canonical_json, claimed_id
+from agents.records import canonical_json
 from fleet.errors import FleetError
 from fleet.interchange.import_logs import ImportRequest, import_logs
 from fleet.models.versions import load_snapshot
@@ -111,29 +111,6 @@ def test_a_trace_that_learning_could_not_read_is_rejected(tmp_path: Path) -> Non
     assert len(load_snapshot(Store.read(tmp_path / "store")).dataset) == 2
 
 
-@pytest.mark.parametrize("packed", ["", ".gz"])
-def test_a_database_with_its_workload_file_keeps_modules_and_hashes(tmp_path: Path, packed: str) -> None:
-    logs = tmp_path / "logs"
-    write_log(logs / f"database_workload.json{packed}", [workload_line(0), ["1", "!!"], workload_line(2)])
-    lines = [meta_schedule(n, index=n % 3) for n in range(6)] + [meta_schedule(9, index=7)]
-    write_log(logs / f"database_tuning_record.json{packed}", lines)
-    report = run(tmp_path, logs)
-    assert report.imported == 4
-    assert report.counts.rejected == {
-        "workload line": 2,
-        "module is not base64": 1,
-        "its workload line is faulty or missing": 3,
-    }
-    workloads = Store.read(tmp_path / "store").workloads()
-    # Nobody has computed the hashes that the file states: they are kept, and name no workload of ours.
-    assert sorted(map(claimed_id, workloads)) == ["8000000000000000", "8000000000000002"]
-    [second] = [one for one in workloads.values() if claimed_id(one.workload_id) == "8000000000000002"]
-    assert json.loads(second.module_json)["root_index"] == 2
-    found = records(tmp_path)[0]
-    assert (found.dialect, found.measured_at, found.protocol.repeat) == ("meta_schedule", 0.0, 2)
-    assert Store.read(tmp_path / "store").devices()[found.device_id].spec.family is Family.GPU
-
-
 def test_records_are_read_again_when_the_file_of_their_workloads_has_changed(tmp_path: Path) -> None:
     log = write_log(tmp_path / "database_tuning_record.json", [meta_schedule(n, index=n) for n in range(2)])
     workloads = write_log(tmp_path / "database_workload.json", [workload_line(0)])
@@ -143,18 +120,6 @@ def test_records_are_read_again_when_the_file_of_their_workloads_has_changed(tmp
     write_log(workloads, [workload_line(0), workload_line(1)])
     second = run(tmp_path, log)
     assert (second.imported, second.duplicates, second.rejected, second.files_known) == (1, 1, 0, 0)
-
-
-def test_databases_without_workloads_stay_apart_and_snapshots_agree(tmp_path: Path) -> None:
-    one = [meta_schedule(n, index=n % 2) for n in range(6)]
-    other = [meta_schedule(n) for n in range(100, 103)]
-    for name, lines in (("a", one[:4]), ("b", one), ("c", other)):
-        write_log(tmp_path / name / "database_tuning_record.json", lines)
-    report = run(tmp_path, tmp_path / "a", tmp_path / "b", tmp_path / "c")
-    assert (report.imported, report.duplicates) == (9, 4)
-    workloads = Store.read(tmp_path / "store").workloads()
-    assert len(workloads) == 3
-    assert {one.operator for one in workloads.values()} == {"C2D"}
 
 
 def test_networks_come_from_the_layout_or_the_option_and_are_joined(tmp_path: Path) -> None:

@@ -10,17 +10,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agents.records import Family, canonical_json
+from agents.records import canonical_json
 from fleet.config.settings import FleetConfig
-from fleet.interchange.dialects.miopen import gpu_of, problem_of
+from fleet.interchange.dialects.miopen import gpu_of
 from fleet.interchange.line_reader import LineReader
-from fleet.interchange.logs.catalog import Measurement, key_id
+from fleet.interchange.logs.catalog import Measurement
 from fleet.interchange.logs.json_values import Rejected
 from fleet.interchange.logs.lines import LogLines
-from fleet.models.versions import load_snapshot
 from fleet.onboarding.replay import onboard_recorded
-from fleet.store.store import Store
-from tests.log_fixtures import DATA, records, run
+from tests.log_fixtures import DATA, run
+from tests.table_fixtures import rows
 
 #: The first lines of gfx90878 and gfx1030_36 of ROCm/MIOpen @ 2d1fd99 (MIT), in the two forms.
 VOLUME = "1-1-1-1-1x4x4-512-1-4-4-128-0x0x0-1x1x1-1x1x1-0-NCDHW-FP32"
@@ -57,29 +56,6 @@ def entries(path: Path) -> tuple[list[Measurement], list[Rejected]]:
     )
 
 
-@pytest.mark.parametrize("name", ["gfx90878.HIP.fdb.txt", "gfx90878.HIP.fdb.txt.bz2"])
-def test_both_forms_become_records_once(tmp_path: Path, name: str) -> None:
-    path = find_db(tmp_path, NEW_FORM, OLD_FORM, name=name)
-    report = run(tmp_path, path, device="mi100")
-    assert (report.imported, report.workloads, report.counts.rejected) == (7, 3, {})
-    assert report.described_by == "the logs"
-    again = run(tmp_path, path, device="mi100", again=True)
-    assert (again.imported, again.duplicates, again.workloads) == (0, 7, 0)
-    traces = {record.trace: record.run_secs for record in records(tmp_path, "mi100")}
-    assert traces['{"solver":"ConvBinWinogradRxSf2x3"}'] == (0.12116e-3,)
-    assert {record.outcome for record in records(tmp_path, "mi100")} == {"ok"}
-    entry = Store.read(tmp_path / "store").devices()["mi100"]
-    assert entry.spec.family is Family.GPU
-    assert entry.descriptor is not None
-    (card,) = map(dict, entry.descriptor.cuda_devices)
-    assert (card["arch"], card["compute_units"], card["sheet"][:20]) == (
-        "gfx908",
-        "120",
-        "AMD Instinct MI100 A",
-    )
-    assert len(load_snapshot(Store.read(tmp_path / "store")).dataset) == 7
-
-
 @pytest.mark.usefixtures("few_trees")
 def test_a_gpu_of_a_find_database_is_onboarded_by_replay(tmp_path: Path) -> None:
     def timed(size: int, unlike: float) -> str:
@@ -101,35 +77,6 @@ def test_a_gpu_of_a_find_database_is_onboarded_by_replay(tmp_path: Path) -> None
     assert (result["samples"], result["failed_samples"]) == (16, 0)
     assert set(result["source_devices"]) == {"gfx900_56", "gfx906_60"}
     assert result["truth"]["top1"] > result["truth"]["random_top1"] + 0.1
-
-
-def test_a_problem_is_a_workload_and_a_solver_its_candidate(tmp_path: Path) -> None:
-    one = find_db(tmp_path, f"{KEY}={TIMED}")
-    other = find_db(tmp_path, f"{KEY}=Algo:ConvAsm1x1U,0.5,0,Algo,<unused>", name="gfx803_36.HIP.fdb.txt")
-    (first,), (second,) = entries(one)[0], entries(other)[0]
-    assert first.workload.candidate_id(first.trace) == second.workload.candidate_id(second.trace)
-    assert first.environment.environment_id != second.environment.environment_id
-    workload = first.workload.workload
-    assert (workload.operator, workload.arg_dtypes) == ("C2D", ("float16",) * 3)
-    assert workload.arg_shapes == ((32, 64, 28, 30), (128, 64, 3, 3), (32, 128, 28, 30))
-    assert workload.flops == 2 * 32 * 128 * 28 * 30 * 64 * 9
-    value = json.loads(workload.module_json)
-    assert workload.module_json == canonical_json(value)
-    assert value == {"dialect": "knobs", "kernel": "convolution", "problem": KEY, "tool": "miopen"}
-    del value["dialect"]
-    assert workload.workload_id == key_id("knobs", canonical_json(value))
-
-
-def test_what_is_computed_stands_last() -> None:
-    # The gradient of the output is 14 x 14 with 128 channels, the data 28 x 28 with 64, in two groups.
-    tail = "14-14-3x3-64-28-28-8-1x1-2x2-1x1-0-NHWC-NHWC-NHWC-BF16"
-    data = problem_of(f"128-{tail}-B_g2").workload
-    assert data.arg_shapes == ((8, 14, 14, 128), (128, 3, 3, 32), (8, 28, 28, 64))
-    weights = problem_of(f"128-{tail}-W_g2").workload
-    assert weights.arg_shapes == ((8, 28, 28, 64), (8, 14, 14, 128), (128, 3, 3, 32))
-    assert data.flops == weights.flops == 2 * 8 * 128 * 14 * 14 * 32 * 9
-    assert (data.operator, weights.operator) == ("conv2d_backward_data", "conv2d_backward_weights")
-    assert data.arg_dtypes == ("bfloat16",) * 3
 
 
 @pytest.mark.parametrize(
@@ -154,46 +101,49 @@ def test_a_gpu_without_a_data_sheet_is_said_in_a_line(tmp_path: Path, name: str)
     assert ("gfx999 40" if "gfx" in name else "board-7") in report.described_by
 
 
-#: A second line, and the reason for which it is not imported.
-HOSTILE = {
-    f"{KEY[:30]}": "truncated",
-    f"{KEY}=ConvAsm1x1U:0.0": "a solver has a wrong number of fields",
-    f"{KEY}=": "not measured",
-    f"{KEY}={'S' * 200}:1.0,0,x": "a solver's name is no word of up to 128 letters",
-    f"{KEY}={'S' * (1 << 20)}:1.0,0,x": "line too long",
-    f"{KEY}=:1.0,0,x": "a solver's name is no word of up to 128 letters",
-    f"{KEY}=A:1.0,0,x,y": "a solver has a wrong number of fields",
-    f"{KEY}=A:-1.0,0,x": "a cost is negative",
-    f"{KEY}=A:inf,0,x": "a number is not finite",
-    f"{KEY}=A:nan,0,x": "a number is not finite",
-    f"{KEY}=A:1e400,0,x": "a number is not finite",
-    f"{KEY}=A:0,0,x": "not measured",
-    f"{KEY}=A:1e-7,0,x": "a cost is below a nanosecond",
-    f"{KEY}=A:1e13,0,x": "the mark of a failure, but no error",
-    f"{KEY}=A:1_0,0,x": "a cost is not a number",
-    f"{KEY}=A:soon,0,x": "a cost is not a number",
-    f"{KEY[3:]}={TIMED}": "a key has a wrong number of fields",
-    f"{KEY.replace('3x3', '3x3x3')}={TIMED}": "sizes of a key contradict each other",
-    f"{KEY.replace('NCHW', 'NCHW-NCHW')}={TIMED}": "a key has a wrong number of fields",
-    f"{KEY}_g7={TIMED}": "sizes of a key contradict each other",
-    f"{KEY}_g0={TIMED}": "sizes of a key contradict each other",
-    f"{KEY.replace('64', '-64', 1)}={TIMED}": "a key has a wrong number of fields",
-    f"{KEY.replace('28', '0', 1)}={TIMED}": "a size of a key is out of range",
-    f"{'9' * 30}{KEY}={TIMED}": "a size of a key is out of range",
-    f"{KEY[:-1]}X={TIMED}": "a direction is none of F, B and W",
-    f"{KEY.replace('28', 'xx', 1)}={TIMED}": "a size of a key is not a number",
-    f"{KEY}\u00b5={TIMED}": "a key has other characters than numbers and words",
-    "": "blank line",
-    "# made by hand": "comment line",
-}
+#: A second line, in which KEY is a good key and TIMED a good time, and the reason why it is not imported.
+HOSTILE = """
+64-28-30-3x3-128-28-30-32-1x1- -> truncated
+KEY=ConvAsm1x1U:0.0            -> a solver has a wrong number of fields
+KEY=                           -> not measured
+KEY=:1.0,0,x                   -> a solver's name is no word of up to 128 letters
+KEY=A:1.0,0,x,y                -> a solver has a wrong number of fields
+KEY=A:-1.0,0,x                 -> a cost is negative
+KEY=A:inf,0,x                  -> a number is not finite
+KEY=A:nan,0,x                  -> a number is not finite
+KEY=A:1e400,0,x                -> a number is not finite
+KEY=A:0,0,x                    -> not measured
+KEY=A:1e-7,0,x                 -> a cost is below a nanosecond
+KEY=A:1e13,0,x                 -> the mark of a failure, but no error
+KEY=A:1_0,0,x                  -> a cost is not a number
+KEY=A:soon,0,x                 -> a cost is not a number
+28-30-3x3-128-28-30-32-1x1-1x1-1x1-0-NCHW-FP16-F=TIMED         -> a key has a wrong number of fields
+64-28-30-3x3x3-128-28-30-32-1x1-1x1-1x1-0-NCHW-FP16-F=TIMED    -> sizes of a key contradict each other
+64-28-30-3x3-128-28-30-32-1x1-1x1-1x1-0-NCHW-NCHW-FP16-F=TIMED -> a key has a wrong number of fields
+KEY_g7=TIMED                   -> sizes of a key contradict each other
+KEY_g0=TIMED                   -> sizes of a key contradict each other
+-KEY=TIMED                     -> a key has a wrong number of fields
+64-0-30-3x3-128-28-30-32-1x1-1x1-1x1-0-NCHW-FP16-F=TIMED       -> a size of a key is out of range
+999999999999999999999999999999KEY=TIMED                        -> a size of a key is out of range
+64-28-30-3x3-128-28-30-32-1x1-1x1-1x1-0-NCHW-FP16-X=TIMED      -> a direction is none of F, B and W
+64-xx-30-3x3-128-28-30-32-1x1-1x1-1x1-0-NCHW-FP16-F=TIMED      -> a size of a key is not a number
+KEY\u00b5=TIMED                -> a key has other characters than numbers and words
+                               -> blank line
+# made by hand                 -> comment line
+"""
+HOSTILE_LINES = [
+    (f"{KEY}={'S' * 200}:1.0,0,x", "a solver's name is no word of up to 128 letters"),
+    (f"{KEY}={'S' * (1 << 20)}:1.0,0,x", "line too long"),
+    *((line.replace("KEY", KEY).replace("TIMED", TIMED), reason) for line, reason in rows(HOSTILE)),
+]
 
 
-@pytest.mark.parametrize("line", HOSTILE, ids=[f"{place} {line[-30:]}" for place, line in enumerate(HOSTILE)])
-def test_hostile_lines_cost_themselves_only(tmp_path: Path, line: str) -> None:
+@pytest.mark.parametrize(("line", "reason"), HOSTILE_LINES, ids=[line[-30:] for line, _ in HOSTILE_LINES])
+def test_hostile_lines_cost_themselves_only(tmp_path: Path, line: str, reason: str) -> None:
     measured, rejected = entries(find_db(tmp_path, OLD_FORM, line, NEW_FORM))
     assert len(measured) == 7
-    assert [reason.reason for reason in rejected] == [HOSTILE[line]]
-    assert all("\n" not in reason.detail and len(reason.detail) < 200 for reason in rejected)
+    assert [one.reason for one in rejected] == [reason]
+    assert all("\n" not in one.detail and len(one.detail) < 200 for one in rejected)
 
 
 def test_a_faulty_solver_costs_no_other(tmp_path: Path) -> None:

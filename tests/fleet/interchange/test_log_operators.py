@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from agents.records import Family
 from fleet.interchange.logs.json_values import Rejected
 from fleet.interchange.logs.operators import autotvm_operator, block_operator
-from fleet.interchange.logs.targets import Machine, device_from_log, parse_target
+from fleet.interchange.logs.targets import parse_target
+from tests.table_fixtures import cells
 
 #: Function | its arguments, a tensor by its shape in round brackets | operator | shape of the output | how
 #: many products make an element of it, counted by hand.
@@ -40,17 +40,13 @@ conv2d_nchw.cuda | (1,3,8,8), (4,3,3,3), [1,1], {"a": 1}, [1,1]
 """
 
 
-def rows(table: str) -> list[list[str]]:
-    return [[cell.strip() for cell in line.split("|")] for line in table.strip().splitlines()]
-
-
 def arguments(text: str) -> list[Any]:
     """Those of a line of AutoTVM."""
     values = ast.literal_eval(f"[{text}]")
     return [["TENSOR", list(one), "float32"] if isinstance(one, tuple) else one for one in values]
 
 
-@pytest.mark.parametrize(("function", "args", "word", "output", "each"), rows(KNOWN))
+@pytest.mark.parametrize(("function", "args", "word", "output", "each"), cells(KNOWN))
 def test_known_operators_have_their_output_and_flops(
     function: str, args: str, word: str, output: str, each: str
 ) -> None:
@@ -62,7 +58,7 @@ def test_known_operators_have_their_output_and_flops(
     assert len(found.dtypes) == len(found.shapes) == 3
 
 
-@pytest.mark.parametrize(("function", "args"), rows(UNKNOWN))
+@pytest.mark.parametrize(("function", "args"), cells(UNKNOWN))
 def test_what_does_not_follow_is_left_out(function: str, args: str) -> None:
     found = autotvm_operator(function, arguments(args))
     assert (found.name, found.flops) == (function, 0.0)
@@ -79,24 +75,7 @@ def test_blocks_tell_the_operator_of_a_database() -> None:
     assert block_operator([], (), ()).name == "meta_schedule"
 
 
-def test_targets_are_read_in_every_form() -> None:
-    old = parse_target("cuda -keys=cuda,gpu -arch=sm_75 -max_num_threads=1024 -libs=cudnn")
-    assert old.family is Family.GPU
-    lists = {"keys": ["cuda", "gpu"], "libs": ["cudnn"]}
-    assert old.options == {"kind": "cuda", "arch": "sm_75", "max_num_threads": 1024, **lists}
-    assert parse_target({"kind": "llvm", "num-cores": 8}).family is Family.CPU
+def test_what_is_no_target_is_rejected() -> None:
     for value in ("", "quantum -x", None, {"kind": 3}, {}, "x" * 10_000):
         with pytest.raises(Rejected):
             parse_target(value)
-
-
-def test_a_logged_device_says_what_is_known_and_zero_elsewhere() -> None:
-    machine = Machine(
-        parse_target("llvm -keys=arm_cpu,cpu -device=arm_cpu"), "0.10.0", (4, 16, 64, 0, 0, 0, 0, 0)
-    )
-    spec, descriptor = device_from_log("board", machine)  # type: ignore[arg-type]
-    assert (spec.kind, spec.family, spec.threads, spec.cores) == ("replay", Family.CPU, 4, (0, 1, 2, 3))
-    assert spec.target == {"kind": "llvm", "keys": ["arm_cpu", "cpu"], "device": "arm_cpu"}
-    assert (descriptor.arch, descriptor.vector_bytes, descriptor.cache_line_bytes) == ("aarch64", 16, 64)
-    assert (descriptor.memory_bytes, descriptor.clock_max_mhz, descriptor.cpu_model) == (0, 0.0, "")
-    assert descriptor.versions == (("tvm", "0.10.0"),)

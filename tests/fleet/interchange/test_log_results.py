@@ -19,6 +19,7 @@ from fleet.interchange.logs.json_values import (
     parse_line,
     tuner_result,
 )
+from tests.table_fixtures import cells
 
 FINITE: dict[str, Any] = {"allow_nan": False, "allow_infinity": False}
 JSON = st.recursive(
@@ -89,9 +90,8 @@ null                     | result is not [costs, error_no, all_cost, timestamp]
 
 
 def test_what_is_no_measurement_is_rejected() -> None:
-    lines = [line.split("|") for line in NO_MEASUREMENTS.strip().splitlines()]
-    reasons = [reason_of(tuner_result, json.loads(text)) for text, _ in lines]
-    assert reasons == [reason.strip() for _, reason in lines]
+    for text, reason in cells(NO_MEASUREMENTS):
+        assert reason_of(tuner_result, json.loads(text)) == reason
     assert reason_of(tuner_result, [[0.1] * 10_001, 0, 0, 1]) == "too many costs"
     for value in (None, [0.0], []):
         assert reason_of(database_result, value) == "not measured"

@@ -10,19 +10,16 @@ from typing import Any
 import pytest
 import yaml
 
-from fleet.interchange.export_store import export
 from fleet.interchange.import_files import find_logs
 from fleet.interchange.line_reader import UNREAD_FORMAT
 from fleet.interchange.logs.json_values import Rejected
 from fleet.interchange.logs.targets import units_per_second, unix_secs
-from fleet.store.store import Store
 from tests.cli_fixtures import refusal
-from tests.knob_fixtures import HELION_HEAD, cache_text, cached
-from tests.log_fixtures import ansor, read_lines, read_log, records, run, run_lines, write_log
+from tests.log_fixtures import ansor, read_lines, write_log
+from tests.table_fixtures import cells
 
 #: 10 July 2024, 07:36:36 UTC.
 AT = 1720596996
-META = {"kernel_name": "gemm", "device_name": "NVIDIA A100", "problem_size": [1024], "tool": "x"}
 
 
 def t4_result(value: float | None = 96.256, unit: str = "", **more: Any) -> dict[str, Any]:
@@ -67,10 +64,8 @@ UNITS = """
 
 
 def units() -> Iterator[tuple[dict[str, Any], dict[str, Any], str]]:
-    for line in UNITS.strip().splitlines():
-        if not line.startswith("#"):
-            result, head, expected = line.split("|")
-            yield yaml.safe_load(result), yaml.safe_load(head), expected.strip()
+    for result, head, expected in cells(UNITS):
+        yield yaml.safe_load(result), yaml.safe_load(head), expected
     yield {"times": {"runtimes": [10**400]}}, {}, "a number is not finite"
 
 
@@ -130,86 +125,6 @@ def test_what_is_no_date_is_rejected(date: Any) -> None:
     with pytest.raises(Rejected, match="timestamp is"):
         unix_secs(date)
     assert unix_secs(None) == unix_secs("") == 0.0
-
-
-def test_what_names_a_kernel_may_stand_behind_its_results(tmp_path: Path) -> None:
-    logs = tmp_path / "logs"
-    for name in ("gemm", "conv"):
-        text = json.dumps({"results": [t4_result()], "metadata": {**META, "kernel_name": name}})
-        write_log(logs / f"{name}_T4.json", [text])
-    cache = json.loads(cache_text([cached(0)]))
-    write_log(logs / "cache.json", [json.dumps(dict(reversed(cache.items())), indent=1)])
-    key = {"configs_timings": [[{"kwargs": {"B": 1}}, [0.5, 0.5, 0.5]]], "key": [16]}
-    write_log(logs / "k.autotune.json", [key])
-    report = run(tmp_path, logs)
-    assert (report.imported, report.rejected) == (4, 0), report.examples
-    workloads = Store.read(tmp_path / "store").workloads().values()
-    keys = [json.loads(one.module_json) for one in workloads]
-    assert sorted(f"{one['kernel']} {one['problem']}" for one in keys) == [
-        *("conv [1024]", "convolution_kernel [4096, 4096]", "gemm [1024]", "k [16]")
-    ]
-    assert report.targets == {"cuda", "opencl"}, "the device is that of the metadata; Triton names none"
-
-
-def test_a_cache_without_a_problem_size_stays_one(tmp_path: Path) -> None:
-    head = json.loads(cache_text([cached(0, timestamp=None), cached(1, timestamp=None)]))
-    del head["problem_size"]
-    assert run_lines(tmp_path, json.dumps(head)).imported == 2
-    files = export(Store.read(tmp_path / "store"), tmp_path / "out", "kernel_tuner").files
-    text = next(path.read_text() for path in files if not path.name.endswith(".results.json"))
-    cache = json.loads(text)
-    assert "problem_size" not in cache
-    assert text.endswith("}\n}")  # Kernel Tuner takes this for closed
-    assert not [one for one in cache["cache"].values() if "timestamp" in one]
-    before = {one.record_id for one in records(tmp_path)}
-    (tmp_path / "again").mkdir()
-    assert run(tmp_path / "again", tmp_path / "out").imported == 2
-    assert {one.record_id for one in records(tmp_path / "again")} == before
-
-
-def test_keys_of_triton_as_numbers_and_as_texts_are_one_workload(tmp_path: Path) -> None:
-    pairs = [[{"kwargs": {"BV": 32}, "num_warps": 2}, [1.0, 0.9, 1.1]]]
-    for name, key in {"a": [16, True, None, 0.5, "x"], "b": ["16", "True", "None", "0.5", "x"]}.items():
-        write_log(tmp_path / name / "kernel.autotune.json", [{"key": key, "configs_timings": pairs}])
-    report = run(tmp_path, tmp_path / "a", tmp_path / "b")
-    assert (report.imported, report.duplicates, report.workloads) == (1, 1, 1)
-
-
-SHAPES = [[1024, 1024], [1024, 512]]
-DTYPES = ["torch.float16", "torch.float16"]
-
-
-@pytest.mark.parametrize(
-    ("shapes", "dtypes", "problem"),
-    [
-        (SHAPES, DTYPES, [SHAPES, DTYPES]),
-        ("[(1024, 1024), (1024, 512)]", str(DTYPES), [SHAPES, DTYPES]),
-        (
-            "[torch.Size([1024, 1024]), torch.Size([1024, 512])]",
-            "[torch.float16, torch.float16]",
-            [SHAPES, DTYPES],
-        ),
-        # What is no list stays a text.
-        *((text, [], [text, []]) for text in ("(1024,", "__import__('os')", "[f(1)]", "x")),
-    ],
-)
-def test_shapes_of_helion_are_known_in_each_form(
-    tmp_path: Path, shapes: Any, dtypes: Any, problem: list[Any]
-) -> None:
-    logs = tmp_path / "logs"
-    row = 'r1,0.5,c1,0,ok,0.500000,1.20,"Config(block_sizes=[64], num_warps=4)"'
-    write_log(logs / "run.csv", [",".join(HELION_HEAD), row])
-    write_log(logs / "run.log", [f"[{second}s] step {second} of the search" for second in range(30)])
-    kernel = {"run_id": "r1", "kernel_name": "matmul", "input_shapes": shapes, "dtypes": dtypes}
-    write_log(logs / "run.meta.jsonl", [kernel])
-    [[measured], reasons] = read_log(logs / "run.csv")
-    assert reasons == {"comment line": 1}
-    assert [path.name for path in find_logs([logs])[1]] == ["run.log"]
-    workload = measured.workload.workload
-    assert json.loads(workload.module_json)["problem"] == problem
-    if dtypes:
-        assert workload.arg_shapes == ((1024, 1024), (1024, 512))
-        assert workload.arg_dtypes == ("float16", "float16")
 
 
 KTT = {

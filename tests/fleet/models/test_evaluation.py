@@ -240,15 +240,3 @@ def test_a_store_of_few_workloads_is_judged_in_fewer_parts(
     store = make_store(tmp_path / "single", single)
     assert run(["eval", "--store", str(store), "--seeds", "1", "--epochs", "1"]) == 1
     assert "holding one out leaves nothing to learn from: measure more workloads" in capsys.readouterr().err
-
-
-def test_a_kept_model_stands_alone(capsys: pytest.CaptureFixture[str], store: Path) -> None:
-    options = {
-        "--split": "by-network",
-        "--seeds": "2",
-        "--epochs": "2",
-        "--folds": "3",
-    }
-    for flag, value in options.items():
-        assert run(["eval", "--store", str(store), "--model", "latest", flag, value]) == 2
-        assert f"leave out {flag.strip('-')}" in " ".join(capsys.readouterr().err.replace("│", " ").split())

@@ -8,14 +8,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from agents.records import DeviceId, Outcome
-from fleet.cli.app import run
+from agents.records import Outcome
 from fleet.config.settings import FleetConfig, load_fleet
 from fleet.errors import FleetError
-from fleet.models.registry import Registry
 from fleet.models.training import train_version
 from fleet.store.store import Store
 from tests.dataset_fixtures import cpu_device, gmm_candidates, gmm_workload, record_of
+from tests.model_scenarios import ModelScenario
+from tests.refresh_fixtures import some_workloads
+from tests.scenario_fixtures import check_facts, read_scenarios
 from transfer.errors import TransferError
 from transfer.model import checkpoint
 
@@ -43,44 +44,31 @@ def settings(tmp_path: Path) -> FleetConfig:
     return load_fleet(None, {**changes, "onboarding.shipped": False}).config
 
 
+SCENARIOS = read_scenarios(Path(__file__).with_name("training_scenarios.txt"))
+
+
+@pytest.mark.parametrize("title", SCENARIOS)
+def test_a_scenario(title: str, tmp_path: Path) -> None:
+    ModelScenario(tmp_path, some_workloads(4, 0)).play(SCENARIOS[title])
+
+
 def test_a_version_says_what_it_was_made_of(settings: FleetConfig, tmp_path: Path) -> None:
     seen: list[tuple[int, int]] = []
     found = train_version(settings, tmp_path / "models", (), on_progress=lambda *at: seen.append(at))
-    assert found["heads"] == ["box.a", "box.b"]
-    assert found["devices_left_out"] == ["lonely"]
-    assert found["workloads_too_small"] == 1
-    assert found["held_out_workloads"] == 0
     _, manifest = checkpoint.load(tmp_path / "models" / found["version"])
-    assert manifest["epochs_done"] == manifest["best_epoch"] == 2
+    facts = """
+        found.heads = [box.a, box.b]
+        found.devices_left_out = [lonely]
+        found.workloads_too_small = 1
+        found.held_out_workloads = 0
+        manifest.epochs_done = 2
+        manifest.best_epoch = 2
+    """
+    check_facts({"found": found, "manifest": manifest}, facts)
     curves = Path(found["curves"]) / "curves.jsonl"
     assert len(curves.read_text().splitlines()) == 2
     json.dumps(found)
     assert seen == [(1, 2), (2, 2)]
-
-
-def test_without_publishing_a_version_is_kept_and_serves_nobody(
-    settings: FleetConfig, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    first = train_version(settings, tmp_path / "models", ("box.a",), publish=False)
-    registry = Registry(tmp_path / "models")
-    assert (first["published"], first["serves"], registry.champions()) == (False, {}, {})
-    assert first["kept_champions"]["box.a"].startswith("not published; ")
-    store, models = settings.store.path, str(tmp_path / "models")
-    arguments = ["train", "--store", str(store), "--models", models, "--epochs", "1", "--json"]
-    arguments += ["--set", "onboarding.shipped=false"]
-    assert run(arguments) == 0
-    served = registry.champions()
-    assert {one.version for one in served.values()} == {"v000002"}
-    capsys.readouterr()
-    assert run([*arguments, "--no-publish", "--seed", "5"]) == 0
-    assert json.loads(capsys.readouterr().out)["version"] == "v000003"
-    assert (registry.champions(), registry.versions()[-1]) == (served, "v000003")
-    # Nobody can judge in so small a store, so the champions stay; what the challenger lacks is kept.
-    assert run([*arguments, "--seed", "6"]) == 0
-    assert {one.version for one in registry.champions().values()} == {"v000002"}
-    assert registry.champions()[DeviceId("box.a")].retained.startswith(
-        "v000004: needs 54 more measured workloads to be judged: 0 held-out ones can judge it, 8 must"
-    )
 
 
 def test_devices_with_nothing_to_learn_are_refused_with_the_cure(

@@ -171,16 +171,3 @@ def test_an_evaluation_judges_what_serves(version: tuple[Registry, str, Adapted]
     assert not np.array_equal(scores, judged.model.score(block, NEW))
     group, secs = np.zeros(len(later), dtype=np.int32), 1e-3 * np.arange(1.0, len(later) + 1)
     assert found.tau_by_workload.tolist() == evaluate_ranking(scores, secs, group).tau_by_workload.tolist()
-
-
-def test_a_damaged_correction_keeps_the_head_from_ranking(
-    version: tuple[Registry, str, Adapted], tmp_path: Path
-) -> None:
-    _, _, judged = version
-    other = Registry(tmp_path / "models")
-    manifest = {"devices": list(SOURCES)}
-    other.publish(other.add(judged.model, manifest, files_of(judged)), {NEW: {}})
-    (other.path("v000001") / file_of(NEW)).write_bytes(b"")
-    ranker = CandidateRanker(other)
-    assert ranker.rank(WORKLOADS[0], NEW, [candidate(WORKLOADS[0], *TILES[0])]) is None
-    assert "torn or changed" in ranker.why_not(NEW)

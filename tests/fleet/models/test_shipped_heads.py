@@ -11,7 +11,7 @@ import pytest
 from agents.records import DeviceId, Family
 from fleet.config.settings import FleetConfig, load_fleet
 from fleet.models.registry import Registry
-from fleet.models.shipped_model import SHIPPED_KEY, ShippedDevice, ShippedHeads, write_shipped
+from fleet.models.shipped_model import SHIPPED_KEY, ShippedDevice, write_shipped
 from fleet.models.training import train_version
 from fleet.refresh.run import run_refresh
 from fleet.store.store import Store
@@ -112,18 +112,3 @@ def test_a_model_that_is_better_than_the_shipped_head_takes_its_place(
     champion = Registry(tmp_path / "models").champions()[A]
     assert champion.reason.startswith("better: ")
     assert champion.before == ("v000001",), "the shipped head served before"
-
-
-def test_a_damaged_champion_is_followed_by_the_shipped_head(release: Path, tmp_path: Path) -> None:
-    make_store(tmp_path / "store", LEARNT[:3])
-    registry = Registry(tmp_path / "models")
-    shipped = ShippedHeads(registry, Store.read(tmp_path / "store"))
-    first = shipped.serve_first(A)
-    assert first == "v000001"
-    assert shipped.serve_first(A) == "", "something serves it already"
-    (registry.path(first) / "model.safetensors").write_bytes(b"torn")
-    found = train_version(settings_of(tmp_path), tmp_path / "models", ("box.a",))
-    champion = registry.champions()[A]
-    assert champion.version not in (first, found["version"])
-    assert "v000001 cannot serve any more" in champion.reason
-    assert found["given_back"]["box.a"].startswith("v000001 cannot serve any more")

@@ -13,40 +13,55 @@ from agents.records import NOISE, DeviceId, Outcome, Record
 from fleet.models.training_rows import JudgedRows, counting_rows
 from fleet.models.versions import load_snapshot
 from fleet.store.store import Store
-from tests.dataset_fixtures import again, cpu_device, gmm_candidates, gmm_workload, record_of
+from tests.dataset_fixtures import again, changed, cpu_device, gmm_candidates, gmm_workload, record_of
+from tests.table_fixtures import cells
 from transfer.data.dataset import Dataset
 from transfer.errors import DatasetError
 
 ONE, OTHER = gmm_workload("one"), gmm_workload("other", networks=("bert", "resnet"))
 CANDIDATES = gmm_candidates(ONE, 7) + gmm_candidates(OTHER, 4)
 DEVICES = ("box", "lab", "idle")
-SUSPECT = '{"suspect":true}'
+
+
+#: A device, the place of the candidate that it measured, and what is not usual of the record.
+MEASURED = """
+box 0 |
+box 1 |
+box 2 |
+box 0 | attempt: 1, origin: remeasure, run_secs: [5.0e-4]
+box 3 | attempt: 1, origin: remeasure, run_secs: [7.0e-3]
+box 3 | quality: '{"suspect":true}'
+box 4 | quality: '{"suspect":true}'
+box 5 | outcome: run_failed, run_secs: []
+box 5 | attempt: 2, origin: remeasure, outcome: run_timeout, run_secs: []
+box 6 | outcome: rejected
+box 7 | outcome: lost, run_secs: []
+box 7 | attempt: 1
+# The same candidate after the host changed: the newer one counts, unless it says nothing.
+box 8 |
+box 8 | environment_id: f, run_secs: [3.0e-3], measured_at: 9.0e+9
+box 9 | environment_id: f, outcome: rejected, measured_at: 9.0e+9
+box 9 |
+lab 2 |
+lab 3 |
+lab 4 |
+lab 5 |
+lab 6 |
+lab 7 |
+lab 8 |
+lab 2 | attempt: 1, origin: noise
+lab 3 | environment_id: f, quality: '{"suspect":true}'
+"""
 
 
 def measured() -> list[Record]:
-    """Failures, suspects, second measurements and environments on two devices, each candidate its story."""
-    box = [record_of(one, "box", (1 + place) * 1e-3, 9e-3) for place, one in enumerate(CANDIDATES)]
-    lab = [record_of(one, "lab", (2 + place) * 1e-3) for place, one in enumerate(CANDIDATES[2:9])]
-    return [
-        *box[:3],
-        again(box[0], run_secs=(5e-4,)),
-        again(msgspec.structs.replace(box[3], outcome=Outcome.OK), run_secs=(7e-3,)),
-        msgspec.structs.replace(box[3], quality=SUSPECT),
-        msgspec.structs.replace(box[4], quality=SUSPECT),
-        msgspec.structs.replace(box[5], outcome=Outcome.RUN_FAILED, run_secs=()),
-        again(box[5], attempt=2, outcome=Outcome.RUN_TIMEOUT, run_secs=()),
-        msgspec.structs.replace(box[6], outcome=Outcome.REJECTED),
-        msgspec.structs.replace(box[7], outcome=Outcome.LOST, run_secs=()),
-        msgspec.structs.replace(box[7], attempt=1),
-        # The same candidate after the host changed: the newer one counts, unless it says nothing.
-        box[8],
-        msgspec.structs.replace(box[8], environment_id="f", run_secs=(3e-3,), measured_at=9e9),
-        msgspec.structs.replace(box[9], environment_id="f", outcome=Outcome.REJECTED, measured_at=9e9),
-        box[9],
-        *lab,
-        again(lab[0], origin="noise"),
-        msgspec.structs.replace(lab[1], environment_id="f", quality=SUSPECT),
-    ]
+    """Failures, suspects, second measurements and environments; box takes a millisecond more than lab."""
+    found = []
+    for [what, changes] in cells(MEASURED):
+        device, place = what.split()
+        secs = 1e-3 * (int(place) + (device == "box"))
+        found.append(changed(record_of(CANDIDATES[int(place)], device, secs, 9e-3), changes))
+    return found
 
 
 @pytest.fixture

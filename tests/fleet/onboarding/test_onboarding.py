@@ -5,12 +5,9 @@ from __future__ import annotations
 import json
 import re
 import shutil
-import sys
-import threading
 import time
-from itertools import chain, pairwise
+from itertools import chain
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 import msgspec
@@ -41,10 +38,9 @@ from tests.coordinator_fixtures import write_replay_device
 from tests.dataset_fixtures import cpu_device, gmm_workload, record_of
 from tests.onboarding_fixtures import BROKEN, NEW, SOURCES, TILES, WORKLOADS, candidate, fill, records_of
 from tests.strategy_fixtures import BriefMaml
+from tests.walk_fixtures import ROOT, calls_between_files, strays
 
 pytestmark = pytest.mark.usefixtures("few_trees")
-
-ROOT = Path(__file__).parents[3]
 
 
 def settings_of(store: Path, folder: Path | None = None, **onboarding: Any) -> FleetConfig:
@@ -324,42 +320,14 @@ def test_the_walk_of_an_onboarding_is_the_one_on_the_architecture_page(
     store, folder, models = world
     config = folder / "fleet.yaml"
     config.write_text(f"schema: 1\ndevices:\n  folder: {folder}\n")
-    calls: set[tuple[str, str]] = set()
-
-    has_job = threading.Event()
-
-    def follow(frame: FrameType | None, event: str, _: object) -> None:
-        if has_job.is_set():
-            sys.setprofile(None)
-            return
-        if event != "call" or frame is None or (called := own_file(frame)) is None:
-            return
-        if (called, frame.f_code.co_name) == ("fleet/engine/driver_questions.py", "_measure"):
-            has_job.set()
-        while (frame := frame.f_back) is not None:
-            if (caller := own_file(frame)) not in (None, called):
-                calls.add((str(caller), called))
-                return
-
     flags = {"--samples": "16", "--config": str(config), "--store": str(store), "--models": str(models)}
     flags["--strategy"] = "nearest"
-    threading.setprofile(follow)
-    sys.setprofile(follow)
-    try:
-        code = command_line(["onboard", "board", *chain.from_iterable(flags.items())])
-    finally:
-        sys.setprofile(None)
-        threading.setprofile(None)
+    command = ["onboard", "board", *chain.from_iterable(flags.items())]
+    is_job = ("fleet/engine/driver_questions.py", "_measure")
+    with calls_between_files(lambda *called: called == is_job) as calls:
+        code = command_line(command)
     assert code == 0
     page = (ROOT / "docs/architecture.md").read_text().split("## Two walks")[1].split("\nA record")[0]
     walk = re.findall(r"^\| \d \| `([\w/]+\.py)` \|", page, re.M)
     assert len(walk) == 8
-    # A thread hears what another one says: there the later file calls the earlier one.
-    broken = [pair for pair in pairwise(walk) if pair not in calls and pair[::-1] not in calls]
-    assert broken == []
-
-
-def own_file(frame: FrameType) -> str | None:
-    """The file of the product that a frame is of."""
-    name = frame.f_code.co_filename.removeprefix(f"{ROOT}/")
-    return name if name.startswith(("agents/", "fleet/", "transfer/")) else None
+    assert strays(walk, calls) == []

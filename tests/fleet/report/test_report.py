@@ -19,7 +19,6 @@ from fleet.report.page import write
 from fleet.report.summary import print_summary
 from fleet.report.words import (
     MIN_PAIRS,
-    NOT_MEASURED,
     beats_random,
     duration,
     explain,
@@ -35,13 +34,8 @@ from fleet.report.words import (
     verdict_text,
 )
 from tests.report_fixtures import WORKLOADS, device, full_report, model, onboarding
-
-BETTER, WORSE, UNCLEAR = (0.1, [0.01, 0.2]), (-0.1, [-0.2, -0.01]), (0.1, [-0.01, 0.2])
-
-
-def compared(difference: float | None, interval: list[float] | None) -> dict[str, Any]:
-    """An onboarding that is compared with scratch alone."""
-    return onboarding(difference=difference, difference_interval=interval, nearest_difference=None)
+from tests.scenario_fixtures import check_facts, fields_of
+from tests.table_fixtures import cells
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
@@ -62,15 +56,17 @@ def test_numbers_that_are_not_finite_become_null_and_not_measured(bad: float, tm
     )
     json_path, html_path = write(report, tmp_path)
     got = json.loads(json_path.read_text(), parse_constant=lambda name: pytest.fail(f"{name} in JSON"))
-    assert got["devices"]["first"]["records_per_s"] is None
-    assert got["onboarding"]["top1"] is None
-    assert got["onboarding"]["warm_top1_interval"] is None
-    assert got["onboarding"]["verdict"] == "not_measured"
-    assert got["similarity"]["kendall_tau"]["a"]["b"] is None
-    page = html_path.read_text()
-    assert NOT_MEASURED in page
-    assert ">nan<" not in page
-    assert ">inf<" not in page
+    facts = """
+        report.devices.first.records_per_s = null
+        report.onboarding.top1 = null
+        report.onboarding.warm_top1_interval = null
+        report.onboarding.verdict = not_measured
+        report.similarity.kendall_tau.a.b = null
+        page has not measured
+        page lacks >nan<
+        page lacks >inf<
+    """
+    check_facts({"report": got, "page": html_path.read_text()}, facts)
 
 
 def test_a_report_is_written_into_a_new_folder_and_replaced_by_the_next(tmp_path: Path) -> None:
@@ -126,47 +122,39 @@ VERDICTS = """
 
 def test_a_verdict_needs_an_interval_on_one_side_and_enough_workloads() -> None:
     assert MIN_PAIRS == 5
-    for line in VERDICTS.strip().splitlines():
-        arguments, expected = line.split("|")
-        assert verdict(*yaml.safe_load(arguments)) == expected.strip(), line
+    for arguments, expected in cells(VERDICTS):
+        assert verdict(*yaml.safe_load(arguments)) == expected, arguments
+
+
+#: What is said of an onboarding, what of it is another, and words; `!` where they must not be there.
+SENTENCES = """
+verdict_text | | The warm start is better than training from scratch: top-1 +0.190 with 64 samples (90 % interval +0.080 to +0.300). It is ahead on 5 of 6 held-out workloads. The strongest rival is the nearest known head, used without any training: top-1 0.895, the warm start 0.900, difference +0.005 (90 % interval -0.020 to +0.030).
+verdict_text | shipped_top1: 0.896 | The strongest rival is the shipped model's head, which takes no sample: top-1 0.896.
+verdict_text | shipped_top1: 0.896 | Against the nearest known head
+verdict_text | shipped_top1: 0.5   | The shipped model's head, which takes no sample: top-1 0.500.
+verdict_text | shipped_top1: 0.95, served_by: shipped | !takes no sample
+served_text  | shipped_top1: 0.95, served_by: shipped | The shipped model's head serves it without a sample: top-1 0.950, the warm start 0.900.
+served_text  | shipped_top1: 0.88, served_by: warm    | The warm start serves it: top-1 0.900, the shipped model's head without a sample 0.880.
+served_text  | served_by: ""       | !serves
+verdict_text | difference: -0.1, difference_interval: [-0.2, -0.01] | The warm start is worse than training from scratch
+verdict_text | difference: 0.1, difference_interval: [-0.01, 0.2]   | cannot show which is better
+verdict_text | difference_interval: null                  | Without an interval
+verdict_text | difference: null, difference_interval: null | was not compared
+verdict_text | workloads: [{warm_top1: 0.9, scratch_top1: 0.5}] | too few to call a winner
+# Pairs without a number do not count towards a claim.
+verdict_text | workloads: [{warm_top1: .nan, scratch_top1: 0.1}, {warm_top1: .nan, scratch_top1: 0.1}, {warm_top1: .nan, scratch_top1: 0.1}, {warm_top1: .nan, scratch_top1: 0.1}, {warm_top1: .nan, scratch_top1: 0.1}, {warm_top1: .nan, scratch_top1: 0.1}] | too few
+title        | | its own model's first choice reaches 90 % of the best speed
+title        | shipped_top1: 0.95, served_by: shipped | shipped model's first choice reaches 95 %
+title        | warm_top1: null | New device new
+"""  # noqa: E501 - a sentence stands in one line
 
 
 def test_each_verdict_and_its_title_are_said_plainly() -> None:
-    assert verdict_text(onboarding()) == (
-        "The warm start is better than training from scratch: top-1 +0.190 with 64 samples "
-        "(90 % interval +0.080 to +0.300). It is ahead on 5 of 6 held-out workloads. "
-        "The strongest rival is the nearest known head, used without any training: top-1 0.895, "
-        "the warm start 0.900, difference +0.005 (90 % interval -0.020 to +0.030)."
-    )
-    box = " The strongest rival is the shipped model's head, which takes no sample: top-1 0.896."
-    with_box = verdict_text(onboarding(shipped_top1=0.896))
-    assert with_box.endswith(box)
-    assert "Against the nearest known head" in with_box
-    assert verdict_text(onboarding(shipped_top1=0.5)).endswith(
-        " The shipped model's head, which takes no sample: top-1 0.500."
-    )
-    shipped = onboarding(shipped_top1=0.95, served_by="shipped")
-    assert "takes no sample" not in verdict_text(shipped)
-    assert served_text(shipped) == (
-        "The shipped model's head serves it without a sample: top-1 0.950, the warm start 0.900. "
-    )
-    assert served_text(onboarding(shipped_top1=0.88, served_by="warm")) == (
-        "The warm start serves it: top-1 0.900, the shipped model's head without a sample 0.880. "
-    )
-    assert served_text(onboarding(served_by="")) == ""
-    assert verdict_text(compared(*WORSE)).startswith("The warm start is worse than training from scratch")
-    assert "cannot show which is better" in verdict_text(compared(*UNCLEAR))
-    assert "too few to call a winner" in verdict_text(onboarding(workloads=onboarding()["workloads"][:4]))
-    assert "Without an interval" in verdict_text(compared(0.3, None))
-    assert "was not compared" in verdict_text(compared(None, None))
-    title_words = title(onboarding()).split()
-    assert "its own model's first choice reaches 90 % of the best speed" in title(onboarding())
-    assert "shipped model's first choice reaches 95 %" in title(shipped)
-    assert len(title_words) < 15
-    assert title(onboarding(warm_top1=None)) == "New device new"
-    # Pairs without a number do not count towards a claim.
-    unknown = [{"workload": f"w{i}", "warm_top1": math.nan, "scratch_top1": 0.1} for i in range(9)]
-    assert "too few" in verdict_text(onboarding(workloads=unknown))
+    functions = {one.__name__: one for one in (verdict_text, served_text, title)}
+    for name, changes, words in cells(SENTENCES):
+        said = functions[name](onboarding(**fields_of(changes)))
+        assert (words.removeprefix("!") in said) is not words.startswith("!"), (name, changes, said)
+    assert len(title(onboarding()).split()) < 15
 
 
 def test_the_headline_says_where_repeated_measurements_were_disturbed() -> None:
@@ -222,9 +210,8 @@ three_digits | 1234      | 1,234
 
 def test_numbers_are_said_as_people_say_them() -> None:
     functions = {one.__name__: one for one in (latency, duration, percent, signed, three_digits)}
-    for line in SAID.strip().splitlines():
-        name, value, text = (cell.strip() for cell in line.split("|"))
-        assert functions[name](yaml.safe_load(value)) == text, line
+    for name, value, text in cells(SAID):
+        assert functions[name](yaml.safe_load(value)) == text, value
 
 
 @given(st.text(), st.integers(2, 40))

@@ -21,8 +21,9 @@ from fleet.engine.coordinator import Coordinator
 from fleet.engine.event_log import EventLog
 from fleet.errors import StoreFull
 from fleet.requests.kinds import DeskFull, RequestDesk, check_request, parse_request
-from fleet.requests.request_kind import KnownFleet, RequestConflict, RequestRefused, RequestUnknown
+from fleet.requests.request_kind import KnownFleet, RequestRefused
 from tests.coordinator_fixtures import Fleet, Killed, killed_at, make_fleet
+from tests.scenario_fixtures import read_scenarios
 from tests.table_fixtures import rows
 
 FLEET = KnownFleet(
@@ -190,35 +191,6 @@ def served(*orders: Request | str, state: FleetState | None = None) -> tuple[Fle
     return state, [one.exception(0) or one.result(0)["state"] for one in answers]
 
 
-def kinds(answers: list[Any]) -> list[Any]:
-    return [type(one) if isinstance(one, Exception) else one for one in answers]
-
-
-def test_sent_twice_it_exists_once_whenever_the_second_comes() -> None:
-    state, answers = served(a_request(), a_request())
-    assert answers == ["queued", "queued"]
-    before = state.to_json()
-    state, answers = served(a_request(), a_request("t1", arguments={"family": "cpu"}), state=state)
-    assert answers == ["queued", "queued"]
-    assert state.to_json() == before
-
-
-def test_an_id_with_other_contents_and_a_second_for_the_same_family_are_refused() -> None:
-    state, answers = served(
-        a_request(),
-        a_request(minutes=5),
-        a_request("t2", arguments={"devices": ["two", "one"]}),
-        a_request("t3", arguments={"family": "gpu"}),
-    )
-    assert kinds(answers) == ["queued", RequestConflict, RequestConflict, "queued"]
-    assert "choose another id" in str(answers[1])
-    assert "fleet requests follow t1" in str(answers[2])
-    assert state.request_ids() == ["t1", "t3"]
-    # The same once they are durable.
-    _, answers = served(a_request(minutes=5), a_request("t2"), state=state)
-    assert kinds(answers) == [RequestConflict, RequestConflict]
-
-
 def test_a_training_that_the_fleet_began_refuses_nobody() -> None:
     own = Request(
         request_id=RequestId("own"),
@@ -235,26 +207,42 @@ def test_a_training_that_the_fleet_began_refuses_nobody() -> None:
     assert "reasons" in str(refused)
 
 
-def test_submitted_and_cancelled_in_one_turn_it_is_cancelled() -> None:
-    assert served(a_request(), "t1")[1] == ["cancelled", "cancelled"]
-    (unknown,) = served("t1")[1]
-    assert isinstance(unknown, RequestUnknown)
-    assert str(unknown) == "no request 't1'; `fleet requests list` shows those there are"
-
-
 def driven(request_id: str, kind: str, **arguments: Any) -> Request:
     return a_request(request_id, kind=kind, arguments=arguments)
 
 
+def order_of(text: str) -> Request | str:
+    """A request, or the id of one that is to be cancelled."""
+    if text.startswith("cancel "):
+        return text.split()[1]
+    head, _, minutes = text.rpartition("}")
+    request_id, kind, arguments = f"{head}}}".split(" ", 2)
+    more = {"minutes": float(minutes)} if minutes else {}
+    return a_request(request_id, kind=kind, arguments=yaml.safe_load(arguments), **more)
+
+
+SCENARIOS = read_scenarios(Path(__file__).with_name("desk_scenarios.txt"))
+
+
+@pytest.mark.parametrize("title", SCENARIOS)
+def test_a_scenario(title: str) -> None:
+    state, there = FleetState(), set()
+    for turn in "\n".join(SCENARIOS[title]).split("then\n"):
+        expected = rows(turn)
+        orders = [order_of(text) for text, _ in expected]
+        for order, (text, words), answer in zip(
+            orders, expected, served(*orders, state=state)[1], strict=True
+        ):
+            is_refused = isinstance(answer, Exception)
+            assert re.match(words, f"{type(answer).__name__}: {answer}" if is_refused else answer), text
+            there |= {order.request_id} if isinstance(order, Request) and not is_refused else set()
+        assert set(state.request_ids()) == there
+
+
 def test_a_collection_is_for_the_devices_that_were_there_when_it_came() -> None:
-    state, answers = served(driven("c1", "collection", samples=8), driven("c1", "collection", samples=8))
-    assert answers == ["running", "running"], "sent twice it exists once"
+    state, _ = served(driven("c1", "collection", samples=8))
     shown = state.request(RequestId("c1"))
     assert shown["arguments"] == {"devices": ["gpu-1", "one", "two"], "samples": 8}
-    _, answers = served(driven("c1", "collection", samples=8), state=state)
-    assert answers == ["running"]
-    _, answers = served(driven("c1", "collection", samples=9), state=state)
-    assert kinds(answers) == [RequestConflict]
 
 
 @pytest.mark.parametrize(
@@ -289,21 +277,6 @@ def test_a_request_reads_and_writes_in_the_folders_of_its_daemon_only(
         assert re.fullmatch(rf"{kind}: '.*' is outside of .*{inside}.*: add its folder to .*", told(path))
         assert told(path, FLEET) == "", "who runs the engine itself may do what the account may"
     assert told(inside / "loop")
-
-
-def test_one_request_of_a_kind_works_on_a_device() -> None:
-    state, answers = served(
-        driven("t1", "tuning", device="one", trials=8),
-        driven("t2", "tuning", device="one", trials=8),
-        driven("t3", "tuning", device="two", trials=8),
-        driven("c1", "collection", devices=["one"]),
-        driven("c2", "collection"),
-        driven("o1", "onboarding", device="one"),
-    )
-    # An onboarding waits for other onboardings only.
-    assert kinds(answers) == ["running", RequestConflict, "running", "queued", RequestConflict, "running"]
-    assert str(answers[1]).startswith("tuning: request t1 works on one already; follow it")
-    assert state.request_ids() == ["t1", "t3", "c1", "o1"]
 
 
 #: A kind of request with its arguments, and words of the refusal.

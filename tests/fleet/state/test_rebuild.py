@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import random
 import shutil
+from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 from msgspec.structs import replace
@@ -12,7 +14,7 @@ from msgspec.structs import replace
 from agents.records import CandidateId, DeviceId, Outcome, WorkloadId, record_id_of
 from fleet.archive.verify import rebuild_state, verify
 from fleet.cli.app import run
-from fleet.errors import StoreLocked
+from fleet.errors import StoreError, StoreLocked
 from fleet.state.contents import LATE
 from fleet.state.questions import StateReader
 from fleet.state.rebuild import rebuild
@@ -27,6 +29,8 @@ from tests.state_fixtures import forget_candidates, state_of
 
 W, DEVICE = WorkloadId("0" * 16), DeviceId("board")
 PAGE_BYTES = 4096
+CANDIDATE_IDS = [one.candidate_id for one in batch(0, 40)]
+ONLY_THERE = ("waiting", "events", "snapshot", "letters")
 
 
 def test_a_kill_in_the_middle_leaves_one_of_both_files(
@@ -85,7 +89,7 @@ def with_bit(page: bytes, draws: random.Random) -> bytes:
     return bytes(changed)
 
 
-def content(path: Path) -> dict[str, object]:
+def content(path: Path) -> dict[str, Any]:
     """What a coordinator would miss."""
     with StateReader(path) as state:
         return {
@@ -97,6 +101,7 @@ def content(path: Path) -> dict[str, object]:
             "events": list(state.events()),
             "snapshot": state.snapshot(),
             "letters": list(state.letters(LATE)),
+            "candidates": state.candidates(["cpu"], OURS[0].workload_id, CANDIDATE_IDS),
         }
 
 
@@ -138,6 +143,11 @@ def test_damage_of_any_page_is_nothing_or_is_named_and_mended(small: Path, tmp_p
             StateFile(path).close()
             continue
         named += 1
+        # What is read nevertheless is right, where nothing else has it.
+        with suppress(StoreError):
+            read = content(path)
+            assert [read[name] for name in ONLY_THERE] == [whole[name] for name in ONLY_THERE], page
+            assert read["candidates"].items() <= whole["candidates"].items(), page
         for one in damage:
             assert one.what.isprintable(), page
             assert "--rebuild" in one.next_step, (page, one)

@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 import sqlite3
 from collections import namedtuple
 from pathlib import Path
-from typing import Any
 
 import psutil
 import pytest
 
-from agents.records import Candidate, CandidateId, DeviceId, Outcome, WorkloadId
-from fleet.errors import StoreError, StoreFull, StoreLocked
+from agents.records import CandidateId, DeviceId, Outcome, WorkloadId
+from fleet.errors import StoreError, StoreFull, StoreLocked, disk_errors
 from fleet.state.questions import StateReader
-from fleet.state.rows import Result, TableFile
+from fleet.state.rows import Result
 from fleet.state.state_file import StateFile
 
 WORKLOAD, DEVICE = WorkloadId("0" * 16), DeviceId("board")
@@ -25,73 +25,6 @@ PAGE_BYTES = 4096
 def result(number: int, attempt: int = 0) -> Result:
     candidate_id = CandidateId(f"{number:032x}")
     return Result(WORKLOAD, DEVICE, "e", candidate_id, attempt, Outcome.OK, 1e-3, 1.0, False)
-
-
-def candidate(number: int) -> Candidate:
-    return Candidate(workload_id=WORKLOAD, trace=f"{number} " * 50)
-
-
-def fill(path: Path, count: int = 300) -> None:
-    """A file with something in each table."""
-    state = StateFile(path)
-    with state.turn() as turn:
-        turn.add_results(map(result, range(count)))
-        turn.add_candidates("cpu", WORKLOAD, [candidate(number) for number in range(60)])
-        turn.put_snapshot(b"s" * 3000)
-        turn.drop_waiting([], [TableFile(path="board/1", device_id=DEVICE, rows=1, sha256="a" * 64)])
-        for number in range(20):
-            turn.add_events(b"%d" % number * 500)
-            turn.add_waiting(0, [DEVICE], 1, b"w" * 2000, 1.0)
-            turn.keep_letter("late", str(number), 1, b"l" * 500, most_rows=100, most_bytes=1 << 20)
-    state.close()
-
-
-def contents(path: Path) -> dict[str, Any]:
-    """All that a file says."""
-    state = StateFile(path)
-    try:
-        names = [candidate_id for _, _, candidate_id, _ in state.waiting_candidates()]
-        return {
-            "known": state.are_stored([result(number) for number in range(301)]),
-            "tallies": state.tallies(DEVICE),
-            "gaps": state.gaps("cpu", WORKLOAD, DEVICE, "e", 1000),
-            "results": list(state.results()),
-            "candidates": state.candidates(["cpu"], WORKLOAD, names),
-            "snapshot": state.snapshot(),
-            "events": list(state.events()),
-            "waiting": list(state.waiting()),
-            "letters": list(state.letters("late")),
-            "files": state.files(),
-        }
-    finally:
-        state.close()
-
-
-def test_each_damaged_page_is_named_or_costs_only_what_the_table_gives_back(tmp_path: Path) -> None:
-    fill(tmp_path / "state.sqlite")
-    expected = contents(tmp_path / "state.sqlite")
-    data = (tmp_path / "state.sqlite").read_bytes()
-    copy = tmp_path / "copy" / "state.sqlite"
-    copy.parent.mkdir()
-    named = 0
-    for page in range(len(data) // PAGE_BYTES):
-        for offset in (16, 1700, 4000):
-            damaged = bytearray(data)
-            damaged[page * PAGE_BYTES + offset] ^= 0x40
-            for path in copy.parent.iterdir():
-                path.unlink()
-            copy.write_bytes(damaged)
-            try:
-                got = contents(copy)
-            except StoreError as error:
-                named += str(copy) in str(error)
-                continue
-            # Neither events nor rows that wait nor letters may differ: they are nowhere else.
-            for name in ("snapshot", "events", "waiting", "letters"):
-                assert got[name] == expected[name], (page, offset, name)
-            # A candidate that an index hides is drawn again.
-            assert got["candidates"].items() <= expected["candidates"].items(), (page, offset)
-    assert named > len(data) // PAGE_BYTES
 
 
 def test_a_torn_turn_is_dropped_and_damage_before_it_is_named(tmp_path: Path) -> None:
@@ -124,7 +57,7 @@ def test_a_file_that_is_none_of_this_version_is_refused_in_one_line(tmp_path: Pa
     if made == "text":
         path.write_text("not a database, but long enough for a header of one\n" * 10)
     else:
-        fill(path, 1)
+        StateFile(path).close()
         connection = sqlite3.connect(path)
         connection.execute("PRAGMA application_id=7" if made == "other" else "PRAGMA user_version=9")
         connection.close()
@@ -154,17 +87,7 @@ def test_two_writers_are_refused_and_readers_see_one_moment(tmp_path: Path) -> N
         assert reader.are_stored([result(1), result(2)]) == [True, False]
         with pytest.raises(sqlite3.OperationalError, match="readonly"):
             reader._connection.execute("DELETE FROM result")
-    with StateReader(tmp_path / "state.sqlite") as reader:
-        assert reader.are_stored([result(1), result(2)]) == [True, True]
     state.close()
-
-
-def test_a_reader_needs_no_writer_and_makes_no_file(tmp_path: Path) -> None:
-    with pytest.raises(StoreError, match="there is no"):
-        StateReader(tmp_path / "state.sqlite")
-    fill(tmp_path / "state.sqlite", 5)
-    with StateReader(tmp_path / "state.sqlite") as reader:
-        assert [one.records for one in reader.tallies(DEVICE)] == [5]
 
 
 def test_a_full_disk_refuses_a_turn_whole_and_the_next_one_goes_on(tmp_path: Path) -> None:
@@ -192,3 +115,25 @@ def test_a_file_on_a_network_is_refused(tmp_path: Path, monkeypatch: pytest.Monk
     with pytest.raises(StoreError, match=r"file system of a network \(nfs4\)"):
         StateFile(tmp_path / "store" / "state.sqlite")
     assert not (tmp_path / "store" / "state.sqlite").exists()
+
+
+DELTALAKE = "Generic LocalFileSystem error\n   \x1b[31m↳\x1b[0m No space left on device (os error 28)\n"
+
+
+@pytest.mark.parametrize(
+    ("error", "kind", "words"),
+    [
+        (OSError(DELTALAKE), StoreFull, "No space left on device"),
+        (OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)), StoreFull, "No space left on device"),
+        (OSError("first line\nsecond"), StoreError, "first line;"),
+        (PermissionError(errno.EACCES, "Permission denied"), StoreError, "denied"),
+    ],
+)
+def test_an_error_of_the_disk_is_one_line_whoever_reports_it(
+    error: OSError, kind: type[StoreError], words: str
+) -> None:
+    with pytest.raises(StoreError, match=words) as caught, disk_errors("testing", Path("x")):
+        raise error
+    assert type(caught.value) is kind
+    assert "\n" not in str(caught.value)
+    assert "\x1b" not in str(caught.value)

@@ -8,18 +8,17 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
 import pytest
 from deltalake import DeltaTable, write_deltalake
 
 import fleet.state.table
-from agents.records import DeviceId, Record
+from agents.records import DeviceId
 from benchmarks.store import make_records
 from fleet.errors import StateDamaged, StoreError
 from fleet.state.rows import pack, result_of
 from fleet.state.state_file import StateFile
 from fleet.state.table import RecordsTable
-from fleet.store.delta.schema import TABLE_SCHEMA, records_to_table
+from tests.archive_fixtures import rows_of
 
 DEVICE, LANE = DeviceId("bench"), 3
 
@@ -38,11 +37,6 @@ def kill_at(monkeypatch: pytest.MonkeyPatch, where: Any, name: str, act: Callabl
         patch.setattr(where, name, die)
         with pytest.raises(Cut):
             act()
-
-
-def rows_of(records: list[Record]) -> pa.Table:
-    devices = [record.device_id for record in records]
-    return records_to_table(records).add_column(0, TABLE_SCHEMA.field("device_id"), [devices])
 
 
 def take_in(state: StateFile, start: int, count: int) -> None:
@@ -74,13 +68,6 @@ def state(folder: Path) -> Iterator[StateFile]:
 
 def commit_of(folder: Path, version: int) -> Path:
     return folder / "records" / "_delta_log" / f"{version:020d}.json"
-
-
-def test_a_table_that_somebody_else_made_is_refused(folder: Path, state: StateFile) -> None:
-    write_deltalake(folder / "records", rows_of(make_records(50, 2)), partition_by=["device_id"])
-    with pytest.raises(StoreError, match="tensor-fleet did not write it"):
-        RecordsTable(folder / "records", state)
-    assert DeltaTable(folder / "records").to_pyarrow_table().num_rows == 2
 
 
 @pytest.mark.parametrize("left", [0, 300, -3])

@@ -5,13 +5,16 @@ from __future__ import annotations
 import random
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agents.records import CONFIRM, NOISE, REMEASURE, Outcome, Record
-from fleet.store.noise import NoiseFloor, noise_floor, settled
+from agents.records import CONFIRM, NOISE, Outcome, Record
+from fleet.store.delta.schema import records_to_table
+from fleet.store.noise import NoiseFloor, noise_floor, readings, settled, settled_rows
 from tests.record_fixtures import make_record, measured_records
+from tests.table_fixtures import cells
 
 SUSPECT = '{"suspect":true}'
 
@@ -53,31 +56,26 @@ def test_pairs_of_an_aa_run_are_compared() -> None:
     )
 
 
-def aa(attempt: int, secs: float) -> Record:
-    """One measurement of an A/A run of candidate 1."""
-    return timed(1, attempt, secs, origin=NOISE)
+#: Measurements by candidate, attempt, origin and seconds; how many pairs they are, and their change.
+PAIRED = """
+# several A/A runs of one candidate, and half a run
+1 1 noise 1.0, 1 2 noise 1.1, 1 3 noise 2.0, 1 4 noise 2.0      | 2 | 0.05
+1 1 noise 1.0, 1 3 noise 1.0, 1 4 noise 1.2                     | 1 | 0.2
+# a leader that was confirmed at once
+1 0 random 1.0, 1 1 confirm 1.0, 1 2 remeasure 1.2              | 1 | 0.2
+# without an A/A run whatever was measured again
+1 0 random 1.0, 1 1 remeasure 1.1, 2 0 random 1.0, 2 3 random 1.0 | 2 | 0.05
+"""
 
 
-PAIRED: dict[str, tuple[list[Record], int, float]] = {
-    "several A/A runs of one candidate": ([aa(1, 1.0), aa(2, 1.1), aa(3, 2.0), aa(4, 2.0)], 2, 0.05),
-    "half an A/A run": ([aa(1, 1.0), aa(3, 1.0), aa(4, 1.2)], 1, 0.2),
-    "a leader that was confirmed at once": (
-        [timed(1, 0, 1.0), timed(1, 1, 1.0, origin=CONFIRM), timed(1, 2, 1.2, origin=REMEASURE)],
-        1,
-        0.2,
-    ),
-    "without an A/A run whatever was measured again": (
-        [timed(1, 0, 1.0), timed(1, 1, 1.1, origin=REMEASURE), timed(2, 0, 1.0), timed(2, 3, 1.0)],
-        2,
-        0.05,
-    ),
-}
-
-
-@pytest.mark.parametrize(("records", "pairs", "change"), PAIRED.values(), ids=PAIRED)
-def test_measurements_are_paired(records: list[Record], pairs: int, change: float) -> None:
-    floor = noise_floor(records)
-    assert (floor.pairs, floor.median_change) == (pairs, pytest.approx(change))
+@pytest.mark.parametrize(("measurements", "pairs", "change"), cells(PAIRED))
+def test_measurements_are_paired(measurements: str, pairs: str, change: str) -> None:
+    fields = [one.split() for one in measurements.split(", ")]
+    floor = noise_floor(
+        timed(int(number), int(attempt), float(secs), origin=origin)
+        for number, attempt, origin, secs in fields
+    )
+    assert (floor.pairs, floor.median_change) == (int(pairs), pytest.approx(float(change)))
 
 
 @pytest.mark.parametrize(
@@ -103,41 +101,52 @@ def test_what_cannot_be_compared_is_left_out(changes: dict[str, Any]) -> None:
 # ---- the record that counts ----------------------------------------------------------------------------
 
 
-def again(attempt: int, **changes: Any) -> Record:
-    """A second measurement of candidate 1."""
-    return timed(1, attempt, 1.0 + attempt, **{"origin": REMEASURE} | changes)
+#: Records of a candidate, one an attempt: the outcome, the origin of a second one, whether it is suspect; the
+#: one that counts has a star.
+COUNTING = """
+# what is trusted stands
+ok*, ok remeasure, ok noise
+run_failed*, ok noise
+# a second one that is suspect too changes nothing, and waits for a third
+ok suspect*, ok remeasure suspect
+ok suspect, ok remeasure suspect, ok remeasure*
+# a trusted failure replaces a suspect success, and a trusted success comes before it
+ok suspect, wrong_output remeasure*
+ok suspect, wrong_output remeasure, ok remeasure*
+# anything comes before a lost one
+lost, ok suspect*
+lost, rejected suspect*
+lost, ok*
+lost*, lost
+# what says nothing gives way to the first that does
+ok suspect, ok remeasure*, ok remeasure
+ok suspect, ok noise*, ok noise
+run_timeout suspect, ok remeasure*, ok remeasure
+run_timeout suspect, ok noise*, ok noise
+rejected, ok remeasure*, ok remeasure
+rejected, ok noise*, ok noise
+lost, ok remeasure*, ok remeasure
+lost, ok noise*, ok noise
+"""
 
 
-DRIFTED, LOST = timed(1, 0, 1.0, quality=SUSPECT), failed(1, 0, Outcome.LOST)
-WRONG = failed(1, 1, Outcome.WRONG_OUTPUT, origin=REMEASURE)
-CHOSEN: dict[str, tuple[list[Record], int]] = {
-    "a trusted first one stands": ([timed(1, 0, 9.0), again(1), again(2, origin=NOISE)], 0),
-    "a trusted failure stands": ([failed(1, 0, Outcome.RUN_FAILED), again(1, origin=NOISE)], 0),
-    "a second one that is suspect too changes nothing": ([DRIFTED, again(1, quality=SUSPECT)], 0),
-    "it waits for a third": ([DRIFTED, again(1, quality=SUSPECT), again(2)], 2),
-    "a trusted failure replaces a suspect success": ([DRIFTED, WRONG], 1),
-    "a trusted success comes before it": ([DRIFTED, WRONG, again(2)], 2),
-    "suspect before lost": ([LOST, timed(1, 1, 1.0, quality=SUSPECT)], 1),
-    "suspect and rejected before lost": ([LOST, failed(1, 1, Outcome.REJECTED, quality=SUSPECT)], 1),
-    "any before lost": ([LOST, timed(1, 1, 1.0)], 1),
-    "the first of two lost ones": ([LOST, failed(1, 1, Outcome.LOST)], 0),
-} | {
-    f"{name} says nothing: {origin}": ([first, again(1, origin=origin), again(2, origin=origin)], 1)
-    for origin in (REMEASURE, NOISE)
-    for name, first in {
-        "suspect": DRIFTED,
-        "a suspect failure": failed(1, 0, Outcome.RUN_TIMEOUT, quality=SUSPECT),
-        "rejected": failed(1, 0, Outcome.REJECTED),
-        "lost": LOST,
-    }.items()
-}
+def written(attempt: int, text: str) -> Record:
+    """A record of candidate 1 as the table has it."""
+    outcome, *words = text.strip("*").split()
+    changes = {"quality": SUSPECT} if "suspect" in words else {}
+    origin = "".join(word for word in words if word != "suspect")
+    changes |= {"origin": origin} if origin else {}
+    if outcome == "ok":
+        return timed(1, attempt, 9.0 - attempt, **changes)
+    return failed(1, attempt, Outcome(outcome), **changes)
 
 
-@pytest.mark.parametrize(("records", "place"), CHOSEN.values(), ids=CHOSEN)
-def test_one_record_of_a_candidate_counts_in_whatever_order_they_come(
-    records: list[Record], place: int
-) -> None:
-    assert settled(records) == settled(reversed(records)) == [records[place]]
+@pytest.mark.parametrize("line", [line for [line] in cells(COUNTING)])
+def test_one_record_of_a_candidate_counts_in_whatever_order_they_come(line: str) -> None:
+    texts = line.split(", ")
+    records = [written(attempt, text) for attempt, text in enumerate(texts)]
+    [counting] = [one for one, text in zip(records, texts, strict=True) if text.endswith("*")]
+    assert settled(records) == settled(reversed(records)) == [counting]
 
 
 @given(measured_records(), st.randoms())
@@ -156,3 +165,28 @@ def test_the_choice_is_one_of_each_and_independent_of_order(
             assert record.outcome is not Outcome.LOST
     draws.shuffle(records)
     assert set(settled(records)) == set(settled(kept)) == set(kept)
+
+
+@given(measured_records(), st.integers(1, 5))
+def test_the_rows_that_count_are_those_of_the_records_that_count(records: list[Record], rows: int) -> None:
+    table = records_to_table(records)
+    found = settled_rows(table.to_batches(max_chunksize=rows))
+    ids = np.array(table.column("record_id").to_pylist(), dtype=object)[found]
+    assert set(ids) == {record.record_id for record in settled(records)}
+    assert len(ids) == len(set(ids))
+
+
+def test_of_equal_records_the_first_counts() -> None:
+    table = records_to_table([make_record(1), make_record(1), make_record(2)])
+    assert settled_rows(table.to_batches()).tolist() == [True, False, True]
+    # A filter may leave nothing of a batch.
+    assert settled_rows([table.to_batches()[0].slice(0, 0)]).tolist() == []
+    assert settled_rows([]).tolist() == []
+
+
+@given(measured_records())
+def test_readings_have_the_noise_floor_of_their_records(records: list[Record]) -> None:
+    device_id = make_record(1).device_id
+    batches = records_to_table(records).to_batches()
+    found = [reading for batch in batches for reading in readings(device_id, batch)]
+    assert noise_floor(found) == noise_floor(records)

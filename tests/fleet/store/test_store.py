@@ -202,24 +202,6 @@ def test_other_tables_and_layouts_are_refused(
             call(tmp_path)
 
 
-def test_upkeep_goes_device_by_device_while_records_come(store: Store) -> None:
-    for start in (0, 5):
-        store.append(make_batch(start, 5) + make_batch(start, 5, device="dev-b"))
-        store.flush()
-    reader = Store.read(store.path)
-    done = []
-    for start, step in enumerate(store.upkeep_steps(retention_hours=0), 2):
-        done.append((step.merged_files, step.deleted_files))
-        store.append(make_batch(5 * start, 5))
-        store.flush()
-    assert done == [(2, 0), (4, 0), (4, 0), (4, 4)]
-    assert data_files(store.path) == set(store.data_files())
-    assert store.append(make_batch(0, 10)).duplicates == 10
-    assert len(list(store.records())) == 20 + 5 * len(done)
-    with pytest.raises(StoreError, match=f"reading version {reader.version}"):
-        list(reader.records())
-
-
 @pytest.mark.parametrize("is_deleted", [False, True], ids=["torn", "deleted"])
 def test_a_checkpoint_that_is_torn_or_deleted_costs_nothing(store: Store, is_deleted: bool) -> None:
     store.append(make_batch(0, 5))
