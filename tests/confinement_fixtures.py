@@ -152,9 +152,6 @@ def run(channel: socket.socket, moves: socket.socket, settings: ChildSettings) -
             kept = settings.environment
             todo = attempts(Path(kept["folder"]), kept["port"], kept["stranger"])
             answer = outcome_of(todo[message["what"]])
-        elif message["op"] == "nest":
-            depth, scratch = message["depth"], Path(tempfile.gettempdir())
-            answer = outcome_of(lambda depth=depth, scratch=scratch: nest(scratch, depth, scratch))
         elif message["op"] == "threads":
             for _ in range(message["count"]):
                 threading.Thread(target=threading.Event().wait, daemon=True).start()

@@ -62,16 +62,6 @@ def test_a_window_is_suspect_from_the_first_bad_reading_through_the_next_good_on
     assert not watch.read(reading()).suspect
 
 
-def test_leaders_of_a_drifting_window_are_handed_over_once(watch: CanaryWatch) -> None:
-    watch.remember(records(8, attempt=2), KNOWN)
-    again = watch.take_again()
-    # 5 % apart: the three best lie within 20 % of the best one.
-    assert [one.candidate.trace for one in again] == [record.trace for record in records(3)]
-    assert {one.attempt for one in again} == {4}, "3 is that of the measurement right after the window"
-    assert {one.candidate.origin for one in again} == {"remeasure"}
-    assert watch.take_again() == []
-
-
 def test_leaders_are_near_the_best_that_their_workload_ever_had() -> None:
     found = records(8)  # 5 % apart
     near = front_runners(found, KNOWN, within=0.06, origin="confirm")

@@ -10,23 +10,24 @@ import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from agents.errors import AgentError
 from agents.host.process_control import environment
-from agents.programs.workloads import workload_from_module
-from agents.records import Candidate, Outcome, Protocol, Workload
+from agents.programs.check import argument_values
+from agents.programs.workloads import own_module
+from agents.records import Outcome, Protocol
 from agents.sandbox.confinement import landlock_version
 from agents.sandbox.confinement_trial import Aspect, try_confinement
 from agents.sandbox.footprint import Footprint, limit_memory
 from agents.sandbox.job import CandidateJob
 from agents.sandbox.pool import WorkerPool
 from agents.sandbox.syscall_filter import is_known
-from benchmarks.bad_programs import EMPTY_TRACE
+from benchmarks.bad_programs import calling
 from tests.confinement_fixtures import Worker, make_folder
 from tests.conftest import child_settings, run_code
+from tests.tvm_fixtures import run_program
 
 needs_filter = pytest.mark.skipif(
     not is_known(os.uname().machine), reason=f"there is no filter of system calls for {os.uname().machine}"
@@ -233,53 +234,22 @@ def test_without_landlock_the_rest_is_refused_and_what_is_not_is_told(tmp_path: 
     assert "open network connections" not in allowed
 
 
-def writing(function: str, *arguments: Any) -> tuple[Workload, Candidate]:
-    """A workload whose program calls a function of the C library with texts and numbers."""
-    import tvm
-    from tvm import te, tirx
-
-    source = te.placeholder((1,), name="A", dtype="float32")
-    given = [
-        tvm.ir.StringImm(one) if isinstance(one, str) else tirx.IntImm("int32", one) for one in arguments
-    ]
-
-    def element(i: Any) -> Any:
-        return source[i] + tirx.Cast("float32", tirx.call_extern("int32", function, *given))
-
-    module = tvm.IRModule({"main": te.create_prim_func([source, te.compute((1,), element, name="B")])})
-    workload = workload_from_module(module, name=f"calls_{function}", operator="bad")
-    return workload, Candidate(workload_id=workload.workload_id, trace=EMPTY_TRACE)
-
-
-def run_here(workload: Workload) -> None:
-    """Run the program in this process, which nothing confines."""
-    import tvm
-
-    program = tvm.tirx.build(
-        tvm.ir.load_json(workload.module_json), target=tvm.target.Target({"kind": "llvm"})
-    )
-    arguments = [
-        tvm.runtime.empty(shape, dtype)
-        for shape, dtype in zip(workload.arg_shapes, workload.arg_dtypes, strict=True)
-    ]
-    program.get_function("main", query_imports=True)(*arguments)
-
-
 @pytest.mark.tvm
-@needs_landlock
 @needs_filter
-def test_a_program_that_writes_a_file_writes_none_when_measured(pool: WorkerPool, tmp_path: Path) -> None:
-    marker = tmp_path / "marker"
-    writers = [writing("system", f"echo > {marker}"), writing("creat", str(marker), 0o600)]
-    for workload, _ in writers:
-        run_here(workload)
-        assert marker.exists(), "the program writes nothing at all"
-        marker.unlink()
-    protocol = Protocol(repeat=2, min_repeat_ms=1.0, visits=1)
-    jobs = [
-        CandidateJob(workload=workload, candidate=candidate, protocol=protocol, check=True)
-        for workload, candidate in (*writers, writing("abs", -3))
-    ]
-    results = list(pool.run(jobs))
-    assert not marker.exists()
-    assert [result.outcome for result in results] == [Outcome.OK] * 3, results
+def test_a_program_that_signals_another_process_does_not_when_measured(pool: WorkerPool) -> None:
+    signals: list[int] = []
+    before = signal.signal(signal.SIGUSR1, lambda number, _: signals.append(number))
+    try:
+        workload, candidate = calling("signals", "kill", os.getpid(), signal.SIGUSR1)
+        values = argument_values(workload.arg_shapes, workload.arg_dtypes, 1)
+        run_program(own_module(workload), candidate.trace, values)
+        assert signals, "the program signals nobody at all"
+        signals.clear()
+        protocol = Protocol(repeat=2, min_repeat_ms=1.0, visits=1)
+        [result] = pool.run(
+            [CandidateJob(workload=workload, candidate=candidate, protocol=protocol, check=True)]
+        )
+        assert result.outcome is Outcome.OK, result.error
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+    assert not signals

@@ -13,8 +13,8 @@ import pytest
 
 from agents.host.process_control import environment
 from agents.sandbox.scratch import remove_tree, require_executable
-from tests.confinement_fixtures import Worker, nest
-from tests.conftest import child_settings, run_code
+from tests.confinement_fixtures import nest
+from tests.conftest import run_code
 
 #: Deeper than Python counts, with paths longer than the kernel takes.
 _DEPTH = 1_100
@@ -62,13 +62,6 @@ def test_folders_without_modes_are_removed() -> None:
     with tempfile.TemporaryDirectory() as folder:  # another user cannot enter the folders of pytest
         Path(folder).chmod(0o777)
         assert run_code(_AS_USER, folder) == "[]\n"
-
-
-def test_what_a_worker_process_nested_goes_with_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TMPDIR", str(tmp_path))
-    with Worker(child_settings(), tmp_path, 1) as worker:
-        assert worker.ask(op="nest", depth=_DEPTH) == "done"
-    assert not list(tmp_path.iterdir())
 
 
 #: Its folders are removed only once a line has been read: what is said before does not wait for it.
