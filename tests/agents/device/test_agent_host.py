@@ -15,7 +15,6 @@ from agents.device.agent_host import AgentHost
 from agents.device.messages import (
     Acknowledge,
     Activity,
-    AgentGone,
     AgentRefused,
     AgentRequest,
     AgentUp,
@@ -34,7 +33,6 @@ from agents.device.messages import (
     Proposed,
     ProposeRequest,
     Results,
-    Stop,
 )
 from agents.device.replay import ReplayWorker, ReplayWorkerFactory, Worker
 from agents.errors import AgentError, SpoolFull, WorkerStartError
@@ -247,17 +245,6 @@ def test_who_makes_records_waits_while_nobody_fetches_them(
         found = only(Results, served.until(Results))
         assert len(found) <= 2
         seen += len(found)
-
-
-def test_nothing_comes_from_an_agent_that_was_stopped_at_once(
-    served: Fetcher, gate: threading.Semaphore
-) -> None:
-    served.host.ask([measure_of(1, 0, 2), Stop(device_id=AGAIN, incarnation=1, kill=True)])
-    found = served.until(AgentGone)
-    assert not only(Results, found)
-    gate.release(2)
-    later = [served.host.take(number, 0.1) for number in range(served.number, served.number + 5)]
-    assert [messages for _, messages in later] == [[]] * 5
 
 
 def test_a_long_spool_comes_in_several_messages_ahead_of_results(recorded: Path, tmp_path: Path) -> None:

@@ -14,13 +14,13 @@ import pytest
 from msgspec.structs import replace
 
 import agents.device.worker
-from agents.device.measurements import measuring_code, record_of
+from agents.device.measurements import record_of
 from agents.device.messages import Batch
 from agents.device.worker import DeviceRefusedError, DeviceWorker
 from agents.programs.gate import Disturbance
 from agents.programs.quality import Drift
 from agents.records import Candidate, DeviceKind, DeviceSpec, Outcome, Protocol, Record, Workload
-from agents.sandbox.canary_watch import PROBE, CanaryWatch
+from agents.sandbox.canary_watch import CanaryWatch
 from agents.sandbox.job import CandidateJob, JobResult
 from tests.host_fixtures import GPU, cuda_spec, gpu_host
 
@@ -73,29 +73,6 @@ def measure(
     return worker.measure(replace(batch, **changes))
 
 
-def test_every_record_says_how_far_it_can_be_trusted(
-    worker: DeviceWorker, matmul: Workload, matmul_candidates: list[Candidate]
-) -> None:
-    records = measure(worker, matmul, matmul_candidates[:3])
-    assert [record.outcome for record in records] == [Outcome.OK] * 3, records[0].error
-    for record in records:
-        quality = json.loads(record.quality)
-        assert quality["checked"] is True
-        assert quality["interval"] >= 0
-        assert set(quality["canary"]) == {"compute", "memory", "latency", PROBE}
-        seen = json.loads(record.environment)
-        assert seen["affinity"] == list(worker.spec.cores)
-        assert seen["versions"].keys() >= {"apache-tvm", "llvm"}
-        assert {"kernel", "load", "threads", "priority"} <= seen.keys()
-        assert seen["measuring_code"] == measuring_code()
-        assert record.environment_id == worker.environment_id(QUICK)
-    assert {record.record_id for _, record in worker.pending_tagged()} >= {
-        record.record_id for record in records
-    }
-    worker.acknowledge([record.record_id for record in records])
-    assert list(worker.pending_tagged()) == []
-
-
 def test_numbers_that_scatter_too_much_are_rejected(
     worker: DeviceWorker, matmul: Workload, matmul_candidates: list[Candidate]
 ) -> None:
@@ -103,6 +80,7 @@ def test_numbers_that_scatter_too_much_are_rejected(
     [record] = measure(worker, matmul, matmul_candidates[:1], attempt=8, protocol=picky)
     assert record.outcome is Outcome.REJECTED
     assert "reject_interval" in record.error
+    assert json.loads(record.quality)["checked"] is True
     assert record.run_secs
 
 

@@ -28,7 +28,7 @@ from benchmarks.hostile_archives import (
     program,
     tensor_meta,
 )
-from benchmarks.hostile_networks import make_archive, with_attack
+from benchmarks.hostile_networks import with_attack
 from tests.network_fixtures import small_network
 
 
@@ -131,8 +131,13 @@ def _other_weight(**changes: Any) -> Entries:
     [
         (_other_weight(tensor_meta=tensor_meta((3, 4))), "its shape [3, 4] needs 12 elements"),
         (_other_weight(tensor_meta=tensor_meta(dtype=8)), "its shape [2, 4] needs 8 elements"),
+        (
+            _other_weight(tensor_meta=tensor_meta((1 << 20, 1 << 13)) | {"strides": [{"as_int": 0}] * 2}),
+            "its weights have",
+        ),
         (_other_weight(path_name="../x"), "lies in '../x', which the archive does not have"),
         (_other_weight(use_pickle=True), "is a pickle, which is never unpickled"),
+        ({"models/Model.json": honest()[MODEL], **honest()}, "twice"),
         ({**honest(), "data/weights/model.pt": b"x"}, "entry 'data/weights/model.pt'"),
         ({**honest(), "data/aotinductor/model/a.so": b"x"}, "holds code or objects"),
         ({**honest(), "byteorder": b"big"}, "entry byteorder: expected little"),
@@ -143,12 +148,6 @@ def _other_weight(**changes: Any) -> Entries:
 )
 def test_weights_lie_within_their_bytes_and_bombs_are_refused(entries: Entries, message: str) -> None:
     assert message in refusal(archive(entries))
-
-
-def test_a_weight_that_repeats_few_bytes_without_end_is_refused() -> None:
-    meta = tensor_meta((1 << 20, 1 << 13))
-    meta["strides"] = [{"as_int": 0}] * 2
-    assert "its weights have" in refusal(archive(_other_weight(tensor_meta=meta)))
 
 
 def test_a_directory_of_millions_of_entries_is_not_read() -> None:
@@ -172,29 +171,6 @@ def test_of_two_readings_of_a_zip_file_the_checked_one_is_written(kind: Any) -> 
             is_evil = b'"evil"' in opened.read(name)
         assert (b'"evil"' in copy[f"network/{MODEL}"]) is is_evil
         assert len([name for name in copy if "models/" in name]) == 1
-
-
-def test_names_that_differ_by_case_alone_are_refused() -> None:
-    other = honest()[MODEL]
-    assert "twice" in refusal(archive({"models/Model.json": other, **honest()}))
-
-
-def test_generated_archives_pass_without_their_attack_or_are_refused() -> None:
-    cases = [make_archive(7, number, "/watched") for number in range(100)]
-    assert cases[3] == make_archive(7, 3, "/watched")
-    passed = 0
-    for case in cases:
-        if case.dialect == "network bomb":
-            continue
-        try:
-            copy = checked(case.files[0][1])
-        except NetworkRefusedError as refused:
-            if not str(refused).isprintable():
-                raise
-            continue
-        passed += 1
-        assert b"/watched" not in b"".join(copy.values())
-    assert 10 < passed < 70
 
 
 def loaded_with_outputs(path: Path, inputs: tuple[Any, ...]) -> tuple[Any, list[Any]]:

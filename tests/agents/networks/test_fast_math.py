@@ -9,6 +9,7 @@ import pytest
 from agents.networks.graph import fused
 from agents.programs.tvm_import import load_tensor_intrinsics
 from agents.records import Family
+from tests.tvm_fixtures import run_network
 
 #: What is left of TVM's own lowering where there is any.
 _CALLS = ("T.exp(", "T.erf(", "T.tanh(", "T.sigmoid(")
@@ -34,19 +35,14 @@ def network(dtype: str) -> Any:
 def test_polynomials_are_as_right_as_torch_s_float32() -> None:
     import numpy as np
     import torch
-    import tvm
     from torch.nn import functional as nn
-    from tvm import relax
 
     load_tensor_intrinsics(Family.CPU)
     made = fused(network("float32"), Family.CPU, "net")
     assert not [call for call in _CALLS if call in made.script()]
     x = torch.linspace(-30, 30, 64 * 80).reshape(64, 80)
     x[0, :2] = torch.tensor([-torch.inf, 0.0])
-    machine = relax.VirtualMachine(
-        relax.build(made, tvm.target.Target({"kind": "llvm", "num-cores": 1})), tvm.cpu()
-    )
-    found = machine["main"](tvm.runtime.tensor(x.numpy()))
+    found = run_network(made, x)
     wide = x.double()
     wanted = [torch.erf(wide), torch.exp(wide), torch.tanh(wide), torch.sigmoid(wide), nn.gelu(wide)]
     wanted += [nn.gelu(wide, approximate="tanh"), nn.silu(wide)]

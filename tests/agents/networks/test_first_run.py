@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,13 +20,19 @@ pytestmark = [pytest.mark.tvm, pytest.mark.filterwarnings("ignore")]
 _TINY = "n_embd=32,n_layer=1,n_head=2,vocab_size=50,tokens=8"
 
 
-def run_first(network: str, folder: Path) -> dict[str, Any]:
+def first_answer(network: str, folder: Path) -> dict[str, Any]:
     """The answer of the first run, in this process."""
     from agents.networks.first_run import first_run
-    from agents.networks.library import UNTUNED
 
     question = {"network": network, "target": {"kind": "llvm"}, "folder": str(folder)}
-    seen = first_run({**question, "threads": 1, "gpu_index": None}, Family.CPU)
+    return first_run({**question, "threads": 1, "gpu_index": None}, Family.CPU)
+
+
+def run_first(network: str, folder: Path) -> dict[str, Any]:
+    """The same, of a network that passes."""
+    from agents.networks.library import UNTUNED
+
+    seen = first_answer(network, folder)
     assert seen["difference"] <= tolerance_of(seen["precision"])
     assert (folder / UNTUNED).exists()
     # The virtual machine reshapes by itself, so some programs may not run.
@@ -120,47 +127,40 @@ def test_what_cannot_become_one_is_refused_in_one_line(name: str, why: str, tmp_
     assert "\n" not in str(refused.value)
 
 
-def test_a_network_that_tvm_imports_wrongly_is_refused_with_its_operators(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.fixture
+def imports_as(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
+    """Has TVM import another network than the one that it is given."""
     from agents.networks import graph
+    from agents.networks.sources import load
+    from agents.networks.torch_import import import_program
 
-    def wrongly(program: Any) -> Any:
-        from tvm import relax
+    def replaced(name: str) -> None:
+        other = save_program(*module_of(name), tmp_path / "other.pt2")
+        wrong = import_program(load(read_network_name(str(other))).program)
+        monkeypatch.setattr(graph, "import_program", lambda _: wrong)
 
-        builder, given = relax.BlockBuilder(), relax.Var("x", relax.TensorType((8, 8), "float32"))
-        with builder.function("main", [given]):
-            with builder.dataflow():
-                output = builder.emit_output((relax.op.add(given, given),))
-            builder.emit_func_output(output)
-        return builder.get()
+    return replaced
 
-    monkeypatch.setattr(graph, "import_program", wrongly)
+
+def test_a_network_that_tvm_imports_wrongly_is_refused_with_its_operators(
+    tmp_path: Path, imports_as: Callable[[str], None]
+) -> None:
+    imports_as("mostly roundings")
     network = save_program(*module_of("rows"), tmp_path / "net.pt2")
     with pytest.raises(NetworkRefusedError, match=r"TVM computes another output: .*some of aten\.\w+"):
         run_first(str(network), tmp_path)
 
 
 def test_roundings_of_half_precision_that_torch_has_too_are_no_wrong_import(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, imports_as: Callable[[str], None]
 ) -> None:
     """TVM adds and subtracts in float32: its output is the exacter one, and a fifth away from torch's."""
     network = str(save_program(*module_of("mostly roundings of bfloat16"), tmp_path / "net.pt2"))
-    from agents.networks import graph
-    from agents.networks.first_run import first_run
-    from agents.networks.sources import load
-    from agents.networks.torch_import import import_program
-
-    question = {"network": network, "target": {"kind": "llvm"}, "folder": str(tmp_path)}
-    question |= {"threads": 1, "gpu_index": None}
-    assert tolerance_of("bfloat16") < first_run(question, Family.CPU)["difference"] < 0.25
-
-    other = save_program(*module_of("rows of bfloat16"), tmp_path / "other.pt2")
-    wrong = import_program(load(read_network_name(str(other))).program)
-    monkeypatch.setattr(graph, "import_program", lambda _: wrong)
+    assert tolerance_of("bfloat16") < first_answer(network, tmp_path)["difference"] < 0.25
+    imports_as("rows of bfloat16")
     (tmp_path / "wrong").mkdir()
     with pytest.raises(NetworkRefusedError, match=r"and 2\.\de-01 is allowed for bfloat16"):
-        first_run(question | {"folder": str(tmp_path / "wrong")}, Family.CPU)
+        first_answer(network, tmp_path / "wrong")
 
 
 @pytest.mark.slow
@@ -173,13 +173,8 @@ def test_a_decoder_becomes_a_library(tmp_path: Path) -> None:
     seen = run_first(network, tmp_path)
     assert seen["workloads"] > 5
     # So is that of a search's end.
-    question = {
-        "network": network,
-        "target": {"kind": "llvm"},
-        "folder": str(tmp_path),
-        "traces": {},
-        "lock": "",
-    }
+    question = {"network": network, "target": {"kind": "llvm"}, "folder": str(tmp_path)}
+    question |= {"traces": {}, "lock": ""}
     assert build(question, Family.CPU)["workloads"] == seen["workloads"]
     assert (tmp_path / TUNED).exists()
 

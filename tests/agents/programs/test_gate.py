@@ -127,12 +127,6 @@ def test_a_real_neighbour_on_the_core_is_seen() -> None:
     assert sum(each.disturbances == (PREEMPTED,) for each in disturbed) >= 5
 
 
-def test_repeats_add_up() -> None:
-    first, second = Repeats((1.0,), (CLEAN,)), Repeats((2.0, 3.0), (SLOW, CLEAN))
-    assert first + second == Repeats((1.0, 2.0, 3.0), (CLEAN, SLOW, CLEAN))
-    assert ((first + second).clean, Repeats().clean) == (2, 0)
-
-
 def test_the_compiled_probe_takes_some_microseconds() -> None:
     gate = RepeatGate(compiled_probe())
     repeats = [gate.repeat(busy) for _ in range(200)]

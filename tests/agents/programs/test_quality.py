@@ -54,15 +54,6 @@ def test_stopping_when_the_interval_looks_narrow_costs_little_coverage() -> None
     assert 0.82 < held / trials < 0.9
 
 
-def test_the_closed_form_is_the_quantile_of_the_f_distribution() -> None:
-    from scipy import stats
-
-    ordered = [1.0, 1.1, 1.3, 1.9, 4.0]
-    sigma = (0.1 + 0.3 + 2 * 0.3) / 2
-    expected = sigma * stats.f.ppf(0.9, 2, 4) / 5
-    assert relative_interval(ordered) == pytest.approx(expected)
-
-
 @given(_REPEATS, st.floats(1e-3, 1e3), st.data())
 def test_the_interval_has_no_order_and_no_unit_and_grows_with_noise(
     run_secs: list[float], factor: float, data: st.DataObject
