@@ -6,7 +6,6 @@ folder is there under that name.
 
 from __future__ import annotations
 
-import ast
 import gzip
 import importlib
 import json
@@ -15,8 +14,7 @@ import re
 import shlex
 import subprocess
 import sys
-from collections.abc import Callable, Iterable, Iterator
-from functools import cache
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +25,7 @@ from benchmarks.extras import EXTRAS, needed_modules
 from benchmarks.harness import parser_of
 from benchmarks.onboarding_parts import LOGGED
 from benchmarks.training import LOGS
+from tests.docs.test_walls import imports as imported_names
 from tests.log_fixtures import AUTOTVM_LOGS, DATA
 
 FOLDER = Path(__file__).parents[2] / "benchmarks"
@@ -259,28 +258,10 @@ def test_what_a_benchmark_imports_is_in_its_extras(name: str) -> None:
         if module in seen or not path.exists():
             continue
         seen.add(module)
-        for imported in imported_by(path, is_all=module.startswith("benchmarks.")):
+        for imported in imported_names(path, top_level_only=not module.startswith("benchmarks.")):
             package = imported.split(".")[0]
             if package in PROJECT:
                 modules.append(imported)
             elif package not in sys.stdlib_module_names:
                 others.add(package)
     assert others - ALWAYS <= set(needed_modules(name))
-
-
-@cache
-def imported_by(path: Path, *, is_all: bool) -> frozenset[str]:
-    return frozenset(_names(ast.parse(path.read_text()).body, is_all))
-
-
-def _names(nodes: Iterable[ast.AST], is_all: bool) -> Iterator[str]:
-    for node in nodes:
-        if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
-        elif isinstance(node, ast.ImportFrom):
-            yield str(node.module)
-            yield from (f"{node.module}.{alias.name}" for alias in node.names)
-        elif isinstance(node, ast.If) and "TYPE_CHECKING" in ast.dump(node.test):
-            continue
-        elif is_all or not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-            yield from _names(ast.iter_child_nodes(node), is_all)

@@ -23,6 +23,7 @@ from agents.records import Candidate, DeviceKind, DeviceSpec, Outcome, Protocol,
 from agents.sandbox.canary_watch import CanaryWatch
 from agents.sandbox.job import CandidateJob, JobResult
 from tests.host_fixtures import GPU, cuda_spec, gpu_host
+from tests.table_fixtures import rows
 
 pytestmark = pytest.mark.tvm
 
@@ -85,42 +86,30 @@ def test_numbers_that_scatter_too_much_are_rejected(
 
 
 @pytest.mark.parametrize(
-    ("disturbances", "drifts", "is_suspect", "said"),
-    [
-        (["", "", ""], True, False, {"clean": 3}),
-        (
-            [Disturbance.NONE] * 2 + [Disturbance.PREEMPTED],
-            False,
-            True,
-            {"clean": 2, "disturbed": {"preempted": 1}},
-        ),
-        (["slow_core"] * 3, False, True, {"clean": 0, "disturbed": {"slow_core": 3}}),
-        ([], True, True, {}),
-        ([], False, False, {}),
-    ],
+    ("repeats", "quality"),
+    rows("""
+        - - -          drifting -> {"clean": 3}
+        - - preempted  steady   -> {"clean": 2, "disturbed": {"preempted": 1}, "suspect": true}
+        slow_core slow_core slow_core steady -> {"clean": 0, "disturbed": {"slow_core": 3}, "suspect": true}
+        drifting                -> {"suspect": true}
+        steady                  -> {}
+    """),
 )
 def test_a_record_is_suspect_by_its_own_repeats_and_without_a_gate_by_the_canaries(
-    generic_spec: DeviceSpec,
-    matmul: Workload,
-    disturbances: list[str],
-    drifts: bool,
-    is_suspect: bool,
-    said: dict[str, Any],
+    generic_spec: DeviceSpec, matmul: Workload, repeats: str, quality: str
 ) -> None:
+    *disturbances, canaries = repeats.split()
     candidate = Candidate(workload_id=matmul.workload_id, trace="[0]")
     job = CandidateJob(candidate=candidate, workload=matmul, protocol=QUICK)
     batch = Batch(candidates=(candidate,), workloads={matmul.workload_id: matmul}, protocol=QUICK)
-    result = JobResult(
-        job=0,
-        outcome=Outcome.OK,
-        run_secs=(1.0, 1.1, 2.0),
-        disturbances=tuple(map(Disturbance, disturbances)),
-    )
-    drift = Drift(suspect=drifts, ratios={"compute": 1.3}, which=())
+    gated = tuple(Disturbance(word.replace("-", "")) for word in disturbances)
+    result = JobResult(job=0, outcome=Outcome.OK, run_secs=(1.0, 1.1, 2.0), disturbances=gated)
+    drift = Drift(suspect=canaries == "drifting", ratios={"compute": 1.3}, which=())
     record = record_of(generic_spec, batch, job, result, drift, "an environment")
-    quality = json.loads(record.quality)
-    assert record.is_suspect == is_suspect
-    assert {name: quality[name] for name in ("clean", "disturbed") if name in quality} == said
+    found, expected = json.loads(record.quality), json.loads(quality)
+    assert {name: found[name] for name in ("clean", "disturbed") if name in found} | (
+        {"suspect": True} if record.is_suspect else {}
+    ) == expected
     assert record.latency_secs == 1.0
 
 

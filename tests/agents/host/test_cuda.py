@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 import os
 import sys
 from collections.abc import Iterator
@@ -13,6 +14,7 @@ from agents.host import cuda
 from agents.host.device_kinds import differences
 from agents.host.probe import environment, probe
 from tests.host_fixtures import cuda_spec
+from tests.table_fixtures import rows
 
 SMI = (
     "NVIDIA A100-SXM4-40GB, GPU-aaa, 40960, 8.0, 1410, 535.104.05, 00000000:07:00.0, Enabled\n"
@@ -46,18 +48,19 @@ def test_the_table_of_nvidia_smi_is_read() -> None:
 
 @pytest.mark.parametrize(
     ("setting", "chosen"),
-    [
-        (None, ["GPU-aaa", "GPU-abb"]),
-        ("", []),
-        ("-1", []),
-        ("1,0", ["GPU-abb", "GPU-aaa"]),
-        ("1,7,0", ["GPU-abb"]),
-        ("GPU-ab", ["GPU-abb"]),
-        ("GPU-a", []),
-    ],
+    rows("""
+        null     -> GPU-aaa GPU-abb
+        ""       ->
+        "-1"     ->
+        "1,0"    -> GPU-abb GPU-aaa
+        "1,7,0"  -> GPU-abb
+        "GPU-ab" -> GPU-abb
+        "GPU-a"  ->
+    """),
 )
-def test_visible_devices_follow_cudas_rules(setting: str | None, chosen: list[str]) -> None:
-    assert [device["uuid"] for device in cuda.visible(cuda._from_smi(SMI), setting)] == chosen
+def test_visible_devices_follow_cudas_rules(setting: str, chosen: str) -> None:
+    seen = cuda.visible(cuda._from_smi(SMI), json.loads(setting))
+    assert " ".join(device["uuid"] for device in seen) == chosen
 
 
 class _NvmlError(Exception):

@@ -21,6 +21,23 @@ pytestmark = [pytest.mark.tvm, pytest.mark.filterwarnings("ignore::FutureWarning
 ROWS, COLUMNS = 37, 41
 
 
+#: Options of attention from rows to columns.
+MASKS = {
+    "none": "{}",
+    "causal": "{'is_causal': True}",
+    "window": "{'attn_mask': (rows - torch.arange(COLUMNS)).abs() < 9}",
+    "bias by head": """{
+        'attn_mask': (torch.arange(3 * COLUMNS).reshape(1, 3, 1, COLUMNS) * 0.01).expand(1, 3, ROWS, COLUMNS),
+        'scale': 0.3,
+    }""",
+    "shared keys": "{'enable_gqa': True}",
+    "nothing for some": "{'attn_mask': rows.expand(ROWS, COLUMNS) > 1}",
+    "of the input": "{'attn_mask': query.new_zeros(ROWS, COLUMNS) + keys[0, 0, :, 0]}",
+}
+#: Those with which the rows of nothing stay.
+HARD = ("nothing for some", "of the input")
+
+
 def attend(mask: str) -> Any:
     """A module that attends from rows to columns by a kind of mask."""
     import torch
@@ -28,31 +45,17 @@ def attend(mask: str) -> Any:
 
     class Attend(torch.nn.Module):
         def forward(self, query: Any, keys: Any) -> Any:
-            choices: dict[str, Any] = {}
-            if mask == "causal":
-                choices = {"is_causal": True}
-            elif mask == "window":
-                apart = torch.arange(ROWS).unsqueeze(1) - torch.arange(COLUMNS)
-                choices = {"attn_mask": apart.abs() < 9}
-            elif mask == "bias by head":
-                bias = torch.arange(3 * COLUMNS).reshape(1, 3, 1, COLUMNS) * 0.01
-                choices = {"attn_mask": bias.expand(1, 3, ROWS, COLUMNS), "scale": 0.3}
-            elif mask == "nothing for some":
-                choices = {"attn_mask": torch.arange(ROWS).unsqueeze(1).expand(ROWS, COLUMNS) > 1}
-            elif mask == "of the input":
-                choices = {"attn_mask": query.new_zeros(ROWS, COLUMNS) + keys[0, 0, :, 0]}
-            elif mask == "shared keys":
-                keys, choices = keys[:, :1], {"enable_gqa": True}
-            return scaled_dot_product_attention(query, keys, keys * 0.5, **choices)
+            if mask == "shared keys":
+                keys = keys[:, :1]
+            words = {"torch": torch, "query": query, "keys": keys, "rows": torch.arange(ROWS).unsqueeze(1)}
+            return scaled_dot_product_attention(
+                query, keys, keys * 0.5, **eval(MASKS[mask], globals() | words)
+            )
 
     return Attend()
 
 
-#: Masks with which the rows of nothing stay.
-HARD = ("nothing for some", "of the input")
-
-
-@pytest.mark.parametrize("mask", ["none", "causal", "window", "bias by head", "shared keys", *HARD])
+@pytest.mark.parametrize("mask", MASKS)
 def test_attention_is_torch_s_with_every_mask(mask: str, tmp_path: Path) -> None:
     import torch
 

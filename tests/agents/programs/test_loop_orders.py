@@ -10,26 +10,29 @@ from agents.programs.design_space import DesignSpace
 from agents.programs.loop_orders import reordered, stationary_order, tiled_block
 from agents.programs.workloads import operator_workload
 from agents.records import Family
+from tests.table_fixtures import rows
 from tests.tvm_fixtures import wrong_outputs
 
+#: The spatial loops of a block and those that each operand reads, and the order of the loops.
+ORDERS = """
+    rows columns: rows, columns                                              -> columns rows
+    batch rows columns: batch rows, batch columns                            -> batch columns rows
+    image row column channel: image row column, channel                      -> channel image row column
+    image row column channel: image row column channel, channel              ->
+    loop: loop,                                                              ->
+    rows columns: rows columns                                               ->
+    rows columns: rows columns, rows                                         ->
+    rows columns: rows                                                       ->
+"""
 
-@pytest.mark.parametrize(
-    ("case", "spatial", "reads", "order"),
-    [
-        ("a product: rows, columns", 2, [{0}, {1}], [1, 0]),
-        ("a batch of products", 3, [{0, 1}, {0, 2}], [0, 2, 1]),
-        ("a convolution: image, row, column, channel", 4, [{0, 1, 2}, {3}], [3, 0, 1, 2]),
-        ("a depthwise one: the image has the channel too", 4, [{0, 1, 2, 3}, {3}], None),
-        ("one loop", 1, [{0}, set()], None),
-        ("a sum of rows", 2, [{0, 1}], None),
-        ("columns that every row has of its own", 2, [{0, 1}, {0}], None),
-        ("no operand of the last loop", 2, [{0}], None),
-    ],
-)
-def test_the_operand_of_the_last_loop_stays(
-    case: str, spatial: int, reads: list[set[int]], order: list[int] | None
-) -> None:
-    assert stationary_order(spatial, reads) == order, case
+
+@pytest.mark.parametrize(("case", "order"), rows(ORDERS))
+def test_the_operand_of_the_last_loop_stays(case: str, order: str) -> None:
+    loops, _, operands = case.partition(":")
+    places = {name: place for place, name in enumerate(loops.split())}
+    reads = [{places[name] for name in operand.split()} for operand in operands.split(",")]
+    found = stationary_order(len(places), reads)
+    assert found == ([places[name] for name in order.split()] or None)
 
 
 def test_spaces_without_a_tiled_product_keep_their_order() -> None:

@@ -9,7 +9,7 @@ import torch
 from tests.model_fixtures import CONFIG, make_dataset, same_weights, with_latency
 from tests.strategy_fixtures import task_of
 from transfer.adapt.base import Adapted, Strategy, unmeasured
-from transfer.adapt.guard import MultiTask, Scratch
+from transfer.adapt.guard import Auto, MultiTask, Scratch
 from transfer.adapt.heads import Boosted, FineTuneHead, Momentum
 from transfer.adapt.maml import Maml
 from transfer.adapt.nearest import Nearest
@@ -29,7 +29,7 @@ TRAINED: list[Strategy] = [
     Maml(outer_steps=2, steps=(2, 5)),
 ]
 WITHOUT_SAMPLES: list[Strategy] = [Nearest(), SourceDevices(nets=1)]
-STRATEGIES = [*TRAINED, *WITHOUT_SAMPLES]
+STRATEGIES = [*TRAINED, *WITHOUT_SAMPLES, Auto(strategies=(MultiTask(), Nearest(), Scratch()))]
 DATASET = make_dataset(workloads=8, candidates=12)
 SOURCE_ROWS = np.flatnonzero(DATASET.group < 6)
 FEW_SHOT = np.flatnonzero((DATASET.group < 4) & (np.arange(len(DATASET)) % 3 == 0))

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.model_fixtures import CONFIG, make_dataset, with_latency
+from tests.model_fixtures import CONFIG, make_dataset
 from tests.strategy_fixtures import backwards, task_of
 from transfer.adapt.base import Adapted, Regime, without_device
 from transfer.adapt.guard import (
@@ -67,17 +67,6 @@ def test_it_takes_what_can_work_with_what_there_is(source: FleetTLP) -> None:
     assert without_source.notes["strategy"] == "scratch"
     with pytest.raises(TransferError, match="measure at least two candidates of one workload"):
         run(Auto(strategies=(MultiTask(), Scratch())), None, measured(0))
-
-
-def test_unseen_latencies_of_the_target_change_nothing(source: FleetTLP) -> None:
-    few_shot = measured(50)
-    rest = np.setdiff1d(ROWS, few_shot)
-    other = with_latency(DATASET, rest, TARGET, LATENCY[rest] * np.linspace(0.1, 10, len(rest)))
-    guarded = Auto(strategies=(MultiTask(), Nearest(), Scratch()))
-    one = run(guarded, source, few_shot)
-    two = guarded.adapt(task_of(source, other, TARGET, few_shot, ROWS, SHORT))
-    assert one.notes == two.notes
-    np.testing.assert_array_equal(one.score(DATASET, ROWS), two.score(other, ROWS))
 
 
 @pytest.mark.parametrize(
