@@ -103,10 +103,3 @@ def test_nothing_of_a_hostile_trace_but_its_decisions_is_used(product: Workload)
         "its decisions do not fit our loops": 1,
         "its instructions are those of no design space of ours": 1,
     }
-
-
-@pytest.mark.tvm
-def test_nobody_evolves_from_a_hostile_parent(product: Workload) -> None:
-    space = DesignSpace(product, Family.CPU)
-    found = space.evolve([canonical_json(running_trace("id")), canonical_json(linking_trace())], 4, seed=1)
-    assert (found.candidates, found.refused) == ([], 2)

@@ -180,17 +180,6 @@ def test_what_the_file_of_the_slot_holds_moves_nobody(paths: tuple[Path, Path]) 
         stranger.communicate(b"\n")
 
 
-def test_without_its_files_nobody_is_in_the_slot(paths: tuple[Path, Path]) -> None:
-    paths[1].unlink()
-    with slot_of(*paths).building() as lent:
-        assert not lent
-    paths[0].unlink()
-    with slot_of(*paths).building() as lent:
-        assert not lent
-    with slot_of(*paths).cleared():
-        pass
-
-
 def test_a_builder_that_leaves_as_a_timing_ends_stays_off_the_timing_cores(
     paths: tuple[Path, Path], builder: Builder, monkeypatch: pytest.MonkeyPatch
 ) -> None:

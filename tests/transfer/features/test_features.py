@@ -10,6 +10,7 @@ import pytest
 from agents.records import Candidate
 from tests.dataset_fixtures import NRM_TRACE, cpu_device, gmm_candidates, gmm_trace, gmm_workload
 from tests.model_fixtures import assert_same_features
+from tests.table_fixtures import rows
 from transfer.errors import TraceError, TransferError
 from transfer.features.access import block_accesses
 from transfer.features.blocks import FeatureBlock
@@ -128,25 +129,25 @@ def slots(name: str = "x86-64-v3", target: str = "", **changes: Any) -> dict[str
     return dict(zip(SLOTS, hardware_vector(spec, descriptor).tolist(), strict=True))
 
 
-@pytest.mark.parametrize(
-    ("mcpu", "vector_bytes", "fma", "avx512"),
-    [
-        ("x86-64", 16, 0, 0),
-        ("x86-64-v2", 16, 0, 0),
-        ("sandybridge", 32, 0, 0),
-        ("x86-64-v3", 32, 1, 0),
-        ("x86-64-v4", 64, 1, 1),
-        ("native", 64, 1, 1),
-        ("a-name-of-tomorrow", 64, 1, 1),
-        ("", 16, 0, 0),
-    ],
-)
-def test_hardware_follows_the_target_and_not_the_host(
-    mcpu: str, vector_bytes: int, fma: int, avx512: int
-) -> None:
+#: The CPU that programs are built for, the bytes of its vectors, and what it has.
+CPUS = """
+    x86-64              -> 16
+    x86-64-v2           -> 16
+    sandybridge         -> 32
+    x86-64-v3           -> 32 fma
+    x86-64-v4           -> 64 fma avx512
+    native              -> 64 fma avx512
+    a-name-of-tomorrow  -> 64 fma avx512
+                        -> 16
+"""
+
+
+@pytest.mark.parametrize(("mcpu", "has"), rows(CPUS))
+def test_hardware_follows_the_target_and_not_the_host(mcpu: str, has: str) -> None:
     vector = slots(mcpu)
-    assert vector["target_vector_bytes"] == pytest.approx(np.log2(1 + vector_bytes))
-    assert (vector["target_fma"], vector["target_avx512"]) == (fma, avx512)
+    vector_bytes, *flags = has.split()
+    assert vector["target_vector_bytes"] == pytest.approx(np.log2(1 + int(vector_bytes)))
+    assert [name for name in ("fma", "avx512") if vector[f"target_{name}"]] == flags
     assert vector["host_vector_bytes"] == pytest.approx(np.log2(65))
     assert vector["clock_mhz"] == pytest.approx(np.log2(3001))
 

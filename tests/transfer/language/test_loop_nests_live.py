@@ -2,26 +2,17 @@
 
 from __future__ import annotations
 
-import base64
-import gzip
-import itertools
-import json
-
 import pytest
-from msgspec.structs import replace
 
 from agents.programs.design_space import DesignSpace
 from agents.programs.workloads import operator_workload
-from agents.records import Family, WorkloadId, canonical_json
-from tests.log_fixtures import ANSOR_LOGS
-from tests.program_fixtures import program_workload
+from agents.records import Family
 from tests.transfer.language.loop_nests import LoopNest, compare, replay_steps, scheduled_paths
 from transfer.language.meta_schedule import MetaScheduleReader
-from transfer.language.primitives import Kind, Primitive
+from transfer.language.primitives import Primitive
 from transfer.language.program import program_stages
 
 pytestmark = pytest.mark.tvm
-LOG = ANSOR_LOGS / "results" / "ms" / "meta_cuda_a100_resnet34_10k"
 
 
 def interpreted(module_json: str, steps: tuple[Primitive, ...]) -> LoopNest:
@@ -60,24 +51,3 @@ def test_every_loop_agrees(operator: str, shape: int, family: Family, count: int
         assert not wrong, one.trace
         determined, total = determined + counts[0], total + counts[1]
     assert determined > total / 2
-
-
-@pytest.mark.data
-@pytest.mark.skipif(
-    not LOG.is_dir(), reason="the logs of other people's devices do not lie beside the checkout"
-)
-def test_traces_of_an_a100_read_without_unknowns_or_contradictions() -> None:
-    with gzip.open(LOG / "database_workload.json.gz", "rt") as lines:
-        texts = [base64.b64decode(json.loads(line)[1])[8:].decode() for line in lines]
-    workloads = [
-        replace(program_workload(text), workload_id=WorkloadId(f"{number:016x}"))
-        for number, text in enumerate(texts)
-    ]
-    reader, splits = MetaScheduleReader(), 0
-    with gzip.open(LOG / "database_tuning_record.json.gz", "rt") as lines:
-        for line in itertools.islice(lines, 0, None, 40):
-            index, (trace, *_) = json.loads(line)
-            steps = reader.read(canonical_json(trace), workloads[index])
-            assert interpreted(texts[index], steps).stages
-            splits += sum(step.kind is Kind.SP for step in steps)
-    assert splits > 1000
