@@ -14,7 +14,7 @@ import psutil
 import pytest
 from msgspec.structs import replace
 
-from agents.errors import AgentError, MessageError
+from agents.errors import AgentError
 from agents.programs.workloads import workload_from_module
 from agents.records import Candidate, Outcome, Protocol, Workload
 from agents.sandbox.footprint import MOST_THREADS, Footprint
@@ -24,7 +24,6 @@ from agents.sandbox.pool_jobs import MAX_EXCUSES, MAX_STRIKES
 from agents.sandbox.process import WorkerProcess
 from agents.sandbox.retimed_programs import LAST_TIMINGS
 from agents.sandbox.stages import WorkerStage
-from agents.sandbox.wire import Channel
 from benchmarks.bad_programs import EMPTY_TRACE, calling
 from tests.conftest import child_settings
 
@@ -382,41 +381,3 @@ def slowly(made: Sequence[CandidateJob], secs: float) -> Iterator[CandidateJob]:
         if number:
             time.sleep(secs)
         yield job
-
-
-@pytest.mark.parametrize(
-    "garbage",
-    [
-        [{"event": "done", "job": 5, "outcome": "ok", "error": ""}],
-        None,
-        [{"event": "stage", "job": 0, "stage": "timing", "build_secs": 0.0, "wait_secs": 0.0}] * 99,
-    ],
-    ids=["another job", "no JSON", "stages without end"],
-)
-def test_a_process_whose_memory_is_damaged_is_a_strike_against_its_candidate(
-    pool: WorkerPool, good: Good, monkeypatch: pytest.MonkeyPatch, garbage: list[dict[str, Any]] | None
-) -> None:
-    damaged: list[Channel] = []
-    receive_ready = Channel.receive_ready
-
-    def receive(channel: Channel) -> tuple[list[dict[str, Any]], bool]:
-        if damaged == [channel] and garbage is None:
-            damaged.append(channel)
-            raise MessageError("a worker process sent no JSON")
-        messages, alive = receive_ready(channel)
-        # A coordinator that was kept waiting may read the start of a timing together with its end.
-        if not damaged and messages and messages[-1].get("stage") == "timing":
-            damaged.append(channel)
-            messages += garbage or []
-        return messages, alive
-
-    monkeypatch.setattr(Channel, "receive_ready", receive)
-    pool.ask(NOTHING)
-    before = pool.started
-    results = by_job(list(pool.run(good(6))))
-    # A busy host may read the start of each timing together with its end.
-    while not damaged:
-        results = by_job(list(pool.run(good(6))))
-    assert pool.started == before + 1
-    assert [result.outcome for result in results] == [Outcome.OK] * 6
-    assert sorted(result.quality.get("strikes", 0) for result in results) == [0] * 5 + [1]
