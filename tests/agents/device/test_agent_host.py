@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Collection, Generator, Iterator
+from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import pytest
 from msgspec.structs import replace
@@ -36,7 +36,7 @@ from agents.device.messages import (
 )
 from agents.device.replay import ReplayWorker, ReplayWorkerFactory, Worker
 from agents.errors import AgentError, SpoolFull, WorkerStartError
-from agents.records import Candidate, CandidateId, Descriptor, DeviceId, LeaseTag, Workload
+from agents.records import Candidate, Descriptor, DeviceId, LeaseTag
 from agents.spool.disk_spool import Spool
 from tests.record_fixtures import make_batch
 from tests.transport_fixtures import (
@@ -70,11 +70,9 @@ class GatedWorker(ReplayWorker):
             part = self.measure(replace(batch, candidates=(one,)), tag)
             yield Part(records=part, device_secs=1.0, is_last=number == len(batch.candidates))
 
-    def propose(
-        self, workload: Workload, count: int, *, seed: int, exclude: Collection[CandidateId] = ()
-    ) -> list[Candidate]:
+    def propose(self, *wish: Any, **how: Any) -> list[Candidate]:
         assert self._gate.acquire(timeout=60)
-        return super().propose(workload, count, seed=seed, exclude=exclude)
+        return super().propose(*wish, **how)
 
 
 def start_of(recorded: Path, spool: Path | str = "unused") -> BeginAgent:
@@ -197,15 +195,13 @@ def test_a_lease_behind_a_long_question_is_at_work(served: Fetcher, gate: thread
 
 
 def test_a_wish_that_fails_costs_no_other(recorded: Path) -> None:
+    errors = {2: AgentError("not this one"), 4: RuntimeError("broken")}
+
     class Picky(ReplayWorker):
-        def propose(
-            self, workload: Workload, count: int, *, seed: int, exclude: Collection[CandidateId] = ()
-        ) -> list[Candidate]:
-            if seed == 2:
-                raise AgentError("not this one")
-            if seed == 4:
-                raise RuntimeError("broken")
-            return super().propose(workload, count, seed=seed, exclude=exclude)
+        def propose(self, *wish: Any, seed: int, **how: Any) -> list[Candidate]:
+            if seed in errors:
+                raise errors[seed]
+            return super().propose(*wish, seed=seed, **how)
 
     def wish(seed: int) -> Propose:
         asked = ProposeRequest(request_id=f"r{seed}", workload=WORKLOAD, count=2, seed=seed)

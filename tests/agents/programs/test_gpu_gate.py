@@ -88,16 +88,6 @@ def test_a_repeat_is_clean_if_clocks_and_probes_stay_near_their_best() -> None:
     assert gate.best_secs == 3e-5
 
 
-def test_a_clock_that_is_lower_for_good_is_the_usual_one_after_ten_minutes() -> None:
-    card = Card()
-    gate = card.gate()
-    gate.repeat(lambda: 1.0)
-    card.fall_to(1200)
-    clean = [gate.repeat(lambda: 1.0).clean for _ in range(620)]
-    assert clean[:590] == [0] * 590
-    assert clean[-10:] == [1] * 10
-
-
 def test_without_the_driver_the_probe_alone_decides() -> None:
     card = Card()
     card.moment = GpuMoment()

@@ -24,7 +24,7 @@ from agents.sandbox import core_slot
 from agents.sandbox.core_slot import WORKER_NAME, CoresHeldError, CoreSlot, ProcessCores
 from agents.sandbox.pool import WorkerPool
 from agents.sandbox.stages import ChildSettings
-from tests.conftest import child_settings
+from tests.conftest import child_settings, running
 
 CORES = sorted(os.sched_getaffinity(0))
 
@@ -169,7 +169,7 @@ def test_other_processes_than_own_workers_are_waited_for_not_moved(
 
 
 def test_what_the_file_of_the_slot_holds_moves_nobody(paths: tuple[Path, Path]) -> None:
-    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as stranger:
+    with running("print(1, flush=True); input()") as stranger:
         started = int(Path(f"/proc/{stranger.pid}/stat").read_text().rpartition(")")[2].split()[19])
         written = json.dumps({"token": [stranger.pid, started, 1], "timing": CORES[:1], "quiet": CORES[-1:]})
         paths[0].write_text(written)
@@ -177,7 +177,6 @@ def test_what_the_file_of_the_slot_holds_moves_nobody(paths: tuple[Path, Path]) 
             assert sorted(os.sched_getaffinity(stranger.pid)) == CORES
         assert sorted(os.sched_getaffinity(stranger.pid)) == CORES
         assert paths[0].read_text() == written
-        stranger.communicate(b"\n")
 
 
 def test_a_builder_that_leaves_as_a_timing_ends_stays_off_the_timing_cores(

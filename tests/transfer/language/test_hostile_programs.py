@@ -18,6 +18,8 @@ from transfer.features.extractor import Extractor
 from transfer.features.slots import block_bucket, encode
 from transfer.language.ansor import AnsorReader
 from transfer.language.ansor_steps import MAX_ITEMS
+from transfer.language.autotvm import AutoTVMReader
+from transfer.language.knobs import KnobReader
 from transfer.language.meta_schedule import MetaScheduleReader
 from transfer.language.primitives import MAX_TEXT
 from transfer.language.program import program_stages
@@ -165,6 +167,22 @@ def test_a_loop_around_itself_is_over_budget_and_no_candidate_of_it_is_read() ->
 
 
 # ---- schedules ----
+
+
+@pytest.mark.parametrize(
+    ("read", "words"),
+    [
+        (AnsorReader().read, "Ansor trace"),
+        (AutoTVMReader().read, "AutoTVM entity"),
+        (KnobReader().read, "knobs|configuration"),
+        (MetaScheduleReader().read, "MetaSchedule"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_what_is_no_schedule_is_one_clear_error(read: Callable[[str], Any], words: str) -> None:
+    for text in ("", "{", "[", "3", "null", '"SP"', "[" * 100_000, "[" + " " * MAX_TEXT + "]"):
+        with pytest.raises(TraceError, match=words):
+            read(text)
 
 
 def schedule(*instructions: Any, decisions: Any = ()) -> str:

@@ -153,15 +153,12 @@ def test_unknown_instructions_are_kept() -> None:
 
 @pytest.mark.parametrize(
     ("text", "message"),
-    [
-        ("", "not JSON"),
-        ("[[", "not JSON"),
-        ("[" * 100_000, "not JSON"),
-        ("{}", r"must be \[instructions, decisions\]"),
-        ("[[], [], []]", r"must be \[instructions, decisions\]"),
-        ('[[["Split", []]], []]', r"must be \[kind, inputs, attributes, outputs\]"),
-        ('[[["GetLoops", [], [], [1]]], []]', r"must be \[kind, inputs, attributes, outputs\]"),
-    ],
+    rows(r"""
+        {}                              -> must be \[instructions, decisions\]
+        [[], [], []]                    -> must be \[instructions, decisions\]
+        [[["Split", []]], []]           -> must be \[kind, inputs, attributes, outputs\]
+        [[["GetLoops", [], [], [1]]], []] -> must be \[kind, inputs, attributes, outputs\]
+    """),
 )
 def test_malformed_text_is_refused(text: str, message: str) -> None:
     with pytest.raises(TraceError, match=message):

@@ -23,26 +23,23 @@ def interpreted(module_json: str, steps: tuple[Primitive, ...]) -> LoopNest:
 
 
 @pytest.mark.parametrize(
-    ("operator", "shape", "family", "count"),
+    "case",
     [
         # A tiled block with padding and caches, factored reductions, sampled locations that depend on each
         # other, inlining both ways.
-        ("C2D", 0, Family.CPU, 8),
-        ("CBR", 0, Family.CPU, 8),
-        ("NRM", 0, Family.CPU, 12),
-        ("SFM", 1, Family.CPU, 24),
-        ("C1D", 0, Family.GPU, 4),
-        ("SFM", 0, Family.GPU, 4),
+        *("C2D 0 cpu 8", "CBR 0 cpu 8", "NRM 0 cpu 12", "SFM 1 cpu 24"),
+        *("C1D 0 gpu 4", "SFM 0 gpu 4"),
     ],
 )
-def test_every_loop_agrees(operator: str, shape: int, family: Family, count: int) -> None:
+def test_every_loop_agrees(case: str) -> None:
     import tvm
     from tvm.s_tir.meta_schedule.testing import te_workload
 
-    workload = operator_workload(operator, te_workload.CONFIGS[operator][1][shape])
+    operator, shape, family, count = case.split()
+    workload = operator_workload(operator, te_workload.CONFIGS[operator][1][int(shape)])
     module, reader = tvm.ir.load_json(workload.module_json), MetaScheduleReader()
-    candidates = DesignSpace(workload, family).sample(count, seed=5).candidates
-    assert len(candidates) == count
+    candidates = DesignSpace(workload, Family(family)).sample(int(count), seed=5).candidates
+    assert len(candidates) == int(count)
     determined = total = 0
     for one in candidates:
         schedule, made = replay_steps(module, one.trace)
