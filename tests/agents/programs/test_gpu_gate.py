@@ -5,7 +5,6 @@ from __future__ import annotations
 import sys
 from dataclasses import replace
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
@@ -13,6 +12,7 @@ from agents.host import cuda
 from agents.host.cuda import GpuMoment, GpuReader
 from agents.programs.gate import Disturbance, Repeats
 from agents.programs.gpu_gate import GpuGate, compiled_gpu_probe, gpu_disturbance
+from tests.host_fixtures import cuda_spec
 from tests.table_fixtures import rows
 
 CALM = GpuMoment(sm_clock_mhz=1980, memory_clock_mhz=2619, throttle_reasons=("applications_clocks_setting",))
@@ -147,9 +147,7 @@ def test_why_clocks_cannot_be_read_is_one_line(monkeypatch: pytest.MonkeyPatch) 
 def test_the_probe_is_compiled_without_a_gpu() -> None:
     import tvm
 
-    limits = {"max_threads_per_block": 1024, "max_shared_memory_per_block": 49152, "thread_warp_size": 32}
-    target: Any = tvm.target.Target({"kind": "cuda", "arch": "sm_80", **limits})
-    probe = compiled_gpu_probe(target, tvm.cuda(0))
+    probe = compiled_gpu_probe(tvm.target.Target(cuda_spec().target), tvm.cuda(0))
     if not tvm.cuda(0).exist:
         with pytest.raises(Exception, match=r"CUDA|cuda|device"):
             probe()

@@ -15,7 +15,7 @@ import pytest
 from msgspec.structs import replace
 
 from agents.errors import AgentError
-from agents.programs.workloads import workload_from_module
+from agents.programs.workloads import operator_workload
 from agents.records import Candidate, Outcome, Protocol, Workload
 from agents.sandbox.footprint import MOST_THREADS, Footprint
 from agents.sandbox.job import CandidateJob, JobResult
@@ -172,50 +172,36 @@ def test_a_pause_of_the_host_is_no_time_out_of_a_candidate(
     assert result.outcome is Outcome.OK, result.error
 
 
-@pytest.mark.parametrize(
-    ("stage", "held", "outcome", "words"),
-    [
-        (
-            WorkerStage.TIMING,
-            Footprint(memory_bytes=0, threads=2 * MOST_THREADS),
-            Outcome.RUN_FAILED,
-            "threads and processes; its worker process was ended",
-        ),
-        # The program has its seconds by then.
-        (WorkerStage.RETIMING, Footprint(memory_bytes=1 << 60, threads=1), Outcome.OK, ""),
-    ],
-    ids=["threads", "memory when it is timed again"],
-)
+@pytest.mark.parametrize("stage", [WorkerStage.TIMING, WorkerStage.RETIMING])
 def test_what_a_program_holds_beyond_its_limits_ends_its_process(
-    pool: WorkerPool,
-    good: Good,
-    monkeypatch: pytest.MonkeyPatch,
-    stage: WorkerStage,
-    held: Footprint,
-    outcome: Outcome,
-    words: str,
+    pool: WorkerPool, good: Good, monkeypatch: pytest.MonkeyPatch, stage: WorkerStage
 ) -> None:
+    is_first_timing = stage is WorkerStage.TIMING
+    threads, memory_bytes = (2 * MOST_THREADS, 0) if is_first_timing else (1, 1 << 60)
     ended: list[int] = []
 
     def footprint(process: WorkerProcess) -> Footprint:
-        is_first = stage is WorkerStage.RETIMING or (process.at is not None and process.at.job == 0)
+        is_first = not is_first_timing or (process.at is not None and process.at.job == 0)
         if process.stage is stage and is_first:
             ended.append(process.pid)
-            return held
+            return Footprint(memory_bytes=memory_bytes, threads=threads)
         return Footprint(memory_bytes=0, threads=1)
 
     monkeypatch.setattr(WorkerProcess, "footprint", footprint)
     slow = replace(QUICK, visits=3, repeat=20, min_repeat_ms=300.0)
     results = by_job(list(pool.run(good(2, protocol=slow))))
-    assert [result.outcome for result in results] == [outcome, Outcome.OK]
-    assert words in results[0].error
+    # A program that is timed again has its seconds by then.
+    first = Outcome.RUN_FAILED if is_first_timing else Outcome.OK
+    assert [result.outcome for result in results] == [first, Outcome.OK]
+    assert ("threads and processes; its worker process was ended" in results[0].error) is is_first_timing
     assert ended
     assert not set(ended) & set(pool.pids)
 
 
 def test_memory_that_earlier_workloads_hold_is_not_held_against_a_candidate() -> None:
     # Arguments of 16 MiB, kept as values and as tensors; making the values takes some 50 MiB more.
-    pairs = [adding(2 << 20, number) for number in range(6)]
+    softmaxes = [operator_workload("SFM", (1024, 2048 + 16 * number)) for number in range(6)]
+    pairs = [(one, Candidate(workload_id=one.workload_id, trace=EMPTY_TRACE)) for one in softmaxes]
     with WorkerPool([child_settings()]) as own:
         [first] = own.run(jobs(pairs[:1]))
         worker = psutil.Process(own.pids[-1])
@@ -231,18 +217,6 @@ def test_memory_that_earlier_workloads_hold_is_not_held_against_a_candidate() ->
     assert [result.outcome for result in (first, *results)] == [Outcome.OK] * 6
     assert refused.outcome in {Outcome.BUILD_FAILED, Outcome.RUN_FAILED}
     assert "more than 0.05 GiB of memory" in refused.error
-
-
-def adding(size: int, constant: int) -> tuple[Workload, Candidate]:
-    """A workload that adds a number to `size` others, and its only candidate."""
-    import tvm
-    from tvm import te, tirx
-
-    source = te.placeholder((size,), name="A", dtype="float32")
-    added = te.compute((size,), lambda i: source[i] + tirx.FloatImm("float32", constant), name="B")
-    module = tvm.IRModule({"main": te.create_prim_func([source, added])})
-    workload = workload_from_module(module, name=f"adds_{constant}", operator="adds")
-    return workload, Candidate(workload_id=workload.workload_id, trace=EMPTY_TRACE)
 
 
 def test_early_stop_flushed_caches_warm_up_and_cooldown_are_applied(pool: WorkerPool, good: Good) -> None:
