@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from typing import Any
 
@@ -32,6 +33,15 @@ def wrong_outputs(workload: Workload, trace: str) -> str:
     arguments = run_program(module, trace, poisoned(values, right))
     outputs = {index: arguments[index] for index in right}
     return difference(right, outputs, tolerance=tolerance_of(module))
+
+
+def replayed(module: Any, trace: str) -> Any:
+    """A schedule of TVM that is made from a trace."""
+    from tvm.s_tir.schedule import Schedule, Trace
+
+    schedule = Schedule(module)
+    Trace.apply_json_to_schedule(json.loads(trace), schedule)
+    return schedule
 
 
 def run_network(module: Any, *inputs: Any) -> Any:

@@ -12,9 +12,11 @@ from typing import Any
 import numpy as np
 import pytest
 
+from agents.programs.workloads import operator_workload, own_module
 from agents.records import Candidate, Family, Workload
 from tests.conftest import run_code
 from tests.host_fixtures import write_generic_device
+from tests.tvm_fixtures import replayed
 from transfer.errors import TransferError
 from transfer.features.blocks import CPU_LAYOUT
 from transfer.features.extractor import DEFAULT_SPEC, Extractor
@@ -38,8 +40,6 @@ TARGET = {"kind": "llvm", "num-cores": 1}
 
 @pytest.fixture(scope="module")
 def workload() -> Workload:
-    from agents.programs.workloads import operator_workload
-
     return operator_workload("GMM", (1, 64, 64, 64))
 
 
@@ -69,16 +69,10 @@ def context(workload: Workload) -> Any:
 
 @pytest.fixture(scope="module")
 def schedules(workload: Workload) -> list[Any]:
-    import tvm
-    from tvm.s_tir.schedule import Schedule, Trace
-
     from agents.programs.design_space import DesignSpace
 
-    made = []
-    for candidate in DesignSpace(workload, Family.CPU).sample(24, seed=0).candidates:
-        made.append(Schedule(tvm.ir.load_json(workload.module_json)))
-        Trace.apply_json_to_schedule(json.loads(candidate.trace), made[-1])
-    return made
+    drawn = DesignSpace(workload, Family.CPU).sample(24, seed=0).candidates
+    return [replayed(own_module(workload), candidate.trace) for candidate in drawn]
 
 
 def make_model(workload: Workload, schedules: Sequence[Any], seed: int = 0) -> FleetTLP:

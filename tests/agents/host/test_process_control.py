@@ -7,7 +7,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -21,6 +21,7 @@ from agents.host.process_control import (
     shows_fault,
     stderr_tail,
 )
+from tests.disk_fixtures import failing
 from tests.table_fixtures import rows
 
 
@@ -30,13 +31,6 @@ def child() -> Iterator[subprocess.Popen[bytes]]:
     yield process
     process.kill()
     process.wait()
-
-
-def failing(number: int) -> Callable[..., None]:
-    def fail(*_: object) -> None:
-        raise OSError(number, os.strerror(number))
-
-    return fail
 
 
 def test_a_stopped_process_is_ended(child: subprocess.Popen[bytes]) -> None:

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import os
-import signal
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 
 from agents.programs.gate import Disturbance, RepeatGate, Repeats, compiled_probe
+from tests.conftest import running
 
 CLEAN, PREEMPTED, SLOW = Disturbance.NONE, Disturbance.PREEMPTED, Disturbance.SLOW_CORE
 
@@ -99,29 +97,15 @@ def test_a_kernel_that_counts_no_switches_leaves_the_processor_time() -> None:
     assert gate._switches() == 0
 
 
-@contextmanager
-def neighbour(core: int) -> Iterator[None]:
-    """A process that takes half of a core."""
-    pid = os.fork()
-    if pid == 0:
-        os.sched_setaffinity(0, [core])
-        while True:
-            pass
-    try:
-        yield
-    finally:
-        os.kill(pid, signal.SIGKILL)
-        os.waitpid(pid, 0)
-
-
 def test_a_real_neighbour_on_the_core_is_seen() -> None:
     cores = os.sched_getaffinity(0)
     core = min(cores)
     os.sched_setaffinity(0, [core])
     try:
         gate = RepeatGate(lambda: 1e-5)
-        with neighbour(core):
+        with running("print(1, flush=True)\nwhile True: pass") as neighbour:
             disturbed = [gate.repeat(lambda: busy(0.05)) for _ in range(6)]
+            neighbour.kill()
     finally:
         os.sched_setaffinity(0, cores)
     assert sum(each.disturbances == (PREEMPTED,) for each in disturbed) >= 5

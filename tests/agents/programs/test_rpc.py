@@ -193,6 +193,27 @@ def test_asking_who_is_served_loads_no_tvm() -> None:
     assert run_code(code, cwd=ROOT) == "False\n"
 
 
+@pytest.mark.parametrize("key", ["box", "stock"])
+def test_a_confined_worker_process_measures_over_there_and_the_numbers_are_right(
+    lab: Lab, matmul: tuple[Workload, str], key: str
+) -> None:
+    workload, trace = matmul
+    # By name: services that know names are out of its reach, so it was looked up before.
+    tracker = f"localhost:{lab.tracker.rpartition(':')[2]}"
+    settings = replace(child_settings(), tracker=tracker, key=key, lock_path="")
+    candidate = Candidate(workload_id=workload.workload_id, trace=trace)
+    quick = Protocol(repeat=3, min_repeat_ms=1.0, visits=1)
+    with WorkerPool([settings]) as own:
+        [result] = own.run([CandidateJob(workload=workload, candidate=candidate, protocol=quick, check=True)])
+    assert result.outcome is Outcome.OK, result.error
+    assert len(result.run_secs) >= 3
+    assert all(0 < secs < 1 for secs in result.run_secs)
+    assert not result.disturbances, "no gate is around what runs elsewhere"
+    # What only the board can see of itself comes with the record.
+    if key == "box":
+        assert {"kernel", "load", "memory_available_bytes"} <= result.environment.keys()
+
+
 def test_threads_and_cores_are_those_of_the_link(lab: Lab) -> None:
     usable = sorted(os.sched_getaffinity(0))
     with lab.link("box", cores=usable[-1:]).connect():
@@ -405,24 +426,3 @@ def test_a_server_without_a_tracker_ends_with_one_line() -> None:
     )
     with listener(lambda connection: connection.sendall(b"HTTP/1.0 400\r\n\r\n")) as address, refused:
         rpc_server.main(["--tracker", address, "--key", "x"])
-
-
-@pytest.mark.parametrize("key", ["box", "stock"])
-def test_a_confined_worker_process_measures_over_there_and_the_numbers_are_right(
-    lab: Lab, matmul: tuple[Workload, str], key: str
-) -> None:
-    workload, trace = matmul
-    # By name: services that know names are out of its reach, so it was looked up before.
-    tracker = f"localhost:{lab.tracker.rpartition(':')[2]}"
-    settings = replace(child_settings(), tracker=tracker, key=key, lock_path="")
-    candidate = Candidate(workload_id=workload.workload_id, trace=trace)
-    quick = Protocol(repeat=3, min_repeat_ms=1.0, visits=1)
-    with WorkerPool([settings]) as own:
-        [result] = own.run([CandidateJob(workload=workload, candidate=candidate, protocol=quick, check=True)])
-    assert result.outcome is Outcome.OK, result.error
-    assert len(result.run_secs) >= 3
-    assert all(0 < secs < 1 for secs in result.run_secs)
-    assert not result.disturbances, "no gate is around what runs elsewhere"
-    # What only the board can see of itself comes with the record.
-    if key == "box":
-        assert {"kernel", "load", "memory_available_bytes"} <= result.environment.keys()

@@ -211,19 +211,12 @@ def test_requests_that_are_none_are_refused(paths: tuple[Path, Path]) -> None:
 
 
 def test_only_what_times_goes_before_others(paths: tuple[Path, Path]) -> None:
-    pid = os.fork()
-    if pid == 0:
-        time.sleep(60)
-        os._exit(0)
-    try:
-        cores = ProcessCores(pid, settings_of(*paths))
-        policies = {"fifo": os.SCHED_FIFO | os.SCHED_RESET_ON_FORK}
+    policies = {"fifo": os.SCHED_FIFO | os.SCHED_RESET_ON_FORK}
+    with running("print(1, flush=True); input()") as process:
+        cores = ProcessCores(process.pid, settings_of(*paths))
         for request in (b"time", b"lent", b"time", b"build"):
             priority = cores.answer(request).decode()
             assert priority == (allowed_priority() if request == b"time" else "usual")
-            assert os.sched_getscheduler(pid) == policies.get(priority, os.SCHED_OTHER)
-            assert (os.getpriority(os.PRIO_PROCESS, pid) == -20) == (priority == "nice")
-            assert request == b"build" or sorted(os.sched_getaffinity(pid)) == CORES[:1]
-    finally:
-        os.kill(pid, signal.SIGKILL)
-        os.waitpid(pid, 0)
+            assert os.sched_getscheduler(process.pid) == policies.get(priority, os.SCHED_OTHER)
+            assert (os.getpriority(os.PRIO_PROCESS, process.pid) == -20) == (priority == "nice")
+            assert request == b"build" or sorted(os.sched_getaffinity(process.pid)) == CORES[:1]

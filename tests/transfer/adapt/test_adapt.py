@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from tests.model_fixtures import CONFIG, make_dataset, same_weights, with_latency
+from tests.model_fixtures import CONFIG, make_dataset, same_weights, trained, with_latency
 from tests.strategy_fixtures import task_of
 from transfer.adapt.base import Adapted, Strategy, unmeasured
 from transfer.adapt.guard import Auto, MultiTask, Scratch
@@ -16,7 +16,6 @@ from transfer.adapt.nearest import Nearest
 from transfer.adapt.source_devices import SourceDevices
 from transfer.errors import TransferError
 from transfer.model.fleet_tlp import FleetTLP
-from transfer.train.training import train
 
 TARGET = "cpu-new"
 #: Those that train on the few-shot set.
@@ -45,7 +44,7 @@ def named(strategy: Strategy) -> str:
 
 @pytest.fixture(scope="module")
 def source() -> FleetTLP:
-    return train(DATASET, SOURCE_ROWS, config=CONFIG, seed=0, devices=("cpu.a", "cpu.b")).model
+    return trained(DATASET, SOURCE_ROWS)
 
 
 def same(a: Adapted, b: Adapted) -> bool:

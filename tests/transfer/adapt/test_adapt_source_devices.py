@@ -5,14 +5,13 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from tests.model_fixtures import CONFIG, make_dataset, with_latency
+from tests.model_fixtures import CONFIG, make_dataset, trained, with_latency
 from tests.strategy_fixtures import task_of
 from transfer.adapt.base import Adapted
 from transfer.adapt.source_devices import SourceCorrection, SourceDevices
 from transfer.data.ranking import kendall_tau
 from transfer.errors import TransferError
 from transfer.model.fleet_tlp import FleetTLP
-from transfer.train.training import train
 
 TARGET = "cpu-new"
 DATASET = make_dataset(workloads=8, candidates=12)
@@ -23,7 +22,7 @@ QUICK = replace(CONFIG, epochs=3)
 
 @pytest.fixture(scope="module")
 def source() -> FleetTLP:
-    return train(DATASET, SOURCE_ROWS, config=CONFIG, seed=0, devices=("cpu.a", "cpu.b")).model
+    return trained(DATASET)
 
 
 def adapt(source: FleetTLP, dataset=DATASET, few_shot=NOTHING, nets: int = 1) -> Adapted:

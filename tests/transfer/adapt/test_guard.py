@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.model_fixtures import CONFIG, make_dataset
+from tests.model_fixtures import CONFIG, make_dataset, trained
 from tests.strategy_fixtures import backwards, task_of
 from transfer.adapt.base import Adapted, Regime, without_device
 from transfer.adapt.guard import (
@@ -24,7 +24,6 @@ from transfer.adapt.maml import Maml
 from transfer.adapt.nearest import Nearest
 from transfer.errors import TransferError
 from transfer.model.fleet_tlp import FleetTLP
-from transfer.train.training import train
 
 TARGET = "cpu-new"
 DATASET = make_dataset(workloads=9, candidates=12)
@@ -35,8 +34,7 @@ LATENCY = DATASET.latency_secs[:, DATASET.column(TARGET)]
 
 @pytest.fixture(scope="module")
 def source() -> FleetTLP:
-    view = without_device(DATASET, TARGET)
-    return train(view, ROWS, config=replace(CONFIG, epochs=12), seed=0, devices=("cpu.a", "cpu.b")).model
+    return trained(without_device(DATASET, TARGET), epochs=12)
 
 
 def run(guarded: Auto, source: FleetTLP | None, few_shot: np.ndarray) -> Adapted:

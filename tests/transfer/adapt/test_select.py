@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from tests.model_fixtures import CONFIG, make_dataset
+from tests.model_fixtures import make_dataset, trained
 from transfer.adapt.base import without_device
 from transfer.adapt.sample_selection import (
     SELECTORS,
@@ -16,7 +16,6 @@ from transfer.adapt.sample_selection import (
 )
 from transfer.errors import TransferError
 from transfer.model.fleet_tlp import FleetTLP
-from transfer.train.training import train
 
 TARGET = "cpu-new"
 WHOLE = make_dataset(workloads=10, candidates=12)
@@ -26,8 +25,7 @@ POOL = np.flatnonzero(np.isfinite(DATASET.latency_secs[:, :2]).any(axis=1))
 
 @pytest.fixture(scope="module")
 def source() -> FleetTLP:
-    config = replace(CONFIG, epochs=3)
-    return train(DATASET, np.arange(len(DATASET)), config=config, seed=0, devices=("cpu.a", "cpu.b")).model
+    return trained(DATASET, epochs=3)
 
 
 def choice_of(source: FleetTLP) -> Choice:

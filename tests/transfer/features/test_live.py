@@ -13,15 +13,8 @@ from agents.records import Candidate, Family, Workload
 from tests.dataset_fixtures import NRM_TRACE, gmm_trace, gmm_workload
 from tests.model_fixtures import assert_same_features
 from tests.table_fixtures import rows
+from tests.tvm_fixtures import replayed
 from transfer.features.extractor import DEFAULT_SPEC, Extractor
-
-
-def replayed(module: Any, trace: str) -> Any:
-    from tvm.s_tir.schedule import Schedule, Trace
-
-    schedule = Schedule(module)
-    Trace.apply_json_to_schedule(json.loads(trace), schedule)
-    return schedule
 
 
 def live_and_stored(

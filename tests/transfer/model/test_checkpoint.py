@@ -9,20 +9,17 @@ import numpy as np
 import pytest
 import torch
 
-from tests.model_fixtures import SIZES, SPEC, make_block
+from tests.model_fixtures import SPEC, make_block, untrained
 from tests.table_fixtures import rows
 from transfer import checked_folder
 from transfer.checked_folder import CheckpointError
 from transfer.model.checkpoint import load, save
-from transfer.model.fleet_tlp import FleetTLP, model_config, scoped_seed
+from transfer.model.fleet_tlp import FleetTLP
 
 
 @pytest.fixture
 def model() -> FleetTLP:
-    with scoped_seed(1):
-        model = FleetTLP(model_config(SPEC, SIZES), ("pi.local", "cpu_b"))
-    model.fit_scaler(make_block(50, 7))
-    return model.eval()
+    return untrained("pi.local", "cpu_b")
 
 
 @pytest.fixture
