@@ -131,11 +131,22 @@ def test_llvm_gets_options_of_ours_ahead_of_those_of_the_device_and_cuda_none() 
 
 
 #: What only a probe on a board could tell.
-NOT_KNOWN = (
-    *("cpu_model", "governor", "kernel", "physical_cores", "logical_cores", "memory_bytes", "l1d_bytes"),
-    *("l2_bytes", "l3_bytes", "cache_line_bytes", "clock_max_mhz", "usable_cores", "isa_flags"),
+NOT_KNOWN = [
+    "cpu_model",
+    "governor",
+    "kernel",
+    "physical_cores",
+    "logical_cores",
+    "memory_bytes",
+    "l1d_bytes",
+    "l2_bytes",
+    "l3_bytes",
+    "cache_line_bytes",
+    "clock_max_mhz",
+    "usable_cores",
+    "isa_flags",
     "cuda_devices",
-)
+]
 
 
 #: The target of a board, its architecture, and the bytes of its vectors.

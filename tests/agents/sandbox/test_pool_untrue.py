@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import socket
 import threading
 import time
@@ -23,8 +24,13 @@ from tests.record_fixtures import make_workload
 #: So many messages are more than any bound.
 _MANY = 10_000
 Messages = Iterator[dict[str, Any] | bytes]
-DONE = {"event": "done", "job": 0, "outcome": "ok", "error": "", "build_secs": 0.0, "wait_secs": 0.0}
-STAGE = {"event": "stage", "job": 0, "stage": "timing", "build_secs": 0.0, "wait_secs": 0.0}
+DONE, STAGE = map(
+    json.loads,
+    (
+        '{"event": "done", "job": 0, "outcome": "ok", "error": "", "build_secs": 0.0, "wait_secs": 0.0}',
+        '{"event": "stage", "job": 0, "stage": "timing", "build_secs": 0.0, "wait_secs": 0.0}',
+    ),
+)
 
 
 class Zygote:
