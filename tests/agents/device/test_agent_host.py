@@ -86,9 +86,7 @@ def measure_of(fencing_token: int, first: int, number: int) -> Measure:
     return Measure(device_id=AGAIN, incarnation=1, lease=lease_of("again", fencing_token), batch=batch)
 
 
-def done_by(
-    open_worker: Callable[[BeginAgent], Worker], *asked: AgentRequest
-) -> tuple[AgentHost, list[Message]]:
+def done_by(open_worker: Callable[[BeginAgent], Worker], *asked: AgentRequest) -> tuple[AgentHost, list[Any]]:
     """A host that has done what it was asked for, and what it said."""
     host = AgentHost(open_worker, heartbeat_secs=100)
     host.ask(list(asked))
@@ -250,14 +248,11 @@ def test_a_long_spool_comes_in_several_messages_ahead_of_results(recorded: Path,
         spool.put(old, tag)
     opened = ReplayWorkerFactory(spooled=True).open
     host, (up, *more, results) = done_by(opened, start_of(recorded, tmp_path), measure_of(1, 0, 1))
-    assert isinstance(up, AgentUp)
-    assert isinstance(results, Results)
-    assert all(isinstance(one, MorePending) for one in more)
-    pending = [pair for one in (up, *more) for pair in one.pending]  # type: ignore[attr-defined]
-    assert pending == [(tag, record) for record in old]
-    assert max(len(one.pending) for one in (up, *more)) < 600  # type: ignore[attr-defined]
+    assert [type(one) for one in (up, *more, results)] == [AgentUp, *[MorePending] * len(more), Results]
+    assert [pair for one in (up, *more) for pair in one.pending] == [(tag, record) for record in old]
+    assert max(len(one.pending) for one in (up, *more)) < 600
     assert up.has_more
-    assert [one.is_last for one in more] == [False] * (len(more) - 1) + [True]  # type: ignore[attr-defined]
+    assert [one.is_last for one in more] == [False] * (len(more) - 1) + [True]
     ids = tuple(record.record_id for record in [*old, *results.records])
     host.ask([Acknowledge(device_id=AGAIN, incarnation=1, record_ids=ids)] * 2)
     while host.work():

@@ -65,23 +65,19 @@ def grandchild(folder: Path) -> int:
     return int((folder / "stdout").read_text())
 
 
-def test_one_that_does_not_end_when_asked_is_killed_with_what_it_started(folder: Path) -> None:
+@pytest.mark.parametrize("is_told", [True, False], ids=["told to end", "killed"])
+def test_what_a_child_started_ends_with_it(folder: Path, is_told: bool) -> None:
     child = start(folder, STUBBORN)
     below = grandchild(folder)
-    child.end(grace_secs=0.2)
-    assert child.poll() is None, "it was waited for"
+    if is_told:
+        child.end(grace_secs=0.2)
+        assert child.poll() is None, "it was waited for"
+    else:
+        os.kill(child.pid, signal.SIGKILL)
     assert child.wait(60)
     assert child.poll() == -signal.SIGKILL
     until(lambda: not is_there(below))
     child.end()  # of one that is gone
-
-
-def test_what_it_leaves_behind_goes_with_it(folder: Path) -> None:
-    child = start(folder, STUBBORN)
-    below = grandchild(folder)
-    os.kill(child.pid, signal.SIGKILL)
-    assert child.wait(60)
-    until(lambda: not is_there(below))
 
 
 def test_the_name_of_its_folder_is_free_while_it_still_dies(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -13,6 +14,7 @@ from agents.networks.network_name import NetworkRefusedError, read_network_name
 from agents.networks.outputs import tolerance_of
 from agents.records import Family
 from tests.network_fixtures import save_program
+from tests.table_fixtures import rows
 
 #: torch warns of its own future.
 pytestmark = [pytest.mark.tvm, pytest.mark.filterwarnings("ignore")]
@@ -172,32 +174,33 @@ def test_a_decoder_becomes_a_library(tmp_path: Path) -> None:
     assert (tmp_path / TUNED).exists()
 
 
-def onnx_file(path: Path, nodes: list[Any], inputs: list[Any], outputs: list[Any]) -> str:
+#: Nodes of an ONNX network, its input and its output with their shapes, and why it is refused.
+ONNX = """
+    ConcatFromSequence s y    | s sequence | y [null]    -> input s is no tensor but a sequence; export
+    Relu z y                  | z [0,8]    | y [0,8]     -> input z is empty (shape [0, 8])
+    Relu x r; NonZero r y     | x [4,4]    | y [2,null]  -> the shape of what NonZero gives depends on values
+"""
+
+
+@pytest.mark.parametrize(("network", "why"), rows(ONNX))
+def test_an_onnx_network_of_other_values_than_full_tensors_is_refused(
+    network: str, why: str, tmp_path: Path
+) -> None:
     onnx = pytest.importorskip("onnx")
-    opset = onnx.helper.make_opsetid("", 17)
-    graph = onnx.helper.make_graph(nodes, "net", inputs, outputs)
-    onnx.save(onnx.helper.make_model(graph, opset_imports=[opset], ir_version=9), str(path))
-    return str(path)
-
-
-def test_onnx_inputs_that_are_no_full_tensors_are_named(tmp_path: Path) -> None:
-    helper = pytest.importorskip("onnx").helper
-    kind = helper.make_tensor_sequence_value_info("s", 1, [2])
-    joined = helper.make_tensor_value_info("y", 1, [None])
-    node = helper.make_node("ConcatFromSequence", ["s"], ["y"], axis=0)
-    with pytest.raises(NetworkRefusedError, match="input s is no tensor but a sequence; export"):
-        run_first(onnx_file(tmp_path / "a.onnx", [node], [kind], [joined]), tmp_path)
-    empty = helper.make_tensor_value_info("z", 1, [0, 8])
-    node = helper.make_node("Relu", ["z"], ["y"])
-    joined = helper.make_tensor_value_info("y", 1, [0, 8])
-    with pytest.raises(NetworkRefusedError, match=re.escape("input z is empty (shape [0, 8])")):
-        run_first(onnx_file(tmp_path / "b.onnx", [node], [empty], [joined]), tmp_path)
-
-
-def test_an_onnx_operator_whose_size_depends_on_values_is_named(tmp_path: Path) -> None:
-    helper = pytest.importorskip("onnx").helper
-    given = helper.make_tensor_value_info("x", 1, [4, 4])
-    places = helper.make_tensor_value_info("y", 7, [2, None])
-    nodes = [helper.make_node("Relu", ["x"], ["r"]), helper.make_node("NonZero", ["r"], ["y"])]
-    with pytest.raises(NetworkRefusedError, match="the shape of what NonZero gives depends on values"):
-        run_first(onnx_file(tmp_path / "net.onnx", nodes, [given], [places]), tmp_path)
+    make, (operators, *values) = onnx.helper, network.split("|")
+    nodes = []
+    for operator, source, result in map(str.split, operators.split(";")):
+        options = {"axis": 0} if operator == "ConcatFromSequence" else {}
+        nodes.append(make.make_node(operator, [source], [result], **options))
+    ends = []
+    for name, shape in map(str.split, values):
+        if shape == "sequence":
+            ends.append(make.make_tensor_sequence_value_info(name, 1, [2]))
+        else:
+            kind = 7 if "NonZero" in operators and name == "y" else 1
+            ends.append(make.make_tensor_value_info(name, kind, json.loads(shape)))
+    graph = make.make_graph(nodes, "net", ends[:1], ends[1:])
+    model = make.make_model(graph, opset_imports=[make.make_opsetid("", 17)], ir_version=9)
+    onnx.save(model, str(tmp_path / "net.onnx"))
+    with pytest.raises(NetworkRefusedError, match=re.escape(why)):
+        run_first(str(tmp_path / "net.onnx"), tmp_path)

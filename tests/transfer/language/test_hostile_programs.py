@@ -17,8 +17,8 @@ from transfer.features.blocks import LAYOUTS, published_features
 from transfer.features.extractor import Extractor
 from transfer.features.slots import block_bucket, encode
 from transfer.language.ansor import AnsorReader
-from transfer.language.ansor_steps import MAX_ITEMS
-from transfer.language.autotvm import AutoTVMReader
+from transfer.language.ansor_steps import MAX_ITEMS, MAX_STEPS, check_steps
+from transfer.language.autotvm import MAX_KNOBS, AutoTVMReader, check_entity
 from transfer.language.knobs import KnobReader
 from transfer.language.meta_schedule import MetaScheduleReader
 from transfer.language.primitives import MAX_TEXT
@@ -189,6 +189,23 @@ def schedule(*instructions: Any, decisions: Any = ()) -> str:
     """A trace that begins with a block, b0, and its loops, l1 to l3."""
     head = [["GetSBlock", [], ["C", "main"], ["b0"]], ["GetLoops", ["b0"], [], ["l1", "l2", "l3"]]]
     return canonical_json([[*head, *instructions], list(decisions)])
+
+
+@pytest.mark.parametrize(
+    ("read", "check", "item", "most"),
+    [
+        (AnsorReader().read, check_steps, ["CI", 0], MAX_STEPS),
+        (AutoTVMReader().read, check_entity, ["a", "ot", 1], MAX_KNOBS),
+    ],
+    ids=["steps", "knobs"],
+)
+def test_more_parts_than_any_schedule_has_are_refused(
+    read: Callable[[str], Any], check: Callable[[Any], str], item: list[Any], most: int
+) -> None:
+    assert len(read(json.dumps([item] * most))) == most
+    assert check([item] * (most + 1)).startswith("too many ")
+    with pytest.raises(TraceError, match=f"at most {most}"):
+        read(json.dumps([item] * (most + 1)))
 
 
 @pytest.mark.parametrize("kind", ["Fuse", "Reorder"])

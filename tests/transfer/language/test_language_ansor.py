@@ -9,10 +9,8 @@ import pytest
 from tests.language_fixtures import as_lines, columns
 from tests.log_fixtures import ANSOR_LOGS
 from tests.table_fixtures import rows
-from transfer.errors import TraceError
 from transfer.language.ansor import AnsorReader
 from transfer.language.ansor_steps import (
-    MAX_STEPS,
     check_steps,
     check_text,
     main_stage_flops,
@@ -194,14 +192,6 @@ def test_a_step_that_makes_no_sense_is_unknown_and_shifts_nothing(step: str, rea
     steps = AnsorReader().read(f"[{before}, {step}, {after}]")
     assert as_lines(steps[2:3]) == ["UNK | | -1"]
     assert (*steps[:2], *steps[3:]) == AnsorReader().read(f"[{before}, {after}]")
-
-
-def test_too_many_steps_are_refused() -> None:
-    most = [["CI", 0]] * MAX_STEPS
-    assert len(AnsorReader().read(json.dumps(most))) == MAX_STEPS
-    assert check_steps([*most, most[0]]) == "too many steps"
-    with pytest.raises(TraceError, match="at most 512"):
-        AnsorReader().read(json.dumps([*most, most[0]]))
 
 
 @pytest.mark.parametrize(("text", "reason"), rows(REFUSED))

@@ -12,8 +12,7 @@ from tests.language_fixtures import as_lines, columns
 from tests.log_fixtures import AUTOTVM_LOGS
 from tests.program_fixtures import program_workload
 from tests.table_fixtures import rows
-from transfer.errors import TraceError
-from transfer.language.autotvm import MAX_KNOBS, AutoTVMReader, check_entity
+from transfer.language.autotvm import AutoTVMReader, check_entity
 from transfer.language.autotvm_templates import Template, find_template
 from transfer.language.primitives import Kind
 
@@ -237,13 +236,6 @@ def test_a_knob_that_makes_no_sense_is_unknown_and_shifts_nothing(knob: str, rea
     steps = reader.read(f"[{before}, {knob}, {after}]", task)
     assert steps[1].kind is Kind.UNK
     assert (steps[0], steps[2]) == AutoTVMReader().read(f"[{before}, {after}]", task)
-
-
-def test_too_many_knobs_are_refused() -> None:
-    entity = [["a", "ot", 1]] * (MAX_KNOBS + 1)
-    assert check_entity(entity) == "too many knobs"
-    with pytest.raises(TraceError, match="at most 64"):
-        AutoTVMReader().read(json.dumps(entity))
 
 
 @pytest.mark.parametrize(("entity", "reason"), rows(CHECKS))
