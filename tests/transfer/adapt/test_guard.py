@@ -70,8 +70,8 @@ def test_it_takes_what_can_work_with_what_there_is(source: FleetTLP) -> None:
 @pytest.mark.parametrize(
     ("rival", "says"),
     [
-        # Better on each of eight workloads, by unlike amounts; as much better in the mean, but by one workload;
-        # on fewer workloads than can tell; worse.
+        # Better on each of eight workloads, by unlike amounts; as much in the mean, but by one workload; on
+        # fewer workloads than can tell; worse.
         (0.7 + 0.03 * np.arange(1, 9), "is taken"),
         (np.array([0.7] * 7 + [1.78]), "too few to be sure"),
         (np.array([0.8, 0.9, 1.0]), "too few to be sure"),
