@@ -116,9 +116,12 @@ def running(code: str, *arguments: object, **options: Any) -> Iterator[subproces
     with subprocess.Popen(command, **pipes, **options) as process:
         assert process.stdout is not None
         assert process.stdout.readline()
-        yield process
-        if process.poll() is None:
-            process.communicate("\n", timeout=60)
+        try:
+            yield process
+            if process.poll() is None:
+                process.communicate("\n", timeout=60)
+        finally:
+            process.kill()
 
 
 @pytest.fixture

@@ -29,6 +29,7 @@ from benchmarks.hostile_archives import (
 )
 from benchmarks.hostile_networks import with_attack
 from tests.network_fixtures import save_program
+from tests.table_fixtures import rows
 
 
 def checked(content: bytes) -> dict[str, bytes]:
@@ -89,32 +90,28 @@ def test_no_text_that_is_run_gets_into_the_copy(attack: Any) -> None:
             assert text not in b"".join(copy.values())
 
 
-OPEN_SIZES = {"sizes": [{"as_expr": {"expr_str": "1"}}, {"as_int": 4}]}
-#: Changes of the parts of a program, and the words of its refusal.
-UNLISTED: list[tuple[str, Any, str]] = [
-    ("module", {"hooks": []}, "graph_module: has the unknown key 'hooks'"),
-    ("node", {"target": "torch.os.system"}, "expected a tensor operator of torch, got 'torch.os.system'"),
-    (
-        "values",
-        {"x": tensor_meta() | OPEN_SIZES},
-        "has dynamic shapes; export it with fixed ones (no dynamic",
-    ),
-    ("values", {"relu": tensor_meta() | OPEN_SIZES}, "what aten.relu.default gives depends on values"),
-    ("graph", {"inputs": [{"as_tensor": {"name": "class"}}]}, "as_tensor.name: expected a name, got 'class'"),
-    ("version", {"major": 9}, "has version 9 of its schema"),
-    ("program", {"guards_code": ["x"], "verifiers": ["EVIL"]}, "verifiers.0: 'EVIL' is none of"),
-]
+#: Changes of the parts of a program, and the words of its refusal; OPEN is a tensor of open sizes.
+UNLISTED = """
+    module  {"hooks": []}                   -> graph_module: has the unknown key 'hooks'
+    node    {"target": "torch.os.system"}   -> expected a tensor operator of torch, got 'torch.os.system'
+    values  {"x": OPEN}                     -> has dynamic shapes; export it with fixed ones (no dynamic
+    values  {"relu": OPEN}                  -> what aten.relu.default gives depends on values
+    graph   {"inputs": [{"as_tensor": {"name": "class"}}]} -> as_tensor.name: expected a name, got 'class'
+    version {"major": 9}                    -> has version 9 of its schema
+    program {"guards_code": ["x"], "verifiers": ["EVIL"]} -> verifiers.0: 'EVIL' is none of
+"""
+OPEN = tensor_meta() | {"sizes": [{"as_expr": {"expr_str": "1"}}, {"as_int": 4}]}
 
 
-@pytest.mark.parametrize(("part", "changes", "message"), UNLISTED)
-def test_what_is_not_listed_is_refused_by_its_name(part: str, changes: Any, message: str) -> None:
-    made = program()
+@pytest.mark.parametrize(("change", "message"), rows(UNLISTED))
+def test_what_is_not_listed_is_refused_by_its_name(change: str, message: str) -> None:
+    made, (part, changes) = program(), change.split(maxsplit=1)
     module, graph = made["graph_module"], made["graph_module"]["graph"]
     parts = {
         **{"program": made, "module": module, "graph": graph, "version": made["schema_version"]},
         **{"node": graph["nodes"][0], "values": graph["tensor_values"]},
     }
-    parts[part].update(changes)
+    parts[part].update(json.loads(changes.replace("OPEN", json.dumps(OPEN))))
     assert message in refusal(archive({**honest(), MODEL: json.dumps(made).encode()}))
 
 
