@@ -29,13 +29,11 @@ def test_whatever_must_not_disturb_a_timing_keeps_off_its_physical_cores(host: s
     assert found == cores(quiet)
 
 
-def test_few_quiet_cores_have_one_process_more_for_the_cores_that_are_lent() -> None:
+def test_quiet_cores_build_and_few_have_one_process_more_for_the_cores_that_are_lent() -> None:
     assert process_cores((0,), (1,)) == ((1,), (1,))
     assert process_cores((0,), (1, 2)) == ((1,), (2,), (1, 2))
-
-
-def test_many_quiet_cores_build_alone_and_where_all_cores_time_one_process_does_everything() -> None:
     assert process_cores((0,), tuple(range(1, 16))) == tuple((core,) for core in range(1, 7))
+    # Where all cores time, one process does everything.
     assert process_cores((0, 1), (0, 1)) == ((0, 1),)
 
 

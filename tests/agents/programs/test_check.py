@@ -59,13 +59,11 @@ def test_only_outputs_are_poisoned() -> None:
     values = argument_values([(3,)] * 6, dtypes, 1)
     before = [value.copy() for value in values]
     spoilt = poisoned(values, {1, 2, 3, 4, 5})
-    assert all(np.array_equal(value, kept) for value, kept in zip(values, before, strict=True))
+    assert all(map(np.array_equal, values, before))
     assert np.array_equal(spoilt[0], values[0])
-    assert np.isnan(spoilt[1].astype("float32")).all()
+    assert all(np.isnan(spoilt[place].astype("float32")).all() for place in (1, 5))
     assert spoilt[2].tolist() == [-1515870811] * 3
-    assert spoilt[3].tolist() == [165] * 3
-    assert spoilt[4].view(np.uint8).tolist() == [165] * 3
-    assert np.isnan(spoilt[5]).all()
+    assert spoilt[3].tolist() == spoilt[4].view(np.uint8).tolist() == [165] * 3
     assert [one.dtype for one in spoilt] == [value.dtype for value in values]
 
 

@@ -164,14 +164,15 @@ ROOFLINE = (("bytes_per_sec", 2.0**33), ("flops_per_sec", 2.0**36), ("loads_per_
 
 
 def test_kinship_is_of_architecture_and_maker_and_not_of_size() -> None:
-    def gpu(maker: str, shared: float, units: float) -> list[float]:
-        slots = {"is_gpu": 1.0, maker: 1.0, "l1d_bytes": shared, "physical_cores": units}
-        return [slots.get(name, 0.0) for name in HARDWARE_NAMES]
-
-    cards = [gpu("arch_x86", 17, 6), gpu("arch_x86", 17, 8), gpu("arch_x86", 16, 6), gpu("arch_arm", 17, 6)]
-    steps = kinship_steps(np.array(cards, dtype=np.float32))
+    is_gpu, x86, arm, shared, units = map(
+        HARDWARE_NAMES.index, ("is_gpu", "arch_x86", "arch_arm", "l1d_bytes", "physical_cores")
+    )
+    cards = np.zeros((4, len(HARDWARE_NAMES)), dtype=np.float32)
+    cards[:, is_gpu] = cards[:3, x86] = cards[3, arm] = 1
+    cards[:, shared], cards[:, units] = (17, 17, 16, 17), (6, 8, 6, 6)
+    steps = kinship_steps(cards)
     assert steps.tolist() == [[0, 0, 1, 2], [0, 0, 1, 2], [1, 1, 0, 2], [2, 2, 2, 0]]
-    assert not kinship_steps(np.array(cards, dtype=np.float32)[:, :3]).any()
+    assert not kinship_steps(cards[:, :3]).any()
 
 
 def test_measured_speeds_follow_what_is_claimed_where_each_device_has_all() -> None:
