@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import re
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +12,6 @@ from agents.networks.network_name import NetworkRefusedError, read_network_name
 from agents.networks.outputs import tolerance_of
 from agents.records import Family
 from tests.network_fixtures import save_program
-from tests.table_fixtures import rows
 
 #: torch warns of its own future.
 pytestmark = [pytest.mark.tvm, pytest.mark.filterwarnings("ignore")]
@@ -22,19 +19,13 @@ pytestmark = [pytest.mark.tvm, pytest.mark.filterwarnings("ignore")]
 _TINY = "n_embd=32,n_layer=1,n_head=2,vocab_size=50,tokens=8"
 
 
-def first_answer(network: str, folder: Path) -> dict[str, Any]:
+def run_first(network: str, folder: Path) -> dict[str, Any]:
     """The answer of the first run, in this process."""
     from agents.networks.first_run import first_run
-
-    question = {"network": network, "target": {"kind": "llvm"}, "folder": str(folder)}
-    return first_run({**question, "threads": 1, "gpu_index": None}, Family.CPU)
-
-
-def run_first(network: str, folder: Path) -> dict[str, Any]:
-    """The same, of a network that passes."""
     from agents.networks.library import UNTUNED
 
-    seen = first_answer(network, folder)
+    question = {"network": network, "target": {"kind": "llvm"}, "folder": str(folder)}
+    seen = first_run({**question, "threads": 1, "gpu_index": None}, Family.CPU)
     assert seen["difference"] <= tolerance_of(seen["precision"])
     assert (folder / UNTUNED).exists()
     # The virtual machine reshapes by itself, so some programs may not run.
@@ -43,56 +34,63 @@ def run_first(network: str, folder: Path) -> dict[str, Any]:
     return seen
 
 
-#: What small modules give for a square matrix x; others are a layer of it.
-FORWARDS = {
-    "highest": "(*torch.topk(x @ x, 3),)",
-    "counted booleans": "x @ x * torch.cumsum(x > 0, 1)",
-    "infinities": "(x @ x).masked_fill(torch.tril(torch.ones(8, 8)) == 0, -torch.inf)",
-    "mostly roundings": "(x @ x + 300) - 300",
-    "half within": "torch.softmax((x @ x).half() * 3, -1).float()",
-    "large": "self.layer[0](x * 200).square().mean(-1).sqrt()",
-    "drawn": "x @ x + torch.randn(8, 8)",
-    "changes": "x @ x + self.seen.add_(x.mean(0))",
-    "overflows": "(x @ x) * 1e30 * 1e30 - torch.inf",
-    "no work": "x",
-    "sampled": "F.grid_sample(x[:2].view(2, 1, 2, 4), F.affine_grid(x[:2, :6].view(2, 2, 3), [2, 1, 4, 8]))",
-}
-
-
 def module_of(name: str) -> tuple[Any, tuple[Any, ...]]:
-    """A small module, of a type that its name may end with, and what it is exported with."""
+    """A small module, and what it is exported with."""
     import torch
-    from torch import nn
 
     torch.manual_seed(0)
-    what, _, type_name = name.partition(" of ")
-    inputs = torch.randn((1, 2, 8, 8) if what == "images" else (8, 8))
-    words = {"torch": torch, "F": nn.functional}
-    forward = compile(FORWARDS.get(what, "self.layer(x)"), what, "eval")
+    rows = torch.randn(8, 8)
+    layer = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.GELU(), torch.nn.LayerNorm(8))
+    conv = torch.nn.Sequential(torch.nn.Conv2d(2, 4, 3), torch.nn.ReLU(), torch.nn.AdaptiveAvgPool2d(1))
 
-    class Module(nn.Module):
+    class Module(torch.nn.Module):
+        seen: torch.Tensor
+
         def __init__(self) -> None:
             super().__init__()
-            self.layer = nn.Sequential(nn.Linear(8, 8), nn.GELU(), nn.LayerNorm(8))
-            if what == "images":
-                self.layer = nn.Sequential(nn.Conv2d(2, 4, 3), nn.ReLU(), nn.AdaptiveAvgPool2d(1))
+            self.layer = layer
             self.register_buffer("seen", torch.zeros(8))
 
         def forward(self, x: torch.Tensor) -> Any:
-            return eval(forward, words | {"self": self, "x": x})
+            if name == "highest, counts of booleans and infinities":
+                masked = (x @ x).masked_fill(torch.tril(torch.ones(8, 8)) == 0, -torch.inf)
+                return *torch.topk(x @ x, 3), x @ x * torch.cumsum(x > 0, 1), masked
+            if name.startswith("mostly roundings"):
+                return (x @ x + 300) - 300
+            if name == "half within":
+                return torch.softmax((x @ x).half() * 3, -1).float()
+            if name == "large in half precision":
+                return self.layer[0](x * 200).square().mean(-1).sqrt()
+            if name == "drawn":
+                return x @ x + torch.randn(8, 8)
+            if name == "changes":
+                self.seen.add_(x.mean(0))
+                return x @ x + self.seen
+            if name == "overflows":
+                return (x @ x) * 1e30 * 1e30 - torch.inf
+            if name == "no work":
+                return x
+            if name == "sampled":
+                grid = torch.nn.functional.affine_grid(x[:2, :6].reshape(2, 2, 3), [2, 1, 4, 8])
+                return torch.nn.functional.grid_sample(x[:2].reshape(2, 1, 2, 4), grid)
+            return self.layer(x)
 
-    dtype = getattr(torch, type_name or "float32")
-    return Module().to(dtype), (inputs.to(dtype),)
+    if name.endswith("16"):
+        dtype = getattr(torch, name.split()[-1])
+        if name.startswith("images"):
+            return conv.to(dtype), (torch.randn(1, 2, 8, 8, dtype=dtype),)
+        return Module().to(dtype), (rows.to(dtype),)
+    if name == "large in half precision":
+        return Module().half(), (rows.half(),)
+    return Module(), (rows,)
 
 
 @pytest.mark.parametrize(
     ("name", "precision"),
     [
-        ("highest", "float32"),
-        ("counted booleans", "float32"),
-        ("infinities", "float32"),
+        ("highest, counts of booleans and infinities", "float32"),
         ("half within", "float16"),
-        ("large of float16", "float16"),
+        ("large in half precision", "float16"),
         ("rows of bfloat16", "bfloat16"),
         ("images of bfloat16", "bfloat16"),
     ],
@@ -122,40 +120,47 @@ def test_what_cannot_become_one_is_refused_in_one_line(name: str, why: str, tmp_
     assert "\n" not in str(refused.value)
 
 
-@pytest.fixture
-def imports_as(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
-    """Has TVM import another network than the one that it is given."""
-    from agents.networks import graph
-    from agents.networks.sources import load
-    from agents.networks.torch_import import import_program
-
-    def replaced(name: str) -> None:
-        other = save_program(*module_of(name), tmp_path / "other.pt2")
-        wrong = import_program(load(read_network_name(str(other))).program)
-        monkeypatch.setattr(graph, "import_program", lambda _: wrong)
-
-    return replaced
-
-
 def test_a_network_that_tvm_imports_wrongly_is_refused_with_its_operators(
-    tmp_path: Path, imports_as: Callable[[str], None]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    imports_as("mostly roundings")
+    from agents.networks import graph
+
+    def wrongly(program: Any) -> Any:
+        from tvm import relax
+
+        builder, given = relax.BlockBuilder(), relax.Var("x", relax.TensorType((8, 8), "float32"))
+        with builder.function("main", [given]):
+            with builder.dataflow():
+                output = builder.emit_output((relax.op.add(given, given),))
+            builder.emit_func_output(output)
+        return builder.get()
+
+    monkeypatch.setattr(graph, "import_program", wrongly)
     network = save_program(*module_of("rows"), tmp_path / "net.pt2")
     with pytest.raises(NetworkRefusedError, match=r"TVM computes another output: .*some of aten\.\w+"):
         run_first(str(network), tmp_path)
 
 
 def test_roundings_of_half_precision_that_torch_has_too_are_no_wrong_import(
-    tmp_path: Path, imports_as: Callable[[str], None]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """TVM adds and subtracts in float32: its output is the exacter one, and a fifth away from torch's."""
     network = str(save_program(*module_of("mostly roundings of bfloat16"), tmp_path / "net.pt2"))
-    assert tolerance_of("bfloat16") < first_answer(network, tmp_path)["difference"] < 0.25
-    imports_as("rows of bfloat16")
+    from agents.networks import graph
+    from agents.networks.first_run import first_run
+    from agents.networks.sources import load
+    from agents.networks.torch_import import import_program
+
+    question = {"network": network, "target": {"kind": "llvm"}, "folder": str(tmp_path)}
+    question |= {"threads": 1, "gpu_index": None}
+    assert tolerance_of("bfloat16") < first_run(question, Family.CPU)["difference"] < 0.25
+
+    other = save_program(*module_of("rows of bfloat16"), tmp_path / "other.pt2")
+    wrong = import_program(load(read_network_name(str(other))).program)
+    monkeypatch.setattr(graph, "import_program", lambda _: wrong)
     (tmp_path / "wrong").mkdir()
     with pytest.raises(NetworkRefusedError, match=r"and 2\.\de-01 is allowed for bfloat16"):
-        first_answer(network, tmp_path / "wrong")
+        first_run(question | {"folder": str(tmp_path / "wrong")}, Family.CPU)
 
 
 @pytest.mark.slow
@@ -168,39 +173,43 @@ def test_a_decoder_becomes_a_library(tmp_path: Path) -> None:
     seen = run_first(network, tmp_path)
     assert seen["workloads"] > 5
     # So is that of a search's end.
-    question = {"network": network, "target": {"kind": "llvm"}, "folder": str(tmp_path)}
-    question |= {"traces": {}, "lock": ""}
+    question = {
+        "network": network,
+        "target": {"kind": "llvm"},
+        "folder": str(tmp_path),
+        "traces": {},
+        "lock": "",
+    }
     assert build(question, Family.CPU)["workloads"] == seen["workloads"]
     assert (tmp_path / TUNED).exists()
 
 
-#: Nodes of an ONNX network, its input and its output with their shapes, and why it is refused.
-ONNX = """
-    ConcatFromSequence s y    | s sequence | y [null]    -> input s is no tensor but a sequence; export
-    Relu z y                  | z [0,8]    | y [0,8]     -> input z is empty (shape [0, 8])
-    Relu x r; NonZero r y     | x [4,4]    | y [2,null]  -> the shape of what NonZero gives depends on values
-"""
-
-
-@pytest.mark.parametrize(("network", "why"), rows(ONNX))
-def test_an_onnx_network_of_other_values_than_full_tensors_is_refused(
-    network: str, why: str, tmp_path: Path
-) -> None:
+def onnx_file(path: Path, nodes: list[Any], inputs: list[Any], outputs: list[Any]) -> str:
     onnx = pytest.importorskip("onnx")
-    make, (operators, *values) = onnx.helper, network.split("|")
-    nodes = []
-    for operator, source, result in map(str.split, operators.split(";")):
-        options = {"axis": 0} if operator == "ConcatFromSequence" else {}
-        nodes.append(make.make_node(operator, [source], [result], **options))
-    ends = []
-    for name, shape in map(str.split, values):
-        if shape == "sequence":
-            ends.append(make.make_tensor_sequence_value_info(name, 1, [2]))
-        else:
-            kind = 7 if "NonZero" in operators and name == "y" else 1
-            ends.append(make.make_tensor_value_info(name, kind, json.loads(shape)))
-    graph = make.make_graph(nodes, "net", ends[:1], ends[1:])
-    model = make.make_model(graph, opset_imports=[make.make_opsetid("", 17)], ir_version=9)
-    onnx.save(model, str(tmp_path / "net.onnx"))
-    with pytest.raises(NetworkRefusedError, match=re.escape(why)):
-        run_first(str(tmp_path / "net.onnx"), tmp_path)
+    opset = onnx.helper.make_opsetid("", 17)
+    graph = onnx.helper.make_graph(nodes, "net", inputs, outputs)
+    onnx.save(onnx.helper.make_model(graph, opset_imports=[opset], ir_version=9), str(path))
+    return str(path)
+
+
+def test_onnx_inputs_that_are_no_full_tensors_are_named(tmp_path: Path) -> None:
+    helper = pytest.importorskip("onnx").helper
+    kind = helper.make_tensor_sequence_value_info("s", 1, [2])
+    joined = helper.make_tensor_value_info("y", 1, [None])
+    node = helper.make_node("ConcatFromSequence", ["s"], ["y"], axis=0)
+    with pytest.raises(NetworkRefusedError, match="input s is no tensor but a sequence; export"):
+        run_first(onnx_file(tmp_path / "a.onnx", [node], [kind], [joined]), tmp_path)
+    empty = helper.make_tensor_value_info("z", 1, [0, 8])
+    node = helper.make_node("Relu", ["z"], ["y"])
+    joined = helper.make_tensor_value_info("y", 1, [0, 8])
+    with pytest.raises(NetworkRefusedError, match=re.escape("input z is empty (shape [0, 8])")):
+        run_first(onnx_file(tmp_path / "b.onnx", [node], [empty], [joined]), tmp_path)
+
+
+def test_an_onnx_operator_whose_size_depends_on_values_is_named(tmp_path: Path) -> None:
+    helper = pytest.importorskip("onnx").helper
+    given = helper.make_tensor_value_info("x", 1, [4, 4])
+    places = helper.make_tensor_value_info("y", 7, [2, None])
+    nodes = [helper.make_node("Relu", ["x"], ["r"]), helper.make_node("NonZero", ["r"], ["y"])]
+    with pytest.raises(NetworkRefusedError, match="the shape of what NonZero gives depends on values"):
+        run_first(onnx_file(tmp_path / "net.onnx", nodes, [given], [places]), tmp_path)
