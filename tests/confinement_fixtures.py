@@ -5,9 +5,8 @@ Run as a program it is that zygote; it imports no TVM. `Worker` is the other end
 
 from __future__ import annotations
 
-import ctypes
 import errno
-import fcntl
+import importlib
 import json
 import mmap
 import os
@@ -38,6 +37,9 @@ NUMBERS = {
 }
 PTRACE_SEIZE, IO_URING_SETUP = 0x4206, 425
 F_SETSIG, MS_REMOUNT, MEMFD_SECRET = 10, 32, 447
+DATA = resource.RLIMIT_DATA
+#: What attacks use beside the names here.
+MODULES = ("ctypes", "fcntl", "mmap", "os", "resource", "socket", "threading")
 SHARED, PRIVATE = mmap.MAP_SHARED | mmap.MAP_ANONYMOUS, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
 
 
@@ -47,59 +49,22 @@ def share_zeros() -> None:
         mmap.mmap(zeros.fileno(), 1 << 20, mmap.MAP_SHARED, mmap.PROT_READ).close()
 
 
-def attempts(folder: Path, port: int, stranger: int) -> dict[str, Callable[[], object]]:
-    """Everything that is tried, by name.
+def attempt_of(what: str, outside: dict[str, Any]) -> Callable[[], object]:
+    """What an expression of a table of attacks does, such as `os.kill(zygote, 0)`.
 
     Args:
-        folder: Outside the scratch folder; has the files of `make_folder`.
-        port: Somebody listens there.
-        stranger: Process id of another process of the same user.
+        what: May use this module's names, and `folder`, `kept`, `zygote`, `own` beside those of `outside`.
+        outside: `folder`, outside the scratch folder, with the files of `make_folder`; `port`, where somebody
+            listens; `stranger`, the id of another process of the same user.
     """
-    own = NUMBERS[os.uname().machine]
-    kept, zygote = folder / "kept", os.getppid()
-    return {
-        "connect": lambda: socket.create_connection(("127.0.0.1", port), 5).close(),
-        "bind": lambda: socket.create_server(("127.0.0.1", 0)).close(),
-        "local_socket": lambda: socket.socket(socket.AF_UNIX, socket.SOCK_STREAM).connect(f"{folder}/socket"),
-        "make_folder": (folder / "folder").mkdir,
-        "make_link": lambda: (folder / "link").symlink_to(kept),
-        "make_name": lambda: (folder / "name").hardlink_to(kept),
-        "empty": lambda: os.truncate(kept, 0),
-        "set_times": lambda: os.utime(kept, (1, 1)),
-        "set_attribute": lambda: os.setxattr(kept, "user.mark", b"1"),
-        "write_settings": lambda: Path("/proc/self/oom_score_adj").open("w").close(),
-        "name_own_thread": lambda: (
-            Path(f"/proc/self/task/{threading.get_native_id()}/comm").open("w").close()
-        ),
-        "name_other_thread": lambda: Path(f"/proc/{stranger}/task/{stranger}/comm").open("w").close(),
-        "kill": lambda: os.kill(zygote, 0),
-        "kill_all": lambda: os.kill(-1, 0),
-        "signal_by_descriptor": lambda: fcntl.fcntl(0, F_SETSIG, 9),
-        "ptrace": lambda: system_call(own["ptrace"], PTRACE_SEIZE, zygote, 0, 0),
-        "read_memory": lambda: Path(f"/proc/{zygote}/mem").open("rb").close(),
-        "limit": lambda: resource.prlimit(stranger, resource.RLIMIT_NOFILE, (64, 64)),
-        "be_nicer": lambda: os.setpriority(os.PRIO_PROCESS, stranger, 19),
-        # Where it may be made, the kernel finds nothing there to mount again.
-        "mount": lambda: system_call(own["mount"], b"none", str(folder).encode(), b"tmpfs", MS_REMOUNT, 0),
-        "io_uring": lambda: system_call(IO_URING_SETUP, 1, ctypes.create_string_buffer(120)),
-        "bpf": lambda: system_call(own["bpf"], 0, ctypes.create_string_buffer(128), 128),
-        "leave_group": lambda: system_call(own["setsid"]),
-        "nameless_file": lambda: os.close(os.memfd_create("hoard")),
-        "secret_memory": lambda: os.close(system_call(MEMFD_SECRET, 0)),
-        "shared_memory": lambda: mmap.mmap(-1, 1 << 20, SHARED).close(),
-        "shared_zeros": share_zeros,
-        "socket_pair": lambda: [end.detach() for end in socket.socketpair()],
-        "raise_limit": lambda: resource.prlimit(
-            0, resource.RLIMIT_DATA, resource.getrlimit(resource.RLIMIT_DATA)
-        ),
-        "take_memory": lambda: mmap.mmap(-1, 4 << 30, PRIVATE).close(),
-        "many_files": lambda: [os.dup(0) for _ in range(5000)],
-        "start_program": lambda: os.posix_spawn("/bin/true", ["true"], {}),
-    }
+    kept = Path(outside["folder"], "kept")
+    words = {"kept": kept, "folder": kept.parent, "zygote": os.getppid(), "own": NUMBERS[os.uname().machine]}
+    modules = {name: importlib.import_module(name) for name in MODULES}
+    return lambda: eval(what, globals() | modules | outside | words | {"system_call": system_call})
 
 
 def make_folder(folder: Path) -> None:
-    """What `attempts` needs outside."""
+    """What attacks need outside."""
     for name in ("kept", "spare"):
         (folder / name).write_text("kept")
 
@@ -149,12 +114,7 @@ def run(channel: socket.socket, moves: socket.socket, settings: ChildSettings) -
     while (message := jobs.receive()) is not None:
         answer: Any
         if message["op"] == "try":
-            kept = settings.environment
-            todo = attempts(Path(kept["folder"]), kept["port"], kept["stranger"])
-            answer = outcome_of(todo[message["what"]])
-        elif message["op"] == "nest":
-            depth, scratch = message["depth"], Path(tempfile.gettempdir())
-            answer = outcome_of(lambda depth=depth, scratch=scratch: nest(scratch, depth, scratch))
+            answer = outcome_of(attempt_of(message["what"], settings.environment))
         elif message["op"] == "threads":
             for _ in range(message["count"]):
                 threading.Thread(target=threading.Event().wait, daemon=True).start()

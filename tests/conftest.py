@@ -108,6 +108,22 @@ def run_code(code: str, *arguments: object, **options: Any) -> str:
     return str(done.stdout)
 
 
+@contextlib.contextmanager
+def running(code: str, *arguments: object, **options: Any) -> Iterator[subprocess.Popen[str]]:
+    """A process that has printed a line; it should end when it reads one, which it gets in the end."""
+    command = [sys.executable, "-c", code, *map(str, arguments)]
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    with subprocess.Popen(command, **pipes, **options) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline()
+        try:
+            yield process
+            if process.poll() is None:
+                process.communicate("\n", timeout=60)
+        finally:
+            process.kill()
+
+
 @pytest.fixture
 def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """An empty folder is the current one, and the terminal is wide."""

@@ -16,6 +16,7 @@ from transfer.data.splits import Split
 from transfer.features.blocks import CPU_LAYOUT, FeatureBlock
 from transfer.features.extractor import FeatureSpec
 from transfer.model.encoder import ModelSizes
+from transfer.model.fleet_tlp import FleetTLP, model_config, scoped_seed
 from transfer.train.losses import LossWeights
 from transfer.train.rows import TrainConfig
 
@@ -81,6 +82,22 @@ def dense_block(
 def changed_block(block: FeatureBlock, **dense: NDArray[Any]) -> FeatureBlock:
     """The same candidates with some of the dense arrays replaced; without places and published features."""
     return dense_block(**({name: getattr(block, name) for name in DENSE} | dense))
+
+
+def trained(dataset: Dataset, rows: Any = None, epochs: int = CONFIG.epochs) -> FleetTLP:
+    """A model of the first two devices, which learnt from some rows or from all."""
+    from transfer.train.training import train
+
+    rows = np.arange(len(dataset)) if rows is None else rows
+    return train(dataset, rows, config=replace(CONFIG, epochs=epochs), seed=0, devices=DEVICES[:2]).model
+
+
+def untrained(*devices: str) -> FleetTLP:
+    """A model with random weights."""
+    with scoped_seed(1):
+        model = FleetTLP(model_config(SPEC, SIZES), devices)
+    model.fit_scaler(make_block(50, 7))
+    return model.eval()
 
 
 def assert_same_features(first: FeatureBlock, second: FeatureBlock) -> None:

@@ -6,7 +6,6 @@ folder is there under that name.
 
 from __future__ import annotations
 
-import ast
 import gzip
 import importlib
 import json
@@ -15,8 +14,7 @@ import re
 import shlex
 import subprocess
 import sys
-from collections.abc import Callable, Iterable, Iterator
-from functools import cache
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +25,9 @@ from benchmarks.extras import EXTRAS, needed_modules
 from benchmarks.harness import parser_of
 from benchmarks.onboarding_parts import LOGGED
 from benchmarks.training import LOGS
+from tests.docs.test_walls import imports as imported_names
 from tests.log_fixtures import AUTOTVM_LOGS, DATA
+from tests.table_fixtures import rows
 
 FOLDER = Path(__file__).parents[2] / "benchmarks"
 TEXTS = {path.stem: path.read_text() for path in FOLDER.glob("*.py")}
@@ -149,22 +149,22 @@ def test_the_logs_are_found(
     assert is_right(found), found
 
 
+#: A benchmark at small size, and keys of what it prints.
+LITTLE = """
+    store --small-batches 2 --large-batches 2 --records 500         -> append_64 append_1000 store
+    scale --part taking --devices 100 --records 8000                -> records_per_s memory_growth_mb
+    scale --part scheduling --devices 20 --decisions 400            -> decision_ms_median
+    scale --part open --devices 5 --open-records 1000 --repeats 1   -> for_reading for_writing
+    scale --part start --devices 5 --open-records 1000 --repeats 1  -> secs after_kill
+"""
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("name", "words", "keys"),
-    [
-        ("store", "--small-batches 2 --large-batches 2 --records 500", {"append_64", "append_1000", "store"}),
-        ("scale", "--part taking --devices 100 --records 8000", {"records_per_s", "memory_growth_mb"}),
-        ("scale", "--part scheduling --devices 20 --decisions 400", {"decision_ms_median"}),
-        ("scale", "--part open --devices 5 --open-records 1000 --repeats 1", {"for_reading", "for_writing"}),
-        ("scale", "--part start --devices 5 --open-records 1000 --repeats 1", {"secs", "after_kill"}),
-    ],
-)
-def test_a_little_gives_the_keys(
-    name: str, words: str, keys: set[str], capsys: pytest.CaptureFixture[str]
-) -> None:
-    importlib.import_module(f"benchmarks.{name}").main([*words.split(), "--json"])
-    assert keys <= set(json.loads(capsys.readouterr().out))
+@pytest.mark.parametrize(("command", "keys"), rows(LITTLE))
+def test_a_little_gives_the_keys(command: str, keys: str, capsys: pytest.CaptureFixture[str]) -> None:
+    name, *words = command.split()
+    importlib.import_module(f"benchmarks.{name}").main([*words, "--json"])
+    assert set(keys.split()) <= set(json.loads(capsys.readouterr().out))
 
 
 def test_there_are_commands() -> None:
@@ -195,21 +195,17 @@ def test_default_paths_are_there() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "arguments"),
+    "command",
     [
-        ("learning", ["--store", "nowhere"]),
-        ("training", ["--store", "nowhere"]),
-        ("onboarding", ["--store", "nowhere"]),
-        ("search", ["--store", "nowhere", "--device", "x86-64-v3"]),
-        ("pretrained", ["--dataset", "nowhere"]),
+        *(f"{name} --store nowhere" for name in ("learning", "training", "onboarding")),
+        *("search --store nowhere --device x86-64-v3", "pretrained --dataset nowhere"),
     ],
 )
-def test_records_that_are_not_there_are_one_line(
-    name: str, arguments: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
+@pytest.mark.usefixtures("elsewhere")
+def test_records_that_are_not_there_are_one_line(command: str) -> None:
+    name, *words = command.split()
     with pytest.raises(SystemExit, match="nowhere"):
-        importlib.import_module(f"benchmarks.{name}").main(arguments)
+        importlib.import_module(f"benchmarks.{name}").main(words)
 
 
 # ---- what each needs beside the standard library ----
@@ -259,28 +255,10 @@ def test_what_a_benchmark_imports_is_in_its_extras(name: str) -> None:
         if module in seen or not path.exists():
             continue
         seen.add(module)
-        for imported in imported_by(path, is_all=module.startswith("benchmarks.")):
+        for imported in imported_names(path, top_level_only=not module.startswith("benchmarks.")):
             package = imported.split(".")[0]
             if package in PROJECT:
                 modules.append(imported)
             elif package not in sys.stdlib_module_names:
                 others.add(package)
     assert others - ALWAYS <= set(needed_modules(name))
-
-
-@cache
-def imported_by(path: Path, *, is_all: bool) -> frozenset[str]:
-    return frozenset(_names(ast.parse(path.read_text()).body, is_all))
-
-
-def _names(nodes: Iterable[ast.AST], is_all: bool) -> Iterator[str]:
-    for node in nodes:
-        if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
-        elif isinstance(node, ast.ImportFrom):
-            yield str(node.module)
-            yield from (f"{node.module}.{alias.name}" for alias in node.names)
-        elif isinstance(node, ast.If) and "TYPE_CHECKING" in ast.dump(node.test):
-            continue
-        elif is_all or not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-            yield from _names(ast.iter_child_nodes(node), is_all)

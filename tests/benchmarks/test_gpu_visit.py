@@ -11,18 +11,13 @@ import pytest
 
 from agents.records import DeviceKind, Family, Outcome
 from benchmarks import gpu_visit
-from benchmarks.gpu_visit import Options, has_tensor_cores, measure, of_moments, product_figures, tensor_peak
+from benchmarks.gpu_visit import Options, measure, of_moments, product_figures
 from fleet.config.init import Profile
 from tests.conftest import run_code
+from tests.host_fixtures import cuda_spec
 from tests.record_fixtures import make_record, make_spec
 
-TARGET = {
-    "kind": "cuda",
-    "arch": "sm_90",
-    "max_threads_per_block": 1024,
-    "max_shared_memory_per_block": 49152,
-    "thread_warp_size": 32,
-}
+TARGET = cuda_spec(arch="sm_90").target_json
 CARD = {"index": "0", "name": "A GPU", "arch": "sm_80", "compute_units": "108", "clock_max_mhz": "1410"}
 TENSORIZED = json.dumps([[["Tensorize", ["b0"], ["wmma_sync_16x16x16_f16f16f32", True], []]], []])
 
@@ -72,15 +67,10 @@ print(json.dumps([seen, has_tensor_cores(default)]))
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_candidates_of_a_float16_product_use_tensor_cores(tmp_path: Path) -> None:
-    printed = run_code(_PROGRAM, tmp_path / "products.pt2", json.dumps(TARGET), timeout=580)
+    printed = run_code(_PROGRAM, tmp_path / "products.pt2", TARGET, timeout=580)
     seen, is_default = json.loads(printed.splitlines()[-1])
     assert seen == [[True, True]] * 6
     assert is_default
-
-
-def test_instructions_of_tensor_cores_are_found_in_source() -> None:
-    assert has_tensor_cores("nvcuda::wmma::mma_sync(c[0], a[0], b[0], c[0]);")
-    assert not has_tensor_cores("// summa\ncompute[0] = compute[0] + a[0] * b[0];")
 
 
 def test_the_best_with_and_without_tensor_cores_stand_beside_the_rivals() -> None:
@@ -114,16 +104,11 @@ def test_moments_become_levels_and_reasons() -> None:
     }
 
 
-def test_the_peak_of_tensor_cores_is_that_of_the_white_paper() -> None:
-    assert tensor_peak(CARD) == pytest.approx(312e12, rel=1e-3)
-    assert tensor_peak({**CARD, "arch": "sm_52"}) is None
-
-
 def test_a_part_that_fails_is_done_again_and_the_others_are_kept(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     kind = {"kind": DeviceKind.CUDA, "family": Family.GPU, "index": 0, "cores": (0,)}
-    spec = make_spec("cuda-0", target_json=json.dumps(TARGET), **kind)
+    spec = make_spec("cuda-0", target_json=TARGET, **kind)
     done: list[str] = []
     fails = {"b"}
 

@@ -12,6 +12,7 @@ import pytest
 from benchmarks.harness import Figures, Option, benchmark, by_turns, command_of
 from benchmarks.tables import cell, interval, markdown_table, page
 from fleet.errors import FleetError
+from tests.table_fixtures import rows
 from transfer.data.intervals import Estimate
 
 
@@ -54,22 +55,24 @@ def test_options_are_read_and_shown_again(
     assert command_of("sample", expected) == f"python -m benchmarks.sample {words.replace('/x/', '')}"
 
 
-@pytest.mark.parametrize(
-    ("words", "code", "said"),
-    [
-        ("--place here --count 0", 2, "argument --count: 0 is less than 1"),
-        ("--place here --names c", 2, "invalid choice: 'c'"),
-        ("", 2, "required: --place"),
-        ("--place here --count 2", 1, ""),
-        ("--place here --count 13", "13 is not counted", ""),
-        ("--help", 0, ""),
-    ],
-)
-def test_how_it_ends(words: str, code: int | str, said: str, capsys: pytest.CaptureFixture[str]) -> None:
+#: Words of a command; the exit code that they end with, and what is printed.
+ENDS = """
+    --place here --count 0  -> 2 | argument --count: 0 is less than 1
+    --place here --names c  -> 2 | invalid choice: 'c'
+                            -> 2 | required: --place
+    --place here --count 2  -> 1 |
+    --place here --count 13 -> 13 is not counted |
+    --help                  -> 0 |
+"""
+
+
+@pytest.mark.parametrize(("words", "end"), rows(ENDS))
+def test_how_it_ends(words: str, end: str, capsys: pytest.CaptureFixture[str]) -> None:
+    code, _, printed = end.partition("|")
     with pytest.raises(SystemExit) as ended:
         main(words.split())
-    assert ended.value.code == code
-    assert said in capsys.readouterr().err
+    assert str(ended.value.code) == code.strip()
+    assert printed.strip() in capsys.readouterr().err
 
 
 def test_each_side_is_first_every_other_round() -> None:

@@ -159,33 +159,31 @@ def test_a_stopped_curve_goes_on_and_damaged_points_are_made_again(tmp_path: Pat
     assert whole[0] == whole[1] == whole[2]
 
 
-def test_the_figures_of_a_table() -> None:
-    def point(contender: str, k: int | None, *top1: float, seconds: float = 2.0) -> Point:
-        return Point(
-            contender=contender,
-            regime=Regime.DEVICE_NEW,
-            target="t",
-            split="s",
-            seed=0,
-            k=k,
-            measured=k or 100,
-            groups=list(range(len(top1))),
-            top1=list(top1),
-            top5=list(top1),
-            tau=list(top1),
-            seconds=seconds,
-        )
+#: Contender, samples, seconds, and top-1 of each workload.
+POINTS = """
+    random  0   2 | 0.3 0.4 0.5 0.4
+    base    64  2 | 0.5 0.6 0.7 0.6
+    worse   64  2 | 0.5 0.5 0.5 0.5
+    auto    64  2 | 0.6 0.7 0.8 0.7
+    auto    256 2 | 0.8 0.8 0.8 0.8
+    auto    all 2 | 0.8 0.9 0.8 0.9
+    scratch 64  1 | 0.6 0.6 0.8 0.8
+    scratch all 2 | 1.0 0.9 0.9 0.9
+"""
 
-    points = [
-        point(RANDOM, 0, 0.3, 0.4, 0.5, 0.4),
-        point("base", 64, 0.5, 0.6, 0.7, 0.6),
-        point("worse", 64, 0.5, 0.5, 0.5, 0.5),
-        point("auto", 64, 0.6, 0.7, 0.8, 0.7),
-        point("auto", 256, 0.8, 0.8, 0.8, 0.8),
-        point("auto", None, 0.8, 0.9, 0.8, 0.9),
-        point("scratch", 64, 0.6, 0.6, 0.8, 0.8, seconds=1.0),
-        point("scratch", None, 1.0, 0.9, 0.9, 0.9),
-    ]
+
+def point(line: str) -> Point:
+    case, _, shares = line.partition("|")
+    contender, count, seconds = case.split()
+    top1 = [float(share) for share in shares.split()]
+    k = None if count == "all" else int(count)
+    figures = {"top1": top1, "top5": top1, "tau": top1, "groups": list(range(len(top1)))}
+    where = {"regime": Regime.DEVICE_NEW, "target": "t", "split": "s", "seed": 0}
+    return Point(contender=contender, k=k, measured=k or 100, seconds=float(seconds), **where, **figures)
+
+
+def test_the_figures_of_a_table() -> None:
+    points = [point(line) for line in POINTS.strip().splitlines()]
     table, new = CurveTable(points=points, strategies=("auto", "scratch"), default="auto"), Regime.DEVICE_NEW
     # Over the best baseline at the same k; the same .1 everywhere, so paired nothing is left to chance.
     assert table.best_baseline(new, 64) == "base"

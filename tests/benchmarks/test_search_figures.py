@@ -36,14 +36,9 @@ def test_a_search_of_ours_gives_the_program_that_second_looks_settled_on() -> No
         ran = {"outcome": Outcome.OK, "error": "", "origin": origin, "measured_at": moment}
         return make_record(number, run_secs=(secs,), attempt=attempt, **ran)
 
-    lucky, steady, failed = (
-        timed(1, 1.0, 1.0),
-        timed(2, 2.0, 2.0),
-        make_record(3, measured_at=3.0, outcome=Outcome.RUN_FAILED, run_secs=()),
-    )
-    looks = [timed(1, 4.0, 3.0, 1), timed(1, 5.0, 3.1, 2)]
-    late = timed(4, 6.0, 2.5)
-    records = [lucky, steady, failed, *looks, late]
-    found = _settled_curve(Search(make_workload(1)), [[lucky, steady, failed], [late]], records, began=0.0)
+    lucky, steady, late = timed(1, 1.0, 1.0), timed(2, 2.0, 2.0), timed(4, 6.0, 2.5)
+    first = [lucky, steady, make_record(3, measured_at=3.0, outcome=Outcome.RUN_FAILED, run_secs=())]
+    records = [*first, timed(1, 4.0, 3.0, 1), timed(1, 5.0, 3.1, 2), late]
+    found = _settled_curve(Search(make_workload(1)), [first, [late]], records, began=0.0)
     assert found["trials"] == [[1.0, 1.0], [2.0, 2.0], [3.0, None], [6.0, 2.5]]
     assert found["best"] == {"1": lucky.trace, "3": steady.trace}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shlex
@@ -13,12 +14,10 @@ from pathlib import Path
 from typing import Any, get_args
 
 import pytest
-import typer
 from msgspec.structs import fields, replace
 
 from agents.host.device_kinds import environment_id
 from agents.records import DeviceKind, DeviceSpec, Protocol
-from fleet.cli.app import app
 from fleet.config.choices import Strategy
 from tests.host_fixtures import local_spec
 
@@ -61,28 +60,6 @@ def fleet_commands() -> Iterator[tuple[str, list[str]]]:
             if line.startswith("fleet ") and not is_other:
                 command = re.split(r"\s#| > |; |\n", line)[0].rstrip(" \\")
                 yield page.name, shlex.split(command.replace("\n", " "))[1:]
-
-
-def test_every_command_is_one_that_the_program_takes() -> None:
-    """Verbs and options are read as the program reads them; nothing is run."""
-    root = typer.main.get_command(app)
-    tried, wrong = 0, []
-    for page, arguments in fleet_commands():
-        command, left = root, arguments
-        context = root.make_context("fleet", [], resilient_parsing=True)
-        try:
-            while hasattr(command, "resolve_command") and left and not left[0].startswith("-"):
-                name, command, left = command.resolve_command(context, left)
-                context = type(context)(command, info_name=name, parent=context)
-            if not hasattr(command, "resolve_command"):
-                command.make_parser(context).parse_args(list(left))
-        except Exception as error:
-            # Prose may name an option without its value.
-            if "requires an argument" not in str(error):
-                wrong.append((page, " ".join(arguments), str(error) or repr(error)))
-        tried += 1
-    assert tried > 100
-    assert wrong == []
 
 
 def test_the_site_is_built_without_a_warning(tmp_path: Path) -> None:
@@ -192,24 +169,13 @@ def test_the_strategies_of_the_table_are_those_of_the_option() -> None:
 
 
 #: A snapshot of a host, and the parts of it that the table names, each with another value.
-_SNAPSHOT: dict[str, Any] = {
-    "arch": "x86_64",
-    "cpu_model": "Example CPU",
+_SNAPSHOT: dict[str, Any] = json.loads("""{
+    "arch": "x86_64", "cpu_model": "Example CPU", "kernel": "6.1.0", "python": "3.11.7", "cores": [0],
     "versions": {"apache-tvm": "0.27", "apache-tvm-ffi": "0.1", "cuda-driver": "535"},
-    "governor": ["performance"],
-    "turbo": "on",
-    "kernel": "6.1.0",
-    "python": "3.11.7",
-    "cores": [0],
-    "load": [0.1, 0.2, 0.3],
-    "affinity": [0, 1],
-    "memory_available_bytes": 1 << 30,
-    "clock_mhz": [2600.0],
-    "temperature_c": 40.0,
-    "memory_pressure": 0.0,
-    "steal_ticks": 3,
-    "gpu": {"sm_clock_mhz": 1980},
-}
+    "governor": ["performance"], "turbo": "on", "load": [0.1, 0.2, 0.3], "affinity": [0, 1],
+    "memory_available_bytes": 1073741824, "clock_mhz": [2600.0], "temperature_c": 40.0,
+    "memory_pressure": 0.0, "steal_ticks": 3, "gpu": {"sm_clock_mhz": 1980}
+}""")
 
 
 def _other(value: Any) -> Any:

@@ -126,16 +126,6 @@ def sample(count: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
     return x, (0.5 * x[:, 0] - 0.3 * np.abs(x[:, 1])).astype(np.float64)
 
 
-def test_before_a_measurement_the_head_decides() -> None:
-    x, y = sample(60, 1)
-    learner = Learner()
-    head = np.minimum(0, y - 1)
-    assert np.array_equal(learner.log_speeds(x, head), head)
-    chosen = learner.choose(x, head, 8, boldness=0.0)
-    assert chosen == np.argsort(-head, kind="stable")[:8].tolist()
-    assert learner.gain(x, head, 0) == 1.0
-
-
 def test_rounds_move_the_order_and_the_gain_shrinks() -> None:
     x, y = sample(400, 3)
     learner, head = Learner(), np.zeros(400)

@@ -12,10 +12,12 @@ import pytest
 from msgspec.structs import replace
 
 from agents.codec import record_from_json, record_to_json
+from agents.device.measurements import measuring_code
 from agents.device.messages import Activity, Batch
 from agents.device.replay import ReplayWorker
 from agents.device.worker import DeviceWorker
 from agents.errors import AgentError
+from agents.host.priority import Priority
 from agents.records import (
     Candidate,
     DeviceId,
@@ -28,6 +30,7 @@ from agents.records import (
     Replay,
     Workload,
 )
+from agents.sandbox.canary_watch import PROBE
 from fleet.daemon.replay_files import ready
 from fleet.store.store import Store
 
@@ -145,7 +148,8 @@ def test_every_candidate_gives_a_record_that_says_what_was_asked(subject: Subjec
         assert record.environment_id == subject.worker.environment_id(QUICK)
         assert json.loads(record.environment)["versions"]["apache-tvm"]
         assert json.loads(record.quality)["interval"] >= 0
-        assert (record.build_secs > 0, record.timing_secs > 0) == (True, True)
+        assert (record.build_secs > 0, record.timing_secs > 0, record.number > 0) == (True, True, True)
+        assert len(record.warmup_secs) in {1, 2}
         assert record_from_json(json.loads(json.dumps(record_to_json(record)))) == record
 
 
@@ -186,17 +190,22 @@ def test_workloads_of_known_networks_come_with_their_modules_and_unknown_ones_ar
         subject.worker.network_workloads(["resnet-1001"])
 
 
-def test_a_real_device_measures_its_roofline(real: Subject) -> None:
+def test_a_record_of_a_real_device_says_how_far_it_can_be_trusted_and_has_a_roofline(real: Subject) -> None:
     worker = real.worker
     assert isinstance(worker, DeviceWorker)
     lasting = worker.environment_id(QUICK)
     [record] = measure(real, real.candidates[:1], attempt=300)
+    assert set(json.loads(record.quality)["canary"]) == {"compute", "memory", "latency", PROBE}
+    seen = json.loads(record.environment)
+    assert seen["affinity"] == seen["cores"] == list(worker.spec.cores)
+    assert (seen["threads"], seen["measuring_code"]) == (1, measuring_code())
+    assert seen["priority"] in list(Priority)
+    assert {"kernel", "load"} <= seen.keys()
     found = dict(worker.descriptor_in(lasting).roofline)
     # What no core of these years is below or above: arithmetic, stream, and loads that wait for each other.
     assert 1e9 < found["flops_per_sec"] < 1e12
     assert 1e8 < found["bytes_per_sec"] < 1e12
     assert 1e7 < found["loads_per_sec"] < 1e10
     # A disturbed window is measured again, and its canaries are then read again: near, not the same digits.
-    kept = json.loads(record.environment)["roofline"]
-    assert kept == pytest.approx(found, rel=1.0)
+    assert seen["roofline"] == pytest.approx(found, rel=1.0)
     assert worker.descriptor_in("another environment").roofline == ()

@@ -4,37 +4,36 @@ import pytest
 
 from agents.device.device_cores import process_cores, quiet_cores, worker_settings
 from tests.host_fixtures import GPU, cuda_spec, gpu_host
+from tests.table_fixtures import rows
 
 
 def cores(digits: str) -> tuple[int, ...]:
-    return tuple(map(int, digits))
+    return tuple(map(int, digits.strip()))
 
 
-@pytest.mark.parametrize(
-    ("timing", "usable", "groups", "quiet"),
-    [
-        ("0", "01", "0 1", "1"),
-        ("0", "0123", "02 13", "13"),  # siblings stay free
-        ("0", "02", "02", "2"),  # only a sibling
-        ("0", "0", "0", "0"),
-        ("01", "01", "0 1", "01"),  # all time
-        ("0", "01", "", "1"),  # unknown groups
-    ],
-)
-def test_whatever_must_not_disturb_a_timing_keeps_off_its_physical_cores(
-    timing: str, usable: str, groups: str, quiet: str
-) -> None:
+#: Cores that time, those that may be used, groups of siblings, and those that are quiet while it times.
+QUIET = """
+    0  | 01   | 0 1   -> 1
+    0  | 0123 | 02 13 -> 13
+    0  | 02   | 02    -> 2
+    0  | 0    | 0     -> 0
+    01 | 01   | 0 1   -> 01
+    0  | 01   |       -> 1
+"""
+
+
+@pytest.mark.parametrize(("host", "quiet"), rows(QUIET))
+def test_whatever_must_not_disturb_a_timing_keeps_off_its_physical_cores(host: str, quiet: str) -> None:
+    timing, usable, groups = host.split("|")
     found = quiet_cores(cores(timing), cores(usable), tuple(map(cores, groups.split())))
     assert found == cores(quiet)
 
 
-def test_few_quiet_cores_have_one_process_more_for_the_cores_that_are_lent() -> None:
+def test_quiet_cores_build_and_few_have_one_process_more_for_the_cores_that_are_lent() -> None:
     assert process_cores((0,), (1,)) == ((1,), (1,))
     assert process_cores((0,), (1, 2)) == ((1,), (2,), (1, 2))
-
-
-def test_many_quiet_cores_build_alone_and_where_all_cores_time_one_process_does_everything() -> None:
     assert process_cores((0,), tuple(range(1, 16))) == tuple((core,) for core in range(1, 7))
+    # Where all cores time, one process does everything.
     assert process_cores((0, 1), (0, 1)) == ((0, 1),)
 
 

@@ -16,6 +16,7 @@ import pytest
 from agents.host import child_process, process_control
 from agents.host.child_process import ChildProcess, discard_folder, remove_discarded, run_child
 from tests.conftest import until
+from tests.table_fixtures import rows
 
 ROOT = Path(process_control.__file__).parents[2]
 #: Does not end when asked to, and has a child of its own, whose number it prints.
@@ -65,23 +66,19 @@ def grandchild(folder: Path) -> int:
     return int((folder / "stdout").read_text())
 
 
-def test_one_that_does_not_end_when_asked_is_killed_with_what_it_started(folder: Path) -> None:
+@pytest.mark.parametrize("is_told", [True, False], ids=["told to end", "killed"])
+def test_what_a_child_started_ends_with_it(folder: Path, is_told: bool) -> None:
     child = start(folder, STUBBORN)
     below = grandchild(folder)
-    child.end(grace_secs=0.2)
-    assert child.poll() is None, "it was waited for"
+    if is_told:
+        child.end(grace_secs=0.2)
+        assert child.poll() is None, "it was waited for"
+    else:
+        os.kill(child.pid, signal.SIGKILL)
     assert child.wait(60)
     assert child.poll() == -signal.SIGKILL
     until(lambda: not is_there(below))
     child.end()  # of one that is gone
-
-
-def test_what_it_leaves_behind_goes_with_it(folder: Path) -> None:
-    child = start(folder, STUBBORN)
-    below = grandchild(folder)
-    os.kill(child.pid, signal.SIGKILL)
-    assert child.wait(60)
-    until(lambda: not is_there(below))
 
 
 def test_the_name_of_its_folder_is_free_while_it_still_dies(
@@ -172,21 +169,21 @@ def test_it_dies_with_whoever_started_it(tmp_path: Path) -> None:
     until(lambda: not is_there(pid))
 
 
-@pytest.mark.parametrize(
-    ("module", "failure"),
-    [
-        ("agents.no_such_module", "its process ended with code 1: "),
-        ("signal_of_its_own", "its process was ended by SIGTERM: it printed no error"),
-        ("too_much", "its process printed more than 32 MiB: it printed no error"),
-    ],
-)
+#: What a process does, and how its end is told.
+ENDS = """
+    import agents.no_such_module           -> its process ended with code 1:
+    import os; os.kill(os.getpid(), 15)    -> its process was ended by SIGTERM: it printed no error
+    import os; os.ftruncate(1, 200 << 20)  -> its process printed more than 32 MiB: it printed no error
+"""
+
+
+@pytest.mark.parametrize(("program", "failure"), rows(ENDS))
 def test_how_it_ended_is_one_line(
-    module: str, failure: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    program: str, failure: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (tmp_path / "signal_of_its_own.py").write_text("import os; os.kill(os.getpid(), 15)")
-    (tmp_path / "too_much.py").write_text("import os; os.ftruncate(1, 200 << 20)")
+    (tmp_path / "a_program.py").write_text(program)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    child = run_child([module])
+    child = run_child(["a_program"])
     assert child.failure_line().startswith(failure)
     assert "\n" not in child.failure_line()
 

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 import os
 import sys
 from collections.abc import Iterator
@@ -13,6 +14,7 @@ from agents.host import cuda
 from agents.host.device_kinds import differences
 from agents.host.probe import environment, probe
 from tests.host_fixtures import cuda_spec
+from tests.table_fixtures import rows
 
 SMI = (
     "NVIDIA A100-SXM4-40GB, GPU-aaa, 40960, 8.0, 1410, 535.104.05, 00000000:07:00.0, Enabled\n"
@@ -46,18 +48,19 @@ def test_the_table_of_nvidia_smi_is_read() -> None:
 
 @pytest.mark.parametrize(
     ("setting", "chosen"),
-    [
-        (None, ["GPU-aaa", "GPU-abb"]),
-        ("", []),
-        ("-1", []),
-        ("1,0", ["GPU-abb", "GPU-aaa"]),
-        ("1,7,0", ["GPU-abb"]),
-        ("GPU-ab", ["GPU-abb"]),
-        ("GPU-a", []),
-    ],
+    rows("""
+        null     -> GPU-aaa GPU-abb
+        ""       ->
+        "-1"     ->
+        "1,0"    -> GPU-abb GPU-aaa
+        "1,7,0"  -> GPU-abb
+        "GPU-ab" -> GPU-abb
+        "GPU-a"  ->
+    """),
 )
-def test_visible_devices_follow_cudas_rules(setting: str | None, chosen: list[str]) -> None:
-    assert [device["uuid"] for device in cuda.visible(cuda._from_smi(SMI), setting)] == chosen
+def test_visible_devices_follow_cudas_rules(setting: str, chosen: str) -> None:
+    seen = cuda.visible(cuda._from_smi(SMI), json.loads(setting))
+    assert " ".join(device["uuid"] for device in seen) == chosen
 
 
 class _NvmlError(Exception):
@@ -145,39 +148,21 @@ def test_the_state_is_of_the_device_that_the_ordinal_names(monkeypatch: pytest.M
     assert cuda.gpu_state(1) == {}
 
 
-@pytest.fixture
-def card() -> dict[str, str]:
-    """The first CUDA device of this host."""
+@pytest.mark.gpu
+def test_the_card_of_this_host_is_described_and_shows_its_clocks() -> None:
     devices = cuda.cuda_devices()
     if not devices:
         pytest.skip("no CUDA device on this host: neither NVIDIA's library nor nvidia-smi shows one")
-    return devices[0]
-
-
-@pytest.mark.gpu
-def test_the_card_of_this_host_is_described(card: dict[str, str]) -> None:
+    card = devices[0]
     assert card["arch"].startswith("sm_")
     assert int(card["memory_bytes"]) > 1 << 30
     spec = cuda_spec(arch=card["arch"])
     assert [text for text in differences(spec, probe()) if "CUDA" in text or "target" in text] == []
-
-
-@pytest.mark.gpu
-def test_the_snapshot_shows_the_clocks_of_this_hosts_card(card: dict[str, str]) -> None:
+    assert cuda.gpu_state(999) == {}
     pytest.importorskip("pynvml", reason="the extra `cuda` (nvidia-ml-py) is not installed")
-    cores = (min(os.sched_getaffinity(0)),)
-    seen = environment(cores, gpu_index=0)["gpu"]
+    seen = environment((min(os.sched_getaffinity(0)),), gpu_index=0)["gpu"]
     assert 0 < seen["sm_clock_mhz"] <= int(card.get("clock_max_mhz", "10000"))
     assert seen["memory_clock_mhz"] > 0
-
-
-@pytest.mark.gpu
-@pytest.mark.usefixtures("card")
-def test_an_index_beyond_this_hosts_cards_is_refused_in_one_sentence() -> None:
-    (sentence,) = [text for text in differences(cuda_spec(index=999), probe()) if "999" in text]
-    assert "CUDA device 999 is asked for" in sentence
-    assert "use an index below" in sentence
-    assert cuda.gpu_state(999) == {}
 
 
 def test_missing_device_files_are_made_before_a_process_is_confined(

@@ -1,12 +1,11 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 
 import pytest
 
 from agents.host.host_load import HostLoad, cpu_secs, program_of
+from tests.conftest import running
 from tests.table_fixtures import rows
 
 
@@ -34,23 +33,13 @@ def test_own_work_is_no_load_and_that_of_others_is() -> None:
 
 
 def test_what_children_do_is_own_work_and_what_is_not_below_is_not() -> None:
-    code = "import time\nwhile time.process_time() < 0.3: pass\nprint('', flush=True)\ninput()"
-    child = subprocess.Popen(
-        [sys.executable, "-c", code],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        start_new_session=True,
-    )
-    try:
-        assert child.stdout is not None
-        child.stdout.readline()
+    code = "import time\nwhile time.process_time() < 0.3: pass\nprint('done', flush=True)\ninput()"
+    with running(code, start_new_session=True) as child:
         mine, its = cpu_secs([os.getpid()])[1], cpu_secs([child.pid])[1]
         assert its >= 0.25
         assert mine >= its
         assert cpu_secs([])[1] == 0.0
         assert cpu_secs([2**22 + 1])[1] == 0.0, "no process has this number"
-    finally:
-        child.communicate()
 
 
 #: What a process was started with, and how it is named.

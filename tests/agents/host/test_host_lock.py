@@ -6,11 +6,7 @@ import os
 import signal
 import socket
 import stat
-import subprocess
-import sys
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -29,25 +25,14 @@ from agents.host.host_lock import (
     timing_lock,
     user_name,
 )
+from tests.conftest import running
 
 HOLDER = """
 import fcntl, os, sys
-handle = os.open(sys.argv[1], os.O_RDONLY)
-fcntl.flock(handle, fcntl.LOCK_EX)
+fcntl.flock(os.open(sys.argv[1], os.O_RDONLY), fcntl.LOCK_EX)
 print("held", flush=True)
 sys.stdin.readline()
 """
-
-
-@contextmanager
-def held_by_another(path: Path) -> Iterator[int]:
-    """Another process holds a lock; gives its id."""
-    command = [sys.executable, "-c", HOLDER, str(path)]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None
-        assert process.stdout.readline() == "held\n"
-        yield process.pid
-        process.communicate("\n", timeout=20)
 
 
 @pytest.fixture
@@ -91,11 +76,13 @@ def test_the_lock_lies_where_it_does_for_every_user_whatever_their_own_folder_is
 
 
 def test_a_lock_that_another_process_holds_is_waited_for_so_long_and_its_holder_is_named(path: Path) -> None:
-    with held_by_another(path) as pid:
-        named = rf"did not come free for 0.2 s: process {pid} \('python.*'\) of user {user_name(os.getuid())}"
+    with running(HOLDER, path) as holder:
+        named = (
+            rf"not come free for 0.2 s: process {holder.pid} \('python.*'\) of user {user_name(os.getuid())}"
+        )
         with pytest.raises(HostLockError, match=named), timing_lock(path, 0.2):
             pytest.fail("two hold it")
-        assert holder_of(path) == pid
+        assert holder_of(path) == holder.pid
         with not_timing(path) as is_free:
             assert not is_free
     with timing_lock(path, 0.2):
@@ -129,7 +116,7 @@ def test_a_link_a_pipe_a_socket_or_a_folder_in_its_place_is_refused_at_once(
 
 
 def test_a_lock_whose_file_was_replaced_meanwhile_is_taken_again(path: Path) -> None:
-    with held_by_another(path):
+    with running(HOLDER, path):
         replaced = path.with_name("new")
         make_lock(replaced)
         replaced.rename(path)
@@ -142,7 +129,7 @@ def test_waiting_leaves_other_alarms_alone(path: Path) -> None:
     before = signal.signal(signal.SIGALRM, lambda number, _: rung.append(number))
     others = signal.setitimer(signal.ITIMER_REAL, 60.0)
     try:
-        with held_by_another(path), pytest.raises(HostLockError), timing_lock(path, 0.1):
+        with running(HOLDER, path), pytest.raises(HostLockError), timing_lock(path, 0.1):
             pytest.fail("two hold it")
         left, _ = signal.getitimer(signal.ITIMER_REAL)
         assert 0 < left <= 60.0

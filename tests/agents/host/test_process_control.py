@@ -7,7 +7,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -21,6 +21,8 @@ from agents.host.process_control import (
     shows_fault,
     stderr_tail,
 )
+from tests.disk_fixtures import failing
+from tests.table_fixtures import rows
 
 
 @pytest.fixture
@@ -29,13 +31,6 @@ def child() -> Iterator[subprocess.Popen[bytes]]:
     yield process
     process.kill()
     process.wait()
-
-
-def failing(number: int) -> Callable[..., None]:
-    def fail(*_: object) -> None:
-        raise OSError(number, os.strerror(number))
-
-    return fail
 
 
 def test_a_stopped_process_is_ended(child: subprocess.Popen[bytes]) -> None:
@@ -90,17 +85,17 @@ def test_a_fault_of_its_own_is_told_by_a_process(code: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "expected"),
-    [
-        ("*** SIGSEGV received at time=1700000000 on cpu 1 ***\nPC: @ 0x7f", True),
-        ("terminate called after throwing an instance of 'std::bad_alloc'", True),
-        ("*** SIGTERM received at time=1700000000 ***", False),
-        ("Traceback (most recent call last):\n  ...\nValueError: a candidate that failed", False),
-        ("", False),
-    ],
+    ("words", "is_fault"),
+    rows(r"""
+        *** SIGSEGV received at time=1700000000 on cpu 1 ***\nPC: @ 0x7f         -> yes
+        terminate called after throwing an instance of 'std::bad_alloc'           -> yes
+        *** SIGTERM received at time=1700000000 ***                               -> no
+        Traceback (most recent call last):\n  ...\nValueError: one that failed    -> no
+        -> no
+    """),
 )
-def test_what_else_is_printed_is_no_fault(words: str, expected: bool) -> None:
-    assert shows_fault(words) is expected
+def test_other_words_that_show_a_fault_or_none(words: str, is_fault: str) -> None:
+    assert shows_fault(words.replace("\\n", "\n")) is (is_fault == "yes")
 
 
 @pytest.mark.parametrize("number", [errno.EMFILE, errno.ENFILE, errno.EACCES, errno.EIO, errno.ENOMEM])

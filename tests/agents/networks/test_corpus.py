@@ -91,17 +91,13 @@ def test_what_was_read_is_kept_by_name_and_versions(kept: Path, monkeypatch: pyt
     assert cache.kept_workloads(network, Family.CPU) is None
 
 
-@pytest.mark.parametrize(
-    "content",
-    [b"", b"no gzip", gzip.compress(b"{", mtime=0), gzip.compress(b'[{"name": 1}]', mtime=0)],
-    ids=["empty", "no gzip", "half a value", "no workload"],
-)
-def test_a_damaged_file_of_the_cache_counts_as_none(content: bytes, kept: Path) -> None:
+def test_a_damaged_file_of_the_cache_counts_as_none(kept: Path) -> None:
     network = read_network_name("transformers:bert")
     cache.keep(network, Family.CPU, [make_workload(1)])
     (path,) = kept.iterdir()
-    path.write_bytes(content)
-    assert cache.kept_workloads(network, Family.CPU) is None
+    for content in (b"", b"no gzip", gzip.compress(b"{"), gzip.compress(b'[{"name": 1}]')):
+        path.write_bytes(content)
+        assert cache.kept_workloads(network, Family.CPU) is None
 
 
 def test_files_are_never_kept_and_a_home_that_cannot_be_written_is_no_error(kept: Path) -> None:

@@ -13,6 +13,7 @@ from agents.networks.sources import load
 from agents.programs.tvm_import import load_tensor_intrinsics
 from agents.records import Family
 from tests.network_fixtures import save_program
+from tests.tvm_fixtures import furthest, run_network
 
 # torch warns about its own export.
 pytestmark = [pytest.mark.tvm, pytest.mark.filterwarnings("ignore::FutureWarning")]
@@ -29,17 +30,7 @@ def operators(module: Any) -> list[str]:
 
 
 def largest_difference(module: Any, right: Any, inputs: Any) -> float:
-    """Relative to the largest output."""
-    import numpy as np
-    import tvm
-    from tvm import relax
-
-    target = tvm.target.Target({"kind": "llvm", "num-cores": 1, "opt-level": 1})
-    machine = relax.VirtualMachine(relax.build(module, target), tvm.cpu())
-    output = machine["main"](tvm.runtime.tensor(inputs.numpy()))
-    [output] = output if not hasattr(output, "numpy") else [output]
-    expected = right(inputs).detach().numpy()
-    return float(np.abs(output.numpy() - expected).max() / np.abs(expected).max())
+    return furthest(run_network(module, inputs), right(inputs).detach().numpy())
 
 
 def images_network() -> Any:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from typing import Any
 
 import pytest
 
@@ -13,6 +12,7 @@ from agents.programs.trace_rules import TraceRefusedError, read_trace
 from agents.programs.workloads import operator_workload
 from agents.records import Family, Workload, canonical_json
 from tests.hostile_fixtures import linking_trace, of_other_host, running_trace, with_steps
+from tests.table_fixtures import rows
 
 SPACE = json.loads("""[
     ["GetSBlock", [], ["Z", "main"], ["b0"]],
@@ -25,31 +25,37 @@ SPACE = json.loads("""[
 DECISIONS = [[3, [4, 4]], [5, 1]]
 
 
-def matched(steps: Any, decisions: Any, *spaces: Any) -> Any:
-    return match([comparable(one) for one in (spaces or (SPACE,))], canonical_json([steps, decisions]))
-
-
 NO_SPACE = "its instructions are those of no design space of ours"
 NOT_ONE_EACH = "its decisions are not one for each sampled number"
 
 
-@pytest.mark.parametrize(
-    ("steps", "decisions", "reason"),
-    [
-        ([*SPACE[:3], ["SamplePerfectTile", ["l1"], [2, 16], ["v3", "v4"]], *SPACE[4:]], DECISIONS, NO_SPACE),
-        (SPACE[:-1], DECISIONS[:1], NO_SPACE),
-        ([], [], NO_SPACE),
-        (SPACE, DECISIONS[:1], NOT_ONE_EACH),
-        (SPACE, [*DECISIONS, DECISIONS[0]], NOT_ONE_EACH),
-        (SPACE, [[3, [4, 0]], [5, 1]], "a decision does not fit its instruction"),
-    ],
-)
-def test_what_does_not_match_is_refused_with_its_reason(steps: Any, decisions: Any, reason: str) -> None:
+#: Instructions and decisions, and why they match nothing; SPACE and MADE are what matches.
+MISMATCHES = f"""
+    SPACE; [[3, [4, 4]]]                   -> {NOT_ONE_EACH}
+    SPACE; [[3, [4, 4]], [5, 1], [3, [4, 4]]] -> {NOT_ONE_EACH}
+    SPACE; [[3, [4, 0]], [5, 1]]           -> a decision does not fit its instruction
+    OTHER TILE; MADE                       -> {NO_SPACE}
+    ONE LESS; [[3, [4, 4]]]                -> {NO_SPACE}
+    []; []                                 -> {NO_SPACE}
+"""
+
+
+@pytest.mark.parametrize(("trace", "reason"), rows(MISMATCHES))
+def test_what_does_not_match_is_refused_with_its_reason(trace: str, reason: str) -> None:
+    other = [*SPACE[:3], ["SamplePerfectTile", ["l1"], [2, 16], ["v3", "v4"]], *SPACE[4:]]
+    for word, meant in (
+        ("SPACE", SPACE),
+        ("OTHER TILE", other),
+        ("ONE LESS", SPACE[:-1]),
+        ("MADE", DECISIONS),
+    ):
+        trace = trace.replace(word, json.dumps(meant))
+    text = f"[{trace.replace(';', ',')}]"
     with pytest.raises(TraceRefusedError) as caught:
-        matched(steps, decisions)
+        match([comparable(SPACE)], text)
     assert caught.value.reason == reason
     with pytest.raises(TraceRefusedError, match="no design space"):
-        match([], canonical_json([SPACE, DECISIONS]))
+        match([], json.dumps([SPACE, DECISIONS]))
 
 
 @pytest.fixture(scope="module")
@@ -103,10 +109,3 @@ def test_nothing_of_a_hostile_trace_but_its_decisions_is_used(product: Workload)
         "its decisions do not fit our loops": 1,
         "its instructions are those of no design space of ours": 1,
     }
-
-
-@pytest.mark.tvm
-def test_nobody_evolves_from_a_hostile_parent(product: Workload) -> None:
-    space = DesignSpace(product, Family.CPU)
-    found = space.evolve([canonical_json(running_trace("id")), canonical_json(linking_trace())], 4, seed=1)
-    assert (found.candidates, found.refused) == ([], 2)

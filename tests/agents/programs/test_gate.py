@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import os
-import signal
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 
 from agents.programs.gate import Disturbance, RepeatGate, Repeats, compiled_probe
+from tests.conftest import running
 
 CLEAN, PREEMPTED, SLOW = Disturbance.NONE, Disturbance.PREEMPTED, Disturbance.SLOW_CORE
 
@@ -99,38 +97,18 @@ def test_a_kernel_that_counts_no_switches_leaves_the_processor_time() -> None:
     assert gate._switches() == 0
 
 
-@contextmanager
-def neighbour(core: int) -> Iterator[None]:
-    """A process that takes half of a core."""
-    pid = os.fork()
-    if pid == 0:
-        os.sched_setaffinity(0, [core])
-        while True:
-            pass
-    try:
-        yield
-    finally:
-        os.kill(pid, signal.SIGKILL)
-        os.waitpid(pid, 0)
-
-
 def test_a_real_neighbour_on_the_core_is_seen() -> None:
     cores = os.sched_getaffinity(0)
     core = min(cores)
     os.sched_setaffinity(0, [core])
     try:
         gate = RepeatGate(lambda: 1e-5)
-        with neighbour(core):
+        with running("print(1, flush=True)\nwhile True: pass") as neighbour:
             disturbed = [gate.repeat(lambda: busy(0.05)) for _ in range(6)]
+            neighbour.kill()
     finally:
         os.sched_setaffinity(0, cores)
     assert sum(each.disturbances == (PREEMPTED,) for each in disturbed) >= 5
-
-
-def test_repeats_add_up() -> None:
-    first, second = Repeats((1.0,), (CLEAN,)), Repeats((2.0, 3.0), (SLOW, CLEAN))
-    assert first + second == Repeats((1.0, 2.0, 3.0), (CLEAN, SLOW, CLEAN))
-    assert ((first + second).clean, Repeats().clean) == (2, 0)
 
 
 def test_the_compiled_probe_takes_some_microseconds() -> None:

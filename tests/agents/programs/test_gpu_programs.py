@@ -13,6 +13,7 @@ from agents.programs.link import LinkLostError, LocalLink
 from agents.programs.timing import time_module
 from agents.programs.workloads import own_module
 from agents.records import Family, Protocol
+from tests.host_fixtures import cuda_spec
 
 CPU, CUDA, REMOTE = 1, 2, 128
 
@@ -87,8 +88,7 @@ def test_a_program_is_compiled_with_its_target_in_scope(monkeypatch: pytest.Monk
     monkeypatch.setattr(tvm.tirx, "build", spy)
     canary = make_canaries(Family.GPU)[0]
     for arch in ("sm_75", "sm_90"):
-        limits = {"max_threads_per_block": 1024, "max_shared_memory_per_block": 49152, "thread_warp_size": 32}
-        target = tvm.target.Target({"kind": "cuda", "arch": arch, **limits})
+        target = tvm.target.Target(cuda_spec(arch=arch).target)
         build(own_module(canary.workload), canary.candidate.trace, target)
     assert seen == ["sm_75", "sm_90"]
     assert tvm.target.Target.current() is None

@@ -23,7 +23,6 @@ from agents.programs.quality import (
     wants_repeats,
 )
 from agents.records import Protocol
-from tests.record_fixtures import ANY_JSON
 
 PROTOCOL = Protocol(early_stop_ratio=3.0)
 NAMES = ("compute", "memory", "latency")
@@ -54,15 +53,6 @@ def test_stopping_when_the_interval_looks_narrow_costs_little_coverage() -> None
     assert 0.82 < held / trials < 0.9
 
 
-def test_the_closed_form_is_the_quantile_of_the_f_distribution() -> None:
-    from scipy import stats
-
-    ordered = [1.0, 1.1, 1.3, 1.9, 4.0]
-    sigma = (0.1 + 0.3 + 2 * 0.3) / 2
-    expected = sigma * stats.f.ppf(0.9, 2, 4) / 5
-    assert relative_interval(ordered) == pytest.approx(expected)
-
-
 @given(_REPEATS, st.floats(1e-3, 1e3), st.data())
 def test_the_interval_has_no_order_and_no_unit_and_grows_with_noise(
     run_secs: list[float], factor: float, data: st.DataObject
@@ -78,10 +68,11 @@ def test_the_interval_has_no_order_and_no_unit_and_grows_with_noise(
 
 
 @pytest.mark.parametrize(
-    "run_secs", [[], [1.0], [0.0, 0.0], [0.0, 1.0], [-1.0, 1.0], [math.nan, 1.0, 1.0], [1.0, math.inf]]
+    "run_secs",
+    ["[]", "[1]", "[0, 0]", "[0, 1]", "[-1, 1]", "[NaN, 1, 1]", "[1, Infinity]"],
 )
-def test_nothing_can_be_said_of_too_few_or_senseless_repeats(run_secs: list[float]) -> None:
-    assert relative_interval(run_secs) == math.inf
+def test_nothing_can_be_said_of_too_few_or_senseless_repeats(run_secs: str) -> None:
+    assert relative_interval(json.loads(run_secs)) == math.inf
 
 
 # ---- repeats, rejection, early stop --------------------------------------------------------------------
@@ -272,17 +263,6 @@ _READINGS = st.dictionaries(st.sampled_from(NAMES), st.floats(), max_size=3)
 _NEAR = st.fixed_dictionaries({name: st.floats(0.5e-3, 2e-3) for name in NAMES})
 
 
-@given(st.lists(_READINGS | _NEAR, max_size=60))
-def test_any_readings_give_plain_answers(observations: list[dict[str, float]]) -> None:
-    monitor = DriftMonitor()
-    for observation in observations:
-        drift = monitor.observe(observation)
-        assert drift.suspect == bool(drift.which)
-        assert set(drift.which) <= set(drift.ratios) <= set(observation)
-        assert all(ratio >= 0 and math.isfinite(ratio) for ratio in drift.ratios.values())
-    json.dumps(monitor.to_json(), allow_nan=False)
-
-
 @given(st.lists(_NEAR, max_size=60), st.lists(_READINGS | _NEAR, max_size=50))
 def test_a_restarted_monitor_goes_on_where_it_was(
     before: list[dict[str, float]], after: list[dict[str, float]]
@@ -329,13 +309,3 @@ def test_a_damaged_state_is_one_clear_error(text: str) -> None:
     DriftMonitor.from_json(json.loads(SOUND))
     with pytest.raises(AgentError, match=r"drift monitor is damaged: .*; delete it, and the baseline"):
         DriftMonitor.from_json(json.loads(text))
-
-
-@given(st.sampled_from(["learnt", "recent", "high", "low"]), ANY_JSON)
-def test_any_json_is_a_monitor_or_a_clear_error(key: str, value: Any) -> None:
-    canary = {"learnt": [0.0] * 9, "recent": [], "high": 0.0, "low": 0.0} | {key: value}
-    try:
-        monitor = DriftMonitor.from_json({"version": 1, "canaries": {"compute": canary}})
-    except AgentError:
-        return
-    assert monitor.observe({"compute": 1e-3}).ratios

@@ -10,66 +10,69 @@ import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from agents.errors import AgentError
 from agents.host.process_control import environment
-from agents.programs.workloads import workload_from_module
-from agents.records import Candidate, Outcome, Protocol, Workload
+from agents.programs.check import argument_values
+from agents.programs.workloads import own_module
+from agents.records import Outcome, Protocol
 from agents.sandbox.confinement import landlock_version
 from agents.sandbox.confinement_trial import Aspect, try_confinement
 from agents.sandbox.footprint import Footprint, limit_memory
 from agents.sandbox.job import CandidateJob
 from agents.sandbox.pool import WorkerPool
 from agents.sandbox.syscall_filter import is_known
-from benchmarks.bad_programs import EMPTY_TRACE
+from benchmarks.bad_programs import calling
 from tests.confinement_fixtures import Worker, make_folder
 from tests.conftest import child_settings, run_code
+from tests.tvm_fixtures import run_program
 
 needs_filter = pytest.mark.skipif(
     not is_known(os.uname().machine), reason=f"there is no filter of system calls for {os.uname().machine}"
 )
 needs_landlock = pytest.mark.skipif(not landlock_version(), reason="this kernel has no Landlock")
 
-#: What is tried, by what it is refused, and what becomes of it in a worker process of a CPU, of a GPU and of
-#: a board behind a tracker. A GPU's driver makes local sockets and shared memory and starts programs, and
-#: CUDA names its thread; a board is connected to. What is not tried there has a dash. What `try_confinement`
-#: tries as well, and no kind of device may do, is left to it.
+#: By what an attack is refused, and what becomes of it in a worker process of a CPU, of a GPU and of a board
+#: behind a tracker. A GPU's driver makes local sockets and shared memory and starts programs, and CUDA names
+#: its thread; a board is connected to. What is not tried there has a dash. What `try_confinement` tries as
+#: well, and no kind of device may do, is left to it.
 ATTACKS = """
-    connect              filter   EPERM  EPERM  done
-    bind                 filter   EPERM  EPERM  EPERM
-    local_socket         filter   EPERM  EPERM  EPERM
-    empty                filter   EPERM  -      -
-    set_times            filter   EPERM  -      -
-    set_attribute        filter   EPERM  -      -
-    kill                 filter   EPERM  EPERM  EPERM
-    kill_all             filter   EPERM  -      -
-    signal_by_descriptor filter   EPERM  -      -
-    ptrace               filter   EPERM  EPERM  EPERM
-    limit                filter   EPERM  -      -
-    be_nicer             filter   EPERM  -      -
-    mount                filter   EPERM  EPERM  EPERM
-    io_uring             filter   EPERM  -      -
-    bpf                  filter   EPERM  -      -
-    leave_group          filter   EPERM  EPERM  EPERM
-    start_program        filter   EPERM  done   done
-    nameless_file        filter   EPERM  done   -
-    secret_memory        filter   EPERM  -      -
-    shared_memory        filter   EPERM  done   EPERM
-    shared_zeros         filter   EPERM  -      -
-    socket_pair          filter   EPERM  done   -
-    raise_limit          filter   EPERM  EPERM  -
-    make_folder          landlock EACCES -      -
-    make_link            landlock EACCES -      -
-    make_name            landlock EACCES -      -
-    write_settings       landlock EACCES EACCES -
-    read_memory          landlock EACCES -      -
-    name_own_thread      landlock -      done   -
-    name_other_thread    landlock -      EACCES -
-    many_files           limit    EMFILE -      -
+    filter   EPERM  EPERM  done  socket.create_connection(("127.0.0.1", port), 5).close()
+    filter   EPERM  EPERM  EPERM socket.create_server(("127.0.0.1", 0)).close()
+    filter   EPERM  EPERM  EPERM socket.socket(socket.AF_UNIX, socket.SOCK_STREAM).connect(f"{folder}/socket")
+    filter   EPERM  -      -     os.truncate(kept, 0)
+    filter   EPERM  -      -     os.utime(kept, (1, 1))
+    filter   EPERM  -      -     os.setxattr(kept, "user.mark", b"1")
+    filter   EPERM  EPERM  EPERM os.kill(zygote, 0)
+    filter   EPERM  -      -     os.kill(-1, 0)
+    filter   EPERM  -      -     fcntl.fcntl(0, F_SETSIG, 9)
+    filter   EPERM  EPERM  EPERM system_call(own["ptrace"], PTRACE_SEIZE, zygote, 0, 0)
+    filter   EPERM  -      -     resource.prlimit(stranger, resource.RLIMIT_NOFILE, (64, 64))
+    filter   EPERM  -      -     os.setpriority(os.PRIO_PROCESS, stranger, 19)
+    # Where it may be made, the kernel finds nothing there to mount again.
+    filter   EPERM  EPERM  EPERM system_call(own["mount"], b"none", bytes(folder), b"tmpfs", MS_REMOUNT, 0)
+    filter   EPERM  -      -     system_call(IO_URING_SETUP, 1, ctypes.create_string_buffer(120))
+    filter   EPERM  -      -     system_call(own["bpf"], 0, ctypes.create_string_buffer(128), 128)
+    filter   EPERM  EPERM  EPERM system_call(own["setsid"])
+    filter   EPERM  done   done  os.posix_spawn("/bin/true", ["true"], {})
+    filter   EPERM  done   -     os.close(os.memfd_create("hoard"))
+    filter   EPERM  -      -     os.close(system_call(MEMFD_SECRET, 0))
+    filter   EPERM  done   EPERM mmap.mmap(-1, 1 << 20, SHARED).close()
+    filter   EPERM  -      -     share_zeros()
+    filter   EPERM  done   -     [end.detach() for end in socket.socketpair()]
+    filter   EPERM  EPERM  -     resource.prlimit(0, DATA, resource.getrlimit(DATA))
+    landlock EACCES -      -     (folder / "folder").mkdir()
+    landlock EACCES -      -     (folder / "link").symlink_to(kept)
+    landlock EACCES -      -     (folder / "name").hardlink_to(kept)
+    landlock EACCES EACCES -     Path("/proc/self/oom_score_adj").open("w").close()
+    landlock EACCES -      -     Path(f"/proc/{zygote}/mem").open("rb").close()
+    landlock -      done   -     Path(f"/proc/self/task/{threading.get_native_id()}/comm").open("w").close()
+    landlock -      EACCES -     Path(f"/proc/{stranger}/task/{stranger}/comm").open("w").close()
+    limit    EMFILE -      -     [os.dup(0) for _ in range(5000)]
 """
+TAKE_MEMORY = "mmap.mmap(-1, 4 << 30, PRIVATE).close()"
 KINDS = ("cpu", "gpu", "board")
 #: Landlock, or a capability that is not there, refuses with one of these.
 REFUSALS = {"EXDEV": "EACCES", "EPERM": "EACCES"}
@@ -111,9 +114,10 @@ def test_each_attack_ends_as_it_must_for_the_device(folder: Path, port: int, kin
     by = {"limit": True, "filter": is_known(os.uname().machine), "landlock": bool(landlock_version())}
     expected, found = {}, {}
     with Worker(settings, folder, port) as tried:
-        for what, refused_by, *outcomes in map(str.split, ATTACKS.strip().splitlines()):
+        for line in ATTACKS.strip().splitlines():
+            refused_by, *outcomes, what = line.split(maxsplit=4)
             outcome = outcomes[KINDS.index(kind)]
-            if by[refused_by] and outcome != "-":
+            if by.get(refused_by) and outcome != "-":
                 expected[what], found[what] = outcome, tried.ask(op="try", what=what)
                 if refused_by == "landlock":
                     found[what] = REFUSALS.get(found[what], found[what])
@@ -124,12 +128,12 @@ def test_each_attack_ends_as_it_must_for_the_device(folder: Path, port: int, kin
 
 def test_the_kernel_ends_what_takes_memory_far_beyond_its_limit(folder: Path) -> None:
     with Worker(child_settings(), folder, 1) as worker:
-        assert worker.ask(op="try", what="take_memory") == "done"
+        assert worker.ask(op="try", what=TAKE_MEMORY) == "done"
         pid = int(worker.ask(op="facts")["status"]["Pid"])
         limit_memory(pid, 1 << 30)
-        assert worker.ask(op="try", what="take_memory") == "ENOMEM"
+        assert worker.ask(op="try", what=TAKE_MEMORY) == "ENOMEM"
         limit_memory(pid, 3 << 30)  # the next job may take more
-        assert worker.ask(op="try", what="take_memory") == "done"
+        assert worker.ask(op="try", what=TAKE_MEMORY) == "done"
 
 
 @needs_filter
@@ -233,53 +237,22 @@ def test_without_landlock_the_rest_is_refused_and_what_is_not_is_told(tmp_path: 
     assert "open network connections" not in allowed
 
 
-def writing(function: str, *arguments: Any) -> tuple[Workload, Candidate]:
-    """A workload whose program calls a function of the C library with texts and numbers."""
-    import tvm
-    from tvm import te, tirx
-
-    source = te.placeholder((1,), name="A", dtype="float32")
-    given = [
-        tvm.ir.StringImm(one) if isinstance(one, str) else tirx.IntImm("int32", one) for one in arguments
-    ]
-
-    def element(i: Any) -> Any:
-        return source[i] + tirx.Cast("float32", tirx.call_extern("int32", function, *given))
-
-    module = tvm.IRModule({"main": te.create_prim_func([source, te.compute((1,), element, name="B")])})
-    workload = workload_from_module(module, name=f"calls_{function}", operator="bad")
-    return workload, Candidate(workload_id=workload.workload_id, trace=EMPTY_TRACE)
-
-
-def run_here(workload: Workload) -> None:
-    """Run the program in this process, which nothing confines."""
-    import tvm
-
-    program = tvm.tirx.build(
-        tvm.ir.load_json(workload.module_json), target=tvm.target.Target({"kind": "llvm"})
-    )
-    arguments = [
-        tvm.runtime.empty(shape, dtype)
-        for shape, dtype in zip(workload.arg_shapes, workload.arg_dtypes, strict=True)
-    ]
-    program.get_function("main", query_imports=True)(*arguments)
-
-
 @pytest.mark.tvm
-@needs_landlock
 @needs_filter
-def test_a_program_that_writes_a_file_writes_none_when_measured(pool: WorkerPool, tmp_path: Path) -> None:
-    marker = tmp_path / "marker"
-    writers = [writing("system", f"echo > {marker}"), writing("creat", str(marker), 0o600)]
-    for workload, _ in writers:
-        run_here(workload)
-        assert marker.exists(), "the program writes nothing at all"
-        marker.unlink()
-    protocol = Protocol(repeat=2, min_repeat_ms=1.0, visits=1)
-    jobs = [
-        CandidateJob(workload=workload, candidate=candidate, protocol=protocol, check=True)
-        for workload, candidate in (*writers, writing("abs", -3))
-    ]
-    results = list(pool.run(jobs))
-    assert not marker.exists()
-    assert [result.outcome for result in results] == [Outcome.OK] * 3, results
+def test_a_program_that_signals_another_process_does_not_when_measured(pool: WorkerPool) -> None:
+    signals: list[int] = []
+    before = signal.signal(signal.SIGUSR1, lambda number, _: signals.append(number))
+    try:
+        workload, candidate = calling("signals", "kill", os.getpid(), signal.SIGUSR1)
+        values = argument_values(workload.arg_shapes, workload.arg_dtypes, 1)
+        run_program(own_module(workload), candidate.trace, values)
+        assert signals, "the program signals nobody at all"
+        signals.clear()
+        protocol = Protocol(repeat=2, min_repeat_ms=1.0, visits=1)
+        [result] = pool.run(
+            [CandidateJob(workload=workload, candidate=candidate, protocol=protocol, check=True)]
+        )
+        assert result.outcome is Outcome.OK, result.error
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+    assert not signals

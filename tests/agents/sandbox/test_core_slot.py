@@ -24,7 +24,7 @@ from agents.sandbox import core_slot
 from agents.sandbox.core_slot import WORKER_NAME, CoresHeldError, CoreSlot, ProcessCores
 from agents.sandbox.pool import WorkerPool
 from agents.sandbox.stages import ChildSettings
-from tests.conftest import child_settings
+from tests.conftest import child_settings, running
 
 CORES = sorted(os.sched_getaffinity(0))
 
@@ -80,12 +80,16 @@ class Builder:
         return [int(core) for core in output.strip("[]\n ").split(",")]
 
 
-@pytest.fixture
-def paths(tmp_path: Path) -> tuple[Path, Path]:
-    made = tmp_path / "timing.slot", tmp_path / "timing.lock"
+def paths_in(folder: Path) -> tuple[Path, Path]:
+    made = folder / "timing.slot", folder / "timing.lock"
     for path in made:
         make_lock(path)
     return made
+
+
+@pytest.fixture
+def paths(tmp_path: Path) -> tuple[Path, Path]:
+    return paths_in(tmp_path)
 
 
 @pytest.fixture
@@ -100,18 +104,6 @@ def builder(paths: tuple[Path, Path]) -> Iterator[Builder]:
 def own_cores() -> Iterator[None]:
     yield
     os.sched_setaffinity(0, CORES)
-
-
-def test_a_builder_leaves_the_timing_cores_for_every_timing_and_comes_back(
-    paths: tuple[Path, Path], builder: Builder
-) -> None:
-    assert builder.was_lent
-    assert builder.cores == CORES[:1]
-    for _ in range(3):
-        with timing_lock(paths[1]), slot_of(*paths).cleared():
-            assert builder.cores == CORES[-1:]
-        assert builder.cores == CORES[:1]
-    assert builder.finish() == CORES[-1:]
 
 
 def test_one_builder_at_a_time_and_none_while_something_is_timed(
@@ -150,45 +142,34 @@ def test_candidates_are_drawn_on_the_timing_cores_too(paths: tuple[Path, Path], 
         assert pool.ask({**question, "count": 1}, matmul)["traces"], "without the slot it draws where it is"
 
 
-def test_only_worker_processes_are_moved(paths: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch) -> None:
-    other = Builder(*paths, "python3")
-    assert other.was_lent
-    monkeypatch.setattr("agents.sandbox.core_slot._MOST_SECS", 0.1)
-    told = pytest.raises(CoresHeldError, match=rf"process {other.process.pid} \('python3'\) of user")
-    with told, timing_lock(paths[1]), slot_of(*paths).cleared():
-        pytest.fail("it timed beside a builder")
-    assert other.cores == CORES[:1]
-    with timing_lock(paths[1], 1.0):
-        pass
-    assert other.finish() == CORES[-1:]
-
-
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root can start a process of another user")
-def test_worker_processes_of_other_users_are_waited_for_not_moved(
-    monkeypatch: pytest.MonkeyPatch,
+@pytest.mark.parametrize(
+    ("name", "user"), [("python3", ()), ("fleet-worker", (NOBODY,))], ids=["another program", "another user"]
+)
+def test_other_processes_than_own_workers_are_waited_for_not_moved(
+    name: str, user: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with tempfile.TemporaryDirectory() as folder:
+    if user and os.geteuid() != 0:
+        pytest.skip("only root can start a process of another user")
+    with tempfile.TemporaryDirectory() as folder:  # another user cannot enter the folders of pytest
         Path(folder).chmod(0o777)
-        paths = Path(folder, "timing.slot"), Path(folder, "timing.lock")
-        for path in paths:
-            make_lock(path)
-        other = Builder(*paths, "fleet-worker", NOBODY)
+        paths = paths_in(Path(folder))
+        other = Builder(*paths, name, *user)
         assert other.was_lent
         with monkeypatch.context() as patch:
             patch.setattr("agents.sandbox.core_slot._MOST_SECS", 0.1)
-            told = pytest.raises(CoresHeldError, match=f"process {other.process.pid} ")
-            with told, timing_lock(paths[1]), slot_of(*paths).cleared():
+            named = pytest.raises(CoresHeldError, match=rf"process {other.process.pid} \('{name}'\) of user")
+            with named, timing_lock(paths[1]), slot_of(*paths).cleared():
                 pytest.fail("it timed beside a builder")
         assert other.cores == CORES[:1]
         with ThreadPoolExecutor(1) as thread:
             done = thread.submit(lambda: (time.sleep(0.3), other.finish())[1])
-            with timing_lock(paths[1]), slot_of(*paths).cleared():
+            with timing_lock(paths[1], 20.0), slot_of(*paths).cleared():
                 pass
             assert done.result(20) == CORES[-1:]
 
 
 def test_what_the_file_of_the_slot_holds_moves_nobody(paths: tuple[Path, Path]) -> None:
-    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as stranger:
+    with running("print(1, flush=True); input()") as stranger:
         started = int(Path(f"/proc/{stranger.pid}/stat").read_text().rpartition(")")[2].split()[19])
         written = json.dumps({"token": [stranger.pid, started, 1], "timing": CORES[:1], "quiet": CORES[-1:]})
         paths[0].write_text(written)
@@ -196,18 +177,6 @@ def test_what_the_file_of_the_slot_holds_moves_nobody(paths: tuple[Path, Path]) 
             assert sorted(os.sched_getaffinity(stranger.pid)) == CORES
         assert sorted(os.sched_getaffinity(stranger.pid)) == CORES
         assert paths[0].read_text() == written
-        stranger.communicate(b"\n")
-
-
-def test_without_its_files_nobody_is_in_the_slot(paths: tuple[Path, Path]) -> None:
-    paths[1].unlink()
-    with slot_of(*paths).building() as lent:
-        assert not lent
-    paths[0].unlink()
-    with slot_of(*paths).building() as lent:
-        assert not lent
-    with slot_of(*paths).cleared():
-        pass
 
 
 def test_a_builder_that_leaves_as_a_timing_ends_stays_off_the_timing_cores(
@@ -242,19 +211,12 @@ def test_requests_that_are_none_are_refused(paths: tuple[Path, Path]) -> None:
 
 
 def test_only_what_times_goes_before_others(paths: tuple[Path, Path]) -> None:
-    pid = os.fork()
-    if pid == 0:
-        time.sleep(60)
-        os._exit(0)
-    try:
-        cores = ProcessCores(pid, settings_of(*paths))
-        policies = {"fifo": os.SCHED_FIFO | os.SCHED_RESET_ON_FORK}
+    policies = {"fifo": os.SCHED_FIFO | os.SCHED_RESET_ON_FORK}
+    with running("print(1, flush=True); input()") as process:
+        cores = ProcessCores(process.pid, settings_of(*paths))
         for request in (b"time", b"lent", b"time", b"build"):
             priority = cores.answer(request).decode()
             assert priority == (allowed_priority() if request == b"time" else "usual")
-            assert os.sched_getscheduler(pid) == policies.get(priority, os.SCHED_OTHER)
-            assert (os.getpriority(os.PRIO_PROCESS, pid) == -20) == (priority == "nice")
-            assert request == b"build" or sorted(os.sched_getaffinity(pid)) == CORES[:1]
-    finally:
-        os.kill(pid, signal.SIGKILL)
-        os.waitpid(pid, 0)
+            assert os.sched_getscheduler(process.pid) == policies.get(priority, os.SCHED_OTHER)
+            assert (os.getpriority(os.PRIO_PROCESS, process.pid) == -20) == (priority == "nice")
+            assert request == b"build" or sorted(os.sched_getaffinity(process.pid)) == CORES[:1]

@@ -9,7 +9,6 @@ import pytest
 from agents.records import Candidate, Outcome, Protocol
 from agents.sandbox.job import CandidateJob, JobResult
 from agents.sandbox.pool_jobs import PoolRun
-from agents.sandbox.process import end_of
 from agents.sandbox.stages import WorkerStage
 from agents.sandbox.worker_messages import JobDone, Retimed, StageBegan
 from tests.record_fixtures import make_workload
@@ -71,11 +70,3 @@ def test_canaries_count_as_no_candidates_and_every_time_as_the_best_known() -> N
     assert (again.run_secs, run.best(ID)) == ((2.0, 2.5, 1.5), 1.5)
     run.finish(done(1, run_secs=(1.0,)))
     assert run.timed == 1
-
-
-@pytest.mark.parametrize(
-    ("code", "words"),
-    [(3, "exited with status 3"), (-9, "killed by SIGKILL"), (-40, "killed by signal 40")],
-)
-def test_every_end_of_a_process_has_words(code: int, words: str) -> None:
-    assert end_of(code) == words

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import socket
 import threading
 import time
@@ -12,7 +13,7 @@ import pytest
 
 from agents.records import Candidate, Outcome, Protocol
 from agents.sandbox import processes
-from agents.sandbox.job import CandidateJob
+from agents.sandbox.job import CandidateJob, JobResult
 from agents.sandbox.pool import WorkerPool
 from agents.sandbox.retimed_programs import most_timings
 from agents.sandbox.stages import ChildSettings
@@ -22,7 +23,14 @@ from tests.record_fixtures import make_workload
 
 #: So many messages are more than any bound.
 _MANY = 10_000
-Messages = Iterator[dict[str, Any]]
+Messages = Iterator[dict[str, Any] | bytes]
+DONE, STAGE = map(
+    json.loads,
+    (
+        '{"event": "done", "job": 0, "outcome": "ok", "error": "", "build_secs": 0.0, "wait_secs": 0.0}',
+        '{"event": "stage", "job": 0, "stage": "timing", "build_secs": 0.0, "wait_secs": 0.0}',
+    ),
+)
 
 
 class Zygote:
@@ -53,7 +61,11 @@ class Zygote:
             channel.send({"event": "ready", "pid": 0})
             while (message := channel.receive()) is not None:
                 for answer in self._answers(message["op"]):
-                    channel.send(answer)
+                    if isinstance(answer, bytes):
+                        time.sleep(0.3)  # what was said before is read alone
+                        end.sendall(answer)
+                    else:
+                        channel.send(answer)
         except OSError:
             pass  # the pool has had enough of it
         channel.close()
@@ -86,6 +98,20 @@ def slowly(message: dict[str, Any]) -> Messages:
         yield message
 
 
+def result_of(zygote: Zygote, monkeypatch: pytest.MonkeyPatch) -> JobResult:
+    """What becomes of one job; in the end no process is left."""
+    monkeypatch.setattr(processes, "Zygote", lambda *_: zygote)
+    workload = make_workload(7)
+    candidate = Candidate(workload_id=workload.workload_id, trace="[0]")
+    protocol = Protocol(visits=2, run_timeout_secs=0.3)
+    with WorkerPool([child_settings()]) as pool:
+        [result] = pool.run([CandidateJob(candidate=candidate, workload=workload, protocol=protocol)])
+    for thread in zygote.threads:
+        thread.join(10)
+        assert not thread.is_alive()
+    return result
+
+
 @pytest.mark.parametrize(
     ("says", "visits"),
     [
@@ -99,24 +125,28 @@ def slowly(message: dict[str, Any]) -> Messages:
 def test_a_process_that_never_ends_its_timings_is_ended_and_the_program_keeps_those_it_has(
     monkeypatch: pytest.MonkeyPatch, says: Callable[[], Messages], visits: int
 ) -> None:
-    workload = make_workload(7)
-    protocol = Protocol(visits=2, run_timeout_secs=0.3)
-    done = {"event": "done", "job": 0, "outcome": "ok", "error": "", "build_secs": 0.0, "wait_secs": 0.0}
-
     def answers(operation: str) -> Messages:
         if operation == "measure":
-            yield {**done, "run_secs": [1e-3], "is_kept": True}
+            yield {**DONE, "run_secs": [1e-3], "is_kept": True}
         elif operation == "retime":
             yield {"event": "retiming"}
             yield from says()
 
-    zygote = Zygote(answers)
-    monkeypatch.setattr(processes, "Zygote", lambda *_: zygote)
-    candidate = Candidate(workload_id=workload.workload_id, trace="[0]")
-    with WorkerPool([child_settings()]) as pool:
-        [result] = pool.run([CandidateJob(candidate=candidate, workload=workload, protocol=protocol)])
+    result = result_of(Zygote(answers), monkeypatch)
     assert result.outcome is Outcome.OK
     assert result.quality.get("visits", 1) == visits
-    for thread in zygote.threads:
-        thread.join(10)
-        assert not thread.is_alive()
+
+
+@pytest.mark.parametrize(
+    "garbage",
+    [[{**DONE, "job": 5}], [b"\x04\0\0\0none"], [STAGE] * 99],
+    ids=["another job", "no JSON", "stages without end"],
+)
+def test_a_process_whose_memory_is_damaged_is_a_strike_against_its_candidate(
+    monkeypatch: pytest.MonkeyPatch, garbage: list[Any]
+) -> None:
+    turns = iter([[STAGE, *garbage], [{**DONE, "run_secs": [1e-3]}]])
+    zygote = Zygote(lambda operation: iter(next(turns) if operation == "measure" else ()))
+    result = result_of(zygote, monkeypatch)
+    assert (result.outcome, result.quality["strikes"]) == (Outcome.OK, 1)
+    assert len(zygote.threads) == 2, "one process more"

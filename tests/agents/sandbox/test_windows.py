@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import inspect
 import random
-from collections.abc import Generator, Iterable, Iterator, Mapping
-from dataclasses import replace
+from collections.abc import Generator, Iterable, Mapping
 from typing import Any, cast
 
 from hypothesis import given
@@ -107,26 +106,6 @@ def test_every_job_is_in_the_window_in_which_it_ended(
         assert len(windows) == 1
     elif count > 3 * (window_secs + width + 4):
         assert len(windows) > 1
-
-
-def test_what_a_window_asks_for_comes_while_the_stream_still_runs() -> None:
-    pool = Pool(2, 1)
-    watch = Watch(pool, is_due=False)
-    wanted: list[CandidateJob] = []
-    first = [job(f"[{number}]", Protocol()) for number in range(30)]
-
-    def stream() -> Iterator[CandidateJob]:
-        for one in first:
-            while wanted:
-                yield wanted.pop()
-            yield one
-
-    again: list[int] = []
-    for place, window in enumerate(windows_of(pool, watch, stream(), 6.0)):
-        again += [place for one, _ in window.results if one.attempt]
-        if place == 0:
-            wanted.append(replace(window.results[0][0], attempt=1))
-    assert again == [1]
 
 
 def test_windows_that_nobody_reads_any_more_end_the_batch() -> None:

@@ -89,17 +89,18 @@ def test_a_flood_of_values_takes_little_memory_of_who_reads_it(size: int) -> Non
     assert int(run_code(FLOOD, str(size))) < 40
 
 
-ANSWER = {"event": "derived", "traces": ["[]"], "refused": {"too long": 2}}
-STAGE = {"event": "stage", "job": 3, "stage": "timing", "build_secs": 0.1, "wait_secs": 0}
-DONE = {
-    **{"event": "done", "job": 3, "outcome": "ok", "error": "", "run_secs": [1e-3, 2e-3], "number": 4},
-    **{"environment": {"threads": 1}, "quality": {"checked": True}, "probe_secs": 1e-5},
-    **{"disturbances": ["", "slow_core"], "has_new_level": True},
-    **{"is_kept": True, "build_secs": 0.1, "wait_secs": 0},
-}
-
-
-RETIMED = {"event": "retimed", "job": 0, "run_secs": [1e-3], "timing_secs": 0.2, "left": 2}
+ANSWER, STAGE, DONE, RETIMED = map(
+    json.loads,
+    """
+    {"event": "derived", "traces": ["[]"], "refused": {"too long": 2}}
+    {"event": "stage", "job": 3, "stage": "timing", "build_secs": 0.1, "wait_secs": 0}
+    {"event": "done", "job": 3, "outcome": "ok", "error": "", "run_secs": [1e-3, 2e-3], "number": 4, \
+     "environment": {"threads": 1}, "quality": {"checked": true}, "probe_secs": 1e-5, \
+     "disturbances": ["", "slow_core"], "has_new_level": true, "is_kept": true, \
+     "build_secs": 0.1, "wait_secs": 0}
+    {"event": "retimed", "job": 0, "run_secs": [1e-3], "timing_secs": 0.2, "left": 2}
+    """.strip().splitlines(),
+)
 
 
 @pytest.mark.parametrize(

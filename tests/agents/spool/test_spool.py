@@ -45,24 +45,27 @@ def test_damage_is_one_clear_error_and_the_rest_goes_on(tmp_path: Path) -> None:
         assert len(spool.pending()) == 4
 
 
-def put_row(folder: Path, value: dict[str, Any]) -> None:
+def put_row(folder: Path, value: dict[str, Any], layout: int = 1) -> None:
     """A row of a spool that this version would not write."""
-    rows = RowFile(folder / FILE)
+    rows = RowFile(folder / FILE, layout=layout)
     rows.change([("", json.dumps(value).encode())])
     rows.close()
 
 
-def test_a_spool_of_another_version_is_refused_and_stays(tmp_path: Path) -> None:
-    RowFile(tmp_path / FILE, layout=2).close()
+@pytest.mark.parametrize(
+    ("schema", "layout", "words"),
+    [
+        (2, 2, r"spool\.sqlite has layout 2, this version reads 1; open it"),
+        (3, 1, "layout 3, this version reads 2 only"),
+    ],
+    ids=["spool", "record"],
+)
+def test_a_spool_or_a_record_of_another_version_is_refused_and_stays(
+    tmp_path: Path, schema: int, layout: int, words: str
+) -> None:
+    put_row(tmp_path, {"record": record_to_json(make_record(1)) | {"schema": schema}}, layout)
     for _ in range(2):
-        with pytest.raises(SpoolError, match=r"spool\.sqlite has layout 2, this version reads 1; open it"):
-            Spool(tmp_path)
-
-
-def test_a_record_of_a_newer_version_stops_the_spool_and_stays(tmp_path: Path) -> None:
-    put_row(tmp_path, {"record": record_to_json(make_record(1)) | {"schema": 3}})
-    for _ in range(2):
-        with pytest.raises(SpoolError, match="layout 3, this version reads 2 only"):
+        with pytest.raises(SpoolError, match=words):
             Spool(tmp_path)
 
 

@@ -6,17 +6,16 @@ import numpy as np
 import pytest
 import torch
 
-from tests.model_fixtures import CONFIG, make_dataset, same_weights, with_latency
+from tests.model_fixtures import CONFIG, make_dataset, same_weights, trained, with_latency
 from tests.strategy_fixtures import task_of
 from transfer.adapt.base import Adapted, Strategy, unmeasured
-from transfer.adapt.guard import MultiTask, Scratch
+from transfer.adapt.guard import Auto, MultiTask, Scratch
 from transfer.adapt.heads import Boosted, FineTuneHead, Momentum
 from transfer.adapt.maml import Maml
 from transfer.adapt.nearest import Nearest
 from transfer.adapt.source_devices import SourceDevices
 from transfer.errors import TransferError
 from transfer.model.fleet_tlp import FleetTLP
-from transfer.train.training import train
 
 TARGET = "cpu-new"
 #: Those that train on the few-shot set.
@@ -29,7 +28,7 @@ TRAINED: list[Strategy] = [
     Maml(outer_steps=2, steps=(2, 5)),
 ]
 WITHOUT_SAMPLES: list[Strategy] = [Nearest(), SourceDevices(nets=1)]
-STRATEGIES = [*TRAINED, *WITHOUT_SAMPLES]
+STRATEGIES = [*TRAINED, *WITHOUT_SAMPLES, Auto(strategies=(MultiTask(), Nearest(), Scratch()))]
 DATASET = make_dataset(workloads=8, candidates=12)
 SOURCE_ROWS = np.flatnonzero(DATASET.group < 6)
 FEW_SHOT = np.flatnonzero((DATASET.group < 4) & (np.arange(len(DATASET)) % 3 == 0))
@@ -45,7 +44,7 @@ def named(strategy: Strategy) -> str:
 
 @pytest.fixture(scope="module")
 def source() -> FleetTLP:
-    return train(DATASET, SOURCE_ROWS, config=CONFIG, seed=0, devices=("cpu.a", "cpu.b")).model
+    return trained(DATASET, SOURCE_ROWS)
 
 
 def same(a: Adapted, b: Adapted) -> bool:

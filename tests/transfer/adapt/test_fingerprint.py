@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from msgspec.structs import replace
 
 from agents.records import CandidateId, DeviceId, Outcome
 from tests.model_fixtures import make_dataset
@@ -52,11 +53,9 @@ def test_too_few_shared_programs_say_nothing() -> None:
 
 def test_records_of_other_programs_and_failures_are_passed_over() -> None:
     good = make_record(0, origin=ORIGIN, outcome=Outcome.OK, run_secs=(2e-3, 1e-3))
-    again = make_record(0, origin=ORIGIN, outcome=Outcome.OK, run_secs=(5e-4,), attempt=1)
-    other = make_record(0, origin="random", candidate_id=CandidateId("other"))
-    failed = make_record(
-        0, origin=ORIGIN, candidate_id=CandidateId("bad"), outcome=Outcome.BUILD_FAILED, run_secs=()
-    )
+    again = replace(good, run_secs=(5e-4,), attempt=1)
+    other = replace(good, origin="random", candidate_id=CandidateId("other"))
+    failed = replace(good, candidate_id=CandidateId("bad"), outcome=Outcome.BUILD_FAILED, run_secs=())
     found = from_records(good.device_id, [good, again, other, failed])
     assert found.latency_secs == {good.candidate_id: 5e-4}
     assert found.tried == 2

@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import json
 from statistics import median
-from typing import Any
 
 import numpy as np
 import pytest
@@ -12,6 +11,7 @@ from msgspec.structs import replace
 
 from agents.records import Descriptor, DeviceId, DeviceSpec, Outcome, Record, Workload, WorkloadId
 from tests.dataset_fixtures import cpu_device, gmm_candidates, gmm_workload, record_of
+from tests.table_fixtures import rows
 from transfer.data.dataset import Dataset, build_dataset
 from transfer.errors import DatasetError
 
@@ -32,33 +32,22 @@ def row(dataset: Dataset, number: int) -> int:
     return dataset.candidate_ids.index(CANDIDATES[number].candidate_id)
 
 
-def full() -> Dataset:
-    records = [
-        record_of(candidate, device, secs * (number + 1))
-        for device, secs in (("old", 2e-3), ("new", 1e-3))
-        for number, candidate in enumerate(CANDIDATES)
-    ]
-    return build(records)
+def recorded(text: str) -> list[Record]:
+    """Records of words such as `0 old 1e-3; 1 old lost`: candidate, device, seconds or outcome."""
+    found = []
+    for attempt, words in enumerate(filter(None, text.split(";"))):
+        number, device, what = words.split()
+        outcome = Outcome(what) if what in list(Outcome) else Outcome.OK
+        secs = [] if outcome is not Outcome.OK or what == "-" else map(float, what.split(","))
+        found.append(record_of(CANDIDATES[int(number)], device, *secs, outcome=outcome, attempt=attempt))
+    return found
 
 
-def test_records_of_several_devices_meet_in_one_row() -> None:
-    dataset = full()
-    assert len(dataset) == 5
-    assert dataset.device_ids == ("new", "old")
-    assert set(dataset.workload_ids) == set(WORKLOADS)
-    for number in range(5):
-        assert dataset.latency_secs[row(dataset, number)].tolist() == [
-            1e-3 * (number + 1),
-            2e-3 * (number + 1),
-        ]
-        workload_id = dataset.workload_ids[dataset.group[row(dataset, number)]]
-        assert workload_id == CANDIDATES[number].workload_id
-    assert not dataset.failed.any()
+def test_a_workload_weighs_as_often_as_networks_use_it_and_each_device_has_its_hardware() -> None:
+    dataset = build(recorded("0 old 2e-3; 0 new 1e-3; 3 old 4e-3"))
     assert dataset.hardware.shape == (2, len(dataset.spec.hardware_names))
-    assert dict(zip(dataset.workload_ids, dataset.weight.tolist(), strict=True)) == {
-        ONE.workload_id: 2,
-        OTHER.workload_id: 4,
-    }
+    weights = dict(zip(dataset.workload_ids, dataset.weight.tolist(), strict=True))
+    assert weights == {ONE.workload_id: 2, OTHER.workload_id: 4}
 
 
 @given(
@@ -83,17 +72,10 @@ def test_medians_of_any_records_in_any_order_agree_with_a_slow_reference(
 
 
 def test_failures_are_told_without_a_latency() -> None:
+    # The last two only tell of the device, and leave no trace.
     dataset = build(
-        [
-            record_of(CANDIDATES[0], "old", 1e-3),
-            record_of(CANDIDATES[1], "old", outcome=Outcome.RUN_TIMEOUT),
-            record_of(CANDIDATES[1], "new", 1e-3),
-            record_of(CANDIDATES[2], "old", 5e-3),
-            record_of(CANDIDATES[2], "old", outcome=Outcome.BUILD_FAILED, attempt=1),
-            # These only tell of the device, and leave no trace.
-            record_of(CANDIDATES[3], "old", outcome=Outcome.LOST),
-            record_of(CANDIDATES[4], "idle", outcome=Outcome.REJECTED),
-        ]
+        recorded("0 old 1e-3; 1 old run_timeout; 1 new 1e-3; 2 old 5e-3; 2 old build_failed")
+        + recorded("3 old lost; 4 idle rejected")
     )
     assert dataset.device_ids == ("new", "old")
     old = dataset.column("old")
@@ -108,31 +90,30 @@ def test_failures_are_told_without_a_latency() -> None:
     assert labels[row(dataset, 2)] == pytest.approx(0.2)
 
 
-@pytest.mark.parametrize(
-    ("records", "found"),
-    [
-        ([], "there are no records; run `fleet collect` first"),
-        *(
-            ([record_of(CANDIDATES[0], "old", outcome=outcome)], "none of the 1 records is ok; run `fleet")
-            for outcome in (Outcome.LOST, Outcome.BUILD_FAILED)
-        ),
-        *(
-            ([record_of(CANDIDATES[0], "old", *secs)], "of device 'old' is ok but its seconds")
-            for secs in ((np.nan,), (np.inf,), (0.0,), (-1e-3,), (), (1e-3, np.nan, 1e-3))
-        ),
-        (
-            [record_of(CANDIDATES[0], "mars", 1e-3)],
-            r"device 'mars', which has no spec .*known: idle, new, old",
-        ),
-        (
-            [record_of(gmm_candidates(gmm_workload("third"), 1)[0], "old", 1e-3)],
-            "not in the table of workloads",
-        ),
-    ],
-)
-def test_what_nothing_can_be_learnt_from_is_refused_with_the_cure(records: list[Record], found: str) -> None:
-    with pytest.raises(DatasetError, match=found):
-        build(records)
+USELESS = """
+                        -> there are no records; run `fleet collect` first
+    0 old lost          -> none of the 1 records is ok; run `fleet
+    0 old build_failed  -> none of the 1 records is ok; run `fleet
+    0 old nan           -> of device 'old' is ok but its seconds
+    0 old inf           -> of device 'old' is ok but its seconds
+    0 old 0             -> of device 'old' is ok but its seconds
+    0 old -1e-3         -> of device 'old' is ok but its seconds
+    0 old -             -> of device 'old' is ok but its seconds
+    0 old 1e-3,nan,1e-3 -> of device 'old' is ok but its seconds
+    0 mars 1e-3         -> device 'mars', which has no spec .*known: idle, new, old
+"""
+
+
+@pytest.mark.parametrize(("records", "reason"), rows(USELESS))
+def test_what_nothing_can_be_learnt_from_is_refused_with_the_cure(records: str, reason: str) -> None:
+    with pytest.raises(DatasetError, match=reason):
+        build(recorded(records))
+
+
+def test_a_workload_that_nobody_knows_is_refused() -> None:
+    [stranger] = gmm_candidates(gmm_workload("third"), 1)
+    with pytest.raises(DatasetError, match="not in the table of workloads"):
+        build([record_of(stranger, "old", 1e-3)])
 
 
 def test_what_cannot_be_read_is_left_out_and_counted_once(caplog: pytest.LogCaptureFixture) -> None:
@@ -163,16 +144,17 @@ def test_what_cannot_be_read_is_left_out_and_counted_once(caplog: pytest.LogCapt
 @pytest.mark.parametrize(
     "claims",
     [
-        {"arg_shapes": ((-3, 2), (2,), (2,))},
-        {"arg_shapes": ((10**400,), (2,), (2,))},
-        {"operator": "\ud800"},
-        {"networks": (("bert", 10**400),)},
+        '{"arg_shapes": [[-3, 2], [2], [2]]}',
+        '{"arg_shapes": [[HUGE], [2], [2]]}',
+        '{"operator": "\\ud800"}',
+        '{"networks": [["bert", HUGE]]}',
     ],
 )
 def test_a_workload_that_says_what_cannot_be_is_left_out(
-    claims: dict[str, Any], caplog: pytest.LogCaptureFixture
+    claims: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    odd = replace(OTHER, **{"arg_dtypes": ("float32",) * 3, **claims})
+    said = json.loads(claims.replace("HUGE", "1" + "0" * 400))
+    odd = replace(OTHER, **{"arg_dtypes": ("float32",) * 3, **said})
     records = [record_of(one, "old", 1e-3) for one in CANDIDATES]
     dataset = build_dataset(records, {**WORKLOADS, OTHER.workload_id: odd}, DEVICES)
     assert dataset.workload_ids == (ONE.workload_id,)

@@ -20,17 +20,12 @@ def test_metrics_by_workload_and_both_averages() -> None:
     assert found.counts.tolist() == [3, 2, 1]
     assert found.weight.tolist() == [1, 2, 3]
     assert found.top1_by_workload.tolist() == [1, 0.25, 1]
-    assert found.top5_by_workload.tolist() == [1, 1, 1]
     assert found.top1 == pytest.approx(0.75)
     assert found.value("weighted_top1") == pytest.approx((1 + 20 + 21) / (1 + 80 + 21))
     assert found.value("weighted_top5") == found.top5 == 1
     assert found.random_top1_by_workload.tolist() == pytest.approx([(1 + 0.5 + 0.25) / 3, 0.625, 1])
-    assert found.random_top5 == 1
     expected = (1 + 20 + 21) / (1 * 7 / 3 + 2 * 25 + 3 * 7)
     assert found.value("random_weighted_top1") == pytest.approx(expected)
-    assert found.value("random_weighted_top5") == pytest.approx(1)
-    assert found.pairwise_by_workload.tolist() == [1, 0, 0.5]
-    assert found.tau_by_workload.tolist() == pytest.approx([1, -1, 0])
     assert found.regret_by_workload.tolist() == [0, 3, 0]
     assert found.value("regret") == 1
     assert found.summary()["top1"] == found.top1

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from agents.records import DeviceId, Workload, WorkloadId
 from tests.dataset_fixtures import cpu_device, gmm_candidates, gmm_workload, record_of
 from tests.model_fixtures import make_dataset, of_devices
+from tests.table_fixtures import rows
 from transfer.data.dataset import Dataset, build_dataset
 from transfer.data.splits import (
     Split,
@@ -24,13 +25,16 @@ from transfer.data.splits import (
 from transfer.errors import DatasetError
 
 NETWORKS = {
-    "mm0": ("bert_tiny",),
-    "mm1": ("bert_base", "bert_tiny"),
-    "mm2": ("bert_base", "vit"),
-    "mm3": ("vit",),
-    "conv0": ("resnet",),
-    "conv1": ("resnet", "vit"),
-    "conv2": (),
+    name: tuple(networks.split())
+    for name, networks in rows("""
+        mm0   -> bert_tiny
+        mm1   -> bert_base bert_tiny
+        mm2   -> bert_base vit
+        mm3   -> vit
+        conv0 -> resnet
+        conv1 -> resnet vit
+        conv2 ->
+    """)
 }
 WORKLOADS: dict[WorkloadId, Workload] = {
     one.workload_id: one
@@ -177,16 +181,17 @@ def test_nothing_that_is_held_out_may_be_learnt_from(
 
 
 def test_a_family_is_what_comes_before_size_version_and_options() -> None:
-    families = {
-        "resnet": ("resnet-18", "resnet3d_18", "resnet50_v2"),
-        "resnext": ("resnext-50",),
-        "wide-resnet": ("wide_resnet_50",),
-        "bert": ("bert-tiny", "bert_base"),
-        "inception": ("inception_v3",),
-        "densenet": ("densenet121",),
-        "mxnet": ("mxnet",),
-        "50": ("50",),
-    }
+    table = """
+        resnet      -> resnet-18 resnet3d_18 resnet50_v2
+        resnext     -> resnext-50
+        wide-resnet -> wide_resnet_50
+        bert        -> bert-tiny bert_base
+        inception   -> inception_v3
+        densenet    -> densenet121
+        mxnet       -> mxnet
+        50          -> 50
+    """
+    families = {family: tuple(names.split()) for family, names in rows(table)}
     assert network_families([name for names in families.values() for name in names]) == families
     for alike in (
         ("mobilenet", "mobilenetv2", "mobilenet_v2", "MobileNetV3-Small", "mobilenet_v2,image_size=96"),

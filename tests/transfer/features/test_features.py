@@ -10,6 +10,7 @@ import pytest
 from agents.records import Candidate
 from tests.dataset_fixtures import NRM_TRACE, cpu_device, gmm_candidates, gmm_trace, gmm_workload
 from tests.model_fixtures import assert_same_features
+from tests.table_fixtures import rows
 from transfer.errors import TraceError, TransferError
 from transfer.features.access import block_accesses
 from transfer.features.blocks import FeatureBlock
@@ -128,25 +129,25 @@ def slots(name: str = "x86-64-v3", target: str = "", **changes: Any) -> dict[str
     return dict(zip(SLOTS, hardware_vector(spec, descriptor).tolist(), strict=True))
 
 
-@pytest.mark.parametrize(
-    ("mcpu", "vector_bytes", "fma", "avx512"),
-    [
-        ("x86-64", 16, 0, 0),
-        ("x86-64-v2", 16, 0, 0),
-        ("sandybridge", 32, 0, 0),
-        ("x86-64-v3", 32, 1, 0),
-        ("x86-64-v4", 64, 1, 1),
-        ("native", 64, 1, 1),
-        ("a-name-of-tomorrow", 64, 1, 1),
-        ("", 16, 0, 0),
-    ],
-)
-def test_hardware_follows_the_target_and_not_the_host(
-    mcpu: str, vector_bytes: int, fma: int, avx512: int
-) -> None:
+#: The CPU that programs are built for, the bytes of its vectors, and what it has.
+CPUS = """
+    x86-64              -> 16
+    x86-64-v2           -> 16
+    sandybridge         -> 32
+    x86-64-v3           -> 32 fma
+    x86-64-v4           -> 64 fma avx512
+    native              -> 64 fma avx512
+    a-name-of-tomorrow  -> 64 fma avx512
+                        -> 16
+"""
+
+
+@pytest.mark.parametrize(("mcpu", "has"), rows(CPUS))
+def test_hardware_follows_the_target_and_not_the_host(mcpu: str, has: str) -> None:
     vector = slots(mcpu)
-    assert vector["target_vector_bytes"] == pytest.approx(np.log2(1 + vector_bytes))
-    assert (vector["target_fma"], vector["target_avx512"]) == (fma, avx512)
+    vector_bytes, *flags = has.split()
+    assert vector["target_vector_bytes"] == pytest.approx(np.log2(1 + int(vector_bytes)))
+    assert [name for name in ("fma", "avx512") if vector[f"target_{name}"]] == flags
     assert vector["host_vector_bytes"] == pytest.approx(np.log2(65))
     assert vector["clock_mhz"] == pytest.approx(np.log2(3001))
 
@@ -163,14 +164,15 @@ ROOFLINE = (("bytes_per_sec", 2.0**33), ("flops_per_sec", 2.0**36), ("loads_per_
 
 
 def test_kinship_is_of_architecture_and_maker_and_not_of_size() -> None:
-    def gpu(maker: str, shared: float, units: float) -> list[float]:
-        slots = {"is_gpu": 1.0, maker: 1.0, "l1d_bytes": shared, "physical_cores": units}
-        return [slots.get(name, 0.0) for name in HARDWARE_NAMES]
-
-    cards = [gpu("arch_x86", 17, 6), gpu("arch_x86", 17, 8), gpu("arch_x86", 16, 6), gpu("arch_arm", 17, 6)]
-    steps = kinship_steps(np.array(cards, dtype=np.float32))
+    is_gpu, x86, arm, shared, units = map(
+        HARDWARE_NAMES.index, ("is_gpu", "arch_x86", "arch_arm", "l1d_bytes", "physical_cores")
+    )
+    cards = np.zeros((4, len(HARDWARE_NAMES)), dtype=np.float32)
+    cards[:, is_gpu] = cards[:3, x86] = cards[3, arm] = 1
+    cards[:, shared], cards[:, units] = (17, 17, 16, 17), (6, 8, 6, 6)
+    steps = kinship_steps(cards)
     assert steps.tolist() == [[0, 0, 1, 2], [0, 0, 1, 2], [1, 1, 0, 2], [2, 2, 2, 0]]
-    assert not kinship_steps(np.array(cards, dtype=np.float32)[:, :3]).any()
+    assert not kinship_steps(cards[:, :3]).any()
 
 
 def test_measured_speeds_follow_what_is_claimed_where_each_device_has_all() -> None:

@@ -12,22 +12,9 @@ import pytest
 from agents.records import Candidate, Family, Workload
 from tests.dataset_fixtures import NRM_TRACE, gmm_trace, gmm_workload
 from tests.model_fixtures import assert_same_features
-from transfer.errors import TraceError
+from tests.table_fixtures import rows
+from tests.tvm_fixtures import replayed
 from transfer.features.extractor import DEFAULT_SPEC, Extractor
-from transfer.features.live_traces import LiveReader
-
-
-def test_a_schedule_without_a_trace_is_refused() -> None:
-    with pytest.raises(TraceError, match="no trace"):
-        LiveReader().read(None, gmm_workload())
-
-
-def replayed(module: Any, trace: str) -> Any:
-    from tvm.s_tir.schedule import Schedule, Trace
-
-    schedule = Schedule(module)
-    Trace.apply_json_to_schedule(json.loads(trace), schedule)
-    return schedule
 
 
 def live_and_stored(
@@ -46,20 +33,20 @@ def live_and_stored(
 
 @pytest.mark.tvm
 @pytest.mark.parametrize(
-    ("operator", "args", "family", "count"),
-    [
-        ("C2D", (1, 14, 14, 16, 32, 3, 1, 1), Family.CPU, 12),
-        ("T2D", (1, 4, 4, 64, 32, 4, 2, 1), Family.CPU, 12),
-        ("SFM", (64, 64), Family.CPU, 16),
-        ("NRM", (1, 64, 64), Family.CPU, 8),
-        ("SFM", (64, 64), Family.GPU, 8),
-    ],
+    ("program", "space"),
+    rows("""
+        C2D 1 14 14 16 32 3 1 1 -> cpu 12
+        T2D 1 4 4 64 32 4 2 1   -> cpu 12
+        SFM 64 64               -> cpu 16
+        NRM 1 64 64             -> cpu 8
+        SFM 64 64               -> gpu 8
+    """),
 )
-def test_live_features_are_those_of_the_stored_traces(
-    operator: str, args: Sequence[int], family: Family, count: int
-) -> None:
-    workload, schedules, stored = live_and_stored(operator, args, family, count)
-    assert len(schedules) >= count // 2
+def test_live_features_are_those_of_the_stored_traces(program: str, space: str) -> None:
+    operator, *args = program.split()
+    family, count = space.split()
+    workload, schedules, stored = live_and_stored(operator, [*map(int, args)], Family(family), int(count))
+    assert len(schedules) >= int(count) // 2
     extractor = Extractor()
     expected = extractor.extract([workload] * len(stored), stored)
     assert_same_features(Extractor().extract_live(workload, schedules), expected)
@@ -81,13 +68,13 @@ def test_tiles_with_the_same_structural_hash_do_not_mix() -> None:
     tiles = {28: [2, 7, 1, 2], 3136: [4, 392, 1, 2]}
     assert len({structural_hash(convert(tile)) for tile in tiles.values()}) == 1
     extractor = Extractor()
-    for rows, tile in tiles.items():
-        workload = operator_workload("GMM", (1, rows, 32, 32))
+    for extent, tile in tiles.items():
+        workload = operator_workload("GMM", (1, extent, 32, 32))
         [drawn] = DesignSpace(workload, Family.CPU).sample(1, seed=3).candidates
         steps, decisions = json.loads(drawn.trace)
         length = next(place for place, step in enumerate(steps) if step[0] == "Unannotate")
         decisions = [one for one in decisions if one[0] < length]
-        changed = next(one for one in decisions if len(one[1]) == 4 and math.prod(one[1]) == rows)
+        changed = next(one for one in decisions if len(one[1]) == 4 and math.prod(one[1]) == extent)
         changed[1] = tile
         trace = json.dumps([steps[:length], decisions])
         schedule = replayed(tvm.ir.load_json(workload.module_json), trace)

@@ -5,7 +5,6 @@ import json
 import numpy as np
 import pytest
 
-from tests.dataset_fixtures import gmm_trace, gmm_workload
 from tests.table_fixtures import rows
 from transfer.features.blocks import (
     CPU_LAYOUT,
@@ -14,7 +13,6 @@ from transfer.features.blocks import (
     step_vector,
 )
 from transfer.language.ansor import AnsorReader
-from transfer.language.meta_schedule import MetaScheduleReader
 
 
 def one_hot(place: int) -> list[int]:
@@ -72,13 +70,3 @@ def test_numbers_of_no_program_are_cut_and_others_stay() -> None:
     steps = [["SP", 0, 0, 2**62, [2**40, 2**30], 1], ["PR", 0, 0, "auto_unroll_max_step$64"]]
     row = published_features([AnsorReader().read(json.dumps(steps))], CPU_LAYOUT)[0, 0]
     assert row.tolist() == [*one_hot(6), 0, 0, 2**31, 2**31, 2**30, 1, *[0] * 5]
-
-
-def test_other_dialects_come_by_way_of_ansor() -> None:
-    sequence = MetaScheduleReader().read(gmm_trace(), gmm_workload())
-    found = published_features([sequence], CPU_LAYOUT)[0]
-    tags = [CPU_LAYOUT.tags[int(row[:11].argmax())] for row in found if row[:11].any()]
-    assert tags.count("SP") == 4
-    assert tags.index("SP") < tags.index("RE") < tags.index("CHW")
-    # 2 * 128 * 64 * 128: the second split is of 128 into 16, 2, 1, 4.
-    assert [128, 2, 1, 4] in [row[13:17].tolist() for row in found]

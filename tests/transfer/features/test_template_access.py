@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from agents.records import Candidate, Workload, WorkloadId, canonical_json, content_hash
+from tests.table_fixtures import rows
 from transfer.features.access import block_accesses, template_access
 from transfer.features.box_access import BlockAccess
 from transfer.features.extractor import DEFAULT_SPEC, Extractor
@@ -75,26 +76,23 @@ def test_a_packed_convolution_has_levels_inside_and_outside_of_the_reductions() 
 
 
 @pytest.mark.parametrize(
-    ("name", "arguments", "strides"),
-    [
-        ("dense_pack.x86", 'T[6, 16], T[8, 16], null, "float32"', [0, 1]),
-        (
-            "batch_matmul.cuda",
-            'T[2, 6, 16], T[2, 16, 8], [2, 6, 8], "float32", 0, 0',
-            [0, 1],
-        ),
-        ("batch_matmul.x86", 'T[2, 6, 16], T[2, 8, 16], [2, 6, 8], "float32"', [0, 16]),
-    ],
+    ("task", "strides"),
+    rows("""
+        dense_pack.x86    | T[6, 16], T[8, 16], null, "float32"                          -> [0, 1]
+        batch_matmul.cuda | T[2, 6, 16], T[2, 16, 8], [2, 6, 8], "float32", 0, 0         -> [0, 1]
+        batch_matmul.x86  | T[2, 6, 16], T[2, 8, 16], [2, 6, 8], "float32"               -> [0, 16]
+    """),
 )
-def test_matrix_products(name: str, arguments: str, strides: list[int]) -> None:
+def test_matrix_products(task: str, strides: str) -> None:
+    name, arguments = (part.strip() for part in task.split("|"))
     access = access_of(name, arguments)
     assert access.extents[-3:] == (6, 8, 16)
     assert access.spatial[-3:] == (True, True, False)
     left, right, output = access.buffers
     columns = len(access.extents) - 2
-    assert [buffer.stride(columns) for buffer in (left, right)] == strides
+    assert [buffer.stride(columns) for buffer in (left, right)] == json.loads(strides)
     assert left.shape[-2:] == (6, 16)
-    assert right.shape[-2:] == ((8, 16) if strides[1] == 16 else (16, 8))
+    assert right.shape[-2:] == ((8, 16) if strides == "[0, 16]" else (16, 8))
     assert (output.is_write, output.stride(columns)) == (True, 1)
     assert access.on_gpu == name.endswith("cuda")
 

@@ -17,7 +17,9 @@ from transfer.features.blocks import LAYOUTS, published_features
 from transfer.features.extractor import Extractor
 from transfer.features.slots import block_bucket, encode
 from transfer.language.ansor import AnsorReader
-from transfer.language.ansor_steps import MAX_ITEMS
+from transfer.language.ansor_steps import MAX_ITEMS, MAX_STEPS, check_steps
+from transfer.language.autotvm import MAX_KNOBS, AutoTVMReader, check_entity
+from transfer.language.knobs import KnobReader
 from transfer.language.meta_schedule import MetaScheduleReader
 from transfer.language.primitives import MAX_TEXT
 from transfer.language.program import program_stages
@@ -167,10 +169,43 @@ def test_a_loop_around_itself_is_over_budget_and_no_candidate_of_it_is_read() ->
 # ---- schedules ----
 
 
+@pytest.mark.parametrize(
+    ("read", "words"),
+    [
+        (AnsorReader().read, "Ansor trace"),
+        (AutoTVMReader().read, "AutoTVM entity"),
+        (KnobReader().read, "knobs|configuration"),
+        (MetaScheduleReader().read, "MetaSchedule"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_what_is_no_schedule_is_one_clear_error(read: Callable[[str], Any], words: str) -> None:
+    for text in ("", "{", "[", "3", "null", '"SP"', "[" * 100_000, "[" + " " * MAX_TEXT + "]"):
+        with pytest.raises(TraceError, match=words):
+            read(text)
+
+
 def schedule(*instructions: Any, decisions: Any = ()) -> str:
     """A trace that begins with a block, b0, and its loops, l1 to l3."""
     head = [["GetSBlock", [], ["C", "main"], ["b0"]], ["GetLoops", ["b0"], [], ["l1", "l2", "l3"]]]
     return canonical_json([[*head, *instructions], list(decisions)])
+
+
+@pytest.mark.parametrize(
+    ("read", "check", "item", "most"),
+    [
+        (AnsorReader().read, check_steps, ["CI", 0], MAX_STEPS),
+        (AutoTVMReader().read, check_entity, ["a", "ot", 1], MAX_KNOBS),
+    ],
+    ids=["steps", "knobs"],
+)
+def test_more_parts_than_any_schedule_has_are_refused(
+    read: Callable[[str], Any], check: Callable[[Any], str], item: list[Any], most: int
+) -> None:
+    assert len(read(json.dumps([item] * most))) == most
+    assert check([item] * (most + 1)).startswith("too many ")
+    with pytest.raises(TraceError, match=f"at most {most}"):
+        read(json.dumps([item] * (most + 1)))
 
 
 @pytest.mark.parametrize("kind", ["Fuse", "Reorder"])

@@ -3,7 +3,6 @@ from __future__ import annotations
 import gzip
 import json
 import math
-from collections import Counter
 from typing import Any
 
 import pytest
@@ -13,8 +12,7 @@ from tests.language_fixtures import as_lines, columns
 from tests.log_fixtures import AUTOTVM_LOGS
 from tests.program_fixtures import program_workload
 from tests.table_fixtures import rows
-from transfer.errors import TraceError
-from transfer.language.autotvm import MAX_KNOBS, AutoTVMReader, check_entity
+from transfer.language.autotvm import AutoTVMReader, check_entity
 from transfer.language.autotvm_templates import Template, find_template
 from transfer.language.primitives import Kind
 
@@ -206,22 +204,28 @@ def test_a_knob_gets_the_axes_and_extents_of_its_template(block: str) -> None:
     assert check_entity(json.loads(entity)) == ""
 
 
+#: Of the task of CONV, what is replaced by what.
+UNKNOWN = """
+    [1, 64, 56, 56] -> [1, 64, 56]
+    [1, 64, 56, 56] -> [1, "n", 56, 56]
+    [2, 2]          -> [0, 0]
+    [2, 2]          -> null
+    [1, 1, 1, 1]    -> [1, 1, 1, Infinity]
+"""
+
+
 @pytest.mark.parametrize(
     ("name", "arguments"),
     [
-        ("conv2d_transpose_nchw.x86", f"[{CONV}]"),
-        ("conv2d_nchw.cuda", "[]"),
-        ("conv2d_nchw.cuda", f"[{CONV}]".replace("[1, 64, 56, 56]", "[1, 64, 56]")),
-        ("conv2d_nchw.cuda", f"[{CONV}]".replace("[1, 64, 56, 56]", '[1, "n", 56, 56]')),
-        ("conv2d_nchw.cuda", f"[{CONV}]".replace("[2, 2]", "[0, 0]")),
-        ("conv2d_nchw.cuda", f"[{CONV}]".replace("[2, 2]", "null")),
-        ("conv2d_nchw.cuda", f"[{CONV}]".replace("56, 56", "2, 2").replace("[1, 1, 1, 1]", "[0, 0]")),
-        ("conv2d_nchw.cuda", f"[{CONV}]".replace("[1, 1, 1, 1]", "[1, 1, 1, Infinity]")),
-        ("dense_nopack.x86", '[{"TENSOR": 1}, 2]'),
+        ("conv2d_transpose_nchw.x86", CONV),
+        ("conv2d_nchw.cuda", ""),
+        ("dense_nopack.x86", '{"TENSOR": 1}, 2'),
+        ("conv2d_nchw.cuda", CONV.replace("56, 56", "2, 2").replace("[1, 1, 1, 1]", "[0, 0]")),
+        *(("conv2d_nchw.cuda", CONV.replace(sound, odd)) for sound, odd in rows(UNKNOWN)),
     ],
 )
 def test_an_unknown_task_has_an_empty_template(name: str, arguments: str) -> None:
-    assert find_template(name, json.loads(arguments)) == Template()
+    assert find_template(name, json.loads(f"[{arguments}]")) == Template()
 
 
 @pytest.mark.parametrize(("knob", "reason"), rows(SENSELESS))
@@ -234,19 +238,6 @@ def test_a_knob_that_makes_no_sense_is_unknown_and_shifts_nothing(knob: str, rea
     assert (steps[0], steps[2]) == AutoTVMReader().read(f"[{before}, {after}]", task)
 
 
-@pytest.mark.parametrize("text", ["", "{}", "[", "3", "[" * 100_000])
-def test_what_is_no_entity_is_one_clear_error(text: str) -> None:
-    with pytest.raises(TraceError, match="AutoTVM entity"):
-        AutoTVMReader().read(text)
-
-
-def test_too_many_knobs_are_refused() -> None:
-    entity = [["a", "ot", 1]] * (MAX_KNOBS + 1)
-    assert check_entity(entity) == "too many knobs"
-    with pytest.raises(TraceError, match="at most 64"):
-        AutoTVMReader().read(json.dumps(entity))
-
-
 @pytest.mark.parametrize(("entity", "reason"), rows(CHECKS))
 def test_the_check_of_importers_names_what_is_wrong(entity: str, reason: str) -> None:
     assert check_entity(json.loads(entity)) == reason
@@ -256,7 +247,6 @@ def test_the_check_of_importers_names_what_is_wrong(entity: str, reason: str) ->
 @pytest.mark.skipif(not AUTOTVM_LOGS.exists(), reason="the published logs do not lie beside the checkout")
 def test_factors_of_published_entities_multiply_to_the_extent_of_their_axis() -> None:
     reader = AutoTVMReader()
-    ragged: Counter[bool] = Counter()
     for path in sorted(AUTOTVM_LOGS.rglob("random.jsonl.gz")):
         with gzip.open(path, "rt") as lines:
             for number, line in enumerate(lines):
@@ -274,5 +264,3 @@ def test_factors_of_published_entities_multiply_to_the_extent_of_their_axis() ->
                         is_ragged = math.prod(step.numbers[2:]) != step.numbers[1]
                         # That template alone lets a tile of the width, or of two rows, stand over.
                         assert not is_ragged or (name == "conv2d_NCHWc.x86" and step.numbers[0] in (2, 3))
-                        ragged[is_ragged] += 1
-    assert ragged[False] > 15 * ragged[True]

@@ -1,13 +1,13 @@
 from __future__ import annotations
 
 import json
-from typing import Any
 
 import pytest
 
 from agents.records import canonical_json
 from tests.language_fixtures import as_lines
 from tests.program_fixtures import program_workload
+from tests.table_fixtures import rows
 from transfer.errors import TraceError
 from transfer.language.knobs import KnobReader, check_knobs
 
@@ -96,27 +96,29 @@ def test_a_configuration_is_read_knob_by_knob(block: str) -> None:
     assert as_lines(KnobReader().read(knobs, program_workload(canonical_json(kernel)))) == steps
 
 
-@pytest.mark.parametrize(
-    ("value", "fault"),
-    [
-        ([], "not an object"),
-        ({f"k{place}": 1 for place in range(65)}, "too many knobs"),
-        ({"": 1}, "name of a knob"),
-        ({"a": 2**64}, "out of range"),
-        ({"a": float("nan")}, "value of a knob"),
-        ({"a": {"b": 1}}, "value of a knob"),
-        ({"a": "x" * 513}, "value of a knob"),
-        ({"a": list(range(300))}, "value of a knob"),
-        ({"a": [[[[[1]]]]]}, "value of a knob"),
-    ],
-)
-def test_what_is_no_configuration(value: Any, fault: str) -> None:
-    assert fault in check_knobs(value)
-    with pytest.raises(TraceError):
-        KnobReader().read(json.dumps(value))
+#: What is no configuration, and why; MANY stands for 65 knobs, LONG for 600 characters.
+FAULTS = """
+    []                         -> not an object
+    {MANY}                     -> too many knobs
+    {"": 1}                    -> name of a knob
+    {"a": 18446744073709551616} -> out of range
+    {"a": NaN}                 -> value of a knob
+    {"a": {"b": 1}}            -> value of a knob
+    {"a": "LONG"}              -> value of a knob
+    {"a": [LISTED]}            -> value of a knob
+    {"a": [[[[[1]]]]]}         -> value of a knob
+"""
+WORDS = {
+    "MANY": ",".join(f'"k{place}": 1' for place in range(65)),
+    "LONG": "x" * 600,
+    "LISTED": ",".join("1" * 300),
+}
 
 
-@pytest.mark.parametrize("trace", ["", "{", "[" * 5000, '{"a":1}' + " " * (1 << 20)])
-def test_text_that_is_no_configuration(trace: str) -> None:
+@pytest.mark.parametrize(("text", "fault"), rows(FAULTS))
+def test_what_is_no_configuration(text: str, fault: str) -> None:
+    for word, meant in WORDS.items():
+        text = text.replace(word, meant)
+    assert fault in check_knobs(json.loads(text))
     with pytest.raises(TraceError):
-        KnobReader().read(trace)
+        KnobReader().read(text)

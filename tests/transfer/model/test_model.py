@@ -6,17 +6,14 @@ import numpy as np
 import pytest
 import torch
 
-from tests.model_fixtures import SIZES, SPEC, changed_block, make_block
+from tests.model_fixtures import SIZES, SPEC, changed_block, make_block, untrained
 from transfer.errors import TransferError
-from transfer.model.fleet_tlp import FleetTLP, model_config, scoped_seed
+from transfer.model.fleet_tlp import FleetTLP, model_config
 
 
 @pytest.fixture
 def model() -> FleetTLP:
-    with scoped_seed(1):
-        model = FleetTLP(model_config(SPEC, SIZES), ("cpu.a", "cpu_b"))
-    model.fit_scaler(make_block(50, 7))
-    return model.eval()
+    return untrained("cpu.a", "cpu_b")
 
 
 def test_a_candidate_has_the_same_score_in_any_company(model):
