@@ -14,7 +14,7 @@ import shutil
 import statistics
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,11 +30,11 @@ from agents.networks.sources import LoadedNetwork, load
 #: Runs the network once and gives its outputs as NumPy arrays.
 _Run = Callable[[], list[Any]]
 
-#: Turns in which all sides are timed.
-_TURNS = 7
-#: A side whose run takes longer has fewer turns, and one run before them.
-_LONG_RUN_SECS, _FEW_TURNS = 2.0, 3
-_WARM_RUNS = 3
+#: Turns in which all sides are timed, and seconds that a side's turns may take: a network without schedules
+#: may run for half a minute.
+_TURNS, _SIDE_SECS = 7, 20.0
+#: Runs before the turns, and how long one takes that needs no other before it.
+_WARM_RUNS, _LONG_RUN_SECS = 3, 2.0
 #: Runs of which each program's least time counts: as many as fill these seconds.
 _LEAST_RUNS, _MOST_RUNS, _RUNS_SECS = 4, 20, 2.0
 
@@ -75,6 +75,9 @@ def time_sides(question: dict[str, Any]) -> dict[str, Any]:
         lock = timing_lock(Path(question["lock"]))
     absent: dict[str, str] = {}
     runs: dict[str, _Run] = {}
+    outputs: dict[str, list[Any]] = {}
+    #: Of libraries: their first run compiles nothing.
+    first_secs: dict[str, float] = {}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         for side in (*question["sides"], *question["libraries"]):
@@ -83,25 +86,29 @@ def time_sides(question: dict[str, Any]) -> dict[str, Any]:
                 runs[side] = (
                     library_run(path, values, place) if path else _MAKERS[side](loaded, values, place)
                 )
-                outputs = runs[side]()
-                if not outputs:
+                began = time.perf_counter()
+                outputs[side] = runs[side]()
+                if not outputs[side]:
                     raise RuntimeError("it gives no tensor")
+                if path:
+                    first_secs[side] = time.perf_counter() - began
             except Exception as error:
                 if side in ("tvm_tuned", "tvm_untuned"):  # those that were made just now
                     raise NetworkRefusedError(
                         f"network {text}: its library ({side}) does not run: {first_line(error)}"
                     ) from None
                 runs.pop(side, None)
+                outputs.pop(side, None)
                 absent[side] = first_line(error)
-        reference, expected, differences = _compared(runs)
+        reference, differences = _compared(outputs)
         with lock:
-            turns = _timed(runs, question["turn_secs"])
+            turns = _timed(runs, first_secs, question["turn_secs"])
     farthest = max(
         (relative for side, relative in differences.items() if side in question["libraries"]), default=0.0
     )
     tolerance = tolerance_of(loaded.precision())
     if reference == "torch_eager":
-        tolerance = tolerance_for(loaded, values, expected, farthest)
+        tolerance = tolerance_for(loaded, values, outputs[reference], farthest)
     return {
         "secs": {side: statistics.median(secs) for side, secs in turns.items()},
         "turns": turns,
@@ -118,18 +125,27 @@ def time_sides(question: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _timed(runs: dict[str, _Run], turn_secs: float) -> dict[str, list[float]]:
-    """Mean seconds of a run in each turn; a turn begins with another side each time."""
+def _timed(
+    runs: Mapping[str, _Run], first_secs: Mapping[str, float], turn_secs: float
+) -> dict[str, list[float]]:
+    """Mean seconds of a run in each turn; a turn begins with another side each time.
+
+    Args:
+        runs: By side.
+        first_secs: Seconds of sides that ran once already, if the next run takes as long.
+        turn_secs: Least seconds of a side in one turn.
+    """
     loops: dict[str, int] = {}
     turns: dict[str, int] = {}
     for side, run in runs.items():
-        for _ in range(_WARM_RUNS):
+        once = first_secs.get(side, 0.0)
+        for _ in range(_WARM_RUNS if once < _LONG_RUN_SECS else 0):
             began = time.perf_counter()
             run()
             once = time.perf_counter() - began
             if once >= _LONG_RUN_SECS:
                 break
-        turns[side] = _TURNS if once < _LONG_RUN_SECS else _FEW_TURNS
+        turns[side] = min(_TURNS, max(1, round(_SIDE_SECS / max(once, turn_secs))))
         loops[side] = max(1, round(turn_secs / max(once, 1e-6)))
     secs_by_side: dict[str, list[float]] = {side: [] for side in runs}
     sides = list(runs)
@@ -145,14 +161,14 @@ def _timed(runs: dict[str, _Run], turn_secs: float) -> dict[str, list[float]]:
     return secs_by_side
 
 
-def _compared(runs: dict[str, _Run]) -> tuple[str, list[Any], dict[str, float]]:
-    """Whose output is taken for right, that output, and how far others are from it."""
-    reference = next(
-        (side for side in ("torch_eager", "onnxruntime", "tvm_untuned") if side in runs), next(iter(runs))
-    )
-    expected = runs[reference]()
-    apart = {side: difference(run(), expected) for side, run in runs.items() if side != reference}
-    return reference, expected, apart
+def _compared(outputs: Mapping[str, list[Any]]) -> tuple[str, dict[str, float]]:
+    """Whose output is taken for right, and how far others are from it."""
+    references = ("torch_eager", "onnxruntime", "tvm_untuned")
+    reference = next((side for side in references if side in outputs), next(iter(outputs)))
+    expected = outputs[reference]
+    return reference, {
+        side: difference(output, expected) for side, output in outputs.items() if side != reference
+    }
 
 
 def library_machine(path: str, device: Any) -> Any:
@@ -181,17 +197,13 @@ def program_secs(machine: Any, values: list[Any], *, is_repeated: bool = False) 
         machine: `tvm.relax.VirtualMachine` with the network.
         values: Inputs.
         is_repeated: Whether the least of several runs counts. A first one reads the library and its weights
-            from the disk, and never does.
+            from the disk, and counts only if it takes so long that this is nothing.
     """
     import tvm
 
     inputs = [tvm.runtime.tensor(value) for value in values]
     main = machine["main"]
-    main(*inputs)
-    began = time.perf_counter()
-    main(*inputs)
-    run_secs = time.perf_counter() - began
-    secs: dict[str, float] = {}
+    began, secs = 0.0, dict[str, float]()
 
     def watch(function: Any, name: str, is_before: bool, value: Any, *arguments: Any) -> int:
         nonlocal began
@@ -201,12 +213,21 @@ def program_secs(machine: Any, values: list[Any], *, is_repeated: bool = False) 
             secs[name] = secs.get(name, 0.0) + time.perf_counter() - began
         return 0  # go on
 
-    machine.set_instrument(watch)
-    least: dict[str, float] = {}
-    for _ in range(min(_MOST_RUNS, max(_LEAST_RUNS, round(_RUNS_SECS / run_secs))) if is_repeated else 1):
+    def run() -> tuple[float, dict[str, float]]:
         secs.clear()
+        run_began = time.perf_counter()
         main(*inputs)
-        least = {name: min(function_secs, least.get(name, math.inf)) for name, function_secs in secs.items()}
+        return time.perf_counter() - run_began, dict(secs)
+
+    machine.set_instrument(watch)
+    run_secs, least = run()
+    if run_secs >= _LONG_RUN_SECS and not is_repeated:
+        return least
+    run_secs, least = run()
+    more = min(_MOST_RUNS, max(_LEAST_RUNS, round(_RUNS_SECS / run_secs))) - 1 if is_repeated else 0
+    for _ in range(more):
+        _, by_function = run()
+        least = {name: min(secs_now, least.get(name, math.inf)) for name, secs_now in by_function.items()}
     return least
 
 

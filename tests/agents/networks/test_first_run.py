@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from pathlib import Path
 from typing import Any
@@ -179,6 +180,7 @@ def test_a_decoder_becomes_a_library(tmp_path: Path) -> None:
         "folder": str(tmp_path),
         "traces": {},
         "lock": "",
+        "cores": sorted(os.sched_getaffinity(0)),
     }
     assert build(question, Family.CPU)["workloads"] == seen["workloads"]
     assert (tmp_path / TUNED).exists()
