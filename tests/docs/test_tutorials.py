@@ -39,8 +39,8 @@ DONE = ("make install", ". .venv/bin/activate")
 ENDLESS = {"fleet up": "fleet is up", "fleet status --watch": "x86-64-v3"}
 #: Smaller sizes in place of those of the pages.
 SIZES = {
-    "--trials 200": "--trials 12",
-    "--trials 32": "--trials 12",
+    "--trials 200": "--trials 8",
+    "--trials 32": "--trials 8",
     "--samples 64": "--samples 24",
     "v000001 16": "v000001 8",
 }
