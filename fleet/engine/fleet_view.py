@@ -10,10 +10,10 @@ import os
 import shutil
 from collections import deque
 from collections.abc import Mapping
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+from agents.host.probe import installed_version
 from agents.records import DeviceId
 from fleet.core.events import JobState
 from fleet.engine.context import Composition
@@ -81,7 +81,7 @@ def make_view(
         "started_at": started_at,
         "now": parts.clock.wall(),
         "clock": parts.clock.counters,
-        "coordinator": {"pid": os.getpid(), "version": version("tensor-fleet"), "state": stage},
+        "coordinator": {"pid": os.getpid(), "version": installed_version("tensor-fleet"), "state": stage},
         "devices": devices,
         "jobs": {job_state.value: jobs[job_state] for job_state in JobState},
         "store": {

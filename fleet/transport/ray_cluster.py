@@ -73,9 +73,9 @@ class Cluster:
         if not calls:
             time.sleep(timeout_secs)
             return []
-        done, _ = ray.wait(calls, num_returns=len(calls), timeout=0)
-        if not done and timeout_secs > 0:
-            done, _ = ray.wait(calls, num_returns=1, timeout=timeout_secs)
+        done, _ = ray.wait(calls, num_returns=1, timeout=timeout_secs)
+        if done:
+            done, _ = ray.wait(calls, num_returns=len(calls), timeout=0)
         return list(done)
 
     def wait_all(self, calls: Sequence[Any], timeout_secs: float) -> bool:

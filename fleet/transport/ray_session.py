@@ -46,6 +46,9 @@ COORDINATOR_SETTINGS = {
 _OBJECT_STORE_BYTES = 256 << 20
 #: How long what a failed start has left may take to end.
 _END_SECS = 20.0
+#: Methods of Ray's `Node` that start its autoscaler, its dashboard, and what sends its logs to a terminal.
+#: They take 270 MB and two seconds of a core, and the start waits for the dashboard.
+_UNUSED_SERVERS = ("start_monitor", "start_api_server", "start_log_monitor")
 #: Ray gives its processes 30 s; on a host whose cores are all busy that may be too short.
 _MOST_STARTS = 3
 
@@ -154,7 +157,7 @@ def _connect(**options: Any) -> None:
         raise FleetError("Ray runs in this process already; end it with ray.shutdown() first")
     handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
-        with _import_environment():
+        with _import_environment(), _few_servers():
             ray.init(log_to_driver=False, logging_level=logging.ERROR, job_config=_job_config(), **options)
     finally:
         # Ray's handlers end the process at once; ours close what is open first. Ray sets its own even where
@@ -181,6 +184,24 @@ def _import_environment() -> Iterator[None]:
                 os.environ.pop(name, None)
             else:
                 os.environ[name] = value
+
+
+@contextmanager
+def _few_servers() -> Iterator[None]:
+    """Have Ray start without the processes that nothing here asks; `ray.init` has no option for them.
+
+    Another version of Ray, whose methods have other names, starts them all the same.
+    """
+    from ray._private.node import Node
+
+    methods = {name: vars(Node)[name] for name in _UNUSED_SERVERS if name in vars(Node)}
+    for name in methods:
+        setattr(Node, name, lambda *_, **__: None)
+    try:
+        yield
+    finally:
+        for name, method in methods.items():
+            setattr(Node, name, method)
 
 
 def _job_config() -> JobConfig:

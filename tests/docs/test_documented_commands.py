@@ -78,7 +78,7 @@ store backup /mnt/other-disk/fleet-backup -> store backup backup
 store verify --store /mnt/other-disk/fleet-backup -> store verify --store backup
 store restore /mnt/other-disk/fleet-backup runs/store -> store restore backup again/store
 store restore FOLDER NEW        -> store restore backup again/store
-up --once                       -> up --once --device x86-64-v3 --for 10
+up --once                       -> up --once --device x86-64-v3 --for 4
 up --device x86-64-v3 --for 3600 -> up --device x86-64-v3 --for 2
 train --model                   -> train --model mtl_tlp
 init                            -> init --folder written

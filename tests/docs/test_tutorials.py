@@ -39,8 +39,8 @@ DONE = ("make install", ". .venv/bin/activate")
 ENDLESS = {"fleet up": "fleet is up", "fleet status --watch": "x86-64-v3"}
 #: Smaller sizes in place of those of the pages.
 SIZES = {
-    "--trials 200": "--trials 12",
-    "--trials 32": "--trials 12",
+    "--trials 200": "--trials 8",
+    "--trials 32": "--trials 8",
     "--samples 64": "--samples 24",
     "v000001 16": "v000001 8",
 }
@@ -57,6 +57,7 @@ QUICK = {
     "FLEET_TRAINING__FOLDS": "2",
     "FLEET_DAEMON__API_PORT": "0",
     "FLEET_DAEMON__STOP_SECS": "1",
+    "FLEET_DAEMON__ARRIVAL_SAMPLES": "8",
 }
 
 
@@ -101,13 +102,13 @@ class Reader:
                 start_new_session=True,
             )
         if mark is not None:
+            if command.startswith("fleet up"):
+                self.daemon = shell
             path = log.rename(self.folder / f"{shell.pid}.log")
             until(lambda: mark in path.read_text() or shell.poll() is not None, 120)
             assert mark in path.read_text(), f"{command}\n{path.read_text()[-3000:]}"
             self.printed += path.read_text()
-            if command.startswith("fleet up"):
-                self.daemon = shell
-            else:
+            if shell is not self.daemon:
                 self.presses_ctrl_c(shell)
             return
         try:

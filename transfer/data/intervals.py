@@ -13,7 +13,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-from scipy.special import stdtrit
 
 from transfer.arrays import Floats
 
@@ -107,6 +106,8 @@ def student_interval(values: Floats, level: float = LEVEL) -> Estimate:
 
 def t_quantile(count: int, level: float = LEVEL) -> float:
     """Standard errors on either side of the mean of `count` values that hold a share `level` of it."""
+    from scipy.special import stdtrit  # a third of a second, which a daemon without models need not wait
+
     return float(stdtrit(count - 1, (1 + level) / 2))
 
 

@@ -20,6 +20,8 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load as load_tensors
 from safetensors.torch import save as save_tensors
+from torch import nn
+from torch.overrides import TorchFunctionMode
 
 from transfer.checked_folder import (
     MANIFEST_NAME,
@@ -119,7 +121,7 @@ def load(directory: Path, spec: FeatureSpec | None = None) -> tuple[TlpModel, di
     try:
         tensors = load_tensors(raw)
         # Shapes first: a manifest may name sizes that fill the memory.
-        with torch.device("meta"):
+        with torch.device("meta"), _NoContent():
             _check_shapes(_untrained(manifest, len(tensors)), tensors)
         with torch.random.fork_rng(devices=[]):
             model = _untrained(manifest, len(tensors))
@@ -144,6 +146,17 @@ def load_fleet_tlp(directory: Path, spec: FeatureSpec | None = None) -> tuple[Fl
             f"{directory} holds a {model.kind}, which takes no new head; give one of kind {FLEET_TLP}"
         )
     return model, manifest
+
+
+class _NoContent(TorchFunctionMode):
+    """Layers without random weights: on `meta` torch imports its compiler to draw them, in a second."""
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        if getattr(func, "__module__", "") == nn.init.__name__:
+            return (*args, *(kwargs or {}).values())[0]
+        return func(*args, **(kwargs or {}))
 
 
 def _untrained(manifest: Mapping[str, Any], tensors: int) -> TlpModel:

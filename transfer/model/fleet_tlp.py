@@ -182,11 +182,11 @@ class FleetTLP(TlpModel):
     def set_validity(self, device_id: str, values: Tensor) -> None:
         """Set what `validity` computes for a device: (T + 1,) weights and, last, bias of the logit."""
         width = self.config.sizes.trunk_width
-        output = nn.utils.skip_init(nn.Linear, width, 1)  # type: ignore[no-untyped-call]  # torch has none
-        with torch.no_grad():
-            output.weight.copy_(values[None, :-1])
-            output.bias.copy_(values[-1:])
-        self.validity_outputs[_head_key(device_id)] = output.to(self.join.weight.device)
+        output = nn.Linear(width, 1, device="meta")  # draws nothing
+        values = values.detach().to(self.join.weight)
+        output.weight = nn.Parameter(values[None, :-1].clone())
+        output.bias = nn.Parameter(values[-1:].clone())
+        self.validity_outputs[_head_key(device_id)] = output
 
     def set_hardware(self, device_id: str, values: Tensor) -> None:
         """Set the (H,) hardware vector that the trees are told for a device."""

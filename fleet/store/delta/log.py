@@ -127,7 +127,8 @@ def _snapshot(folder: Path, version: int | None) -> TableSnapshot:
 
 def snapshot_of(table: DeltaTable) -> TableSnapshot:
     """The files of an open table."""
-    actions = pa.table(table.get_add_actions(flatten=True))
+    # `pa.table` would import pandas, in half a second, to see whether this is a data frame.
+    actions = pa.RecordBatchReader.from_stream(table.get_add_actions(flatten=True)).read_all()
     names = ["path", "partition.device_id", "num_records", "size_bytes", _FIRST_AT]
     rows = actions.select([name for name in names if name in actions.column_names]).to_pylist()
     # Oldest first, as far as the log knows.

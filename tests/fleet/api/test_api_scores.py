@@ -235,19 +235,20 @@ def test_the_openapi_description_tells_the_body(server: ApiServer, made: Path) -
     assert {"/v1/status", "/v1/models", "/metrics"} <= set(found["paths"])
 
 
-def test_metrics_tell_how_many_and_how_long(made: Path, tmp_path: Path) -> None:
-    scoring = ScoreSettings(models=made / "models", store=made / "store")
-    with closing(ApiServer(sources_of(made / "models", scoring=scoring), tmp_path)) as server:
-        assert post(server, tmp_path, asked()).status_code == 200
-        assert post(server, tmp_path, asked(device="box.z")).status_code == 404
-        families = metrics(server, tmp_path)
-    secs = {one.name: one.value for one in families["fleet_score_seconds"].samples if not one.labels}
-    assert secs["fleet_score_seconds_count"] == 2
-    assert secs["fleet_score_seconds_sum"] > 0
-    assert families["fleet_scored_candidates"].samples[0].value == 2
-    refused = {one.labels["why"]: one.value for one in families["fleet_score_refused"].samples}
-    assert refused == {"busy": 0, "request": 1, "failed": 0}
-    assert families["fleet_score_requests"].samples[0].value == 0
+def test_metrics_tell_how_many_and_how_long(server: ApiServer, made: Path) -> None:
+    def counts() -> dict[str, float]:
+        samples = [one for family in metrics(server, made).values() for one in family.samples]
+        return {" ".join([one.name, *one.labels.values()]): one.value for one in samples}
+
+    before = counts()
+    assert post(server, made, asked()).status_code == 200
+    assert post(server, made, asked(device="box.z")).status_code == 404
+    added = {name: value - before[name] for name, value in counts().items() if "fleet_score" in name}
+    assert added["fleet_score_seconds_sum"] > 0
+    expected = {"seconds_count": 2, "scored_candidates_total": 2, "requests": 0}
+    expected |= {"refused_total busy": 0, "refused_total request": 1, "refused_total failed": 0}
+    for name, count in expected.items():
+        assert added[f"fleet_score_{name}".replace("score_scored", "scored")] == count
 
 
 # ---- the process, and who waits for it ----

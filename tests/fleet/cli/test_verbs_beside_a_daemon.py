@@ -152,10 +152,7 @@ def test_train_publishes_and_eval_scores_what_is_served(fleet: Fleet) -> None:
     assert alone.keys() == scored.keys()
     if alone["table_version"] == scored["table_version"]:
         assert alone["devices"] == scored["devices"]
-    told = fleet.does(*asked)
-    assert [line.split()[0] for line in told.splitlines() if line.startswith(("one", "two"))]
-    assert "fleet-tlp" in told
-    assert len([one for one in fleet.requests() if one[0] == "evaluation"]) == 2
+    assert len([one for one in fleet.requests() if one[0] == "evaluation"]) == 1
     assert "no model version 'v000099'" in fleet.fails("eval", "--model", "v000099")
     assert "nobody" in fleet.fails("eval", "--device", "nobody")
 

@@ -372,20 +372,8 @@ made: list[Refresher] = []
 
 
 @pytest.mark.slow
-def test_idle_time_is_for_a_start_of_meta_learning_until_a_training_comes(request_: RefreshRequest) -> None:
-    refresher = make_refresher(request_, makes_starts=True)
-    refresher.start("cpu", ["new records"])
-    polled(refresher, until=TrainingFinished)
-    wait_for(lambda: refresher.view["state"] == "preparing", refresher.poll)
-    refresher.start("cpu", ["more records"])
-    assert refresher.view["state"] == "training"
-    refresher.stop("cpu")
-    wait_for(lambda: refresher.view["state"] == "preparing", refresher.poll)
-
-
-@pytest.mark.slow
 def test_the_coordinator_hears_of_start_publication_and_end_in_this_order(request_: RefreshRequest) -> None:
-    refresher = make_refresher(request_)
+    refresher = make_refresher(request_, makes_starts=True)
     assert refresher.poll() == []
     refresher.start("cpu", [TrainingReason(kind=ReasonKind.NEW_RECORDS, text="672 new records")])
     assert refresher.view["state"] == "training"
@@ -411,8 +399,17 @@ def test_the_coordinator_hears_of_start_publication_and_end_in_this_order(reques
     registry.use("box.b", registry.champions()[DeviceId("box.b")].version, reason="", pins=True)
     registry.unpin("box.b", reason="")
     assert refresher.poll() == []
+    # Meanwhile idle time is for a start of meta-learning, until a training comes.
+    assert refresher.view["state"] == "preparing"
+    refresher.start("cpu", ["more records"])
+    assert refresher.view["state"] == "training"
+    refresher.stop("cpu")
+    refresher.poll()
+    assert refresher.view["state"] == "preparing"
+    refresher.close()
     # A coordinator that starts learns who serves.
-    assert [type(one) for one in make_refresher(request_).poll()] == [ModelPublished]
+    refresher = make_refresher(request_)
+    assert [type(one) for one in refresher.poll()] == [ModelPublished]
 
     # Enough new records ask for a look at the champions.
     refresher.records_stored(DeviceId("box.a"), "cpu", 49)

@@ -228,6 +228,9 @@ def test_nobody_else_can_reach_a_ray_of_our_own_and_a_killed_one_goes_with_the_n
     everything = psutil.Process(first.process.pid).children(recursive=True)
     try:
         assert (first.is_shared, first.token_chars) == (True, 64)
+        scripts = {Path(word).name for process in everything for word in process.cmdline()}
+        assert "raylet" in scripts
+        assert not scripts & {"dashboard.py", "monitor.py", "log_monitor.py"}
         # Made by Ray with mode 0777, sockets included: only what is above them keeps others out.
         [session] = [path for path in (first.path / "r").glob("session_2*") if not path.is_symlink()]
         assert (session / "sockets" / "raylet").is_socket()

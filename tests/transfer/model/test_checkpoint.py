@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 
+from tests.conftest import run_code
 from tests.model_fixtures import SPEC, make_block, untrained
 from tests.table_fixtures import rows
 from transfer import checked_folder
@@ -32,6 +33,16 @@ def saved(tmp_path: Path, model: FleetTLP) -> Path:
 def edit(directory: Path, **changes: object) -> None:
     path = directory / checked_folder.MANIFEST_NAME
     path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
+
+
+def test_loading_imports_no_compiler_of_torch(model: FleetTLP, tmp_path: Path) -> None:
+    model.set_validity("cpu_b", torch.ones(SIZES.trunk_width + 1))
+    save(tmp_path / "v2", model, {})
+    code = (
+        "import sys, pathlib; from transfer.model.checkpoint import load; load(pathlib.Path(sys.argv[1])); "
+    )
+    code += "print([name for name in ('sympy', 'torch._dynamo') if name in sys.modules])"
+    assert run_code(code, tmp_path / "v2") == "[]\n"
 
 
 def test_round_trip_gives_bit_equal_scores_and_the_manifest(saved, model, tmp_path):
