@@ -13,10 +13,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 from benchmarks.collection_parts import Bench
-from benchmarks.harness import Figures, Option, benchmark, working_folder
+from benchmarks.harness import Figures, benchmark, option, working_folder
 
 _PARTS = ("throughput", "repeatability", "early_stop", "hung_kernel", "soak")
 
@@ -25,14 +25,14 @@ _PARTS = ("throughput", "repeatability", "early_stop", "hung_kernel", "soak")
 class Options:
     """What is measured."""
 
-    workloads: Annotated[int, Option("workloads to measure", least=1)] = 24
-    each: Annotated[int, Option("candidates of each workload", least=1)] = 24
+    workloads: int = option(24, "workloads to measure", least=1)
+    each: int = option(24, "candidates of each workload", least=1)
     #: 64 is the default of TVM's side for one round.
-    baseline: Annotated[int, Option("candidates that TVM measures too", least=1)] = 64
-    soak: Annotated[int, Option("candidates of the soak", least=1)] = 1000
-    parts: Annotated[tuple[str, ...], Option("what is measured", choices=_PARTS)] = _PARTS
-    seed: Annotated[int, Option("of the candidates")] = 0
-    folder: Annotated[Path | None, Option("folder for the spools")] = None
+    baseline: int = option(64, "candidates that TVM measures too", least=1)
+    soak: int = option(1000, "candidates of the soak", least=1)
+    parts: tuple[str, ...] = option(_PARTS, "what is measured", choices=_PARTS)
+    seed: int = option(0, "of the candidates")
+    folder: Path | None = option(None, "folder for the spools")
 
 
 def measure(options: Options) -> Figures:

@@ -26,13 +26,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import httpx
 
 from agents.records import DeviceId, Protocol
 from benchmarks.fleet_up import wait_until
-from benchmarks.harness import Figures, Option, benchmark, working_folder
+from benchmarks.harness import Figures, benchmark, option, working_folder
 from benchmarks.made_up import device_name, replay_specs
 from benchmarks.scale import fill
 from benchmarks.scale_fleet import (
@@ -288,7 +288,7 @@ def _lags(seen: list[tuple[float, int]], totals: list[tuple[float, int]]) -> lis
 class Options:
     """How large the fleet is."""
 
-    quick: Annotated[bool, Option("50 devices and 20,000 records")] = False
+    quick: bool = option(False, "50 devices and 20,000 records")
 
 
 def measure(options: Options) -> Figures:

@@ -13,13 +13,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Annotated
 
 import numpy as np
 
 from benchmarks.gpus_rivals import CHOOSERS, STRATEGIES, orders, why_absent
 from benchmarks.gpus_spaces import Space, find_spaces
-from benchmarks.harness import Figures, Option, benchmark, kept, say
+from benchmarks.harness import Figures, benchmark, kept, option, say
 from transfer.arrays import Floats, Rows
 
 DATA = Path(__file__).resolve().parents[2] / "shared" / "data" / "kernel_tuner_hub"
@@ -83,15 +82,14 @@ def run_chooser(space: Space, target: int, name: str, seed: int, *, count: int) 
 class Options:
     """How much is run."""
 
-    quick: Annotated[bool, Option("one seed, 64 measurements: within five minutes")] = False
-    data: Annotated[Path, Option("folder with a folder of caches a kernel")] = DATA
-    seeds: Annotated[int, Option("runs of each case", least=1, quick=1)] = 5
-    most: Annotated[int, Option("measurements of each run", least=1, quick=64)] = max(COUNTS)
-    keep: Annotated[Path | None, Option("folder of finished searches; a stopped run goes on")] = None
-    kernel_tuner: Annotated[
-        str,
-        Option(f"Python with Kernel Tuner, for its strategies {', '.join(STRATEGIES)}"),
-    ] = sys.executable
+    quick: bool = option(False, "one seed, 64 measurements: within five minutes")
+    data: Path = option(DATA, "folder with a folder of caches a kernel")
+    seeds: int = option(5, "runs of each case", least=1, quick=1)
+    most: int = option(max(COUNTS), "measurements of each run", least=1, quick=64)
+    keep: Path | None = option(None, "folder of finished searches; a stopped run goes on")
+    kernel_tuner: str = option(
+        sys.executable, f"Python with Kernel Tuner, for its strategies {', '.join(STRATEGIES)}"
+    )
 
 
 def measure(options: Options) -> Figures:

@@ -23,12 +23,12 @@ import statistics
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Final
+from typing import Any, Final
 
 from msgspec.structs import replace
 
 from agents.records import DeviceId, DeviceSpec, canonical_json
-from benchmarks.harness import Figures, Option, benchmark, kept, working_folder
+from benchmarks.harness import Figures, benchmark, kept, option, working_folder
 from benchmarks.networks_corpus import check_corpus, tiny_names
 from benchmarks.networks_corpus import table as corpus_table
 from benchmarks.networks_sides import VENDORS, Search, compare
@@ -82,33 +82,28 @@ _COLUMNS: Final = {
 class Options:
     """What is tuned, for how long, or what is checked instead."""
 
-    device: Annotated[str, Option("local device of this host, by its id")] = "x86-64-v4"
-    threads: Annotated[str, Option("one, or as many as this process has cores", choices=["1", "all"])] = "1"
-    network: Annotated[
-        tuple[str, ...], Option("only this one", choices=list(NETWORKS), is_repeated=True)
-    ] = ()
-    minutes: Annotated[float, Option("of each search", least=0.1, quick=1.0)] = 10.0
-    trials: Annotated[int, Option("candidates of a search, if minutes allow", least=1)] = 100_000
-    models: Annotated[Path | None, Option("folder with a head of the device")] = None
-    keep: Annotated[Path | None, Option("folder of finished networks; a stopped run goes on")] = None
-    rivals_only: Annotated[bool, Option("search nothing, and time TVM without schedules")] = False
-    tune_relax: Annotated[bool, Option("TVM's `tune_relax` searches for as long")] = False
-    stock_trials: Annotated[
-        int, Option("candidates of `tune_relax` as it is shipped; 0: it does not search", least=0)
-    ] = 0
-    per_round: Annotated[
-        int, Option("candidates of a round of `tune_relax`; its own default is 64", least=1)
-    ] = 8
-    own_programs: Annotated[
-        bool, Option("`tune_relax` gets programs as TVM's pipeline makes them, not those of `fleet tune`")
-    ] = False
-    quick: Annotated[bool, Option("two networks, and searches of a minute")] = False
-    check: Annotated[
-        str | None,
-        Option("instead compile every architecture of the corpus at a tiny size", choices=["corpus"]),
-    ] = None
-    jobs: Annotated[int, Option("checked at once", least=1)] = os.cpu_count() or 1
-    architecture: Annotated[tuple[str, ...], Option("check only this one", is_repeated=True)] = ()
+    device: str = option("x86-64-v4", "local device of this host, by its id")
+    threads: str = option("1", "one, or as many as this process has cores", choices=["1", "all"])
+    network: tuple[str, ...] = option((), "only this one", choices=list(NETWORKS))
+    minutes: float = option(10.0, "of each search", least=0.1, quick=1.0)
+    trials: int = option(100_000, "candidates of a search, if minutes allow", least=1)
+    models: Path | None = option(None, "folder with a head of the device")
+    keep: Path | None = option(None, "folder of finished networks; a stopped run goes on")
+    rivals_only: bool = option(False, "search nothing, and time TVM without schedules")
+    tune_relax: bool = option(False, "TVM's `tune_relax` searches for as long")
+    stock_trials: int = option(
+        0, "candidates of `tune_relax` as it is shipped; 0: it does not search", least=0
+    )
+    per_round: int = option(8, "candidates of a round of `tune_relax`; its own default is 64", least=1)
+    own_programs: bool = option(
+        False, "`tune_relax` gets programs as TVM's pipeline makes them, not those of `fleet tune`"
+    )
+    quick: bool = option(False, "two networks, and searches of a minute")
+    check: str | None = option(
+        None, "instead compile every architecture of the corpus at a tiny size", choices=["corpus"]
+    )
+    jobs: int = option(os.cpu_count() or 1, "checked at once", least=1)
+    architecture: tuple[str, ...] = option((), "check only this one")
 
     def search(self) -> Search:
         """How each network is searched."""

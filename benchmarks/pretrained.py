@@ -26,12 +26,12 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Annotated, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
 from agents.records import Workload, content_hash
-from benchmarks.harness import Figures, Option, benchmark, kept, read_kept, say, working_folder
+from benchmarks.harness import Figures, benchmark, kept, option, read_kept, say, working_folder
 from benchmarks.onboarding_baselines import baselines
 from benchmarks.onboarding_cases import Case, FewShotSet, situation_of, visible_dataset
 from benchmarks.pretrained_ship import (
@@ -89,36 +89,29 @@ class _Case(NamedTuple):
 class Options:
     """What learns, what is held out, and what is judged beside it."""
 
-    dataset: Annotated[tuple[Path, ...], Option("a published dataset", is_repeated=True)]
-    device: Annotated[str, Option("device of this host for secs_to_first_head")] = ""
-    keep: Annotated[Path | None, Option("folder of finished cases; an earlier run goes on")] = None
-    quick: Annotated[bool, Option("each group with one profile a seed")] = False
-    target: Annotated[tuple[str, ...], Option("hold out only this profile", is_repeated=True)] = ()
-    group: Annotated[tuple[str, ...], Option("hold out only this group", is_repeated=True)] = ()
-    seeds: Annotated[int, Option(least=1)] = 1
-    samples: Annotated[
-        tuple[int, ...], Option(f"beside {SAMPLES}; more than there are: all", may_be_empty=True)
-    ] = ()
-    breadth: Annotated[
-        tuple[int, ...], Option("numbers of workloads of further models", may_be_empty=True)
-    ] = ()
-    strategies: Annotated[
-        tuple[str, ...],
-        Option("further ways to make the head, of all records", choices=NAMES, may_be_empty=True),
-    ] = ()
-    baselines: Annotated[
-        tuple[str, ...],
-        Option(
-            "what others would do with the same samples",
-            choices=[one.name for one in baselines()],
-            may_be_empty=True,
-        ),
-    ] = ()
-    contenders: Annotated[tuple[str, ...], Option("models compared", choices=CONTENDERS)] = CONTENDERS
-    epochs: Annotated[int, Option(least=1)] = 24
-    workers: Annotated[int, Option("cases at once", least=1)] = len(os.sched_getaffinity(0))
-    ship: Annotated[Path | None, Option("folder to write the shipped model to")] = None
-    name: Annotated[str, Option("of the shipped model")] = "open-cpu"
+    dataset: tuple[Path, ...] = option(help="a published dataset")
+    device: str = option("", "device of this host for secs_to_first_head")
+    keep: Path | None = option(None, "folder of finished cases; an earlier run goes on")
+    quick: bool = option(False, "each group with one profile a seed")
+    target: tuple[str, ...] = option((), "hold out only this profile")
+    group: tuple[str, ...] = option((), "hold out only this group")
+    seeds: int = option(1, least=1)
+    samples: tuple[int, ...] = option((), f"beside {SAMPLES}; more than there are: all", may_be_empty=True)
+    breadth: tuple[int, ...] = option((), "numbers of workloads of further models", may_be_empty=True)
+    strategies: tuple[str, ...] = option(
+        (), "further ways to make the head, of all records", choices=NAMES, may_be_empty=True
+    )
+    baselines: tuple[str, ...] = option(
+        (),
+        "what others would do with the same samples",
+        choices=[one.name for one in baselines()],
+        may_be_empty=True,
+    )
+    contenders: tuple[str, ...] = option(CONTENDERS, "models compared", choices=CONTENDERS)
+    epochs: int = option(24, least=1)
+    workers: int = option(len(os.sched_getaffinity(0)), "cases at once", least=1)
+    ship: Path | None = option(None, "folder to write the shipped model to")
+    name: str = option("open-cpu", "of the shipped model")
 
     @property
     def all_samples(self) -> tuple[int, ...]:

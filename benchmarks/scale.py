@@ -24,12 +24,11 @@ import time
 from collections import deque
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Annotated
 
 import numpy as np
 
 from agents.records import CandidateId, DeviceId, Record, WorkloadId
-from benchmarks.harness import Figures, Option, benchmark, child_json, in_child, ms_of, working_folder
+from benchmarks.harness import Figures, benchmark, child_json, in_child, ms_of, option, working_folder
 from benchmarks.made_up import device_name, made_up_rows, make_records, own_mb
 from benchmarks.scale_connections import measure_connections
 from benchmarks.scale_fleet import measure_fleet
@@ -246,14 +245,14 @@ def measure_open(folder: Path, *, records: int, devices: int, repeats: int) -> F
 class Options:
     """How much of everything."""
 
-    part: Annotated[str | None, Option("only this one, in this process", choices=PARTS)] = None
-    devices: Annotated[int, Option(least=1)] = 1000
-    records: Annotated[int, Option("records of the part taking", least=1)] = 1_300_000
-    decisions: Annotated[int, Option(least=1)] = 5000
-    open_records: Annotated[int, Option("records of the parts open and start", least=1)] = 10_000_000
-    repeats: Annotated[int, Option("how often the large store is opened", least=1)] = 3
-    connections: Annotated[int, Option("strangers of the part connections", least=0)] = 2000
-    store: Annotated[Path | None, Option("large store; made where it is not there already")] = None
+    part: str | None = option(None, "only this one, in this process", choices=PARTS)
+    devices: int = option(1000, least=1)
+    records: int = option(1_300_000, "records of the part taking", least=1)
+    decisions: int = option(5000, least=1)
+    open_records: int = option(10_000_000, "records of the parts open and start", least=1)
+    repeats: int = option(3, "how often the large store is opened", least=1)
+    connections: int = option(2000, "strangers of the part connections", least=0)
+    store: Path | None = option(None, "large store; made where it is not there already")
 
 
 def _in_process(part: str, options: Options) -> Figures:

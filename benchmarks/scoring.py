@@ -26,11 +26,11 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Annotated, Any
+from typing import Any
 
 import numpy as np
 
-from benchmarks.harness import Figures, Option, benchmark, by_turns
+from benchmarks.harness import Figures, benchmark, by_turns, option
 
 #: Layers of common networks; a search asks for a few hundred candidates of one workload at a time.
 OPERATORS: tuple[tuple[str, tuple[int, ...]], ...] = (
@@ -66,9 +66,9 @@ class _Case:
 class Options:
     """What is measured."""
 
-    candidates: Annotated[int, Option("live candidates in all, of all operators together", least=1)] = 2048
-    repeats: Annotated[int, Option("times that each side does everything", least=1)] = 3
-    seed: Annotated[int, Option("of the candidates and the labels")] = 0
+    candidates: int = option(2048, "live candidates in all, of all operators together", least=1)
+    repeats: int = option(3, "times that each side does everything", least=1)
+    seed: int = option(0, "of the candidates and the labels")
 
 
 def measure(options: Options) -> Figures:

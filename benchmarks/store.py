@@ -14,12 +14,12 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 from deltalake import write_deltalake
 
 from agents.records import Record
-from benchmarks.harness import Figures, Option, benchmark, by_turns, in_child, ms_of, working_folder
+from benchmarks.harness import Figures, benchmark, by_turns, in_child, ms_of, option, working_folder
 from benchmarks.made_up import make_records
 from fleet.store.delta.schema import TABLE_SCHEMA, records_to_table
 from fleet.store.store import Store
@@ -108,9 +108,9 @@ def large_store(folder: Path, count: int) -> Iterator[tuple[str, Any]]:
 class Options:
     """What is measured."""
 
-    small_batches: Annotated[int, Option("appends of 64 records", least=1)] = 200
-    large_batches: Annotated[int, Option("appends of 1,000 records", least=1)] = 20
-    records: Annotated[int, Option("records in the store that is opened and read", least=1)] = OPEN_RECORDS
+    small_batches: int = option(200, "appends of 64 records", least=1)
+    large_batches: int = option(20, "appends of 1,000 records", least=1)
+    records: int = option(OPEN_RECORDS, "records in the store that is opened and read", least=1)
 
 
 def measure(options: Options) -> Figures:

@@ -12,12 +12,11 @@ import resource
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated
 
 import numpy as np
 
 from agents.records import Family
-from benchmarks.harness import Figures, Option, benchmark, by_turns, child_json, working_folder
+from benchmarks.harness import Figures, benchmark, by_turns, child_json, option, working_folder
 from benchmarks.imports import DATA
 from benchmarks.rivals.tlp import PublishedTlp
 from fleet.interchange.import_logs import ImportRequest, import_logs
@@ -58,11 +57,11 @@ class _Rows:
 class Options:
     """What both sides train on, and how often."""
 
-    store: Annotated[Path | None, Option("store to take rows from")] = None
-    rows: Annotated[int, Option("most rows that both sides train on", least=1)] = 2048
-    rounds: Annotated[int, Option("turns of each side", least=1)] = 3
-    no_memory: Annotated[bool, Option("leave the memory of a whole store out")] = False
-    train_on: Annotated[Path | None, Option("only read this store and train once: for its memory")] = None
+    store: Path | None = option(None, "store to take rows from")
+    rows: int = option(2048, "most rows that both sides train on", least=1)
+    rounds: int = option(3, "turns of each side", least=1)
+    no_memory: bool = option(False, "leave the memory of a whole store out")
+    train_on: Path | None = option(None, "only read this store and train once: for its memory")
 
 
 def measure(options: Options) -> Figures:

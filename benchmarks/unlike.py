@@ -15,11 +15,10 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
 
 import numpy as np
 
-from benchmarks.harness import Figures, Option, benchmark, say
+from benchmarks.harness import Figures, benchmark, option, say
 from benchmarks.unlike_ways import (
     OURS,
     SIMPLE,
@@ -128,24 +127,26 @@ _LEAST_WEIGHT, _SLOWEST = 0.1, 12.0
 class Options:
     """How much is run."""
 
-    quick: Annotated[bool, Option("a sixteenth of the problems, two seeds")] = False
-    data: Annotated[Path, Option("folder of find databases")] = DATA
-    one_in: Annotated[int, Option("take one convolution in so many", least=1, quick=256)] = 16
-    samples: Annotated[tuple[int, ...], Option("numbers of samples (k)", quick=(0, 64))] = (
-        0,
-        16,
-        64,
-        256,
-        1024,
+    quick: bool = option(False, "a sixteenth of the problems, two seeds")
+    data: Path = option(DATA, "folder of find databases")
+    one_in: int = option(16, "take one convolution in so many", least=1, quick=256)
+    samples: tuple[int, ...] = option(
+        (
+            0,
+            16,
+            64,
+            256,
+            1024,
+        ),
+        "numbers of samples (k)",
+        quick=(0, 64),
     )
-    seeds: Annotated[int, Option("draws of the samples", least=1, quick=2)] = 5
-    trees: Annotated[int, Option("trees that the sources teach", least=1, quick=30)] = 200
-    learnt: Annotated[int, Option("measurements of the sources that teach trees", least=100, quick=5000)] = (
-        40000
-    )
-    judged: Annotated[int, Option("most problems of a GPU that are judged", least=10, quick=200)] = 1000
-    ways: Annotated[tuple[str, ...], Option("only these", choices=list(WAYS))] = tuple(WAYS)
-    pictures: Annotated[Path | None, Option("write the two pictures into this folder")] = None
+    seeds: int = option(5, "draws of the samples", least=1, quick=2)
+    trees: int = option(200, "trees that the sources teach", least=1, quick=30)
+    learnt: int = option(40000, "measurements of the sources that teach trees", least=100, quick=5000)
+    judged: int = option(1000, "most problems of a GPU that are judged", least=10, quick=200)
+    ways: tuple[str, ...] = option(tuple(WAYS), "only these", choices=list(WAYS))
+    pictures: Path | None = option(None, "write the two pictures into this folder")
 
 
 #: What a way reached: (problems,) by seed, for each regime, GPU, way and k.
