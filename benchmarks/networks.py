@@ -94,16 +94,11 @@ class Options:
     stock_trials: int = option(
         0, "candidates of `tune_relax` as it is shipped; 0: it does not search", least=0
     )
-    per_round: int = option(8, "candidates of a round of `tune_relax`; its own default is 64", least=1)
-    own_programs: bool = option(
-        False, "`tune_relax` gets programs as TVM's pipeline makes them, not those of `fleet tune`"
-    )
     quick: bool = option(False, "two networks, and searches of a minute")
     check: str | None = option(
         None, "instead compile every architecture of the corpus at a tiny size", choices=["corpus"]
     )
     jobs: int = option(os.cpu_count() or 1, "checked at once", least=1)
-    architecture: tuple[str, ...] = option((), "check only this one")
 
     def search(self) -> Search:
         """How each network is searched."""
@@ -113,8 +108,6 @@ class Options:
             models=self.models,
             is_beside_tvm=self.tune_relax,
             stock_trials=self.stock_trials,
-            per_round=self.per_round,
-            has_own_programs=self.own_programs,
         )
 
 
@@ -159,7 +152,7 @@ def summary(spec: DeviceSpec, rows: dict[str, dict[str, Any]]) -> dict[str, Any]
 def measure(options: Options) -> Figures:
     """Tune and compare, or check the corpus."""
     if options.check:
-        return check_corpus(options.architecture or list(tiny_names()), options.jobs)
+        return check_corpus(list(tiny_names()), options.jobs)
     settings = load_fleet(None, {}).config
     spec = select_devices(settings)[DeviceId(options.device)]
     if options.threads == "all":

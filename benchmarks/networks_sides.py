@@ -29,6 +29,8 @@ from fleet.tuning.tuning import TuneOptions
 
 _TVM = [sys.executable, "-m", "benchmarks.tvm_sides"]
 _MOST_TRIALS = 100_000
+#: Candidates of a round of `tune_relax`, whose own default is 64: it commits results only after a round.
+_PER_ROUND = 8
 #: TVM writes a larger number for a candidate that failed.
 _FAILED_SECS = 1e9
 #: Outputs may differ by this much from torch's, relative to the largest value.
@@ -51,10 +53,6 @@ class Search:
     is_beside_tvm: bool
     #: Candidates of `tune_relax` as it is shipped; 0: it does not search.
     stock_trials: int
-    #: Candidates of a round of `tune_relax`.
-    per_round: int
-    #: Whether `tune_relax` gets the programs of TVM's own pipeline, not those of `fleet tune`.
-    has_own_programs: bool
 
 
 def compare(settings: FleetConfig, spec: DeviceSpec, network: str, search: Search, folder: Path) -> Figures:
@@ -120,8 +118,7 @@ def _sides_of_tvm(
         "way": "network",
         "network": network,
         "target": spec.target,
-        "own_programs": search.has_own_programs,
-        "per_round": search.per_round,
+        "per_round": _PER_ROUND,
         "seed": 0,
         "device": spec.device_id,
         "devices": devices,
@@ -164,10 +161,6 @@ def good_records(text: str) -> list[str]:
 
 def library_of_tvm(spec: DeviceSpec, question: Json, records: Path, folder: Path) -> Path:
     """Compile the network with TVM's schedules."""
-    if question["own_programs"]:
-        library = folder / "own_programs.so"
-        child_json(_TVM[1:], question={**question, "way": "library", "library": str(library)})
-        return library
     lines = [json.loads(line) for line in records.read_text().splitlines()]
     # TVM writes its target with every default.
     target = canonical_json(spec.target)
