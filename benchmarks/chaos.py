@@ -65,7 +65,8 @@ class Bench:
         try:
             body(run)
         except (ChildError, LateError) as error:
-            self.tally.failures.append(f"{run.what}: {error}; its folder: {run.root}")
+            words = self.children.last_words()
+            self.tally.failures.append(f"{run.what}: {error}; its folder: {run.root}; {words}")
             if not self.children.is_alive:
                 self.children.close()
                 self.children = Children(self.base / "errors.txt")

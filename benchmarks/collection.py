@@ -18,6 +18,8 @@ from typing import Any
 from benchmarks.collection_parts import Bench
 from benchmarks.harness import Figures, benchmark, option, working_folder
 
+#: Candidates that TVM measures too: its default for one round.
+_BASELINE = 64
 _PARTS = ("throughput", "repeatability", "early_stop", "hung_kernel", "soak")
 
 
@@ -27,8 +29,6 @@ class Options:
 
     workloads: int = option(24, "workloads to measure", least=1)
     each: int = option(24, "candidates of each workload", least=1)
-    #: 64 is the default of TVM's side for one round.
-    baseline: int = option(64, "candidates that TVM measures too", least=1)
     soak: int = option(1000, "candidates of the soak", least=1)
     parts: tuple[str, ...] = option(_PARTS, "what is measured", choices=_PARTS)
     seed: int = option(0, "of the candidates")
@@ -40,11 +40,10 @@ def measure(options: Options) -> Figures:
     with working_folder(beside=options.folder) as folder:
         bench = Bench(folder, options.workloads, options.seed)
         candidates, propose_secs = bench.candidates(options.each)
-        both = candidates[: options.baseline]
+        both = candidates[:_BASELINE]
         few = bench.part(candidates, _FEW_EACH)
         many = bench.part(candidates, options.each, workloads=_DEEP_WORKLOADS)
         result: Figures = {
-            "benchmark": "collection",
             "cores": len(bench.cores),
             "workloads": [workload.name for workload in bench.workloads],
         }

@@ -9,6 +9,7 @@ import statistics
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
 from types import MappingProxyType
@@ -32,7 +33,7 @@ from agents.records import (
     canonical_json,
 )
 from agents.sandbox.job import CandidateJob
-from benchmarks.bad_programs import EndOf, holdings, hung, killers
+from benchmarks.bad_programs import end_of, holdings, hung, killers
 from benchmarks.disturbing_load import disturbing_load
 from benchmarks.harness import child_json
 from benchmarks.repeatability import compared, latencies
@@ -301,12 +302,13 @@ class Bench:
             pool = worker.pool
             for _ in range(times):
                 pool.ask({"op": "networks", "networks": []})
-                with EndOf(pool.pids[1]) as end:
+                with ThreadPoolExecutor(1) as watcher:
+                    end_at = watcher.submit(end_of, pool.pids[1])
                     started = time.monotonic()
                     job = CandidateJob(candidate=candidate, workload=workload, protocol=protocol)
                     [result] = pool.run([job])
                 assert result.outcome is Outcome.RUN_TIMEOUT, result
-                lasted = end.at - started - result.build_secs - result.wait_secs
+                lasted = end_at.result() - started - result.build_secs - result.wait_secs
                 late.append(lasted - protocol.run_timeout_secs)
         return {
             "hung_kernel_secs_after_timeout": max(late),

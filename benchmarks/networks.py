@@ -31,7 +31,7 @@ from agents.records import DeviceId, DeviceSpec, canonical_json
 from benchmarks.harness import Figures, benchmark, kept, option, working_folder
 from benchmarks.networks_corpus import check_corpus, tiny_names
 from benchmarks.networks_corpus import table as corpus_table
-from benchmarks.networks_sides import VENDORS, Search, compare
+from benchmarks.networks_sides import VENDORS, compare
 from benchmarks.tables import markdown_table
 from fleet.config.init import Profile, write_profiles
 from fleet.config.settings import FleetConfig, load_fleet, select_devices
@@ -94,21 +94,17 @@ class Options:
     stock_trials: int = option(
         0, "candidates of `tune_relax` as it is shipped; 0: it does not search", least=0
     )
+    per_round: int = option(8, "candidates of a round of `tune_relax`; its own default is 64", least=1)
     quick: bool = option(False, "two networks, and searches of a minute")
     check: str | None = option(
         None, "instead compile every architecture of the corpus at a tiny size", choices=["corpus"]
     )
     jobs: int = option(os.cpu_count() or 1, "checked at once", least=1)
 
-    def search(self) -> Search:
-        """How each network is searched."""
-        return Search(
-            minutes=0.0 if self.rivals_only else self.minutes,
-            trials=self.trials,
-            models=self.models,
-            is_beside_tvm=self.tune_relax,
-            stock_trials=self.stock_trials,
-        )
+    @property
+    def search_minutes(self) -> float:
+        """Of our search, and of `tune_relax` beside it; 0: nothing is searched, only rivals are timed."""
+        return 0.0 if self.rivals_only else self.minutes
 
 
 def device_on_all_cores(spec: DeviceSpec, cores: Iterable[int]) -> DeviceSpec:
@@ -137,7 +133,6 @@ def summary(spec: DeviceSpec, rows: dict[str, dict[str, Any]]) -> dict[str, Any]
             worst[key] = {"network": name, "value": values[name]}
     searched = [row for row in rows.values() if "is_equal" in row]
     return {
-        "benchmark": "networks",
         "device": spec.device_id,
         "target": spec.target,
         "threads": spec.threads,
@@ -157,29 +152,28 @@ def measure(options: Options) -> Figures:
     spec = select_devices(settings)[DeviceId(options.device)]
     if options.threads == "all":
         spec = device_on_all_cores(spec, os.sched_getaffinity(0))
-    search = options.search()
     names = options.network or (_QUICK if options.quick else tuple(NETWORKS))
     rows = {}
     with working_folder(options.keep) as folder:
         settings = with_device(settings, spec, folder / "devices")
         for name in names:
-            place = f"{name}-{spec.threads}-threads-{row_name(search)}"
+            place = f"{name}-{spec.threads}-threads-{row_name(options)}"
 
             def row(name: str = name, place: str = place) -> Figures:
                 shutil.rmtree(folder / place, ignore_errors=True)
-                return compare(settings, spec, NETWORKS[name], search, folder / place)
+                return compare(settings, spec, NETWORKS[name], options, folder / place)
 
             rows[name] = kept(folder / "rows" / f"{place}.json", row)
     return summary(spec, rows)
 
 
-def row_name(search: Search) -> str:
+def row_name(options: Options) -> str:
     """What a row's file says of the search that it is of: others of the same folder are other rows."""
     words = ["rivals"]
-    if search.minutes:
-        words = [f"{search.minutes:g}-minutes"]
-        words += ["relax"] if search.is_beside_tvm else []
-        words += [f"{search.stock_trials}-stock"] if search.stock_trials else []
+    if options.search_minutes:
+        words = [f"{options.search_minutes:g}-minutes"]
+        words += ["relax"] if options.tune_relax else []
+        words += [f"{options.stock_trials}-stock"] if options.stock_trials else []
     return "-".join(words)
 
 

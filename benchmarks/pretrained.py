@@ -345,12 +345,11 @@ def _run(options: Options, folder: Path) -> Figures:
     networks = networks_of(workloads.values())
     targets = [str(one) for one in reader.devices()]
     processors = sorted({one.descriptor.cpu_model for one in reader.devices().values() if one.descriptor})
-    if unknown := set(options.target) - set(targets):
-        raise FleetError(f"no profile {min(unknown)!r} in the datasets; they have {', '.join(targets)}")
     held_out = [one for one in targets if not options.target or one in options.target]
     groups = list(groups_of(networks))
-    if unknown := set(options.group) - set(groups):
-        raise FleetError(f"no group {min(unknown)!r} in the datasets; they have {', '.join(groups)}")
+    for what, named, there in (("profile", options.target, targets), ("group", options.group, groups)):
+        if unknown := set(named) - set(there):
+            raise FleetError(f"no {what} {min(unknown)!r} in the datasets; they have {', '.join(there)}")
     cases = cases_of(options.group or groups, held_out, seeds=options.seeds, is_quick=options.quick)
     cases_in = folder / f"cases-{sums}-{options.of_cases}"
     done = _kept(cases_in, cases, partial(run_case, store, asked=options), options.workers)

@@ -198,7 +198,7 @@ def _model(cases: list[_Case], seed: int) -> Any:
     """A model of the usual sizes: random weights, and trees grown to random values."""
     import torch
 
-    from transfer.features.extractor import DEFAULT_SPEC, Extractor
+    from transfer.features.extractor import DEFAULT_SPEC
     from transfer.features.flat import flat_inputs
     from transfer.features.hardware import HARDWARE_NAMES
     from transfer.model.fleet_tlp import FleetTLP, model_config
@@ -208,8 +208,7 @@ def _model(cases: list[_Case], seed: int) -> Any:
 
     config = TrainConfig()
     model = FleetTLP(model_config(DEFAULT_SPEC, config.sizes), (_HEAD,))
-    workloads = [case.workload for case in cases for _ in case.stored]
-    block = Extractor().extract(workloads, [one for case in cases for one in case.stored])
+    block = _features(cases)
     model.fit_scaler(block)
     random = np.random.default_rng(seed)
     hardware = random.normal(size=len(HARDWARE_NAMES)).astype(np.float32)
@@ -218,6 +217,14 @@ def _model(cases: list[_Case], seed: int) -> Any:
     model.trees = Trees(pack(grow(x, wanted, np.ones(len(x)), count=config.trees, seed=seed)))
     model.set_hardware(_HEAD, torch.from_numpy(hardware))
     return model.eval()
+
+
+def _features(cases: list[_Case]) -> Any:
+    """Features of all stored candidates."""
+    from transfer.features.extractor import Extractor
+
+    workloads = [case.workload for case in cases for _ in case.stored]
+    return Extractor().extract(workloads, [one for case in cases for one in case.stored])
 
 
 def _equal_to_stored(case: _Case) -> bool:
@@ -234,10 +241,7 @@ def _ready_features(model: Any, cases: list[_Case], cores: int) -> Figures:
     """Score many candidates from ready features on up to two cores."""
     import torch
 
-    from transfer.features.extractor import Extractor
-
-    workloads = [case.workload for case in cases for _ in case.stored]
-    block = Extractor().extract(workloads, [one for case in cases for one in case.stored])
+    block = _features(cases)
     block = block.take(np.resize(np.arange(len(block)), _READY))
     torch.set_num_threads(min(2, cores))
     seconds = []

@@ -145,7 +145,6 @@ class Options:
     trees: int = option(200, "trees that the sources teach", least=1, quick=30)
     learnt: int = option(40000, "measurements of the sources that teach trees", least=100, quick=5000)
     judged: int = option(1000, "most problems of a GPU that are judged", least=10, quick=200)
-    ways: tuple[str, ...] = option(tuple(WAYS), "only these", choices=list(WAYS))
     pictures: Path | None = option(None, "write the two pictures into this folder")
 
 
@@ -173,12 +172,12 @@ def measure(options: Options) -> Figures:
                 # Without a sample there is nothing to draw.
                 for seed in range(options.seeds if k else 1):
                     view = View(pool, _samples(data, free, k, seed), seed)
-                    for name in options.ways:
+                    for name, way in WAYS.items():
                         earlier = reached.get((regime, device_id, name, options.samples[0]))
                         if earlier and name in WITHOUT_SAMPLES:
                             reached[regime, device_id, name, k] = earlier
                         else:
-                            reached[regime, device_id, name, k].append(_judged(view, WAYS[name](view)))
+                            reached[regime, device_id, name, k].append(_judged(view, way(view)))
     figures = {
         "quick": options.quick,
         **_figures(reached, options),
@@ -190,7 +189,7 @@ def measure(options: Options) -> Figures:
         "table": _table(reached, options),
     }
     if options.pictures is not None:
-        write_pictures(options.pictures, figures, options.ways)
+        write_pictures(options.pictures, figures, tuple(WAYS))
     return figures
 
 
@@ -299,12 +298,9 @@ def likeness(data: FindData) -> dict[str, dict[str, dict[str, float]]]:
 def _figures(reached: Reached, options: Options) -> Figures:
     """Ours beside the best simple answer at each k, paired."""
     found: Figures = {}
-    simple = [name for name in options.ways if name in SIMPLE]
-    if OURS not in options.ways or not simple:
-        return found
     for regime in _REGIMES:
         for k in options.samples:
-            means = {name: _mean(reached, regime, name, k) for name in simple}
+            means = {name: _mean(reached, regime, name, k) for name in SIMPLE}
             best = max(means, key=means.__getitem__)
             name = f"{regime.value.replace('-', '_')}_k{k}"
             found[f"{name}_kept"] = _mean(reached, regime, OURS, k)
@@ -356,7 +352,7 @@ def _table(reached: Reached, options: Options) -> Figures:
                     for device in devices
                 },
             }
-            for name in options.ways
+            for name in WAYS
         }
         for regime in _REGIMES
     }
