@@ -136,13 +136,12 @@ class Run:
             "sabotage": self.sabotage,
         }
 
-    def die(self, load: str, *, at: int, fault: str, with_power: bool = False) -> bool:
-        """One life that ends at a step; False if it had fewer steps."""
+    def die(self, load: str, *, at: int, fault: str, with_power: bool = False) -> None:
+        """One life that ends at a step, if it has so many."""
         code = self._children.run(load, self.arguments(at=at, fault=fault))
         self.ended(load, code, fault)
         if code == DEAD and with_power:
             self.cut_power()
-        return code == DEAD
 
     def ended(self, target: str, code: int, fault: str) -> None:
         """Count a kill.

@@ -93,7 +93,7 @@ class Options:
 def measure(options: Options) -> Figures:
     """Do all parts; one that fails keeps no other from being done."""
     if why := why_skipped():
-        return {"benchmark": "gpu_visit", "skipped": why}
+        return {"skipped": why}
     began, card = time.monotonic(), cuda_devices()[0]
     [spec, *_] = [one.spec for one in host_profiles() if one.spec.kind is DeviceKind.CUDA]
     with working_folder(options.keep) as folder:
@@ -120,14 +120,12 @@ def measure(options: Options) -> Figures:
             label = re.sub(r"[^a-z0-9.]+", "-", text.lower())
             networks[text] = part(f"network-{label}", left, partial(_tuned, settings, spec, text))
     return {
-        "benchmark": "gpu_visit",
         "gpu": card,
         "target": spec.target,
         "tensor_peak_flops": peak,
         "baseline": "torch.matmul, torch eager, torch.compile and TVM's default schedules, on the same GPU",
         "products": products,
         "networks": networks,
-        "secs": time.monotonic() - began,
     }
 
 

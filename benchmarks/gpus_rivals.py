@@ -22,10 +22,11 @@ from scipy.stats import rankdata
 
 from agents.host.gpu_sheets import gpu_sheet
 from benchmarks.gpus_spaces import Space
+from benchmarks.harness import run_bounded
 from benchmarks.unlike_ways import together_best
 from transfer.adapt.space_search import SpaceSearch
 from transfer.arrays import Floats, Rows
-from transfer.features.hardware import kinship_steps
+from transfer.features.hardware import kinship_steps, vector_distances
 
 #: Of Kernel Tuner 1.5; a version without one of them reports so. Left out are bayes_opt, which takes minutes
 #: per run and found least, searches for several aims, and what needs further packages.
@@ -94,13 +95,12 @@ _READ = ("time", "compile_time", "verification_time", "benchmark_time", "strateg
 def why_absent(python: str) -> str:
     """Why Kernel Tuner cannot be asked; empty where it can."""
     try:
-        command = [python, "-c", "import kernel_tuner"]
-        done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=120)
-    except (OSError, subprocess.TimeoutExpired) as error:
+        ended = run_bounded([python, "-c", "import kernel_tuner"], 120)
+    except OSError as error:
         return f"{python}: {error}"
-    if done.returncode == 0:
+    if ended.code == 0:
         return ""
-    last = (done.stderr.strip().splitlines() or ["it gave no reason"])[-1]
+    last = (ended.errors.strip().splitlines() or ["it gave no reason"])[-1]
     return f"{python}: {last}; pip install kernel_tuner, or name a Python that has it with --kernel-tuner"
 
 
@@ -199,10 +199,7 @@ def random_order(space: Space, target: int, seed: int) -> Chooser:
 def nearest_gpu(space: Space, target: int, seed: int) -> Chooser:
     """In the order of the GPU whose data sheet is the most alike."""
     others = _others(space, target)
-    spread = np.maximum(space.hardware.std(axis=0), 1e-6)
-    scaled = space.hardware / spread
-    apart = [float(((scaled[one] - scaled[target]) ** 2).sum()) for one in others]
-    nearest = others[int(np.argmin(apart))]
+    nearest = min(others, key=vector_distances(space.hardware, target).__getitem__)
     yield from _in_order(np.argsort(_filled(space.secs[:, nearest]), kind="stable"))
 
 

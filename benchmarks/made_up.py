@@ -212,7 +212,7 @@ def replay_specs(
     }
 
 
-def own_mb() -> float:
-    """Memory of this process in MB that is no mapped file."""
+def own_mb(field: str = "RssAnon") -> float:
+    """Memory of this process in MiB that is no mapped file, or another line of its status."""
     lines = Path("/proc/self/status").read_text().splitlines()
-    return next(int(line.split()[1]) / 1024 for line in lines if line.startswith("RssAnon"))
+    return next(int(line.split()[1]) / 1024 for line in lines if line.startswith(field))

@@ -127,7 +127,7 @@ def summary(spec: DeviceSpec, rows: dict[str, dict[str, Any]]) -> dict[str, Any]
     for key in _RATIOS:
         values = {name: row[key] for name, row in rows.items() if row.get(key) is not None}
         is_whole = len(values) == len(rows) or key == "wall_ratio_vs_stock"
-        means[key] = round(statistics.geometric_mean(values.values()), 3) if values and is_whole else None
+        means[key] = statistics.geometric_mean(values.values()) if values and is_whole else None
         if values:
             name = min(values, key=values.__getitem__)
             worst[key] = {"network": name, "value": values[name]}

@@ -61,7 +61,7 @@ def check_corpus(architectures: Sequence[str], jobs: int) -> dict[str, Any]:
             for dtype, row in done.result().items():
                 print(f"{waiting[done]} {dtype}: {_cell(row)}", file=sys.stderr, flush=True)
     networks = {name: rows[name] for name in architectures}
-    return {"benchmark": "networks corpus", **summary(networks), "secs": round(time.perf_counter() - began)}
+    return {"benchmark": "networks corpus", **summary(networks), "secs": time.perf_counter() - began}
 
 
 def summary(networks: dict[str, dict[str, Any]]) -> dict[str, Any]:
@@ -116,8 +116,8 @@ def _check(text: str) -> dict[str, Any]:
             seen = first_run(question, Family.CPU)
         except NetworkRefusedError as error:
             why = str(error).removeprefix(f"network {text}: ")
-            return {"result": "refused", "why": why, "secs": round(time.perf_counter() - began, 1)}
-        secs = round(time.perf_counter() - began, 1)
+            return {"result": "refused", "why": why, "secs": time.perf_counter() - began}
+        secs = time.perf_counter() - began
         try:
             if read_network_name(text).dtype == "float32":
                 build({**question, "traces": {}}, Family.CPU)

@@ -261,7 +261,7 @@ def part_figures(parts: Mapping[str, Sequence[Mapping[str, Any]]]) -> Figures:
     runs = sum(one["runs"] for one in stated)
     if runs:
         covered = sum(one["runs"] * one["top1_covered"] for one in stated)
-        found["interval_coverage"], found["interval_coverage_runs"] = round(covered / runs, 4), runs
+        found["interval_coverage"], found["interval_coverage_runs"] = covered / runs, runs
     for part in parts.get("selectors", ()):
         found["best_selector"], found["chosen_samples_share"] = part["best"], part["share"]
     return found

@@ -20,7 +20,6 @@ from __future__ import annotations
 import os
 import re
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -31,6 +30,7 @@ from typing import NamedTuple
 import numpy as np
 
 from agents.records import Workload, content_hash
+from benchmarks.fleet_up import ROOT, verb
 from benchmarks.harness import Figures, benchmark, kept, option, read_kept, say, working_folder
 from benchmarks.onboarding_baselines import baselines
 from benchmarks.onboarding_cases import Case, FewShotSet, situation_of, visible_dataset
@@ -297,8 +297,8 @@ def _contenders(trial: _Trial, asked: Options) -> dict[str, tuple[Rows, list[str
 def secs_to_first_head(device: str) -> float:
     """Seconds of `fleet onboard DEVICE --samples 0` in an empty folder."""
     with working_folder() as work:
-        command = [sys.executable, "-m", "fleet.cli", "onboard", device, "--samples", "0", "--json"]
-        configs = Path(__file__).parent.parent / "configs"
+        command = verb("onboard", device, "--samples", "0", "--json")
+        configs = ROOT / "configs"
         command += ["--config", str(configs / "fleet.yaml"), "--store", str(work / "runs" / "store")]
         command += ["--set", f"devices.folder={configs / 'hardware'}"]
         command += ["--models", str(work / "runs" / "models")]
@@ -380,7 +380,7 @@ def _run(options: Options, folder: Path) -> Figures:
         )
         result["shipped"] = ship(store, options.ship, about, options.epochs)
     if options.device and has_shipped(next(iter(reader.devices().values())).spec.family):
-        result["secs_to_first_head"] = round(secs_to_first_head(options.device), 1)
+        result["secs_to_first_head"] = secs_to_first_head(options.device)
     return result
 
 

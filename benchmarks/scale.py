@@ -206,7 +206,7 @@ def measure_taking(folder: Path, *, devices: int, records: int) -> Figures:
         **ms_of("ms_per_turn", secs),
         # The part of a turn after which its records may be acknowledged.
         **ms_of("durable_ms", durable),
-        "memory_growth_mb": round(statistics.median(memory[-few:]) - statistics.median(memory[:few]), 1),
+        "memory_growth_mb": statistics.median(memory[-few:]) - statistics.median(memory[:few]),
         "memory_peak_mb": max(memory),
     }
 

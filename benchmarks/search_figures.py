@@ -110,7 +110,7 @@ def gain(timed: Timed, over: str, side: str = OURS) -> JsonDict | None:
         return None
     means = np.array([statistics.fmean(values) for values in logs.values()])
     found = mean_of(means).estimate()
-    value, low, high = (round(math.exp(log), 4) for log in (found.value, found.low, found.high))
+    value, low, high = map(math.exp, (found.value, found.low, found.high))
     return {
         "value": value,
         "interval": [low, high],
@@ -136,7 +136,7 @@ def scoring_share(runs: Runs) -> float | None:
     rounds = ("rank", "learn", "draw", "measure", "confirm")
     total = sum(parts.get(name, 0.0) for parts in spent for name in rounds)
     scoring = sum(parts.get(name, 0.0) for parts in spent for name in _SCORING)
-    return round(scoring / total, 4) if total else None
+    return scoring / total if total else None
 
 
 def noise_floor(turns: Iterable[Mapping[str, Sequence[float]]]) -> float | None:
@@ -147,4 +147,4 @@ def noise_floor(turns: Iterable[Mapping[str, Sequence[float]]]) -> float | None:
         for values in sides.values()
         for earlier, later in itertools.pairwise(values)
     ]
-    return round(statistics.median(changes), 4) if changes else None
+    return statistics.median(changes) if changes else None
