@@ -47,7 +47,7 @@ def measure(options: Options) -> Figures:
             "cores": len(bench.cores),
             "workloads": [workload.name for workload in bench.workloads],
         }
-        parts: dict[str, Callable[[], dict[str, Any]]] = {
+        parts: dict[str, Callable[[], Figures]] = {
             "throughput": lambda: bench.throughput(both, propose_secs / len(candidates)),
             "repeatability": lambda: bench.repeatability(few),
             "early_stop": lambda: bench.early_stop(many),

@@ -32,7 +32,7 @@ import httpx
 
 from agents.records import DeviceId, Protocol
 from benchmarks.fleet_up import wait_until
-from benchmarks.harness import Figures, benchmark, option, working_folder
+from benchmarks.harness import Figures, benchmark, option, stopwatch, working_folder
 from benchmarks.made_up import device_name, replay_specs
 from benchmarks.scale import fill
 from benchmarks.scale_fleet import (
@@ -117,22 +117,21 @@ def run(folder: Path, *, devices: int, records: int) -> Figures:
     Raises:
         FleetError: There is no browser.
     """
-    if not CHROMIUM.exists():
-        raise FleetError(f"{CHROMIUM} is missing: apt-get install chromium")
-    fill(folder / "store", records=records, devices=devices)
-    with seldom_collected(), _working(folder, devices) as fleet:
-        time.sleep(_WARM_SECS)  # all devices begin at once
-        with fleet.client() as client:
-            wait_until(
-                lambda: client.get("/v1/dashboard/fleet").json()["digest"]["state"] == "ready",
-                "the digest of the store; try a smaller fleet",
-                _MOST_SECS,
-            )
-        browser = _look(fleet)
+    with open_browser() as browser:
+        fill(folder / "store", records=records, devices=devices)
+        with seldom_collected(), _working(folder, devices) as fleet:
+            time.sleep(_WARM_SECS)  # all devices begin at once
+            with fleet.client() as client:
+                wait_until(
+                    lambda: client.get("/v1/dashboard/fleet").json()["digest"]["state"] == "ready",
+                    "the digest of the store; try a smaller fleet",
+                    _MOST_SECS,
+                )
+            looks = _look(browser, fleet)
     totals = fleet.totals
     found: Figures = {
         "devices": devices,
-        **browser,
+        **looks,
         "records_per_s": (totals[-1][1] - totals[0][1]) / (totals[-1][0] - totals[0][0]),
     }
     found["reached"] = {name: found[name] <= bound for name, bound in BOUNDS.items()}
@@ -172,23 +171,16 @@ def _turn(coordinator: Coordinator, over: threading.Event, fleet: _Fleet) -> Non
         fleet.totals.append((time.time(), records_of(coordinator)))
 
 
-def _look(fleet: _Fleet) -> Figures:
+def _look(browser: Any, fleet: _Fleet) -> Figures:
     """What a browser sees, and what the API takes meanwhile."""
-    from playwright.sync_api import sync_playwright
-
-    with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=str(CHROMIUM), args=["--no-sandbox"])
-        try:
-            visits = [_visit(browser, fleet) for _ in range(_VISITS)]
-            context, page = _opened(browser, fleet)
-            page.evaluate(_WATCH)
-            began = time.time()
-            times = _ask(fleet)
-            page.wait_for_timeout(max(0.0, 1e3 * (_WATCH_SECS - (time.time() - began))))
-            lags = _lags(page.evaluate("() => window.seen"), fleet.totals)
-            context.close()
-        finally:
-            browser.close()
+    visits = [_visit(browser, fleet) for _ in range(_VISITS)]
+    context, page = _opened(browser, fleet)
+    page.evaluate(_WATCH)
+    elapsed = stopwatch()
+    times = _ask(fleet)
+    page.wait_for_timeout(max(0.0, 1e3 * (_WATCH_SECS - elapsed())))
+    lags = _lags(page.evaluate("() => window.seen"), fleet.totals)
+    context.close()
     every = list(itertools.chain.from_iterable(times.values()))
     return {
         "first_paint_secs": statistics.median(one["rows_secs"] for one in visits),
@@ -200,6 +192,25 @@ def _look(fleet: _Fleet) -> Figures:
         },
         "live_lag_secs": _p95(lags),
     }
+
+
+@contextmanager
+def open_browser() -> Iterator[Any]:
+    """Chromium, without a window.
+
+    Raises:
+        FleetError: It is not installed.
+    """
+    from playwright.sync_api import sync_playwright
+
+    if not CHROMIUM.exists():
+        raise FleetError(f"{CHROMIUM} is missing: apt-get install chromium")
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=str(CHROMIUM), args=["--no-sandbox"])
+        try:
+            yield browser
+        finally:
+            browser.close()
 
 
 def _p95(secs: list[float]) -> float:
@@ -244,9 +255,9 @@ def _ask(fleet: _Fleet) -> dict[str, list[float]]:
         workloads = [one["workload_id"] for one in client.get("/v1/dashboard/workloads").json()["rows"]]
 
         def asked(name: str, path: str, **query: Any) -> Any:
-            began = time.perf_counter()
+            elapsed = stopwatch()
             answer = client.get(f"/v1/dashboard/{path}", params=query)
-            times.setdefault(name, []).append(time.perf_counter() - began)
+            times.setdefault(name, []).append(elapsed())
             answer.raise_for_status()
             return answer.json()
 

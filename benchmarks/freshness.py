@@ -31,14 +31,12 @@ from agents.records import DeviceId, DeviceKind, Family, Record, WorkloadId
 from benchmarks.fleet_up import READY, START_SECS, Program, profile_file, verb, wait_until, write_fleet
 from benchmarks.harness import Figures, benchmark, option, working_folder
 from benchmarks.pretrained import groups_of, networks_of, opened_store
-from benchmarks.pretrained_ship import ShippedAbout, ship
-from benchmarks.tables import interval
+from benchmarks.pretrained_ship import ShippedAbout, figure_of, ship
 from fleet.errors import FleetError
 from fleet.json_types import Json, JsonDict
 from fleet.models.opponents import HeadCache
 from fleet.models.registry import Registry
 from fleet.models.shipped_model import SHIPPED_KEY, ShippedHeads, read_shipped
-from fleet.models.standings import mean_of
 from fleet.models.training_rows import JudgedRows
 from fleet.models.versions import DatasetSnapshot, held_out, load_snapshot
 from fleet.refresh.request import RefreshRequest
@@ -310,16 +308,16 @@ def _figures(looks: Sequence[Json]) -> Figures:
         gains.append(served - floor)
         by_minute[str(seen["minute"])] = {
             **{name: seen[name] for name in ("records", "serves", "why", "lacks", "refresh_secs")},
-            "top1": interval(mean_of(served).estimate()),
-            "top1_shipped": interval(mean_of(floor).estimate()),
-            "minus_shipped": interval(mean_of(served - floor).estimate()),
+            "top1": figure_of(served),
+            "top1_shipped": figure_of(floor),
+            "minus_shipped": figure_of(served - floor),
         }
     worst = min(gains, key=lambda gain: float(gain.mean()))
     return {
         "judged_workloads": len(gains[0]),
         "by_minute": by_minute,
-        "worst_minus_shipped": interval(mean_of(worst).estimate()),
-        f"gain_{looks[-1]['minute']}min": interval(mean_of(gains[-1]).estimate()),
+        "worst_minus_shipped": figure_of(worst),
+        f"gain_{looks[-1]['minute']}min": figure_of(gains[-1]),
     }
 
 

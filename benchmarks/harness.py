@@ -333,6 +333,12 @@ def by_turns(
     return secs
 
 
+def stopwatch() -> Callable[[], float]:
+    """What gives the seconds since now whenever it is called."""
+    began = time.perf_counter()
+    return lambda: time.perf_counter() - began
+
+
 def ms_of(name: str, secs: Sequence[float], tail: int = 99) -> Figures:
     """Median, a high percentile and the maximum of some times in milliseconds, under keys of a name.
 

@@ -23,7 +23,7 @@ import statistics
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from msgspec.structs import replace
 
@@ -121,7 +121,7 @@ def with_device(settings: FleetConfig, spec: DeviceSpec, folder: Path) -> FleetC
     return settings.model_copy(update={"devices": devices})
 
 
-def summary(spec: DeviceSpec, rows: dict[str, dict[str, Any]]) -> dict[str, Any]:
+def summary(spec: DeviceSpec, rows: dict[str, Figures]) -> Figures:
     """All networks together: geometric means, and the network that is worst by each ratio."""
     worst, means = {}, {}
     for key in _RATIOS:

@@ -11,14 +11,13 @@ import json
 import os
 import statistics
 import sys
-import time
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from agents.records import DeviceSpec, canonical_json
-from benchmarks.harness import Figures, child_json, run_bounded
+from benchmarks.harness import Figures, child_json, run_bounded, stopwatch
 from benchmarks.search_sides import tuned
 from fleet.config.settings import FleetConfig
 from fleet.json_types import Json
@@ -64,13 +63,13 @@ def compare(settings: FleetConfig, spec: DeviceSpec, network: str, search: Optio
         check_network(network, spec, libraries)
         timed = time_network(network, spec, {"tvm_untuned": libraries / "untuned.so"}, libraries)
         return row | _latencies(timed, limits)
-    began = time.perf_counter()
+    elapsed = stopwatch()
     ours = _tuned(settings, spec, network, search, folder)
     [timed] = ours["whole_networks"].values()
     if "why_not" in timed:
         return row | {"why_not": timed["why_not"]}
     # What follows the search is the same for both sides.
-    search_secs = time.perf_counter() - began - ours["seconds"].get("compile", 0.0)
+    search_secs = elapsed() - ours["seconds"].get("compile", 0.0)
     os.sched_setaffinity(0, cores)
     row |= {key: ours[key] for key in ("trials", "failed", "ended", "model")}
     row |= {"search_secs": search_secs, "scheduled_tvm_tuned": f"{timed['applied']} of {timed['workloads']}"}
@@ -86,9 +85,7 @@ def compare(settings: FleetConfig, spec: DeviceSpec, network: str, search: Optio
     return row | _latencies(timed, limits)
 
 
-def _tuned(
-    settings: FleetConfig, spec: DeviceSpec, network: str, search: Options, folder: Path
-) -> dict[str, Any]:
+def _tuned(settings: FleetConfig, spec: DeviceSpec, network: str, search: Options, folder: Path) -> Figures:
     models = search.models or folder / "models"
     options = TuneOptions(
         trials=search.trials, models=models, out=folder / "tuned", minutes=search.search_minutes
@@ -116,10 +113,10 @@ def _sides_of_tvm(
             continue
         (theirs := folder / side).mkdir()
         asked = question | {"trials": trials, "is_stock": is_stock, "work_dir": str(theirs / "work")}
-        began = time.perf_counter()
+        elapsed = stopwatch()
         records = search_with_tvm(asked, None if is_stock else secs)
         if is_stock:
-            stock_secs = time.perf_counter() - began
+            stock_secs = elapsed()
         libraries[side] = library_of_tvm(spec, asked, records, theirs)
     return libraries, stock_secs
 

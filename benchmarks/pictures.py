@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.dashboard import CHROMIUM
+from benchmarks.dashboard import open_browser
 from benchmarks.harness import Figures, benchmark, option
 from fleet.api.client import DaemonClient, find_daemon
 from fleet.errors import FleetError
@@ -55,8 +55,6 @@ def take(options: Options) -> Figures:
     Raises:
         FleetError: There is no browser, no report or no daemon, or a picture is too large.
     """
-    if not CHROMIUM.exists():
-        raise FleetError(f"{CHROMIUM} is missing: apt-get install chromium")
     options.out.mkdir(parents=True, exist_ok=True)
     sizes: dict[str, int] = {}
     with tempfile.TemporaryDirectory() as folder, _page(options) as page:
@@ -109,14 +107,10 @@ def _busiest(daemon: DaemonClient) -> str:
 
 @contextmanager
 def _page(options: Options) -> Iterator[Any]:
-    from playwright.sync_api import sync_playwright
-
-    with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=str(CHROMIUM), args=["--no-sandbox"])
+    with open_browser() as browser:
         page = browser.new_page(viewport={"width": options.width, "height": _WINDOW})
         page.set_default_timeout(_WAIT_MS)
         yield page
-        browser.close()
 
 
 def _picture(page: Any, shot: Shot, scheme: str, most_height: int) -> bytes:

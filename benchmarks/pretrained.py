@@ -20,7 +20,6 @@ from __future__ import annotations
 import os
 import re
 import subprocess
-import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -31,7 +30,7 @@ import numpy as np
 
 from agents.records import Workload, content_hash
 from benchmarks.fleet_up import ROOT, verb
-from benchmarks.harness import Figures, benchmark, kept, option, read_kept, say, working_folder
+from benchmarks.harness import Figures, benchmark, kept, option, read_kept, say, stopwatch, working_folder
 from benchmarks.onboarding_baselines import baselines
 from benchmarks.onboarding_cases import Case, FewShotSet, situation_of, visible_dataset
 from benchmarks.pretrained_ship import (
@@ -302,9 +301,9 @@ def secs_to_first_head(device: str) -> float:
         command += ["--config", str(configs / "fleet.yaml"), "--store", str(work / "runs" / "store")]
         command += ["--set", f"devices.folder={configs / 'hardware'}"]
         command += ["--models", str(work / "runs" / "models")]
-        started = time.perf_counter()
+        elapsed = stopwatch()
         subprocess.run(command, cwd=work, check=True, capture_output=True, timeout=_FIRST_HEAD_SECS)
-        return time.perf_counter() - started
+        return elapsed()
 
 
 def _kept(

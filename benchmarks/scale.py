@@ -20,7 +20,6 @@ from __future__ import annotations
 
 import itertools
 import statistics
-import time
 from collections import deque
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
@@ -28,7 +27,16 @@ from pathlib import Path
 import numpy as np
 
 from agents.records import CandidateId, DeviceId, Record, WorkloadId
-from benchmarks.harness import Figures, benchmark, child_json, in_child, ms_of, option, working_folder
+from benchmarks.harness import (
+    Figures,
+    benchmark,
+    child_json,
+    in_child,
+    ms_of,
+    option,
+    stopwatch,
+    working_folder,
+)
 from benchmarks.made_up import device_name, made_up_rows, make_records, own_mb
 from benchmarks.scale_connections import measure_connections
 from benchmarks.scale_fleet import measure_fleet
@@ -139,11 +147,11 @@ def measure_scheduling(*, devices: int, decisions: int) -> Figures:
     for number in range(decisions):
         now = _CLOCK + 0.01 * number
         done, plans = fleet.end_of_job(now), fleet.plans
-        began = time.perf_counter()
+        elapsed = stopwatch()
         fleet.apply(done)
         # The others only hand out a lease that is queued already.
         if fleet.plans > plans:
-            planned.append(time.perf_counter() - began)
+            planned.append(elapsed())
         if number % 50 == 49:
             fleet.apply(ev.Tick(at_secs=now))
     return {
@@ -183,17 +191,17 @@ def measure_taking(folder: Path, *, devices: int, records: int) -> Figures:
     with Store.open(folder / "taking") as store:
         for turn in range(turns):
             batch = _delivery(turn, devices)
-            began = time.perf_counter()
+            elapsed = stopwatch()
             store.take(batch)
             store.settle()
-            durable.append(time.perf_counter() - began)
+            durable.append(elapsed())
             store.move_on()
-            secs.append(time.perf_counter() - began)
+            secs.append(elapsed())
             if turn % max(1, turns // 65) == 0 and (turn + 1) * each >= min(WARM_UP_RECORDS, count / 2):
                 memory.append(own_mb())
-        began = time.perf_counter()
+        elapsed = stopwatch()
         store.flush()
-        flush_secs = time.perf_counter() - began
+        flush_secs = elapsed()
         memory.append(own_mb())
         kept = sum(file.rows for file in store.snapshot.files)
     # Between the first and the last fifth: one sample alone may see rows that go on to the table.

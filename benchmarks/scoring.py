@@ -30,7 +30,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.harness import Figures, benchmark, by_turns, option
+from benchmarks.harness import Figures, benchmark, by_turns, option, stopwatch
 
 #: Layers of common networks; a search asks for a few hundred candidates of one workload at a time.
 OPERATORS: tuple[tuple[str, tuple[int, ...]], ...] = (
@@ -246,9 +246,9 @@ def _ready_features(model: Any, cases: list[_Case], cores: int) -> Figures:
     torch.set_num_threads(min(2, cores))
     seconds = []
     for _ in range(5):
-        started = time.perf_counter()
+        elapsed = stopwatch()
         model.score(block, _HEAD)
-        seconds.append(time.perf_counter() - started)
+        seconds.append(elapsed())
     return {
         "ready_secs": statistics.median(seconds),
     }

@@ -139,12 +139,6 @@ def speeds_of(situation: Situation) -> Floats:
     )
 
 
-def hardware_of(situation: Situation, device_id: str) -> Singles:
-    """(H,) what the probe saw of a device."""
-    vector: Singles = situation.dataset.hardware[situation.dataset.column(device_id)]
-    return vector
-
-
 def places_on(dataset: Dataset, device_id: str) -> Floats:
     """(N,) share of the workload's candidates measured on a device that are no faster.
 
