@@ -44,7 +44,7 @@ from benchmarks.scale_fleet import (
     records_of,
 )
 from fleet.api.app import ApiSources
-from fleet.api.client import TOKEN
+from fleet.api.client import DaemonClient, find_daemon
 from fleet.api.server import ApiServer
 from fleet.daemon.launch import seldom_collected
 from fleet.dashboard.dashboard import Dashboard
@@ -99,16 +99,10 @@ _LOADED = """
 class _Fleet:
     """What works while it is measured."""
 
-    url: str
-    token: str
+    daemon: DaemonClient
     devices: list[DeviceId]
     #: Moments (Unix seconds) and how many records the coordinator had then.
     totals: list[tuple[float, int]] = field(default_factory=list)
-
-    def client(self) -> httpx.Client:
-        """A client with the token."""
-        headers = {"Authorization": f"Bearer {self.token}"}
-        return httpx.Client(base_url=self.url, headers=headers, trust_env=False, timeout=60)
 
 
 def run(folder: Path, *, devices: int, records: int) -> Figures:
@@ -121,12 +115,11 @@ def run(folder: Path, *, devices: int, records: int) -> Figures:
         fill(folder / "store", records=records, devices=devices)
         with seldom_collected(), _working(folder, devices) as fleet:
             time.sleep(_WARM_SECS)  # all devices begin at once
-            with fleet.client() as client:
-                wait_until(
-                    lambda: client.get("/v1/dashboard/fleet").json()["digest"]["state"] == "ready",
-                    "the digest of the store; try a smaller fleet",
-                    _MOST_SECS,
-                )
+            wait_until(
+                lambda: fleet.daemon.get("/v1/dashboard/fleet")["digest"]["state"] == "ready",
+                "the digest of the store; try a smaller fleet",
+                _MOST_SECS,
+            )
             looks = _look(browser, fleet)
     totals = fleet.totals
     found: Figures = {
@@ -149,8 +142,9 @@ def _working(folder: Path, devices: int) -> Iterator[_Fleet]:
         dashboard = Dashboard(coordinator.view, registry, folder / "store", coordinator.desk.listed)
         sources = ApiSources(view=coordinator.view, registry=registry, dashboard=dashboard)
         server = ApiServer(sources, folder / "root")
-        token = (folder / "root" / TOKEN).read_text().strip()
-        fleet = _Fleet(server.url, token, list(specs))
+        daemon = find_daemon(folder / "root")
+        assert daemon is not None
+        fleet = _Fleet(daemon, list(specs))
         thread = threading.Thread(target=_turn, args=(coordinator, over, fleet))
         thread.start()
         try:
@@ -219,11 +213,9 @@ def _p95(secs: list[float]) -> float:
 
 def _opened(browser: Any, fleet: _Fleet) -> tuple[Any, Any]:
     """A new browser that is logged in, and its page with the fleet on it."""
-    with fleet.client() as client:
-        code = client.post("/v1/session/code").json()["code"]
     context = browser.new_context(viewport=_VIEWPORT)
     page = context.new_page()
-    page.goto(f"{fleet.url}/#login={code}")
+    page.goto(fleet.daemon.login_url())
     page.wait_for_selector("tbody tr", timeout=60_000)
     return context, page
 
@@ -237,7 +229,7 @@ def _visit(browser: Any, fleet: _Fleet) -> dict[str, float]:
     context.add_cookies(cookies)
     page = context.new_page()
     page.add_init_script(_ROWS)
-    page.goto(fleet.url + "/")
+    page.goto(fleet.daemon.url + "/")
     page.wait_for_function("() => window.rows !== undefined", timeout=60_000)
     found = {
         "rows_secs": float(page.evaluate("() => window.rows")),
@@ -251,7 +243,8 @@ def _ask(fleet: _Fleet) -> dict[str, list[float]]:
     """Seconds of requests to each view."""
     draws = random.Random(1)
     times: dict[str, list[float]] = {}
-    with fleet.client() as client:
+    headers = {"Authorization": f"Bearer {fleet.daemon.token}"}
+    with httpx.Client(base_url=fleet.daemon.url, headers=headers, trust_env=False, timeout=60) as client:
         workloads = [one["workload_id"] for one in client.get("/v1/dashboard/workloads").json()["rows"]]
 
         def asked(name: str, path: str, **query: Any) -> Any:

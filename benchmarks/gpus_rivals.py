@@ -12,7 +12,6 @@ import gzip
 import json
 import math
 import subprocess
-import tempfile
 from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 from typing import Any
@@ -105,7 +104,7 @@ def why_absent(python: str) -> str:
 
 
 def orders(
-    python: str, space: Space, device: int, seeds: list[int], kept: Path | None = None
+    python: str, space: Space, device: int, seeds: list[int], folder: Path
 ) -> tuple[dict[str, list[list[int]]], dict[str, str]]:
     """Rows in the order in which each strategy evaluates them, by strategy and seed; and what failed.
 
@@ -114,22 +113,16 @@ def orders(
         space: The recorded space: strategies see the configurations that all devices have, as every way does.
         device: Place of the device.
         seeds: Of the strategies, from 0 on.
-        kept: Folder in which the orders stay; what it has for so many seeds is not run again.
+        folder: Where the orders stay; what it has for so many seeds is not run again.
     """
-    with tempfile.TemporaryDirectory() as folder:
-        lines = (kept or Path(folder)) / f"{space.kernel}-{space.devices[device]}.jsonl"
-        lines.parent.mkdir(parents=True, exist_ok=True)
+    lines, cache = folder / f"{space.kernel}-{space.devices[device]}.jsonl", folder / "cache.json"
+    ran = _orders_in(lines, len(seeds))
+    if missing := [name for name in STRATEGIES if name not in ran]:
+        cache.write_text(_closed_cache(space, device))
+        values = [str(cache), ",".join(missing), json.dumps(seeds), str(EVALUATIONS)]
+        with lines.open("a") as out:
+            subprocess.run([python, "-c", _CHILD, *values], check=True, stdout=out, stderr=subprocess.PIPE)
         ran = _orders_in(lines, len(seeds))
-        missing = [name for name in STRATEGIES if name not in ran]
-        if missing:
-            cache = Path(folder) / "cache.json"
-            cache.write_text(_closed_cache(space, device))
-            values = [str(cache), ",".join(missing), json.dumps(seeds), str(EVALUATIONS)]
-            with lines.open("a") as out:
-                subprocess.run(
-                    [python, "-c", _CHILD, *values], check=True, stdout=out, stderr=subprocess.PIPE
-                )
-            ran = _orders_in(lines, len(seeds))
     rows = {key: row for row, key in enumerate(space.keys)}
     found = {
         name: [[rows[key] for key in keys] for keys in several[: len(seeds)]]

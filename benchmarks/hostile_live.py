@@ -25,12 +25,12 @@ from benchmarks.fleet_up import write_fleet
 from benchmarks.harness import run_bounded
 from benchmarks.hostile_corpus import attack_steps, packed, seeds, with_marker
 from fleet.json_types import JsonDict
-from fleet.planner.settings import Pools, Watcher
 
 if TYPE_CHECKING:
     from benchmarks.hostile_run import Found
     from fleet.drivers.session import EngineSession
     from fleet.planner.collect import Collection
+    from fleet.planner.settings import Pools
 
 STRANGER, OWN = DeviceId("stranger"), DeviceId("own")
 #: Quick: what counts is whether anything runs at all.
@@ -117,12 +117,18 @@ def write_database(folder: Path, workload_id: str, modules: Sequence[bytes], tra
     return log
 
 
-class Watched(Watcher):
+class Watched:
     """Keeps what was stored, and why candidates were refused."""
 
     def __init__(self) -> None:
         self.records: list[Record] = []
         self.reasons: Counter[str] = Counter()
+
+    def phase(self, name: str, total: int, most_secs: float = 0.0) -> None:
+        """See `Watcher`."""
+
+    def proposed(self, workload: Workload, candidates: int) -> None:
+        """See `Watcher`."""
 
     def refused(self, workload: Workload, reasons: Mapping[str, int]) -> None:
         """See `Watcher`."""
