@@ -214,10 +214,14 @@ def _learnt_across(situation: Situation, few_shot: FewShotSet, inputs: _Inputs) 
     return _boost(situation, lists, inputs)(situation.test, situation.target)
 
 
+def _nothing(rows: Rows, _: str) -> Floats:
+    return np.zeros(len(rows))
+
+
 def _boost(
-    situation: Situation, lists: Sequence[Labelled], inputs: _Inputs, start: _Predict | None = None
+    situation: Situation, lists: Sequence[Labelled], inputs: _Inputs, start: _Predict = _nothing
 ) -> _Predict:
-    """Trees over the lists of some devices, on top of `start` where there is one."""
+    """Trees over the lists of some devices, on top of `start`."""
     xgboost = need("xgboost")
     workloads = len(situation.dataset.workload_ids)
     x, y, group, margin = [], [], [], []
@@ -227,7 +231,7 @@ def _boost(
         x.append(inputs(rows, one.device_id))
         y.append(one.labels[order])
         group.append(situation.dataset.group[rows] + place * workloads)
-        margin.append(np.zeros(len(rows)) if start is None else start(rows, one.device_id))
+        margin.append(start(rows, one.device_id))
     matrix = xgboost.QuantileDMatrix(
         np.concatenate(x), label=np.concatenate(y), base_margin=np.concatenate(margin), nthread=1
     )
@@ -235,8 +239,9 @@ def _boost(
     booster = xgboost.train({**_PARAMS, "seed": situation.seed}, matrix, num_boost_round=_ROUNDS)
 
     def predict(rows: Rows, device_id: str) -> Floats:
-        below = np.zeros(len(rows)) if start is None else start(rows, device_id)
-        scores = booster.inplace_predict(inputs(rows, device_id), base_margin=below, predict_type="margin")
+        scores = booster.inplace_predict(
+            inputs(rows, device_id), base_margin=start(rows, device_id), predict_type="margin"
+        )
         return np.asarray(scores, dtype=np.float64)
 
     return predict
