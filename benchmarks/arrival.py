@@ -22,14 +22,14 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import numpy as np
 import yaml
 
 from agents.records import DeviceId, Outcome
 from benchmarks.fleet_up import START_SECS, LateError, Program, profile_file, verb, wait_until
-from benchmarks.harness import Figures, Option, benchmark, working_folder
+from benchmarks.harness import Figures, benchmark, option, working_folder
 from benchmarks.tables import interval
 from fleet.api.client import DaemonClient, find_daemon
 from fleet.config.settings import load_fleet, select_devices
@@ -50,8 +50,8 @@ _HEAD_SECS, _STEP_SECS, _STOP_SECS = 1800.0, 3600.0, 90.0
 class Options:
     """How the new device comes, and where."""
 
-    samples: Annotated[int, Option("candidates that the new device measures for its head", least=1)] = 64
-    folder: Annotated[Path | None, Option("where to work, and to go on (a temporary one)")] = None
+    samples: int = option(64, "candidates that the new device measures for its head", least=1)
+    folder: Path | None = option(None, "where to work, and to go on (a temporary one)")
 
 
 def measure(options: Options) -> Figures:

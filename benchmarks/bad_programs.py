@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import threading
 import time
 from typing import Any
 
@@ -54,27 +52,8 @@ def holdings() -> dict[str, float]:
     }
 
 
-class EndOf:
-    """Notes when a process is gone; use as a context manager around what ends it."""
-
-    def __init__(self, pid: int) -> None:
-        self._pid = pid
-        self._thread = threading.Thread(target=self._watch)
-        #: `time.monotonic` when it was gone.
-        self.at = float("inf")
-
-    def __enter__(self) -> EndOf:
-        self._thread.start()
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        self._thread.join()
-
-    def _watch(self) -> None:
-        while True:
-            try:
-                os.kill(self._pid, 0)
-            except ProcessLookupError:
-                self.at = time.monotonic()
-                return
-            time.sleep(0.005)
+def end_of(pid: int) -> float:
+    """Wait until a process is gone; returns `time.monotonic` then."""
+    while psutil.pid_exists(pid):
+        time.sleep(0.005)
+    return time.monotonic()

@@ -21,14 +21,13 @@ import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
 
 from benchmarks.chaos_children import ChildError, Children
 from benchmarks.chaos_faults import DISK_FAULTS
 from benchmarks.chaos_real import RealFleet, Wreck
 from benchmarks.chaos_run import BATCHES, DEAD, Run, Tally
 from benchmarks.fleet_up import LateError
-from benchmarks.harness import Figures, Option, benchmark
+from benchmarks.harness import Figures, benchmark, option
 
 #: Kills of one history, the first at the step whose turn it is, the others at random steps.
 KILLS_IN_A_ROW = 4
@@ -66,7 +65,8 @@ class Bench:
         try:
             body(run)
         except (ChildError, LateError) as error:
-            self.tally.failures.append(f"{run.what}: {error}; its folder: {run.root}")
+            words = self.children.last_words()
+            self.tally.failures.append(f"{run.what}: {error}; its folder: {run.root}; {words}")
             if not self.children.is_alive:
                 self.children.close()
                 self.children = Children(self.base / "errors.txt")
@@ -226,10 +226,10 @@ class Bench:
 class Options:
     """How much is killed, and where."""
 
-    kills: Annotated[int, Option("processes to kill", least=0)] = 1000
-    real: Annotated[int, Option("times to kill each process of a real `fleet up`", least=0)] = 2
-    seed: Annotated[int, Option("of steps and moments")] = 0
-    only: Annotated[str, Option("campaigns whose name begins so (all)")] = ""
+    kills: int = option(1000, "processes to kill", least=0)
+    real: int = option(2, "times to kill each process of a real `fleet up`", least=0)
+    seed: int = option(0, "of steps and moments")
+    only: str = option("", "campaigns whose name begins so (all)")
 
 
 def measure(options: Options) -> Figures:

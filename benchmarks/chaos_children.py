@@ -35,7 +35,7 @@ _PAUSE_SECS = 0.05
 
 
 class ChildError(Exception):
-    """A child ended otherwise than it should: what it printed is in the message."""
+    """A child ended otherwise than it should."""
 
 
 class Forks:
@@ -55,19 +55,32 @@ class Forks:
         """Fork a process that runs a load; returns its process id."""
         return int(self._ask({"op": "fork", "load": load, "arguments": dict(arguments)})["pid"])
 
-    def poll(self, pid: int) -> int | None:
-        """Exit code of a process, or minus the signal, to be asked until it is told; None while it runs."""
-        code = self._ask({"op": "poll", "pid": pid})["code"]
-        return None if code is None else int(code)
+    def wait(self, pid: int, most_secs: float | None = None) -> int:
+        """Wait for the end of a child: its exit code, or minus the signal.
+
+        Raises:
+            ChildError: It does not end in the time; it is killed then.
+        """
+        with _descriptor(pid) as descriptor:
+            is_over = bool(select.select([descriptor], [], [], most_secs)[0])
+        if not is_over:
+            os.kill(pid, signal.SIGKILL)
+        code = int(self._ask({"op": "wait", "pid": pid})["code"])
+        if not is_over:
+            raise ChildError(f"a child did not end within {most_secs:g} s")
+        return code
 
     def _ask(self, request: Json) -> JsonDict:
         with self._lock:
-            _say(self._requests, request)
-            return self._read(None)
+            try:
+                _say(self._requests, request)
+            except OSError as error:
+                raise ChildError(f"nobody forks children any more: {error}") from None
+            return self._read()
 
-    def _read(self, timeout_secs: float | None) -> JsonDict:
+    def _read(self) -> JsonDict:
         # One answer a question, so nothing waits in the buffer of the file object.
-        ready = select.select([self._answers], [], [], timeout_secs)[0]
+        ready = select.select([self._answers], [], [], patience(TIMEOUT_SECS))[0]
         line = self._answers.readline() if ready else b""
         if not line.endswith(b"\n"):
             raise ChildError("the process that forks the children is gone")
@@ -99,30 +112,14 @@ class Children(Forks):
         assert self._process.stdout is not None
         super().__init__(self._process.stdin, self._process.stdout)
         try:
-            self._read(patience(TIMEOUT_SECS))
+            self._read()
         except BaseException:
             self.close()
             raise
 
-    def wait(self, pid: int, timeout_secs: float | None = None) -> int:
-        """Wait for the end of a child: its exit code, or minus the signal.
-
-        Raises:
-            ChildError: It does not end in time; it is killed then.
-        """
-        timeout_secs = patience(TIMEOUT_SECS) if timeout_secs is None else timeout_secs
-        with _descriptor(pid) as descriptor:
-            is_over = bool(select.select([descriptor], [], [], timeout_secs)[0])
-        if not is_over:
-            os.kill(pid, signal.SIGKILL)
-        code = int(self._ask({"op": "wait", "pid": pid})["code"])
-        if not is_over:
-            raise ChildError(f"a child did not end within {timeout_secs:g} s: {self.last_words()}")
-        return code
-
     def run(self, load: str, arguments: Json) -> int:
         """Fork a child, wait for its end; returns its exit code, or minus the signal."""
-        return self.wait(self.start(load, arguments))
+        return self.wait(self.start(load, arguments), patience(TIMEOUT_SECS))
 
     def do(self, load: str, arguments: Json) -> None:
         """Fork a child and wait for its end.
@@ -131,7 +128,7 @@ class Children(Forks):
             ChildError: It failed.
         """
         if (code := self.run(load, arguments)) != 0:
-            raise ChildError(f"{load} ended with {code}: {self.last_words()}")
+            raise ChildError(f"{load} ended with {code}")
 
     def run_and_kill(
         self, load: str, arguments: Json, after_secs: float, pause_at_secs: float | None = None
@@ -180,13 +177,6 @@ class Children(Forks):
         """Whether there is a process that forks."""
         return self._process.poll() is None
 
-    def _ask(self, request: Json) -> JsonDict:
-        try:
-            _say(self._requests, request)
-            return self._read(patience(TIMEOUT_SECS))
-        except (OSError, ChildError) as error:
-            raise ChildError(f"{error} ({self._process.poll()}): {self.last_words()}") from None
-
 
 @contextlib.contextmanager
 def _descriptor(pid: int) -> Iterator[int]:
@@ -215,7 +205,7 @@ def spawner(loads: Mapping[str, Callable[[JsonDict], None]]) -> Forks:
     os.close(requests)
     os.close(answers)
     made = Forks(os.fdopen(to_spawner, "wb"), os.fdopen(from_spawner, "rb"))
-    made._read(None)
+    made._read()
     return made
 
 
@@ -238,9 +228,9 @@ def serve(loads: Mapping[str, Callable[[JsonDict], None]], requests: IO[bytes], 
             living.add(pid)
             _say(answers, {"pid": pid})
             continue
-        done, status = os.waitpid(request["pid"], os.WNOHANG if request["op"] == "poll" else 0)
-        living.discard(done)
-        _say(answers, {"code": os.waitstatus_to_exitcode(status) if done else None})
+        pid, status = os.waitpid(request["pid"], 0)
+        living.discard(pid)
+        _say(answers, {"code": os.waitstatus_to_exitcode(status)})
     for pid in living:
         os.kill(pid, signal.SIGKILL)
         os.waitpid(pid, 0)

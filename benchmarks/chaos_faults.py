@@ -2,8 +2,7 @@
 
 Only children of `benchmarks.chaos` install them, in themselves: the functions of `os` and `io.open` that
 change files are replaced for good, and SQLite writes through `benchmarks.chaos_sqlite`. What Rust or C++ code
-writes is not seen here (Arrow's Parquet writer is given a Python file instead); kills from outside at random
-moments fall there.
+writes is not seen here; kills from outside at random moments fall there.
 
 A step is a write, fsync, creation, rename, link, unlink, truncation or change of times below one folder.
 The fault happens *before* step `at`, so the sweep over all of them covers what lies between any two. A trace
@@ -106,7 +105,6 @@ class FaultPoints:
             setattr(os, name, self._of_write(getattr(os, name)))
         opened = self._of_open(io.open)
         io.open = builtins.open = opened
-        self._give_arrow_python_files()
         self._sqlite = SqliteFaults(self)
 
     def step(self, what: str, path: str, data: Any = None, write: Callable[[Any], int] | None = None) -> None:
@@ -226,9 +224,8 @@ class FaultPoints:
                 return int(super().write(data))
 
         def call(file: Any, mode: str = "r", buffering: int = -1, *args: Any, **kwargs: Any) -> Any:
-            if isinstance(file, int) or not _CHANGES & set(mode):
-                return real(file, mode, buffering, *args, **kwargs)
-            path = points._path(file)
+            changes = not isinstance(file, int) and _CHANGES & set(mode)
+            path = points._path(file) if changes else ""
             if not points._counts(path):
                 return real(file, mode, buffering, *args, **kwargs)
             points.step("open", path)
@@ -239,25 +236,6 @@ class FaultPoints:
             return whole if "b" in mode else io.TextIOWrapper(whole, *args, **kwargs)
 
         return call
-
-    def _give_arrow_python_files(self) -> None:
-        import pyarrow.parquet as pq
-
-        points, real = self, pq.ParquetWriter
-
-        class Writer(real):  # type: ignore[misc,valid-type]
-            def __init__(self, where: Any, *args: Any, **kwargs: Any) -> None:
-                self._counted = None
-                if isinstance(where, (str, os.PathLike)) and points._counts(points._path(where)):
-                    self._counted = where = open(where, "wb")  # noqa: SIM115,PTH123  # closed in close
-                super().__init__(where, *args, **kwargs)
-
-            def close(self) -> None:
-                super().close()
-                if self._counted is not None:
-                    self._counted.close()
-
-        pq.ParquetWriter = Writer
 
 
 def _after(before: Callable[..., None], real: Callable[..., Any]) -> Callable[..., Any]:

@@ -24,12 +24,11 @@ from agents.records import (
     DeviceId,
     Record,
     Workload,
-    WorkloadId,
     canonical_json,
 )
 from benchmarks.chaos_faults import FaultPoints, Plan
 from benchmarks.chaos_history import HistoryLog
-from benchmarks.made_up import make_records, put_measured, record_of
+from benchmarks.made_up import make_records, put_measured, record_of, workload_of
 from fleet.interchange.export_store import export
 from fleet.models.versions import is_held_out
 from fleet.store.reader import StoreReader
@@ -83,15 +82,11 @@ def candidates(workload: Workload) -> Iterator[tuple[Candidate, float]]:
 
 
 def _workload(number: int) -> Workload:
-    return Workload(
-        workload_id=WorkloadId(f"{number:016x}"),
+    return workload_of(
+        f"{number:016x}",
         name=f"GMM_{number}",
-        operator="GMM",
         arg_shapes=((2, 128, 128 + number), (2, 128 + number, 64), (2, 128, 64)),
-        arg_dtypes=("float32",) * 3,
         flops=4194304.0,
-        networks=(),
-        module_json="{}",
     )
 
 

@@ -16,7 +16,6 @@ import sys
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 from deltalake import DeltaTable
 
@@ -46,7 +45,7 @@ _FAMILY, _MOST_LETTERS = "cpu", 20
 _LANES = Lanes(LaneSettings(devices=1))
 
 
-def state_load(arguments: dict[str, Any]) -> None:
+def state_load(arguments: JsonDict) -> None:
     """Take in batches, each in a turn; move rows on, join files and put snapshots now and then."""
     load = Load(arguments)
     store = load.disk / "store"

@@ -16,7 +16,6 @@ import os
 import random
 import signal
 import subprocess
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
@@ -81,8 +80,7 @@ class ForkedProcess:
 
     def wait(self) -> int:
         """Wait for its end: its exit code."""
-        while (code := self._forks.poll(self.pid)) is None:
-            time.sleep(0.005)
+        code = self._forks.wait(self.pid)
         if code == -signal.SIGKILL:
             self._log.add("killed", by="trainer")
         return code

@@ -31,6 +31,7 @@ from benchmarks.fleet_up import (
     wait_until,
     write_fleet,
 )
+from benchmarks.harness import stopwatch
 from fleet.api.client import ask
 from fleet.errors import FleetError
 from fleet.json_types import JsonDict
@@ -91,10 +92,10 @@ class RealFleet:
 
     def start(self) -> float:
         """Give the command, the same every time; returns the seconds until a device can be used."""
-        began = time.monotonic()
+        elapsed = stopwatch()
         self.begin()
         self.until(lambda: any(self.is_usable(name) for name in self.states()), "usable", START_SECS)
-        return time.monotonic() - began
+        return elapsed()
 
     def begin(self) -> None:
         """Give the command, and wait until it says that it is up.
@@ -181,9 +182,9 @@ class RealFleet:
         self.until(lambda: self.is_usable(name), name, WAIT_SECS)
         before = self.states()[name]["incarnation"]
         hurt()
-        began = time.monotonic()
+        elapsed = stopwatch()
         self.until(lambda: self.is_usable(name, before), f"the next agent of {name}", WAIT_SECS)
-        return time.monotonic() - began
+        return elapsed()
 
     def measured_after(self, at_secs: float) -> float:
         """Wait until the real device has a record that was measured after a moment; returns when that was.
@@ -363,7 +364,7 @@ class Wreck:
         names = list(self._fleet.states())
         before = {name: found["incarnation"] for name, found in self._fleet.states().items()}
         self._kill("raylet")
-        began = time.monotonic()
+        elapsed = stopwatch()
 
         def is_back() -> bool:
             return self._fleet.is_over or all(self._fleet.is_usable(name, before[name]) for name in names)
@@ -372,7 +373,7 @@ class Wreck:
         if self._fleet.is_over:
             self._fleet.ended()
             self._fleet.start()
-        return time.monotonic() - began
+        return elapsed()
 
 
 def main() -> None:

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from benchmarks.chaos_children import DISK_FAILED, REFUSED, ChildError, Children
 from benchmarks.chaos_faults import DISK_FAULTS
-from benchmarks.chaos_history import Event, HistoryLog, check, read_history
+from benchmarks.chaos_history import HistoryLog, check, read_history
 from benchmarks.chaos_power import mark_durable, power_cut
 from benchmarks.chaos_trouble import ALIVE, STILL, wake_training
 from benchmarks.fleet_up import patience
@@ -44,10 +44,8 @@ class Tally:
         #: Broken promises.
         self.faults = Counter(dict.fromkeys(BROKEN, 0))
         self.histories = 0
-        #: Trouble that is no kill, what became of trainings, and what was seen from outside.
-        self.trouble: Counter[str] = Counter()
-        self.trainings: Counter[str] = Counter()
-        self.seen: Counter[str] = Counter()
+        #: By kind and `by` of an event.
+        self.events: Counter[tuple[str, str]] = Counter()
         self.publications = 0
         self.failures: list[str] = []
 
@@ -63,7 +61,9 @@ class Tally:
         verdict = check(history)
         self.histories += 1
         for event in history:
-            self._count(event)
+            self.events[event.kind, event.by] += 1
+            if event.kind == "killed":
+                self.killed(event.by, "kill")
         # As `chaos_models.name_of` puts them: serial, kind, device, version, moment.
         changes = {tuple(one.split()) for event in history for one in event.places.get("registry", ())}
         self.publications += len({one[3] for one in changes if one[1] == "published"})
@@ -73,29 +73,20 @@ class Tally:
             self.failures.append(f"{what}: {verdict}; its folder: {root}")
         return verdict.is_clean
 
-    def _count(self, event: Event) -> None:
-        match event.kind:
-            case "killed":
-                self.killed(event.by, "kill")
-            case "trouble":
-                self.trouble[event.by] += 1
-            case "training":
-                self.trainings[event.by] += 1
-            case "seen" if event.by:
-                self.seen[event.by] += 1
-
     def to_json(self) -> JsonDict:
         """The result of the benchmark."""
         return {
             "kills": self.kills,
             **self.faults,
-            "clock_steps": self.trouble["clock step"],
-            "pauses": self.trouble["pause"],
-            "disk_faults": self.trouble["disk fault"],
-            "trainings": self.trainings["begun"],
-            "trainings_finished": self.trainings["finished"],
+            "clock_steps": self.events["trouble", "clock step"],
+            "pauses": self.events["trouble", "pause"],
+            "disk_faults": self.events["trouble", "disk fault"],
+            "trainings": self.events["training", "begun"],
+            "trainings_finished": self.events["training", "finished"],
             "publications": self.publications,
-            "seen_from_outside": dict(sorted(self.seen.items())),
+            "seen_from_outside": {
+                by: count for (kind, by), count in sorted(self.events.items()) if kind == "seen" and by
+            },
             "failures": self.failures,
             "histories": self.histories,
             "by_target": dict(sorted(self.by_target.items())),
@@ -145,13 +136,12 @@ class Run:
             "sabotage": self.sabotage,
         }
 
-    def die(self, load: str, *, at: int, fault: str, with_power: bool = False) -> bool:
-        """One life that ends at a step; False if it had fewer steps."""
+    def die(self, load: str, *, at: int, fault: str, with_power: bool = False) -> None:
+        """One life that ends at a step, if it has so many."""
         code = self._children.run(load, self.arguments(at=at, fault=fault))
         self.ended(load, code, fault)
         if code == DEAD and with_power:
             self.cut_power()
-        return code == DEAD
 
     def ended(self, target: str, code: int, fault: str) -> None:
         """Count a kill.
@@ -166,7 +156,7 @@ class Run:
         elif code == DISK_FAILED and fault in DISK_FAULTS and fault != "full":
             self._tally.by_fault[f"{fault}, ended in order"] += 1
         elif code != 0:
-            raise ChildError(f"{target} ended with {code}: {self._children.last_words()}")
+            raise ChildError(f"{target} ended with {code}")
         elif fault in DISK_FAULTS:
             self._tally.by_fault[f"{fault}, alive"] += 1
 
@@ -179,7 +169,7 @@ class Run:
         finally:
             os.kill(pid, signal.SIGKILL)
             if (code := self._children.wait(pid)) != DEAD:
-                raise ChildError(f"the observer ended with {code}: {self._children.last_words()}")
+                raise ChildError(f"the observer ended with {code}")
 
     def wait_for_trainings(self) -> None:
         """Wait until trainings are gone whose coordinator was killed: they end with it, but not at once.

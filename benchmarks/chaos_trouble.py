@@ -78,14 +78,12 @@ class Host:
         secs = self._rng.choice(_CLOCK_STEPS) * self._rng.choice((-1, 1))
         self.wall += secs
         self._log.add("trouble", by="clock step")
-        self._log.note([{"clock_step_secs": secs}])
 
     def _woken(self, _number: int, _frame: FrameType | None) -> None:
         secs = self._rng.choice(_PAUSE_SECS)
         self.wall += secs
         self.steady += secs
         self._log.add("trouble", by="pause")
-        self._log.note([{"pause_secs": secs}])
 
 
 @dataclass(eq=False)

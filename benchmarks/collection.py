@@ -13,11 +13,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 from benchmarks.collection_parts import Bench
-from benchmarks.harness import Figures, Option, benchmark, working_folder
+from benchmarks.harness import Figures, benchmark, option, working_folder
 
+#: Candidates that TVM measures too: its default for one round.
+_BASELINE = 64
 _PARTS = ("throughput", "repeatability", "early_stop", "hung_kernel", "soak")
 
 
@@ -25,14 +27,12 @@ _PARTS = ("throughput", "repeatability", "early_stop", "hung_kernel", "soak")
 class Options:
     """What is measured."""
 
-    workloads: Annotated[int, Option("workloads to measure", least=1)] = 24
-    each: Annotated[int, Option("candidates of each workload", least=1)] = 24
-    #: 64 is the default of TVM's side for one round.
-    baseline: Annotated[int, Option("candidates that TVM measures too", least=1)] = 64
-    soak: Annotated[int, Option("candidates of the soak", least=1)] = 1000
-    parts: Annotated[tuple[str, ...], Option("what is measured", choices=_PARTS)] = _PARTS
-    seed: Annotated[int, Option("of the candidates")] = 0
-    folder: Annotated[Path | None, Option("folder for the spools")] = None
+    workloads: int = option(24, "workloads to measure", least=1)
+    each: int = option(24, "candidates of each workload", least=1)
+    soak: int = option(1000, "candidates of the soak", least=1)
+    parts: tuple[str, ...] = option(_PARTS, "what is measured", choices=_PARTS)
+    seed: int = option(0, "of the candidates")
+    folder: Path | None = option(None, "folder for the spools")
 
 
 def measure(options: Options) -> Figures:
@@ -40,15 +40,14 @@ def measure(options: Options) -> Figures:
     with working_folder(beside=options.folder) as folder:
         bench = Bench(folder, options.workloads, options.seed)
         candidates, propose_secs = bench.candidates(options.each)
-        both = candidates[: options.baseline]
+        both = candidates[:_BASELINE]
         few = bench.part(candidates, _FEW_EACH)
         many = bench.part(candidates, options.each, workloads=_DEEP_WORKLOADS)
         result: Figures = {
-            "benchmark": "collection",
             "cores": len(bench.cores),
             "workloads": [workload.name for workload in bench.workloads],
         }
-        parts: dict[str, Callable[[], dict[str, Any]]] = {
+        parts: dict[str, Callable[[], Figures]] = {
             "throughput": lambda: bench.throughput(both, propose_secs / len(candidates)),
             "repeatability": lambda: bench.repeatability(few),
             "early_stop": lambda: bench.early_stop(many),

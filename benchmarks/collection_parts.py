@@ -9,10 +9,10 @@ import statistics
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
 
 from agents.device.messages import Batch
 from agents.device.worker import DeviceWorker
@@ -32,9 +32,9 @@ from agents.records import (
     canonical_json,
 )
 from agents.sandbox.job import CandidateJob
-from benchmarks.bad_programs import EndOf, holdings, hung, killers
+from benchmarks.bad_programs import end_of, holdings, hung, killers
 from benchmarks.disturbing_load import disturbing_load
-from benchmarks.harness import child_json
+from benchmarks.harness import Figures, child_json, stopwatch
 from benchmarks.repeatability import compared, latencies
 from fleet.planner.batch_plan import BATCH_SIZE
 from fleet.planner.selection import choose_workloads
@@ -98,9 +98,9 @@ class Bench:
     def candidates(self, each: int) -> tuple[list[Candidate], float]:
         """`each` random candidates of every workload, interleaved; and the seconds that took."""
         with closing(self._worker("propose")) as worker:
-            started = time.perf_counter()
+            elapsed = stopwatch()
             pools = [worker.propose(workload, each, seed=self._seed) for workload in self.workloads]
-            secs = time.perf_counter() - started
+            secs = elapsed()
         return [pool[place] for place in range(each) for pool in pools if place < len(pool)], secs
 
     def part(
@@ -115,15 +115,15 @@ class Bench:
                 kept.append(candidate)
         return kept
 
-    def throughput(self, candidates: Sequence[Candidate], propose_secs_each: float) -> dict[str, Any]:
+    def throughput(self, candidates: Sequence[Candidate], propose_secs_each: float) -> Figures:
         """Both sides on the same candidates."""
         baseline, small = self._baseline(candidates), self._baseline(candidates[:_SMALL_ROUND])
-        cold_started = time.perf_counter()
+        cold_elapsed = stopwatch()
         with closing(self._worker("main")) as worker:
             # The first batch also starts processes and learns what the canaries are: paid once a day.
             self._measure(worker, candidates[:BATCH], ALIKE)
-            cold_secs = time.perf_counter() - cold_started
-            started = time.perf_counter()
+            cold_secs = cold_elapsed()
+            elapsed = stopwatch()
             # One batch, as the baseline has it: the way of `fleet up`.
             whole = Batch(
                 candidates=tuple(candidates),
@@ -133,7 +133,7 @@ class Bench:
                 confirm_within=0.0,
             )
             records = [record for part in worker.measure_parts(whole) for record in part.records]
-            wall = time.perf_counter() - started
+            wall = elapsed()
         if not any(baseline["latencies"]):
             raise RuntimeError(f"TVM's own builder and runner measured nothing: {baseline['errors'][:1]}")
         # A disturbed candidate is measured again: that is no second record of use to anybody.
@@ -173,7 +173,7 @@ class Bench:
             },
         }
 
-    def repeatability(self, candidates: Sequence[Candidate]) -> dict[str, Any]:
+    def repeatability(self, candidates: Sequence[Candidate]) -> Figures:
         """Measure everything several times under the default protocol, every other time in opposite order.
 
         Each pair of passes is compared both ways. All that the agent returns counts: leaders, which it
@@ -185,18 +185,18 @@ class Bench:
             disturbed = self._repeated(candidates, protocol)
         return {"quiet": quiet, "disturbed": disturbed}
 
-    def _repeated(self, candidates: Sequence[Candidate], protocol: Protocol) -> dict[str, Any]:
+    def _repeated(self, candidates: Sequence[Candidate], protocol: Protocol) -> Figures:
         confirm_within = Batch(candidates=(), workloads={}, protocol=protocol).confirm_within
         orders = candidates, candidates[::-1]
         with closing(self._worker("main")) as worker:
-            started = time.perf_counter()
+            elapsed = stopwatch()
             passes = [
                 self._measure(
                     worker, orders[turn % 2], protocol, attempt=3 * turn, confirm_within=confirm_within
                 )
                 for turn in range(_PASSES)
             ]
-            secs = time.perf_counter() - started
+            secs = elapsed()
         self._note(*passes)
         return {
             "candidates": len(candidates),
@@ -212,7 +212,7 @@ class Bench:
             **compared(passes),
         }
 
-    def early_stop(self, candidates: Sequence[Candidate]) -> dict[str, Any]:
+    def early_stop(self, candidates: Sequence[Candidate]) -> Figures:
         """The same candidates with and without early stop, batch by batch in turn.
 
         What early stop costs is what would be lost if none of the stopped candidates could be chosen, judged
@@ -254,7 +254,7 @@ class Bench:
             "regret_of_choice_without": full_regret,
         }
 
-    def soak(self, candidates: Sequence[Candidate], count: int) -> dict[str, Any]:
+    def soak(self, candidates: Sequence[Candidate], count: int) -> Figures:
         """Measure `count` candidates, bad ones among them, and compare what is held before and after."""
         protocol = Protocol(
             repeat=2, extra_repeats=0, min_repeat_ms=1.0, run_timeout_secs=2.0, reject_interval=0.0
@@ -265,7 +265,7 @@ class Bench:
         with closing(self._worker("soak")) as worker:
             self._measure(worker, candidates[:BATCH], protocol)
             before = holdings()
-            started = time.perf_counter()
+            elapsed = stopwatch()
             for turn in itertools.count(1):
                 for start in range(0, len(candidates), BATCH):
                     part = list(candidates[start : start + min(BATCH, count - done)])
@@ -280,7 +280,7 @@ class Bench:
                         break
                 if done >= count:
                     break
-            secs = time.perf_counter() - started
+            secs = elapsed()
             # As before: every process has had work, and those that were lost are there again.
             self._measure(worker, candidates[:BATCH], protocol, attempt=0)
             after = holdings()
@@ -293,7 +293,7 @@ class Bench:
             "extra_memory_mb": after["memory_mb"] - before["memory_mb"],
         }
 
-    def hung_kernel(self, times: int = 3) -> dict[str, Any]:
+    def hung_kernel(self, times: int = 3) -> Figures:
         """How long after its time-out a kernel that never returns is gone."""
         protocol = Protocol(run_timeout_secs=2.0)
         workload, candidate = hung()
@@ -302,12 +302,13 @@ class Bench:
             pool = worker.pool
             for _ in range(times):
                 pool.ask({"op": "networks", "networks": []})
-                with EndOf(pool.pids[1]) as end:
+                with ThreadPoolExecutor(1) as watcher:
+                    end_at = watcher.submit(end_of, pool.pids[1])
                     started = time.monotonic()
                     job = CandidateJob(candidate=candidate, workload=workload, protocol=protocol)
                     [result] = pool.run([job])
                 assert result.outcome is Outcome.RUN_TIMEOUT, result
-                lasted = end.at - started - result.build_secs - result.wait_secs
+                lasted = end_at.result() - started - result.build_secs - result.wait_secs
                 late.append(lasted - protocol.run_timeout_secs)
         return {
             "hung_kernel_secs_after_timeout": max(late),
@@ -358,7 +359,7 @@ class Bench:
             )
         return records
 
-    def _baseline(self, candidates: Sequence[Candidate]) -> dict[str, Any]:
+    def _baseline(self, candidates: Sequence[Candidate]) -> Figures:
         question = {
             "way": "local",
             "target": self._spec.target,
@@ -367,7 +368,7 @@ class Bench:
             "candidates": [[self._by_id[c.workload_id].module_json, c.trace] for c in candidates],
         }
         os.sched_setaffinity(0, self.cores)
-        answer: dict[str, Any] = child_json(["-m", "benchmarks.tvm_sides"], question=question)
+        answer: Figures = child_json(["-m", "benchmarks.tvm_sides"], question=question)
         return answer
 
     def _by_workload(self, candidates: Sequence[Candidate], ids: Sequence[str]) -> list[list[str]]:

@@ -18,12 +18,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
 
 from agents.host.cpu_features import runnable_levels
 from agents.host.probe import probe
 from agents.records import Workload
-from benchmarks.harness import Figures, Option, benchmark, say, working_folder
+from benchmarks.harness import Figures, benchmark, option, say, working_folder
 from benchmarks.search_figures import DAY_ZERO, PLUGGED, STOCK
 from benchmarks.search_sides import SearchBench
 from fleet.config.settings import load_fleet
@@ -42,9 +41,9 @@ _OPERATORS, _MOST_FLOPS = 2, 3e7
 class Options:
     """How much each side may try, and on which device."""
 
-    trials: Annotated[int, Option("of each search", least=1)] = 32
-    device: Annotated[str | None, Option("device of this host; its most capable profile by default")] = None
-    keep: Annotated[Path | None, Option("folder of finished searches; an earlier run continues there")] = None
+    trials: int = option(32, "of each search", least=1)
+    device: str | None = option(None, "device of this host; its most capable profile by default")
+    keep: Path | None = option(None, "folder of finished searches; an earlier run continues there")
 
 
 def measure(options: Options) -> Figures:

@@ -26,13 +26,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import httpx
 
 from agents.records import DeviceId, Protocol
 from benchmarks.fleet_up import wait_until
-from benchmarks.harness import Figures, Option, benchmark, working_folder
+from benchmarks.harness import Figures, benchmark, option, stopwatch, working_folder
 from benchmarks.made_up import device_name, replay_specs
 from benchmarks.scale import fill
 from benchmarks.scale_fleet import (
@@ -44,7 +44,7 @@ from benchmarks.scale_fleet import (
     records_of,
 )
 from fleet.api.app import ApiSources
-from fleet.api.client import TOKEN
+from fleet.api.client import DaemonClient, find_daemon
 from fleet.api.server import ApiServer
 from fleet.daemon.launch import seldom_collected
 from fleet.dashboard.dashboard import Dashboard
@@ -99,16 +99,10 @@ _LOADED = """
 class _Fleet:
     """What works while it is measured."""
 
-    url: str
-    token: str
+    daemon: DaemonClient
     devices: list[DeviceId]
     #: Moments (Unix seconds) and how many records the coordinator had then.
     totals: list[tuple[float, int]] = field(default_factory=list)
-
-    def client(self) -> httpx.Client:
-        """A client with the token."""
-        headers = {"Authorization": f"Bearer {self.token}"}
-        return httpx.Client(base_url=self.url, headers=headers, trust_env=False, timeout=60)
 
 
 def run(folder: Path, *, devices: int, records: int) -> Figures:
@@ -117,22 +111,20 @@ def run(folder: Path, *, devices: int, records: int) -> Figures:
     Raises:
         FleetError: There is no browser.
     """
-    if not CHROMIUM.exists():
-        raise FleetError(f"{CHROMIUM} is missing: apt-get install chromium")
-    fill(folder / "store", records=records, devices=devices)
-    with seldom_collected(), _working(folder, devices) as fleet:
-        time.sleep(_WARM_SECS)  # all devices begin at once
-        with fleet.client() as client:
+    with open_browser() as browser:
+        fill(folder / "store", records=records, devices=devices)
+        with seldom_collected(), _working(folder, devices) as fleet:
+            time.sleep(_WARM_SECS)  # all devices begin at once
             wait_until(
-                lambda: client.get("/v1/dashboard/fleet").json()["digest"]["state"] == "ready",
+                lambda: fleet.daemon.get("/v1/dashboard/fleet")["digest"]["state"] == "ready",
                 "the digest of the store; try a smaller fleet",
                 _MOST_SECS,
             )
-        browser = _look(fleet)
+            looks = _look(browser, fleet)
     totals = fleet.totals
     found: Figures = {
         "devices": devices,
-        **browser,
+        **looks,
         "records_per_s": (totals[-1][1] - totals[0][1]) / (totals[-1][0] - totals[0][0]),
     }
     found["reached"] = {name: found[name] <= bound for name, bound in BOUNDS.items()}
@@ -150,8 +142,9 @@ def _working(folder: Path, devices: int) -> Iterator[_Fleet]:
         dashboard = Dashboard(coordinator.view, registry, folder / "store", coordinator.desk.listed)
         sources = ApiSources(view=coordinator.view, registry=registry, dashboard=dashboard)
         server = ApiServer(sources, folder / "root")
-        token = (folder / "root" / TOKEN).read_text().strip()
-        fleet = _Fleet(server.url, token, list(specs))
+        daemon = find_daemon(folder / "root")
+        assert daemon is not None
+        fleet = _Fleet(daemon, list(specs))
         thread = threading.Thread(target=_turn, args=(coordinator, over, fleet))
         thread.start()
         try:
@@ -172,24 +165,17 @@ def _turn(coordinator: Coordinator, over: threading.Event, fleet: _Fleet) -> Non
         fleet.totals.append((time.time(), records_of(coordinator)))
 
 
-def _look(fleet: _Fleet) -> Figures:
+def _look(browser: Any, fleet: _Fleet) -> Figures:
     """What a browser sees, and what the API takes meanwhile."""
-    from playwright.sync_api import sync_playwright
-
-    with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=str(CHROMIUM), args=["--no-sandbox"])
-        try:
-            visits = [_visit(browser, fleet) for _ in range(_VISITS)]
-            context, page = _opened(browser, fleet)
-            page.evaluate(_WATCH)
-            began = time.time()
-            times = _ask(fleet)
-            page.wait_for_timeout(max(0.0, 1e3 * (_WATCH_SECS - (time.time() - began))))
-            lags = _lags(page.evaluate("() => window.seen"), fleet.totals)
-            context.close()
-        finally:
-            browser.close()
-    every = sorted(itertools.chain.from_iterable(times.values()))
+    visits = [_visit(browser, fleet) for _ in range(_VISITS)]
+    context, page = _opened(browser, fleet)
+    page.evaluate(_WATCH)
+    elapsed = stopwatch()
+    times = _ask(fleet)
+    page.wait_for_timeout(max(0.0, 1e3 * (_WATCH_SECS - elapsed())))
+    lags = _lags(page.evaluate("() => window.seen"), fleet.totals)
+    context.close()
+    every = list(itertools.chain.from_iterable(times.values()))
     return {
         "first_paint_secs": statistics.median(one["rows_secs"] for one in visits),
         "page_bytes": max(one["bytes"] for one in visits),
@@ -198,21 +184,38 @@ def _look(fleet: _Fleet) -> Figures:
             name: {"median": 1e3 * statistics.median(some), "p95": 1e3 * _p95(some)}
             for name, some in times.items()
         },
-        "live_lag_secs": _p95(sorted(lags)),
+        "live_lag_secs": _p95(lags),
     }
 
 
-def _p95(ordered: list[float]) -> float:
-    return sorted(ordered)[min(len(ordered) - 1, int(0.95 * len(ordered)))]
+@contextmanager
+def open_browser() -> Iterator[Any]:
+    """Chromium, without a window.
+
+    Raises:
+        FleetError: It is not installed.
+    """
+    from playwright.sync_api import sync_playwright
+
+    if not CHROMIUM.exists():
+        raise FleetError(f"{CHROMIUM} is missing: apt-get install chromium")
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=str(CHROMIUM), args=["--no-sandbox"])
+        try:
+            yield browser
+        finally:
+            browser.close()
+
+
+def _p95(secs: list[float]) -> float:
+    return sorted(secs)[int(0.95 * len(secs))]
 
 
 def _opened(browser: Any, fleet: _Fleet) -> tuple[Any, Any]:
     """A new browser that is logged in, and its page with the fleet on it."""
-    with fleet.client() as client:
-        code = client.post("/v1/session/code").json()["code"]
     context = browser.new_context(viewport=_VIEWPORT)
     page = context.new_page()
-    page.goto(f"{fleet.url}/#login={code}")
+    page.goto(fleet.daemon.login_url())
     page.wait_for_selector("tbody tr", timeout=60_000)
     return context, page
 
@@ -226,7 +229,7 @@ def _visit(browser: Any, fleet: _Fleet) -> dict[str, float]:
     context.add_cookies(cookies)
     page = context.new_page()
     page.add_init_script(_ROWS)
-    page.goto(fleet.url + "/")
+    page.goto(fleet.daemon.url + "/")
     page.wait_for_function("() => window.rows !== undefined", timeout=60_000)
     found = {
         "rows_secs": float(page.evaluate("() => window.rows")),
@@ -240,13 +243,14 @@ def _ask(fleet: _Fleet) -> dict[str, list[float]]:
     """Seconds of requests to each view."""
     draws = random.Random(1)
     times: dict[str, list[float]] = {}
-    with fleet.client() as client:
+    headers = {"Authorization": f"Bearer {fleet.daemon.token}"}
+    with httpx.Client(base_url=fleet.daemon.url, headers=headers, trust_env=False, timeout=60) as client:
         workloads = [one["workload_id"] for one in client.get("/v1/dashboard/workloads").json()["rows"]]
 
         def asked(name: str, path: str, **query: Any) -> Any:
-            began = time.perf_counter()
+            elapsed = stopwatch()
             answer = client.get(f"/v1/dashboard/{path}", params=query)
-            times.setdefault(name, []).append(time.perf_counter() - began)
+            times.setdefault(name, []).append(elapsed())
             answer.raise_for_status()
             return answer.json()
 
@@ -288,7 +292,7 @@ def _lags(seen: list[tuple[float, int]], totals: list[tuple[float, int]]) -> lis
 class Options:
     """How large the fleet is."""
 
-    quick: Annotated[bool, Option("50 devices and 20,000 records")] = False
+    quick: bool = option(False, "50 devices and 20,000 records")
 
 
 def measure(options: Options) -> Figures:

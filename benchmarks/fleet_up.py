@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import IO, Protocol, TypeVar
+from typing import IO, TypeVar
 
 import psutil
 import yaml
@@ -47,14 +47,8 @@ class LateError(FleetError):
     """What was waited for did not come."""
 
 
-class Launch(Protocol):
-    """Starts a program, whose output goes to a file."""
-
-    def __call__(
-        self, command: Sequence[str], environment: Mapping[str, str], folder: Path, out: IO[bytes]
-    ) -> subprocess.Popen[bytes]:
-        """Start it."""
-        ...
+#: Starts a program from its command, environment and folder; its output goes to a file.
+Launch = Callable[[Sequence[str], Mapping[str, str], Path, IO[bytes]], subprocess.Popen[bytes]]
 
 
 def launch_here(
@@ -132,16 +126,21 @@ class Program:
         """Kill it with all that it has started, if it runs."""
         if self._process is None or self._process.poll() is not None:
             return
-        with suppress(psutil.NoSuchProcess):
-            top = psutil.Process(self._process.pid)
-            # Stopped, none of them starts another one meanwhile.
-            top.suspend()
-            every = [*top.children(recursive=True), top]
-            for process in every:
-                with suppress(psutil.NoSuchProcess):
-                    process.kill()
-            psutil.wait_procs(every[:-1], 20)
+        kill_with_children(self._process.pid)
         self._process.wait()
+
+
+def kill_with_children(pid: int) -> None:
+    """Kill a process and all that it has started."""
+    with suppress(psutil.NoSuchProcess):
+        top = psutil.Process(pid)
+        # Stopped, none of them starts another one meanwhile.
+        top.suspend()
+        every = [*top.children(recursive=True), top]
+        for process in every:
+            with suppress(psutil.NoSuchProcess):
+                process.kill()
+        psutil.wait_procs(every[:-1], 20)
 
 
 def verb(*arguments: str) -> list[str]:

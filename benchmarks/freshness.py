@@ -21,7 +21,6 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
 from unittest.mock import patch
 
 import msgspec
@@ -30,16 +29,14 @@ import yaml
 
 from agents.records import DeviceId, DeviceKind, Family, Record, WorkloadId
 from benchmarks.fleet_up import READY, START_SECS, Program, profile_file, verb, wait_until, write_fleet
-from benchmarks.harness import Figures, Option, benchmark, working_folder
+from benchmarks.harness import Figures, benchmark, option, working_folder
 from benchmarks.pretrained import groups_of, networks_of, opened_store
-from benchmarks.pretrained_ship import ShippedAbout, ship
-from benchmarks.tables import interval
+from benchmarks.pretrained_ship import ShippedAbout, figure_of, ship
 from fleet.errors import FleetError
 from fleet.json_types import Json, JsonDict
 from fleet.models.opponents import HeadCache
 from fleet.models.registry import Registry
 from fleet.models.shipped_model import SHIPPED_KEY, ShippedHeads, read_shipped
-from fleet.models.standings import mean_of
 from fleet.models.training_rows import JudgedRows
 from fleet.models.versions import DatasetSnapshot, held_out, load_snapshot
 from fleet.refresh.request import RefreshRequest
@@ -153,14 +150,14 @@ MINUTES = (0, 5, 15, 30, 60)
 class Options:
     """The machine, its networks, and when to look."""
 
-    dataset: Annotated[tuple[Path, ...], Option("a published dataset", is_repeated=True)] = ()
-    up: Annotated[str, Option("a profile of this host on which a real fleet up runs")] = ""
-    again: Annotated[Path | None, Option("store that an earlier --up kept; nothing is measured")] = None
-    target: Annotated[str, Option("profile that stands for the machine")] = "open-cpu-2.x86-64-v4"
-    group: Annotated[str, Option("architectures that stand for the user's networks")] = "group-2"
-    minutes: Annotated[tuple[int, ...], Option("when to look; the last is the whole", least=0)] = MINUTES
-    keep: Annotated[Path | None, Option("folder that keeps the shipped model, or stores and models")] = None
-    epochs: Annotated[int, Option(least=1)] = 24
+    dataset: tuple[Path, ...] = option((), "a published dataset")
+    up: str = option("", "a profile of this host on which a real fleet up runs")
+    again: Path | None = option(None, "store that an earlier --up kept; nothing is measured")
+    target: str = option("open-cpu-2.x86-64-v4", "profile that stands for the machine")
+    group: str = option("group-2", "architectures that stand for the user's networks")
+    minutes: tuple[int, ...] = option(MINUTES, "when to look; the last is the whole", least=0)
+    keep: Path | None = option(None, "folder that keeps the shipped model, or stores and models")
+    epochs: int = option(24, least=1)
     seed: int = 0
 
 
@@ -311,16 +308,16 @@ def _figures(looks: Sequence[Json]) -> Figures:
         gains.append(served - floor)
         by_minute[str(seen["minute"])] = {
             **{name: seen[name] for name in ("records", "serves", "why", "lacks", "refresh_secs")},
-            "top1": interval(mean_of(served).estimate()),
-            "top1_shipped": interval(mean_of(floor).estimate()),
-            "minus_shipped": interval(mean_of(served - floor).estimate()),
+            "top1": figure_of(served),
+            "top1_shipped": figure_of(floor),
+            "minus_shipped": figure_of(served - floor),
         }
     worst = min(gains, key=lambda gain: float(gain.mean()))
     return {
         "judged_workloads": len(gains[0]),
         "by_minute": by_minute,
-        "worst_minus_shipped": interval(mean_of(worst).estimate()),
-        f"gain_{looks[-1]['minute']}min": interval(mean_of(gains[-1]).estimate()),
+        "worst_minus_shipped": figure_of(worst),
+        f"gain_{looks[-1]['minute']}min": figure_of(gains[-1]),
     }
 
 

@@ -31,7 +31,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, Final
+from typing import Any, Final
 
 from agents.codec import workload_from_json
 from agents.errors import first_line
@@ -41,7 +41,7 @@ from agents.programs.check import argument_values
 from agents.programs.trace_rules import read_trace
 from agents.programs.workloads import own_module
 from agents.records import DeviceKind, DeviceSpec, Outcome, Record, Workload, as_json_dict
-from benchmarks.harness import Figures, Option, benchmark, child_json, kept, working_folder
+from benchmarks.harness import Figures, benchmark, child_json, kept, option, working_folder
 from benchmarks.networks import NETWORKS, with_device
 from benchmarks.search_sides import tuned
 from fleet.config.init import host_profiles
@@ -79,28 +79,21 @@ _RIVALS: Final = "from benchmarks.gpu_visit import answer; answer()"
 class Options:
     """How long the visit is, and what is tuned."""
 
-    minutes: Annotated[float, Option("of the whole visit, about", least=0.5, quick=2.0)] = 8.0
-    product: Annotated[
-        tuple[str, ...],
-        Option(
-            "only this one",
-            choices=list(PRODUCTS),
-            is_repeated=True,
-            quick=("square-1024", "bert-linear"),
-        ),
-    ] = tuple(PRODUCTS)
-    network: Annotated[
-        tuple[str, ...],
-        Option("as `fleet tune` takes it, in place of the usual ones", is_repeated=True, quick=_QUICK),
-    ] = _NETWORKS
-    keep: Annotated[Path | None, Option("folder of finished parts; a stopped visit goes on")] = None
-    quick: Annotated[bool, Option("two minutes, two products, a small network")] = False
+    minutes: float = option(8.0, "of the whole visit, about", least=0.5, quick=2.0)
+    product: tuple[str, ...] = option(
+        tuple(PRODUCTS), "only this one", choices=list(PRODUCTS), quick=("square-1024", "bert-linear")
+    )
+    network: tuple[str, ...] = option(
+        _NETWORKS, "as `fleet tune` takes it, in place of the usual ones", quick=_QUICK
+    )
+    keep: Path | None = option(None, "folder of finished parts; a stopped visit goes on")
+    quick: bool = option(False, "two minutes, two products, a small network")
 
 
 def measure(options: Options) -> Figures:
     """Do all parts; one that fails keeps no other from being done."""
     if why := why_skipped():
-        return {"benchmark": "gpu_visit", "skipped": why}
+        return {"skipped": why}
     began, card = time.monotonic(), cuda_devices()[0]
     [spec, *_] = [one.spec for one in host_profiles() if one.spec.kind is DeviceKind.CUDA]
     with working_folder(options.keep) as folder:
@@ -127,14 +120,12 @@ def measure(options: Options) -> Figures:
             label = re.sub(r"[^a-z0-9.]+", "-", text.lower())
             networks[text] = part(f"network-{label}", left, partial(_tuned, settings, spec, text))
     return {
-        "benchmark": "gpu_visit",
         "gpu": card,
         "target": spec.target,
         "tensor_peak_flops": peak,
         "baseline": "torch.matmul, torch eager, torch.compile and TVM's default schedules, on the same GPU",
         "products": products,
         "networks": networks,
-        "secs": time.monotonic() - began,
     }
 
 

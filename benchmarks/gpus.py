@@ -9,17 +9,16 @@ drawn with replacement; what is reported is the recorded mean. Settings are the 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Annotated
 
 import numpy as np
 
 from benchmarks.gpus_rivals import CHOOSERS, STRATEGIES, orders, why_absent
 from benchmarks.gpus_spaces import Space, find_spaces
-from benchmarks.harness import Figures, Option, benchmark, kept, say
+from benchmarks.harness import Figures, benchmark, kept, option, say, working_folder
 from transfer.arrays import Floats, Rows
 
 DATA = Path(__file__).resolve().parents[2] / "shared" / "data" / "kernel_tuner_hub"
@@ -32,29 +31,26 @@ _GOOD = 0.95
 _RESAMPLES = 2000
 
 
-@dataclass
-class Outcomes:
-    """What one way of choosing reached."""
+#: Speeds of each run in the order of their evaluation, by case (kernel and GPU), one run per seed.
+Runs = dict[tuple[str, str], list[list[float]]]
 
-    #: (cases, seeds, counts) best_after_k.
-    best: dict[tuple[str, str], list[list[float]]] = field(default_factory=dict)
-    #: Evaluations until 95 % of the optimum, by case and seed.
-    needed: dict[tuple[str, str], list[int]] = field(default_factory=dict)
 
-    def add(self, case: tuple[str, str], speeds: Sequence[float], most: int) -> None:
-        """Take up the speeds of one run in the order of their evaluation; `most` stands for "never"."""
-        best = np.maximum.accumulate(np.array(speeds))
-        self.best.setdefault(case, []).append([float(best[min(k, len(best) - 1)]) for k in COUNTS])
-        good = np.flatnonzero(best >= _GOOD)
-        self.needed.setdefault(case, []).append(int(good[0]) + 1 if len(good) else most)
+def reached(runs: Runs, most: int) -> tuple[Floats, Floats]:
+    """What one way of choosing reached.
 
-    def array(self) -> Floats:
-        """(cases, seeds, counts)."""
-        return np.array([self.best[case] for case in sorted(self.best)])
+    Args:
+        runs: Its runs.
+        most: Stands for "never".
 
-    def evaluations(self) -> Floats:
-        """(cases, seeds)."""
-        return np.array([self.needed[case] for case in sorted(self.needed)], dtype=np.float64)
+    Returns:
+        (cases, seeds, counts) best_after_k, and (cases, seeds) evaluations until 95 % of the optimum.
+    """
+    best = [[np.maximum.accumulate(speeds) for speeds in runs[case]] for case in sorted(runs)]
+    after = [[[one[min(k, len(one) - 1)] for k in COUNTS] for one in several] for several in best]
+    needed = [
+        [1 + np.argmax(one >= _GOOD) if one[-1] >= _GOOD else most for one in several] for several in best
+    ]
+    return np.array(after), np.array(needed, dtype=np.float64)
 
 
 def run_chooser(space: Space, target: int, name: str, seed: int, *, count: int) -> list[float]:
@@ -83,15 +79,14 @@ def run_chooser(space: Space, target: int, name: str, seed: int, *, count: int) 
 class Options:
     """How much is run."""
 
-    quick: Annotated[bool, Option("one seed, 64 measurements: within five minutes")] = False
-    data: Annotated[Path, Option("folder with a folder of caches a kernel")] = DATA
-    seeds: Annotated[int, Option("runs of each case", least=1, quick=1)] = 5
-    most: Annotated[int, Option("measurements of each run", least=1, quick=64)] = max(COUNTS)
-    keep: Annotated[Path | None, Option("folder of finished searches; a stopped run goes on")] = None
-    kernel_tuner: Annotated[
-        str,
-        Option(f"Python with Kernel Tuner, for its strategies {', '.join(STRATEGIES)}"),
-    ] = sys.executable
+    quick: bool = option(False, "one seed, 64 measurements: within five minutes")
+    data: Path = option(DATA, "folder with a folder of caches a kernel")
+    seeds: int = option(5, "runs of each case", least=1, quick=1)
+    most: int = option(max(COUNTS), "measurements of each run", least=1, quick=64)
+    keep: Path | None = option(None, "folder of finished searches; a stopped run goes on")
+    kernel_tuner: str = option(
+        sys.executable, f"Python with Kernel Tuner, for its strategies {', '.join(STRATEGIES)}"
+    )
 
 
 def measure(options: Options) -> Figures:
@@ -101,12 +96,18 @@ def measure(options: Options) -> Figures:
             "skipped": f"{options.data} is absent: it lies beside the checkout; or name a folder with --data",
             **dict.fromkeys((*_BEST, "worst_at_64", "evals_to_95_ratio")),
         }
+    with working_folder(options.keep) as folder:
+        return _measured(options, folder)
+
+
+def _measured(options: Options, folder: Path) -> Figures:
+    """Run everything; finished searches lie in the folder."""
     spaces = find_spaces(options.data)
     seeds = list(range(options.seeds))
     # The choice after the last measurement counts too.
     most = 1 + options.most
     names = [OURS, *(name for name in CHOOSERS if name != OURS)]
-    outcomes = {name: Outcomes() for name in names}
+    runs: dict[str, Runs] = {name: {} for name in names}
     told: Figures = {}
     absent = why_absent(options.kernel_tuner)
     if absent:
@@ -118,49 +119,41 @@ def measure(options: Options) -> Figures:
             say(f"{space.kernel} {device} left out")
             for name in names:
                 for seed in seeds:
-                    outcomes[name].add(case, _speeds(space, target, name, seed, most, options.keep), most)
+                    speeds = _speeds(space, target, name, seed, most, folder)
+                    runs[name].setdefault(case, []).append(speeds)
             if not absent:
-                found, why = orders(options.kernel_tuner, space, target, seeds, options.keep)
+                found, why = orders(options.kernel_tuner, space, target, seeds, folder)
                 failed |= why
                 for strategy, several in found.items():
-                    for rows in several:
-                        name = f"Kernel Tuner {strategy}"
-                        outcomes.setdefault(name, Outcomes()).add(
-                            case, space.speed(target)[rows[:most]].tolist(), most
-                        )
+                    speed = space.speed(target)
+                    orders_of = runs.setdefault(f"Kernel Tuner {strategy}", {})
+                    orders_of[case] = [speed[rows[:most]].tolist() for rows in several]
+    outcomes = {name: reached(of_name, most) for name, of_name in runs.items()}
     if failed:
         told["kernel_tuner_failed"] = failed
     return {
         "quick": options.quick,
-        **_figures(outcomes),
+        **(_figures(outcomes) if spaces else {"skipped": "no space that three devices have measured"}),
         "spaces": {one.kernel: {"devices": one.devices, "size": len(one.traces)} for one in spaces},
         "seeds": options.seeds,
         **told,
-        "table": _table(outcomes, options.most),
+        "table": _table(runs, outcomes, options.most),
     }
 
 
-def _speeds(space: Space, target: int, name: str, seed: int, count: int, keep: Path | None) -> list[float]:
+def _speeds(space: Space, target: int, name: str, seed: int, count: int, keep: Path) -> list[float]:
     """As `run_chooser`, from an earlier run if the folder has it."""
-
-    def run() -> Figures:
-        return {"speeds": run_chooser(space, target, name, seed, count=count)}
-
-    if keep is None:
-        return run_chooser(space, target, name, seed, count=count)
-    file_name = f"{space.kernel} {space.devices[target]} {name} {seed} {count}.json"
-    speeds: list[float] = kept(keep / file_name.replace("/", "-"), run)["speeds"]
+    path = keep / f"{space.kernel} {space.devices[target]} {name} {seed} {count}.json".replace("/", "-")
+    found = kept(path, lambda: {"speeds": run_chooser(space, target, name, seed, count=count)})
+    speeds: list[float] = found["speeds"]
     return speeds
 
 
-def _figures(outcomes: dict[str, Outcomes]) -> Figures:
+def _figures(outcomes: dict[str, tuple[Floats, Floats]]) -> Figures:
     """The keys that must reach something, with 95 % intervals by resampling seeds."""
-    ours = outcomes[OURS].array()
-    if not ours.size:
-        return {"skipped": "no space that three devices have measured"}
+    ours, needed = outcomes[OURS]
     at_64 = COUNTS.index(64)
-    rivals = [outcomes[name].evaluations() for name in outcomes if name.startswith("Kernel Tuner")]
-    needed = outcomes[OURS].evaluations()
+    rivals = [outcomes[name][1] for name in outcomes if name.startswith("Kernel Tuner")]
     count = ours.shape[1]
     draws = list(np.random.default_rng(0).integers(0, count, (_RESAMPLES, count)))
     values: dict[str, Callable[[Rows], float]] = {
@@ -194,23 +187,21 @@ def _ratio(rivals: list[Floats], ours: Floats) -> float:
     return float(np.median(best / np.median(ours, axis=1)))
 
 
-def _table(outcomes: dict[str, Outcomes], most: int) -> Figures:
+def _table(runs: dict[str, Runs], outcomes: dict[str, tuple[Floats, Floats]], most: int) -> Figures:
     counts = [place for place, k in enumerate(COUNTS) if k <= most]
 
     def by_count(values: Floats) -> dict[str, float]:
         return {str(COUNTS[place]): float(values[place]) for place in counts}
 
     table = {}
-    for name, one in outcomes.items():
-        cases = sorted(one.best)
-        if not cases:
+    for name, (best, needed) in outcomes.items():
+        if not len(best):
             continue
-        found, needed = one.array().mean(axis=1), np.median(one.evaluations(), axis=1)
-        named = [" ".join(case) for case in cases]
+        found, named = best.mean(axis=1), [" ".join(case) for case in sorted(runs[name])]
         table[name] = {
             "mean": by_count(found.mean(axis=0)),
             "worst": by_count(found.min(axis=0)),
-            "evals_to_95": dict(zip(named, needed.tolist(), strict=True)),
+            "evals_to_95": dict(zip(named, np.median(needed, axis=1).tolist(), strict=True)),
             "cases": {case: by_count(values) for case, values in zip(named, found, strict=True)},
         }
     return table

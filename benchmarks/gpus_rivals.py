@@ -12,7 +12,6 @@ import gzip
 import json
 import math
 import subprocess
-import tempfile
 from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 from typing import Any
@@ -22,10 +21,11 @@ from scipy.stats import rankdata
 
 from agents.host.gpu_sheets import gpu_sheet
 from benchmarks.gpus_spaces import Space
+from benchmarks.harness import run_bounded
 from benchmarks.unlike_ways import together_best
 from transfer.adapt.space_search import SpaceSearch
 from transfer.arrays import Floats, Rows
-from transfer.features.hardware import kinship_steps
+from transfer.features.hardware import kinship_steps, vector_distances
 
 #: Of Kernel Tuner 1.5; a version without one of them reports so. Left out are bayes_opt, which takes minutes
 #: per run and found least, searches for several aims, and what needs further packages.
@@ -94,18 +94,17 @@ _READ = ("time", "compile_time", "verification_time", "benchmark_time", "strateg
 def why_absent(python: str) -> str:
     """Why Kernel Tuner cannot be asked; empty where it can."""
     try:
-        command = [python, "-c", "import kernel_tuner"]
-        done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=120)
-    except (OSError, subprocess.TimeoutExpired) as error:
+        ended = run_bounded([python, "-c", "import kernel_tuner"], 120)
+    except OSError as error:
         return f"{python}: {error}"
-    if done.returncode == 0:
+    if ended.code == 0:
         return ""
-    last = (done.stderr.strip().splitlines() or ["it gave no reason"])[-1]
+    last = (ended.errors.strip().splitlines() or ["it gave no reason"])[-1]
     return f"{python}: {last}; pip install kernel_tuner, or name a Python that has it with --kernel-tuner"
 
 
 def orders(
-    python: str, space: Space, device: int, seeds: list[int], kept: Path | None = None
+    python: str, space: Space, device: int, seeds: list[int], folder: Path
 ) -> tuple[dict[str, list[list[int]]], dict[str, str]]:
     """Rows in the order in which each strategy evaluates them, by strategy and seed; and what failed.
 
@@ -114,22 +113,16 @@ def orders(
         space: The recorded space: strategies see the configurations that all devices have, as every way does.
         device: Place of the device.
         seeds: Of the strategies, from 0 on.
-        kept: Folder in which the orders stay; what it has for so many seeds is not run again.
+        folder: Where the orders stay; what it has for so many seeds is not run again.
     """
-    with tempfile.TemporaryDirectory() as folder:
-        lines = (kept or Path(folder)) / f"{space.kernel}-{space.devices[device]}.jsonl"
-        lines.parent.mkdir(parents=True, exist_ok=True)
+    lines, cache = folder / f"{space.kernel}-{space.devices[device]}.jsonl", folder / "cache.json"
+    ran = _orders_in(lines, len(seeds))
+    if missing := [name for name in STRATEGIES if name not in ran]:
+        cache.write_text(_closed_cache(space, device))
+        values = [str(cache), ",".join(missing), json.dumps(seeds), str(EVALUATIONS)]
+        with lines.open("a") as out:
+            subprocess.run([python, "-c", _CHILD, *values], check=True, stdout=out, stderr=subprocess.PIPE)
         ran = _orders_in(lines, len(seeds))
-        missing = [name for name in STRATEGIES if name not in ran]
-        if missing:
-            cache = Path(folder) / "cache.json"
-            cache.write_text(_closed_cache(space, device))
-            values = [str(cache), ",".join(missing), json.dumps(seeds), str(EVALUATIONS)]
-            with lines.open("a") as out:
-                subprocess.run(
-                    [python, "-c", _CHILD, *values], check=True, stdout=out, stderr=subprocess.PIPE
-                )
-            ran = _orders_in(lines, len(seeds))
     rows = {key: row for row, key in enumerate(space.keys)}
     found = {
         name: [[rows[key] for key in keys] for keys in several[: len(seeds)]]
@@ -199,10 +192,7 @@ def random_order(space: Space, target: int, seed: int) -> Chooser:
 def nearest_gpu(space: Space, target: int, seed: int) -> Chooser:
     """In the order of the GPU whose data sheet is the most alike."""
     others = _others(space, target)
-    spread = np.maximum(space.hardware.std(axis=0), 1e-6)
-    scaled = space.hardware / spread
-    apart = [float(((scaled[one] - scaled[target]) ** 2).sum()) for one in others]
-    nearest = others[int(np.argmin(apart))]
+    nearest = min(others, key=vector_distances(space.hardware, target).__getitem__)
     yield from _in_order(np.argsort(_filled(space.secs[:, nearest]), kind="stable"))
 
 

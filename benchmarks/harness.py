@@ -1,10 +1,10 @@
 """What every benchmark has in common: its command line, its JSON, its folder, and turns.
 
-A benchmark declares its options as a frozen dataclass, whose annotations hold the help and the bounds::
+A benchmark declares its options as a frozen dataclass, whose fields hold the help and the bounds::
 
     @dataclass(frozen=True)
     class Options:
-        workloads: Annotated[int, Option("workloads to measure", least=1)] = 24
+        workloads: int = option(24, "workloads to measure", least=1)
 
     main = benchmark("collection", __doc__, Options, measure)
 
@@ -27,7 +27,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import MISSING, Field, dataclass, fields
+from dataclasses import MISSING, Field, dataclass, field, fields
 from pathlib import Path
 from types import NoneType, UnionType
 from typing import Any, TypeVar, get_args, get_origin, get_type_hints
@@ -60,27 +60,38 @@ print(json.dumps({"secs": round(wall, 4), "cpu_secs": round(cpu, 4),
 """
 
 
-@dataclass(frozen=True)
-class Option:
-    """How a field of a benchmark's options is given on the command line.
+def option(
+    default: Any = MISSING,
+    help: str = "",
+    *,
+    least: float | None = None,
+    choices: Sequence[str] | None = None,
+    may_be_empty: bool = False,
+    parse: Callable[[str], object] | None = None,
+    quick: object = None,
+) -> Any:
+    """A field of a benchmark's options, and how it is given on the command line.
 
-    Attributes:
+    Several values follow the option's name, or each its name again.
+
+    Args:
+        default: Its value where it is not given; without a default it must be given.
         help: What it means; the default is added to it.
         least: Smallest number that is allowed.
         choices: Values that are allowed, of each item where there are several.
         may_be_empty: Of several values: none are allowed too.
-        is_repeated: Several values come one by one, each behind the option's name again.
         parse: Makes the value of its text; the field's type unless given.
         quick: Value with `--quick`, where nothing else is given.
     """
-
-    help: str = ""
-    least: float | None = None
-    choices: Sequence[str] | None = None
-    may_be_empty: bool = False
-    is_repeated: bool = False
-    parse: Callable[[str], object] | None = None
-    quick: object = None
+    about = {
+        "help": help.replace("%", "%%"),
+        "least": least,
+        "choices": choices,
+        "may_be_empty": may_be_empty,
+        "parse": parse,
+        "quick": quick,
+    }
+    return field(default=default, metadata=about)
 
 
 def benchmark(
@@ -142,8 +153,7 @@ def _chosen(options: type[Any], parsed: Mapping[str, object]) -> Figures:
     values = {key: tuple(value) if isinstance(value, list) else value for key, value in parsed.items()}
     if not values.get("quick"):
         return values
-    hints = get_type_hints(options, include_extras=True)
-    quick = {field.name: _option_of(hints[field.name])[1].quick for field in fields(options)}
+    quick = {one.name: one.metadata.get("quick") for one in fields(options)}
     return {name: value for name, value in quick.items() if value is not None} | values
 
 
@@ -155,42 +165,34 @@ def parser_of(name: str, description: str | None, options: type[Any]) -> argpars
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--json", action="store_true", help="print one line of JSON")
-    hints = get_type_hints(options, include_extras=True)
-    for field in fields(options):
-        _add(parser, field, hints[field.name])
+    hints = get_type_hints(options)
+    for one in fields(options):
+        _add(parser, one, hints[one.name])
     return parser
 
 
-def _add(parser: argparse.ArgumentParser, field: Field[Any], hint: Any) -> None:
-    kind, option = _option_of(hint)
+def _add(parser: argparse.ArgumentParser, one: Field[Any], kind: Any) -> None:
+    about, name = one.metadata, f"--{one.name.replace('_', '-')}"
+    if isinstance(kind, UnionType):
+        kind = next(part for part in get_args(kind) if part is not NoneType)
     is_many = get_origin(kind) is tuple
     kind = get_args(kind)[0] if is_many else kind
-    is_required = field.default is MISSING
-    text = option.help.replace("%", "%%")
-    name = f"--{field.name.replace('_', '-')}"
+    text = about.get("help", "")
     if kind is bool:
         parser.add_argument(name, action="store_true", default=argparse.SUPPRESS, help=text)
         return
-    if not is_required and field.default not in (None, ()):
-        text = f"{text} ({field.default})".strip()
-    given: Figures = {"type": option.parse or _bounded(kind, option.least), "help": text}
+    if one.default not in (MISSING, None, ()):
+        text = f"{text} ({one.default})".strip()
+    details: Figures = {
+        "type": about.get("parse") or _bounded(kind, about.get("least")),
+        "help": text,
+        "choices": about.get("choices"),
+    }
     if is_many:
-        given |= (
-            {"action": "append"} if option.is_repeated else {"nargs": "*" if option.may_be_empty else "+"}
-        )
-    if option.choices is not None:
-        given["choices"] = list(option.choices)
+        details |= {"action": "extend", "nargs": "*" if about.get("may_be_empty") else "+"}
     # What is not given is left to the dataclass.
-    given |= {"required": True} if is_required else {"default": argparse.SUPPRESS}
-    parser.add_argument(name, **given)
-
-
-def _option_of(hint: Any) -> tuple[Any, Option]:
-    """The type of a field's values, and how it is given."""
-    kind, option = (*get_args(hint), Option())[:2] if hasattr(hint, "__metadata__") else (hint, Option())
-    if isinstance(kind, UnionType):
-        kind = next(part for part in get_args(kind) if part is not NoneType)
-    return kind, option
+    details |= {"required": True} if one.default is MISSING else {"default": argparse.SUPPRESS}
+    parser.add_argument(name, **details)
 
 
 def _bounded(kind: type, least: float | None) -> Callable[[str], object]:
@@ -331,6 +333,12 @@ def by_turns(
     return secs
 
 
+def stopwatch() -> Callable[[], float]:
+    """What gives the seconds since now whenever it is called."""
+    began = time.perf_counter()
+    return lambda: time.perf_counter() - began
+
+
 def ms_of(name: str, secs: Sequence[float], tail: int = 99) -> Figures:
     """Median, a high percentile and the maximum of some times in milliseconds, under keys of a name.
 
@@ -351,20 +359,11 @@ def command_of(name: str, options: Any) -> str:
     Where things lie on this host is nobody's business: of an absolute path the last folders are shown.
     """
     words = ["python", "-m", f"benchmarks.{name}"]
-    hints = get_type_hints(type(options), include_extras=True)
-    for field in fields(options):
-        value = getattr(options, field.name)
-        if value is None or value == field.default:
-            continue
-        option = _option_of(hints[field.name])[1]
-        flag = f"--{field.name.replace('_', '-')}"
-        values = [_shown(one) for one in (value if isinstance(value, tuple) else [value])]
-        if value is True:
-            words.append(flag)
-        elif option.is_repeated:
-            words += [word for one in values for word in (flag, one)]
-        else:
-            words += [flag, *values]
+    for one in fields(options):
+        value = getattr(options, one.name)
+        if value is not None and value != one.default:
+            values = value if isinstance(value, tuple) else () if value is True else (value,)
+            words += [f"--{one.name.replace('_', '-')}", *map(_shown, values)]
     return shlex.join(words)
 
 

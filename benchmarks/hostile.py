@@ -18,9 +18,8 @@ import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Annotated
 
-from benchmarks.harness import Figures, Option, benchmark, working_folder
+from benchmarks.harness import Figures, benchmark, option, working_folder
 from benchmarks.hostile_child import folder_names, kind_of, network_names, questions_of, stages_of_log
 from benchmarks.hostile_corpus import CORPUS, corpus_names, make_case
 from benchmarks.hostile_live import run_live
@@ -48,14 +47,14 @@ def _case(text: str) -> str:
 class Options:
     """What is made, and where the files of finds go."""
 
-    files: Annotated[int, Option("generated cases", least=0)] = FILES
-    folders: Annotated[int, Option("generated folders of strangers", least=0)] = FOLDERS
-    networks: Annotated[int, Option("generated network files", least=0)] = NETWORKS
-    minutes: Annotated[float, Option("go on with new cases for so long")] = 0.0
-    seed: Annotated[int, Option("of all cases")] = 0
-    live: Annotated[int, Option("candidates offered to a real device; 0 for none", least=0)] = 100
-    only: Annotated[str | None, Option("one case: its number, or a name", parse=_case)] = None
-    keep: Annotated[Path, Option("folder for the files of what is found")] = _KEPT
+    files: int = option(FILES, "generated cases", least=0)
+    folders: int = option(FOLDERS, "generated folders of strangers", least=0)
+    networks: int = option(NETWORKS, "generated network files", least=0)
+    minutes: float = option(0.0, "go on with new cases for so long")
+    seed: int = option(0, "of all cases")
+    live: int = option(100, "candidates offered to a real device; 0 for none", least=0)
+    only: str | None = option(None, "one case: its number, or a name", parse=_case)
+    keep: Path = option(_KEPT, "folder for the files of what is found")
 
 
 def questions(options: Options) -> Iterator[list[Question]]:

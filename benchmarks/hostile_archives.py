@@ -17,7 +17,7 @@ from functools import cache
 from random import Random
 from typing import Any
 
-from benchmarks.hostile_corpus import SEEDS
+from benchmarks.hostile_values import SEEDS
 from fleet.json_types import JsonDict
 
 #: Entries of an archive by their names within its folder.

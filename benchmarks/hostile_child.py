@@ -34,6 +34,7 @@ from benchmarks.hostile_model_folders import make_backup, make_models
 from benchmarks.hostile_networks import make_archive
 from benchmarks.hostile_run import Question, own_secs
 from benchmarks.hostile_stages import STAGES, TYPED, Unaccounted, Work, counts_of
+from benchmarks.made_up import own_mb
 from fleet.json_types import JsonDict
 
 #: Archives that one confined process reads: it takes some ten seconds to start.
@@ -150,14 +151,6 @@ def _networks(name: str, first: int, count: int, seed: int, markers: str) -> Cas
     )
 
 
-def peak_mb() -> float:
-    """Most memory that this process held since `forget_peak`, in MiB."""
-    for line in Path("/proc/self/status").read_text().splitlines():
-        if line.startswith("VmHWM:"):
-            return int(line.split()[1]) / 1024
-    return 0.0
-
-
 def started_peak_mb() -> float:
     """Most memory of a process that this one ever started and that has ended, in MiB."""
     return resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / 1024
@@ -202,15 +195,15 @@ def run_stage(name: str, run: Callable[[Work], None], work: Work) -> JsonDict:
         text = "".join(traceback.format_exception(error, limit=-6))[-2000:]
     started_mb = started_peak_mb()
     # The kernel never forgets that peak: an earlier case has it, unless it has risen.
-    most_mb = max(peak_mb(), started_mb if started_mb > started_before_mb else 0.0)
+    most_mb = max(own_mb("VmHWM"), started_mb if started_mb > started_before_mb else 0.0)
     return {
         "ended": name,
         "how": ended,
         "kind": kind,
         "text": text[:2000],
-        "secs": round(own_secs(os.getpid()) - began, 3),
-        "cpu_secs": round(time.process_time() - cpu, 3),
-        "peak_mb": round(most_mb, 1),
+        "secs": own_secs(os.getpid()) - began,
+        "cpu_secs": time.process_time() - cpu,
+        "peak_mb": most_mb,
     }
 
 

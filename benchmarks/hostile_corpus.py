@@ -20,10 +20,9 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from benchmarks.hostile_values import damaged, deep_text, line_of, number, text, with_fault
+from benchmarks.hostile_values import SEEDS, damaged, deep_text, line_of, number, text, with_fault
 
-CORPUS = Path(__file__).resolve().parents[1] / "tests" / "hostile_corpus"
-SEEDS = CORPUS / "seeds"
+CORPUS = SEEDS.parent
 #: Dialects of cases and their shares in per cent; `mixed` files hold lines of all three.
 DIALECTS = {"ansor": 28, "autotvm": 28, "meta_schedule": 32, "mixed": 9, "bomb": 3}
 _LOGS = ("ansor", "autotvm", "meta_schedule")

@@ -26,27 +26,16 @@ from agents.records import (
     Candidate,
     DeviceId,
     Record,
-    Workload,
-    WorkloadId,
 )
 from benchmarks.hostile_corpus import attack_steps
 from benchmarks.hostile_values import damaged, deep_text, spoil, text, value, with_faults
-from benchmarks.made_up import put_measured, record_of
+from benchmarks.made_up import put_measured, record_of, workload_of
 from fleet.datasets.data_card import DatasetAbout, publish
 from fleet.datasets.dataset_files import CARD, README, RECORDS, SUMS, write_sums
 from fleet.store.store import Store
 
 #: The workload of every dataset, which a device of ours lists too.
-WORKLOAD = Workload(
-    workload_id=WorkloadId("0123456789abcdef"),
-    name="GMM",
-    operator="GMM",
-    arg_shapes=((64, 64), (64, 64), (64, 64)),
-    arg_dtypes=("float32",) * 3,
-    flops=524288.0,
-    networks=(),
-    module_json="{}",
-)
+WORKLOAD = workload_of("0123456789abcdef")
 #: Columns whose text is JSON.
 _JSON = ("protocol", "environment", "quality")
 _BEGIN = ["GetSBlock", [], ["C", "main"], ["b0"]]

@@ -17,36 +17,16 @@ from random import Random
 from typing import Any
 
 from benchmarks.hostile_datasets import WORKLOAD, not_regular, record
-from benchmarks.hostile_values import damaged, deep_text, spoil, text, value, with_fault
+from benchmarks.hostile_values import damaged, deep_text, odd_values, spoil, text, value, with_fault
 from benchmarks.made_up import put_measured
 from fleet.archive.backup import back_up
 from fleet.archive.backup_folder import MANIFEST, OBJECTS, _sum_of
-from fleet.json_types import JsonDict
 from fleet.models.registry import Registry
 from fleet.models.registry_file import REGISTRY
 from fleet.store.store import Store
 from transfer.checked_folder import MANIFEST_NAME, TENSORS_NAME, sha256
 
 VERSION = "v000001"
-#: Sizes of a model that nobody has; each would take more memory than any machine has, or more time.
-_SIZES: tuple[JsonDict, ...] = (
-    {"step_width": 1 << 19},
-    {"trunk_width": 1 << 40},
-    {"residual_blocks": 1 << 30},
-    {"attention_layers": 100_000},
-    {"attention_heads": 0},
-    {"summary_ramps": 1 << 19},
-    {"head_width": None},
-    {"step_width": -8},
-    {"dropout": "NaN"},
-)
-_CONFIGS: tuple[JsonDict, ...] = (
-    {"max_steps": 1 << 50},
-    {"category_sizes": [1 << 19] * 64},
-    {"category_sizes": None},
-    {"number_size": 1 << 19},
-    {"workload_size": "many"},
-)
 
 
 @cache
@@ -83,8 +63,8 @@ def make_models(rng: Random, folder: Path) -> None:
         manifest["tensors_sha256"] = sha256(path.read_bytes())
         (version / MANIFEST_NAME).write_text(json.dumps(manifest))
     elif kind == 3:
-        manifest["model"]["sizes"] |= rng.choice(_SIZES)
-        manifest["model"] |= rng.choice(({}, *_CONFIGS))
+        manifest["model"]["sizes"] |= rng.choice(odd_values()["model_sizes"])
+        manifest["model"] |= rng.choice(({}, *odd_values()["model_configs"]))
         if rng.random() < 0.2:
             manifest["heads"] = [str(number) for number in range(100_000)]
         (version / MANIFEST_NAME).write_text(json.dumps(manifest))

@@ -21,6 +21,7 @@ from pathlib import Path
 import psutil
 
 from agents.host.process_control import environment
+from benchmarks.fleet_up import kill_with_children
 from fleet.json_types import JsonDict
 
 #: Seconds that a file may take in a stage; above that it hangs. What a crowded host runs instead is left out.
@@ -189,10 +190,7 @@ class Child:
         if process is None:
             return
         if process.poll() is None:
-            top = psutil.Process(process.pid)
-            for each in (*top.children(recursive=True), top):
-                with suppress(psutil.NoSuchProcess):
-                    each.kill()
+            kill_with_children(process.pid)
         process.wait()
         for pipe in (process.stdin, process.stdout):
             assert pipe is not None

@@ -9,73 +9,16 @@ from __future__ import annotations
 import contextlib
 import json
 import sys
+from functools import cache
 from pathlib import Path
 from random import Random
 from typing import Any
 
 import orjson
 
-#: Numbers at the edges of what programs count with; the last ones are no 64-bit integers.
-NUMBERS: tuple[Any, ...] = (
-    0,
-    -1,
-    1,
-    2,
-    7,
-    255,
-    999,
-    1000,
-    1024,
-    2**31 - 1,
-    2**31,
-    -(2**31),
-    2**53 + 1,
-    10**18,
-    2**63 - 1,
-    2**63,
-    2**64 - 1,
-    -(2**63),
-    -0.0,
-    0.5,
-    1e-7,
-    5e-324,
-    1e308,
-    -1e308,
-    10**30,
-    2**64,
-)
-#: Texts that have broken parsers, terminals and paths.
-TEXTS = (
-    "",
-    " ",
-    "--5",
-    "-5",
-    "- -",
-    "\x00",
-    "\x1b[2J\x1b]0;owned\x07",
-    "\u202e",
-    "\u00b2",
-    "\u0663",
-    "\u00fc\u4e2d\U0001f600",
-    "NaN",
-    "null",
-    "../../../../tmp/x",
-    "a/b",
-    '"',
-    "'; drop",
-    "$",
-    "$1",
-    "auto_unroll_max_step$99999999999999999999",
-    "{",
-    "]]],[[",
-    "[" * 300,
-    "%s%n",
-    "main",
-    "root",
-    "TENSOR",
-    "1e400",
-    "0x10",
-)
+from fleet.json_types import JsonDict
+
+SEEDS = Path(__file__).resolve().parents[1] / "tests" / "hostile_corpus" / "seeds"
 #: More levels than any value has here; the stack of a thread holds them.
 _DEEP = 50_000
 _LENGTHS = (100, 1_000, 5_000, 70_000)
@@ -84,16 +27,27 @@ _OTHERS = (b"null", b"[]", b"{}", b"[" * 100_000, b'{"a":' * 5_000, b"", b"\xff\
 _TOKENS = (b"NaN", b"Infinity", b"-Infinity", b"1e400", b"-1e999", b"00", b"1.", b"'x'", b"nul", b"\xff")
 
 
+@cache
+def odd_values() -> JsonDict:
+    """Numbers at the edges of what programs count with, texts that have broken programs, sizes of models."""
+    found: JsonDict = json.loads((SEEDS / "values.json").read_text())
+    return found
+
+
 def number(rng: Random) -> Any:
     """A number, mostly a hostile one."""
-    return rng.choice(NUMBERS) if rng.random() < 0.7 else rng.randrange(1, 1 << rng.randrange(1, 64))
+    return (
+        rng.choice(odd_values()["numbers"])
+        if rng.random() < 0.7
+        else rng.randrange(1, 1 << rng.randrange(1, 64))
+    )
 
 
 def text(rng: Random) -> str:
     """A text, mostly a hostile one."""
     if rng.random() < 0.08:
         return rng.choice('ab[{"\\\u00e9') * rng.choice(_LENGTHS)
-    return rng.choice(TEXTS)
+    return str(rng.choice(odd_values()["texts"]))
 
 
 def value(rng: Random, depth: int = 3) -> Any:

@@ -22,10 +22,9 @@ import time
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
 
 from benchmarks.fleet_up import LateError
-from benchmarks.harness import Figures, Option, benchmark
+from benchmarks.harness import Figures, benchmark, option
 from benchmarks.hosts_fleet import FAR_DEVICE, NEAR_DEVICE, TwoHostFleet
 from benchmarks.hosts_network import TwoHosts, why_not
 
@@ -144,7 +143,7 @@ class Story:
 class Options:
     """How much of the story is run."""
 
-    short: Annotated[bool, Option(f"only the link, down for {SHORT_PARTITION_SECS:g} s")] = False
+    short: bool = option(False, f"only the link, down for {SHORT_PARTITION_SECS:g} s")
 
 
 def measure(options: Options) -> Figures:

@@ -17,6 +17,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import IO
 
+import psutil
+
 NEAR, FAR = "near", "far"
 #: Nothing outside of the two namespaces sees them, so every run may have the same ones.
 ADDRESSES = {NEAR: "10.231.0.1", FAR: "10.231.0.2"}
@@ -34,8 +36,6 @@ def why_not() -> str | None:
     """Why this machine cannot be two hosts; None where it can. Makes a namespace and removes it."""
     if os.geteuid() != 0:
         return "only root may make network namespaces"
-    if shutil.which("ip", path=_FOLDERS) is None:
-        return "the program `ip` (iproute2) is not installed"
     try:
         TwoHosts().close()
     except NetworkError as error:
@@ -106,7 +106,7 @@ def remove_stale() -> list[str]:
     removed = []
     for name in namespaces():
         found = _NAME.fullmatch(name)
-        if found is not None and not _is_alive(int(found.group(1))):
+        if found is not None and not psutil.pid_exists(int(found.group(1))):
             _remove(name)
             removed.append(name)
     return removed
@@ -135,16 +135,6 @@ def _remove(name: str) -> None:
                 os.kill(pid, signal.SIGKILL)
         time.sleep(0.1)
     _ip("netns", "delete", name)
-
-
-def _is_alive(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        return True
-    return True
 
 
 def _program() -> str:

@@ -17,9 +17,8 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
 
-from benchmarks.harness import Figures, Option, benchmark, child_json, working_folder
+from benchmarks.harness import Figures, benchmark, child_json, option, working_folder
 
 DATA = Path(__file__).resolve().parents[2] / "shared" / "data"
 
@@ -139,7 +138,7 @@ def read_problems(devices: dict[str, list[Path]], core: int) -> float | None:
 class Options:
     """What is imported, and where."""
 
-    data: Annotated[Path, Option("folder of the logs")] = DATA
+    data: Path = option(DATA, "folder of the logs")
 
 
 def measure(options: Options) -> Figures:

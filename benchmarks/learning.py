@@ -11,12 +11,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Annotated
 
 import numpy as np
 
 from agents.records import DeviceId
-from benchmarks.harness import Figures, Option, benchmark, command_of, say, working_folder
+from benchmarks.harness import Figures, benchmark, command_of, option, say, working_folder
 from benchmarks.learning_tvm import PerStoreFeatures, TvmMlp, TvmXgb, join_features, per_store_features
 from benchmarks.rivals.base import unknown_device
 from benchmarks.rivals.named import PUBLISHED, RIVALS, make_rival, run_kept_fits
@@ -144,24 +143,21 @@ RANKERS = (*OURS, "xgboost", "lightgbm", "lightgbm-pooled", "mlp")
 class Options:
     """Who learns from what, and on what they are judged."""
 
-    table: Annotated[Path | None, Option("write the tables to this file")] = None
-    title: Annotated[str, Option("title of the tables")] = "Learning"
-    store: Annotated[Path | None, Option("store to learn from")] = None
-    device: Annotated[tuple[str, ...], Option("only this device", is_repeated=True)] = ()
-    split: Annotated[str, Option("what is held out", choices=[kind.value for kind in SplitKind])] = (
-        "by-network"
+    table: Path | None = option(None, "write the tables to this file")
+    title: str = option("Learning", "title of the tables")
+    store: Path | None = option(None, "store to learn from")
+    device: tuple[str, ...] = option((), "only this device")
+    split: str = option("by-network", "what is held out", choices=[kind.value for kind in SplitKind])
+    held: tuple[str, ...] = option((), "only this split")
+    folds: int = option(3, "parts of a split by workload", least=2)
+    epochs: int = option(40, "epochs of the model of this project", least=1)
+    seeds: int = option(3, least=1)
+    slow_seeds: int = option(1, "seeds of published TLP", least=1)
+    workers: int = option(1, "processes that fit side by side", least=1)
+    keep: Path | None = option(None, "folder of finished fits, so that a stopped run goes on")
+    rankers: tuple[str, ...] = option(
+        RANKERS, "who is compared", choices=(*OURS, NETWORK, *TVM_RANKERS, *RIVALS)
     )
-    held: Annotated[tuple[str, ...], Option("only this split", is_repeated=True)] = ()
-    folds: Annotated[int, Option("parts of a split by workload", least=2)] = 3
-    epochs: Annotated[int, Option("epochs of the model of this project", least=1)] = 40
-    seeds: Annotated[int, Option(least=1)] = 3
-    slow_seeds: Annotated[int, Option("seeds of published TLP", least=1)] = 1
-    workers: Annotated[int, Option("processes that fit side by side", least=1)] = 1
-    keep: Annotated[Path | None, Option("folder of finished fits, so that a stopped run goes on")] = None
-    rankers: Annotated[
-        tuple[str, ...],
-        Option("who is compared", choices=(*OURS, NETWORK, *TVM_RANKERS, *RIVALS)),
-    ] = RANKERS
 
 
 def measure(options: Options) -> Figures:

@@ -154,6 +154,20 @@ def make_records(
     return [record(number) for number in range(start, start + count)]
 
 
+def workload_of(workload_id: str, **changes: Any) -> Workload:
+    """A matrix product without a program."""
+    values: dict[str, Any] = {
+        "name": "GMM",
+        "operator": "GMM",
+        "arg_shapes": ((64, 64),) * 3,
+        "arg_dtypes": ("float32",) * 3,
+        "flops": 524288.0,
+        "networks": (),
+        "module_json": "{}",
+    }
+    return Workload(workload_id=WorkloadId(workload_id), **values | changes)
+
+
 def made_up_workloads(count: int, first: str = "") -> list[Workload]:
     """Workloads of a network.
 
@@ -162,15 +176,14 @@ def made_up_workloads(count: int, first: str = "") -> list[Workload]:
         first: What their ids begin with; without it they are those of `made_up_rows`.
     """
     return [
-        Workload(
-            workload_id=WorkloadId(first + f"{number:016x}"[len(first) :]),
+        workload_of(
+            first + f"{number:016x}"[len(first) :],
             name=f"made up {number}",
             operator="C2D",
             arg_shapes=((64, 64),),
             arg_dtypes=("float32",),
             flops=10.0 ** (6 + number % 4),
             networks=(("resnet-50", 1 + number % 5),),
-            module_json="{}",
         )
         for number in range(count)
     ]
@@ -212,7 +225,7 @@ def replay_specs(
     }
 
 
-def own_mb() -> float:
-    """Memory of this process in MB that is no mapped file."""
+def own_mb(field: str = "RssAnon") -> float:
+    """Memory of this process in MiB that is no mapped file, or another line of its status."""
     lines = Path("/proc/self/status").read_text().splitlines()
-    return next(int(line.split()[1]) / 1024 for line in lines if line.startswith("RssAnon"))
+    return next(int(line.split()[1]) / 1024 for line in lines if line.startswith(field))

@@ -23,15 +23,15 @@ import statistics
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Final
+from typing import Final
 
 from msgspec.structs import replace
 
 from agents.records import DeviceId, DeviceSpec, canonical_json
-from benchmarks.harness import Figures, Option, benchmark, kept, working_folder
+from benchmarks.harness import Figures, benchmark, kept, option, working_folder
 from benchmarks.networks_corpus import check_corpus, tiny_names
 from benchmarks.networks_corpus import table as corpus_table
-from benchmarks.networks_sides import VENDORS, Search, compare
+from benchmarks.networks_sides import VENDORS, compare
 from benchmarks.tables import markdown_table
 from fleet.config.init import Profile, write_profiles
 from fleet.config.settings import FleetConfig, load_fleet, select_devices
@@ -82,45 +82,29 @@ _COLUMNS: Final = {
 class Options:
     """What is tuned, for how long, or what is checked instead."""
 
-    device: Annotated[str, Option("local device of this host, by its id")] = "x86-64-v4"
-    threads: Annotated[str, Option("one, or as many as this process has cores", choices=["1", "all"])] = "1"
-    network: Annotated[
-        tuple[str, ...], Option("only this one", choices=list(NETWORKS), is_repeated=True)
-    ] = ()
-    minutes: Annotated[float, Option("of each search", least=0.1, quick=1.0)] = 10.0
-    trials: Annotated[int, Option("candidates of a search, if minutes allow", least=1)] = 100_000
-    models: Annotated[Path | None, Option("folder with a head of the device")] = None
-    keep: Annotated[Path | None, Option("folder of finished networks; a stopped run goes on")] = None
-    rivals_only: Annotated[bool, Option("search nothing, and time TVM without schedules")] = False
-    tune_relax: Annotated[bool, Option("TVM's `tune_relax` searches for as long")] = False
-    stock_trials: Annotated[
-        int, Option("candidates of `tune_relax` as it is shipped; 0: it does not search", least=0)
-    ] = 0
-    per_round: Annotated[
-        int, Option("candidates of a round of `tune_relax`; its own default is 64", least=1)
-    ] = 8
-    own_programs: Annotated[
-        bool, Option("`tune_relax` gets programs as TVM's pipeline makes them, not those of `fleet tune`")
-    ] = False
-    quick: Annotated[bool, Option("two networks, and searches of a minute")] = False
-    check: Annotated[
-        str | None,
-        Option("instead compile every architecture of the corpus at a tiny size", choices=["corpus"]),
-    ] = None
-    jobs: Annotated[int, Option("checked at once", least=1)] = os.cpu_count() or 1
-    architecture: Annotated[tuple[str, ...], Option("check only this one", is_repeated=True)] = ()
+    device: str = option("x86-64-v4", "local device of this host, by its id")
+    threads: str = option("1", "one, or as many as this process has cores", choices=["1", "all"])
+    network: tuple[str, ...] = option((), "only this one", choices=list(NETWORKS))
+    minutes: float = option(10.0, "of each search", least=0.1, quick=1.0)
+    trials: int = option(100_000, "candidates of a search, if minutes allow", least=1)
+    models: Path | None = option(None, "folder with a head of the device")
+    keep: Path | None = option(None, "folder of finished networks; a stopped run goes on")
+    rivals_only: bool = option(False, "search nothing, and time TVM without schedules")
+    tune_relax: bool = option(False, "TVM's `tune_relax` searches for as long")
+    stock_trials: int = option(
+        0, "candidates of `tune_relax` as it is shipped; 0: it does not search", least=0
+    )
+    per_round: int = option(8, "candidates of a round of `tune_relax`; its own default is 64", least=1)
+    quick: bool = option(False, "two networks, and searches of a minute")
+    check: str | None = option(
+        None, "instead compile every architecture of the corpus at a tiny size", choices=["corpus"]
+    )
+    jobs: int = option(os.cpu_count() or 1, "checked at once", least=1)
 
-    def search(self) -> Search:
-        """How each network is searched."""
-        return Search(
-            minutes=0.0 if self.rivals_only else self.minutes,
-            trials=self.trials,
-            models=self.models,
-            is_beside_tvm=self.tune_relax,
-            stock_trials=self.stock_trials,
-            per_round=self.per_round,
-            has_own_programs=self.own_programs,
-        )
+    @property
+    def search_minutes(self) -> float:
+        """Of our search, and of `tune_relax` beside it; 0: nothing is searched, only rivals are timed."""
+        return 0.0 if self.rivals_only else self.minutes
 
 
 def device_on_all_cores(spec: DeviceSpec, cores: Iterable[int]) -> DeviceSpec:
@@ -137,19 +121,18 @@ def with_device(settings: FleetConfig, spec: DeviceSpec, folder: Path) -> FleetC
     return settings.model_copy(update={"devices": devices})
 
 
-def summary(spec: DeviceSpec, rows: dict[str, dict[str, Any]]) -> dict[str, Any]:
+def summary(spec: DeviceSpec, rows: dict[str, Figures]) -> Figures:
     """All networks together: geometric means, and the network that is worst by each ratio."""
     worst, means = {}, {}
     for key in _RATIOS:
         values = {name: row[key] for name, row in rows.items() if row.get(key) is not None}
         is_whole = len(values) == len(rows) or key == "wall_ratio_vs_stock"
-        means[key] = round(statistics.geometric_mean(values.values()), 3) if values and is_whole else None
+        means[key] = statistics.geometric_mean(values.values()) if values and is_whole else None
         if values:
             name = min(values, key=values.__getitem__)
             worst[key] = {"network": name, "value": values[name]}
     searched = [row for row in rows.values() if "is_equal" in row]
     return {
-        "benchmark": "networks",
         "device": spec.device_id,
         "target": spec.target,
         "threads": spec.threads,
@@ -164,34 +147,33 @@ def summary(spec: DeviceSpec, rows: dict[str, dict[str, Any]]) -> dict[str, Any]
 def measure(options: Options) -> Figures:
     """Tune and compare, or check the corpus."""
     if options.check:
-        return check_corpus(options.architecture or list(tiny_names()), options.jobs)
+        return check_corpus(list(tiny_names()), options.jobs)
     settings = load_fleet(None, {}).config
     spec = select_devices(settings)[DeviceId(options.device)]
     if options.threads == "all":
         spec = device_on_all_cores(spec, os.sched_getaffinity(0))
-    search = options.search()
     names = options.network or (_QUICK if options.quick else tuple(NETWORKS))
     rows = {}
     with working_folder(options.keep) as folder:
         settings = with_device(settings, spec, folder / "devices")
         for name in names:
-            place = f"{name}-{spec.threads}-threads-{row_name(search)}"
+            place = f"{name}-{spec.threads}-threads-{row_name(options)}"
 
             def row(name: str = name, place: str = place) -> Figures:
                 shutil.rmtree(folder / place, ignore_errors=True)
-                return compare(settings, spec, NETWORKS[name], search, folder / place)
+                return compare(settings, spec, NETWORKS[name], options, folder / place)
 
             rows[name] = kept(folder / "rows" / f"{place}.json", row)
     return summary(spec, rows)
 
 
-def row_name(search: Search) -> str:
+def row_name(options: Options) -> str:
     """What a row's file says of the search that it is of: others of the same folder are other rows."""
     words = ["rivals"]
-    if search.minutes:
-        words = [f"{search.minutes:g}-minutes"]
-        words += ["relax"] if search.is_beside_tvm else []
-        words += [f"{search.stock_trials}-stock"] if search.stock_trials else []
+    if options.search_minutes:
+        words = [f"{options.search_minutes:g}-minutes"]
+        words += ["relax"] if options.tune_relax else []
+        words += [f"{options.stock_trials}-stock"] if options.stock_trials else []
     return "-".join(words)
 
 

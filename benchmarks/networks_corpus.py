@@ -17,7 +17,7 @@ import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import yaml
 
@@ -26,7 +26,7 @@ from agents.host.process_control import die_with_parent
 from agents.networks.corpus import CORPUS
 from agents.networks.network_name import NetworkRefusedError, read_network_name
 from agents.records import Family
-from benchmarks.harness import Figures, run_bounded
+from benchmarks.harness import Figures, run_bounded, stopwatch
 from benchmarks.tables import markdown_table
 
 DTYPES: Final = ("float32", "float16", "bfloat16")
@@ -46,7 +46,7 @@ def tiny_names() -> dict[str, str]:
     return {name: f"transformers:{name},{sizes[name]}" for name in architectures}
 
 
-def check_corpus(architectures: Sequence[str], jobs: int) -> dict[str, Any]:
+def check_corpus(architectures: Sequence[str], jobs: int) -> Figures:
     """Check architectures, so many at once.
 
     Returns:
@@ -61,10 +61,10 @@ def check_corpus(architectures: Sequence[str], jobs: int) -> dict[str, Any]:
             for dtype, row in done.result().items():
                 print(f"{waiting[done]} {dtype}: {_cell(row)}", file=sys.stderr, flush=True)
     networks = {name: rows[name] for name in architectures}
-    return {"benchmark": "networks corpus", **summary(networks), "secs": round(time.perf_counter() - began)}
+    return {"benchmark": "networks corpus", **summary(networks), "secs": time.perf_counter() - began}
 
 
-def summary(networks: dict[str, dict[str, Any]]) -> dict[str, Any]:
+def summary(networks: dict[str, Figures]) -> Figures:
     """All networks, and how many there are of each kind."""
     rows = [row for by_dtype in networks.values() for row in by_dtype.values()]
     return {
@@ -84,13 +84,13 @@ def table(found: Figures) -> list[str]:
     return markdown_table(("architecture", *DTYPES), rows)
 
 
-def _cell(row: dict[str, Any]) -> str:
+def _cell(row: Figures) -> str:
     if row["result"] == "ok":
         return f"{row['difference']:.1e}"
     return f"{row['result'].replace('_', ' ')} after {row['secs']:.0f} s: {row['why']}"
 
 
-def _in_a_process(text: str) -> dict[str, Any]:
+def _in_a_process(text: str) -> Figures:
     """What the types of an architecture give; those that its process does not reach failed late."""
     # A session of its own, as readers of networks have: a busy host shares its time out by session.
     command = [sys.executable, "-m", "benchmarks.networks_corpus", str(os.getpid()), text]
@@ -104,20 +104,20 @@ def _in_a_process(text: str) -> dict[str, Any]:
     return {dtype: rows.get(dtype, missing) for dtype in DTYPES}
 
 
-def _check(text: str) -> dict[str, Any]:
+def _check(text: str) -> Figures:
     """Do to one network what a search does before it measures, and what it does at its end."""
     from agents.networks.first_run import first_run
     from agents.networks.library import build
 
-    began = time.perf_counter()
+    elapsed = stopwatch()
     with tempfile.TemporaryDirectory(prefix="tensor-fleet-corpus-") as folder:
         question = {"network": text, "target": _TARGET, "folder": folder, "threads": 1, "gpu_index": None}
         try:
             seen = first_run(question, Family.CPU)
         except NetworkRefusedError as error:
             why = str(error).removeprefix(f"network {text}: ")
-            return {"result": "refused", "why": why, "secs": round(time.perf_counter() - began, 1)}
-        secs = round(time.perf_counter() - began, 1)
+            return {"result": "refused", "why": why, "secs": elapsed()}
+        secs = elapsed()
         try:
             if read_network_name(text).dtype == "float32":
                 build({**question, "traces": {}}, Family.CPU)

@@ -11,21 +11,22 @@ import json
 import os
 import statistics
 import sys
-import time
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from agents.records import DeviceSpec, canonical_json
-from benchmarks.harness import Figures, child_json, run_bounded
+from benchmarks.harness import Figures, child_json, run_bounded, stopwatch
 from benchmarks.search_sides import tuned
 from fleet.config.settings import FleetConfig
 from fleet.json_types import Json
 from fleet.tuning.database import read_database
 from fleet.tuning.delivery import build_library, check_network, is_right, time_network
 from fleet.tuning.tuning import TuneOptions
+
+if TYPE_CHECKING:
+    from benchmarks.networks import Options
 
 _TVM = [sys.executable, "-m", "benchmarks.tvm_sides"]
 _MOST_TRIALS = 100_000
@@ -37,34 +38,14 @@ _TOLERANCE = 1e-4
 VENDORS = ("onnxruntime", "openvino", "torch_compile")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Search:
-    """How a network is searched on each side."""
-
-    #: Of our search, and of `tune_relax` beside it; 0: nothing is searched, only rivals are timed.
-    minutes: float
-    #: Candidates of our search, if minutes allow.
-    trials: int
-    #: Folder with a head of the device; None for the shipped model's.
-    models: Path | None
-    #: Whether `tune_relax` searches for as long.
-    is_beside_tvm: bool
-    #: Candidates of `tune_relax` as it is shipped; 0: it does not search.
-    stock_trials: int
-    #: Candidates of a round of `tune_relax`.
-    per_round: int
-    #: Whether `tune_relax` gets the programs of TVM's own pipeline, not those of `fleet tune`.
-    has_own_programs: bool
-
-
-def compare(settings: FleetConfig, spec: DeviceSpec, network: str, search: Search, folder: Path) -> Figures:
+def compare(settings: FleetConfig, spec: DeviceSpec, network: str, search: Options, folder: Path) -> Figures:
     """Search a network, and time everything in turn.
 
     Args:
         settings: That find the device.
         spec: The device.
         network: As `fleet tune` takes it.
-        search: How.
+        search: How: as the command line says.
         folder: An empty one, for stores and libraries.
 
     Returns:
@@ -75,26 +56,26 @@ def compare(settings: FleetConfig, spec: DeviceSpec, network: str, search: Searc
         ["-m", "benchmarks.networks_limit"],
         question={"network": network, "target": spec.target, "cores": list(spec.cores[: spec.threads])},
     )
-    row: Figures = {"network": network, "threads": spec.threads, "minutes": search.minutes, **limits}
+    row: Figures = {"network": network, "threads": spec.threads, "minutes": search.search_minutes, **limits}
     libraries = folder / "libraries"
     libraries.mkdir(parents=True)
-    if not search.minutes:
+    if not search.search_minutes:
         check_network(network, spec, libraries)
         timed = time_network(network, spec, {"tvm_untuned": libraries / "untuned.so"}, libraries)
         return row | _latencies(timed, limits)
-    began = time.perf_counter()
+    elapsed = stopwatch()
     ours = _tuned(settings, spec, network, search, folder)
     [timed] = ours["whole_networks"].values()
     if "why_not" in timed:
         return row | {"why_not": timed["why_not"]}
     # What follows the search is the same for both sides.
-    search_secs = time.perf_counter() - began - ours["seconds"].get("compile", 0.0)
+    search_secs = elapsed() - ours["seconds"].get("compile", 0.0)
     os.sched_setaffinity(0, cores)
     row |= {key: ours[key] for key in ("trials", "failed", "ended", "model")}
     row |= {"search_secs": search_secs, "scheduled_tvm_tuned": f"{timed['applied']} of {timed['workloads']}"}
     [curve] = [of_network["curve"] for of_network in ours["networks"].values()] or [[]]
     row["curve"] = curve
-    if search.is_beside_tvm or search.stock_trials:
+    if search.tune_relax or search.stock_trials:
         sides, stock_secs = _sides_of_tvm(spec, settings.devices.folder, network, search, search_secs, folder)
         check_network(network, spec, libraries)
         sides = {"tvm_tuned": Path(timed["library"]), "tvm_untuned": libraries / "untuned.so", **sides}
@@ -104,23 +85,22 @@ def compare(settings: FleetConfig, spec: DeviceSpec, network: str, search: Searc
     return row | _latencies(timed, limits)
 
 
-def _tuned(
-    settings: FleetConfig, spec: DeviceSpec, network: str, search: Search, folder: Path
-) -> dict[str, Any]:
+def _tuned(settings: FleetConfig, spec: DeviceSpec, network: str, search: Options, folder: Path) -> Figures:
     models = search.models or folder / "models"
-    options = TuneOptions(trials=search.trials, models=models, out=folder / "tuned", minutes=search.minutes)
+    options = TuneOptions(
+        trials=search.trials, models=models, out=folder / "tuned", minutes=search.search_minutes
+    )
     return tuned(settings, spec, options, folder, (network,))
 
 
 def _sides_of_tvm(
-    spec: DeviceSpec, devices: str, network: str, search: Search, secs: float, folder: Path
+    spec: DeviceSpec, devices: str, network: str, search: Options, secs: float, folder: Path
 ) -> tuple[dict[str, Path], float | None]:
     """Libraries of TVM's searches by side, and the seconds of the one that is as shipped."""
     question = {
         "way": "network",
         "network": network,
         "target": spec.target,
-        "own_programs": search.has_own_programs,
         "per_round": search.per_round,
         "seed": 0,
         "device": spec.device_id,
@@ -129,14 +109,14 @@ def _sides_of_tvm(
     libraries, stock_secs = {}, None
     for side, trials in (("tune_relax", _MOST_TRIALS), ("tune_relax_stock", search.stock_trials)):
         is_stock = side == "tune_relax_stock"
-        if not (trials and (is_stock or search.is_beside_tvm)):
+        if not (trials and (is_stock or search.tune_relax)):
             continue
         (theirs := folder / side).mkdir()
         asked = question | {"trials": trials, "is_stock": is_stock, "work_dir": str(theirs / "work")}
-        began = time.perf_counter()
+        elapsed = stopwatch()
         records = search_with_tvm(asked, None if is_stock else secs)
         if is_stock:
-            stock_secs = time.perf_counter() - began
+            stock_secs = elapsed()
         libraries[side] = library_of_tvm(spec, asked, records, theirs)
     return libraries, stock_secs
 
@@ -164,10 +144,6 @@ def good_records(text: str) -> list[str]:
 
 def library_of_tvm(spec: DeviceSpec, question: Json, records: Path, folder: Path) -> Path:
     """Compile the network with TVM's schedules."""
-    if question["own_programs"]:
-        library = folder / "own_programs.so"
-        child_json(_TVM[1:], question={**question, "way": "library", "library": str(library)})
-        return library
     lines = [json.loads(line) for line in records.read_text().splitlines()]
     # TVM writes its target with every default.
     target = canonical_json(spec.target)

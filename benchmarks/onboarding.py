@@ -13,9 +13,9 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
-from benchmarks.harness import Figures, Option, benchmark, command_of, working_folder
+from benchmarks.harness import Figures, benchmark, command_of, option, working_folder
 from benchmarks.onboarding_baselines import baselines
 from benchmarks.onboarding_cases import CasePlan, networks_to_hold_out
 from benchmarks.onboarding_curve import SAMPLES, Adapting, Contender
@@ -49,42 +49,36 @@ _BASELINES = tuple(one.name for one in baselines())
 class Options:
     """What is left out in turn, who makes heads, and how much is run."""
 
-    quick: Annotated[bool, Option("the same keys from less, in about ten minutes")] = False
-    table: Annotated[Path | None, Option("write the page to this file")] = None
-    keep: Annotated[Path | None, Option("folder of finished cases, not run again")] = None
-    store: Annotated[tuple[Path, ...], Option("store to read", is_repeated=True)] = ()
-    device: Annotated[tuple[str, ...], Option("only this device", is_repeated=True)] = ()
-    target: Annotated[tuple[str, ...], Option("leave out only this device", is_repeated=True)] = ()
-    regime: Annotated[
-        tuple[str, ...], Option("only this regime", choices=[one.value for one in Regime], is_repeated=True)
-    ] = ()
-    strategies: Annotated[
-        tuple[str, ...], Option("beside auto", choices=NAMES, may_be_empty=True, quick=("scratch",))
-    ] = NAMES
-    selectors: Annotated[
-        tuple[str, ...],
-        Option("to compare by the default strategy", choices=list(SELECTORS), may_be_empty=True),
-    ] = ()
-    baselines: Annotated[
-        tuple[str, ...],
-        Option("only these; none without a name", choices=_BASELINES, may_be_empty=True),
-    ] = _BASELINES
-    samples: Annotated[tuple[int, ...], Option("numbers of samples (k)", quick=(0, 64, 256))] = SAMPLES
-    held: Annotated[tuple[str, ...], Option("hold out only this network", is_repeated=True)] = ()
-    splits: Annotated[int, Option("most networks held out in turn; 0 for all", least=0, quick=1)] = 0
-    pool: Annotated[int, Option("most candidates of a workload learnt from", least=1)] = 64
-    judge: Annotated[int, Option("most candidates of a workload judged", least=2, quick=64)] = 256
-    most: Annotated[int, Option("most candidates of a workload kept", least=2, quick=24)] = 320
-    parts: Annotated[
-        tuple[str, ...], Option("beside the curve", choices=_PARTS, may_be_empty=True, quick=_PARTS[:2])
-    ] = _PARTS
-    part_seeds: Annotated[int, Option("seeds of what stands beside the curve", least=1, quick=1)] = 3
-    covered: Annotated[
-        tuple[int, ...], Option("k at which stated intervals are checked", quick=(64, 256))
-    ] = COVERED
-    epochs: Annotated[int, Option("epochs of source models", least=1, quick=12)] = 24
-    seeds: Annotated[int, Option("seeds of the curve", least=1, quick=1)] = 5
-    workers: Annotated[int, Option("cases at once", least=1)] = len(os.sched_getaffinity(0))
+    quick: bool = option(False, "the same keys from less, in about ten minutes")
+    table: Path | None = option(None, "write the page to this file")
+    keep: Path | None = option(None, "folder of finished cases, not run again")
+    store: tuple[Path, ...] = option((), "store to read")
+    device: tuple[str, ...] = option((), "only this device")
+    target: tuple[str, ...] = option((), "leave out only this device")
+    regime: tuple[str, ...] = option((), "only this regime", choices=[one.value for one in Regime])
+    strategies: tuple[str, ...] = option(
+        NAMES, "beside auto", choices=NAMES, may_be_empty=True, quick=("scratch",)
+    )
+    selectors: tuple[str, ...] = option(
+        (), "to compare by the default strategy", choices=list(SELECTORS), may_be_empty=True
+    )
+    baselines: tuple[str, ...] = option(
+        _BASELINES, "only these; none without a name", choices=_BASELINES, may_be_empty=True
+    )
+    samples: tuple[int, ...] = option(SAMPLES, "numbers of samples (k)", quick=(0, 64, 256))
+    held: tuple[str, ...] = option((), "hold out only this network")
+    splits: int = option(0, "most networks held out in turn; 0 for all", least=0, quick=1)
+    pool: int = option(64, "most candidates of a workload learnt from", least=1)
+    judge: int = option(256, "most candidates of a workload judged", least=2, quick=64)
+    most: int = option(320, "most candidates of a workload kept", least=2, quick=24)
+    parts: tuple[str, ...] = option(
+        _PARTS, "beside the curve", choices=_PARTS, may_be_empty=True, quick=_PARTS[:2]
+    )
+    part_seeds: int = option(3, "seeds of what stands beside the curve", least=1, quick=1)
+    covered: tuple[int, ...] = option(COVERED, "k at which stated intervals are checked", quick=(64, 256))
+    epochs: int = option(24, "epochs of source models", least=1, quick=12)
+    seeds: int = option(5, "seeds of the curve", least=1, quick=1)
+    workers: int = option(len(os.sched_getaffinity(0)), "cases at once", least=1)
 
 
 @dataclass(frozen=True)
@@ -267,7 +261,7 @@ def part_figures(parts: Mapping[str, Sequence[Mapping[str, Any]]]) -> Figures:
     runs = sum(one["runs"] for one in stated)
     if runs:
         covered = sum(one["runs"] * one["top1_covered"] for one in stated)
-        found["interval_coverage"], found["interval_coverage_runs"] = round(covered / runs, 4), runs
+        found["interval_coverage"], found["interval_coverage_runs"] = covered / runs, runs
     for part in parts.get("selectors", ()):
         found["best_selector"], found["chosen_samples_share"] = part["best"], part["share"]
     return found

@@ -21,7 +21,6 @@ from benchmarks.onboarding_cases import FewShot, FewShotSet, Situation, with_few
 from benchmarks.onboarding_label_change import Siblings, estimate_by_changes
 from benchmarks.rivals.base import (
     flat_of,
-    hardware_of,
     nearest_first,
     need,
     place_by_sources,
@@ -33,6 +32,7 @@ from benchmarks.rivals.mlp import MlpConfig, SummaryMlp
 from transfer.adapt.source_model import part_latencies
 from transfer.arrays import Floats, Rows, Singles
 from transfer.data.labels import relative_speed
+from transfer.model.trees import tree_inputs
 from transfer.train.rows import trainable_devices
 
 #: Trees of all scopes: the middle of the grid of `benchmarks.rivals.trees`, the same for every k: a choice
@@ -98,10 +98,8 @@ def _trees_alone(situation: Situation, few_shot: FewShotSet) -> Floats | None:
 
 def _trees_pooled(situation: Situation, few_shot: FewShotSet) -> Floats | None:
     def inputs(rows: Rows, device_id: str) -> Singles:
-        beside = np.broadcast_to(
-            hardware_of(situation, device_id), (len(rows), situation.dataset.hardware.shape[1])
-        )
-        return np.concatenate([flat_of(situation)[rows], beside], axis=1, dtype=np.float32)
+        hardware = situation.dataset.hardware[situation.dataset.column(device_id)]
+        return tree_inputs(flat_of(situation)[rows], hardware)
 
     return _learnt_across(situation, few_shot, inputs)
 
@@ -136,16 +134,9 @@ def _trees_with_sources(situation: Situation, few_shot: FewShotSet) -> Floats | 
         at = [situation.sources.index(one) for one in others]
         beside = []
         for table in (places_of(situation)[rows][:, at], speeds_of(situation)[rows][:, at]):
-            known = np.isfinite(table)
-            count = np.maximum(1, known.sum(axis=1))
-            filled = np.where(known, table, 0)
-            some = known.any(axis=1)
-            beside += [
-                np.where(some, filled.sum(axis=1) / count, np.nan),
-                np.where(some, np.where(known, table, np.inf).min(axis=1), np.nan),
-                np.where(some, np.where(known, table, -np.inf).max(axis=1), np.nan),
-                table[:, 0],
-            ]
+            count = np.isfinite(table).sum(axis=1)
+            mean = np.nansum(table, axis=1) / np.where(count, count, np.nan)
+            beside += [mean, np.fmin.reduce(table, axis=1), np.fmax.reduce(table, axis=1), table[:, 0]]
         return np.concatenate([flat_of(situation)[rows], np.stack(beside, axis=1)], axis=1, dtype=np.float32)
 
     return _learnt_across(situation, few_shot, inputs)
@@ -223,10 +214,14 @@ def _learnt_across(situation: Situation, few_shot: FewShotSet, inputs: _Inputs) 
     return _boost(situation, lists, inputs)(situation.test, situation.target)
 
 
+def _nothing(rows: Rows, _: str) -> Floats:
+    return np.zeros(len(rows))
+
+
 def _boost(
-    situation: Situation, lists: Sequence[Labelled], inputs: _Inputs, start: _Predict | None = None
+    situation: Situation, lists: Sequence[Labelled], inputs: _Inputs, start: _Predict = _nothing
 ) -> _Predict:
-    """Trees over the lists of some devices, on top of `start` where there is one."""
+    """Trees over the lists of some devices, on top of `start`."""
     xgboost = need("xgboost")
     workloads = len(situation.dataset.workload_ids)
     x, y, group, margin = [], [], [], []
@@ -236,7 +231,7 @@ def _boost(
         x.append(inputs(rows, one.device_id))
         y.append(one.labels[order])
         group.append(situation.dataset.group[rows] + place * workloads)
-        margin.append(np.zeros(len(rows)) if start is None else start(rows, one.device_id))
+        margin.append(start(rows, one.device_id))
     matrix = xgboost.QuantileDMatrix(
         np.concatenate(x), label=np.concatenate(y), base_margin=np.concatenate(margin), nthread=1
     )
@@ -244,8 +239,9 @@ def _boost(
     booster = xgboost.train({**_PARAMS, "seed": situation.seed}, matrix, num_boost_round=_ROUNDS)
 
     def predict(rows: Rows, device_id: str) -> Floats:
-        below = np.zeros(len(rows)) if start is None else start(rows, device_id)
-        scores = booster.inplace_predict(inputs(rows, device_id), base_margin=below, predict_type="margin")
+        scores = booster.inplace_predict(
+            inputs(rows, device_id), base_margin=start(rows, device_id), predict_type="margin"
+        )
         return np.asarray(scores, dtype=np.float64)
 
     return predict

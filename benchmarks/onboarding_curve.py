@@ -11,7 +11,6 @@ knows no store. What was found is read by `benchmarks.onboarding_parts`.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -22,7 +21,7 @@ import msgspec
 import numpy as np
 
 from agents.records import Workload, WorkloadId, canonical_json, content_hash
-from benchmarks.harness import kept, read_kept, say
+from benchmarks.harness import kept, read_kept, say, stopwatch
 from benchmarks.onboarding_cases import (
     Case,
     CasePlan,
@@ -224,9 +223,9 @@ def _points(
         few_shot = FewShotSet(rows, truth[rows])
         count = k, len(rows)
         if not isinstance(contender, Adapting):
-            started = time.perf_counter()
+            elapsed = stopwatch()
             scores = contender.score(situation, few_shot)
-            seconds = time.perf_counter() - started
+            seconds = elapsed()
             yield None if scores is None else _judged(contender.name, case, dataset, count, scores, seconds)
             continue
         if not is_enough(contender.strategy, dataset.group[rows], truth[rows]):
@@ -242,9 +241,9 @@ def _points(
             config=plan.config,
             seed=case.seed,
         )
-        started = time.perf_counter()
+        elapsed = stopwatch()
         adapted = onboarding.adapt(contender.strategy, rows)
-        seconds = time.perf_counter() - started
+        seconds = elapsed()
         expected = None
         if contender.states:
             with suppress(TransferError):  # with too few samples nothing is stated

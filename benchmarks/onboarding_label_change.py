@@ -151,7 +151,7 @@ def _own_of(secs: Floats, shared: Floats, group: Groups) -> Floats:
 
     A workload's level is the mean of the device's measurements in it, so one alone says nothing.
     """
-    own = np.where(np.isfinite(secs), np.log(np.where(np.isfinite(secs), secs, 1.0)), np.nan) - shared
+    own = np.log(secs) - shared
     known = np.isfinite(own)
     count = np.bincount(group[known], minlength=int(group.max(initial=-1)) + 1)
     level = np.bincount(group[known], own[known], len(count)) / np.maximum(1, count)

@@ -12,10 +12,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
-from benchmarks.dashboard import CHROMIUM
-from benchmarks.harness import Figures, Option, benchmark
+from benchmarks.dashboard import open_browser
+from benchmarks.harness import Figures, benchmark, option
 from fleet.api.client import DaemonClient, find_daemon
 from fleet.errors import FleetError
 from fleet.tuning.report import render
@@ -31,11 +31,11 @@ _WINDOW = 400
 class Options:
     """What is taken."""
 
-    report: Annotated[Path | None, Option("report.json of a search")] = None
-    root: Annotated[Path | None, Option("folder of a running daemon, such as runs/fleet")] = None
-    out: Annotated[Path, Option("folder of the pictures")] = FOLDER
-    width: Annotated[int, Option("of the window in pixels", least=320)] = 1240
-    height: Annotated[int, Option("of a picture in pixels, at most", least=_WINDOW)] = 960
+    report: Path | None = option(None, "report.json of a search")
+    root: Path | None = option(None, "folder of a running daemon, such as runs/fleet")
+    out: Path = option(FOLDER, "folder of the pictures")
+    width: int = option(1240, "of the window in pixels", least=320)
+    height: int = option(960, "of a picture in pixels, at most", least=_WINDOW)
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,8 +55,6 @@ def take(options: Options) -> Figures:
     Raises:
         FleetError: There is no browser, no report or no daemon, or a picture is too large.
     """
-    if not CHROMIUM.exists():
-        raise FleetError(f"{CHROMIUM} is missing: apt-get install chromium")
     options.out.mkdir(parents=True, exist_ok=True)
     sizes: dict[str, int] = {}
     with tempfile.TemporaryDirectory() as folder, _page(options) as page:
@@ -109,14 +107,10 @@ def _busiest(daemon: DaemonClient) -> str:
 
 @contextmanager
 def _page(options: Options) -> Iterator[Any]:
-    from playwright.sync_api import sync_playwright
-
-    with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=str(CHROMIUM), args=["--no-sandbox"])
+    with open_browser() as browser:
         page = browser.new_page(viewport={"width": options.width, "height": _WINDOW})
         page.set_default_timeout(_WAIT_MS)
         yield page
-        browser.close()
 
 
 def _picture(page: Any, shot: Shot, scheme: str, most_height: int) -> bytes:

@@ -20,18 +20,17 @@ from __future__ import annotations
 import os
 import re
 import subprocess
-import sys
-import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Annotated, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
 from agents.records import Workload, content_hash
-from benchmarks.harness import Figures, Option, benchmark, kept, read_kept, say, working_folder
+from benchmarks.fleet_up import ROOT, verb
+from benchmarks.harness import Figures, benchmark, kept, option, read_kept, say, stopwatch, working_folder
 from benchmarks.onboarding_baselines import baselines
 from benchmarks.onboarding_cases import Case, FewShotSet, situation_of, visible_dataset
 from benchmarks.pretrained_ship import (
@@ -89,36 +88,29 @@ class _Case(NamedTuple):
 class Options:
     """What learns, what is held out, and what is judged beside it."""
 
-    dataset: Annotated[tuple[Path, ...], Option("a published dataset", is_repeated=True)]
-    device: Annotated[str, Option("device of this host for secs_to_first_head")] = ""
-    keep: Annotated[Path | None, Option("folder of finished cases; an earlier run goes on")] = None
-    quick: Annotated[bool, Option("each group with one profile a seed")] = False
-    target: Annotated[tuple[str, ...], Option("hold out only this profile", is_repeated=True)] = ()
-    group: Annotated[tuple[str, ...], Option("hold out only this group", is_repeated=True)] = ()
-    seeds: Annotated[int, Option(least=1)] = 1
-    samples: Annotated[
-        tuple[int, ...], Option(f"beside {SAMPLES}; more than there are: all", may_be_empty=True)
-    ] = ()
-    breadth: Annotated[
-        tuple[int, ...], Option("numbers of workloads of further models", may_be_empty=True)
-    ] = ()
-    strategies: Annotated[
-        tuple[str, ...],
-        Option("further ways to make the head, of all records", choices=NAMES, may_be_empty=True),
-    ] = ()
-    baselines: Annotated[
-        tuple[str, ...],
-        Option(
-            "what others would do with the same samples",
-            choices=[one.name for one in baselines()],
-            may_be_empty=True,
-        ),
-    ] = ()
-    contenders: Annotated[tuple[str, ...], Option("models compared", choices=CONTENDERS)] = CONTENDERS
-    epochs: Annotated[int, Option(least=1)] = 24
-    workers: Annotated[int, Option("cases at once", least=1)] = len(os.sched_getaffinity(0))
-    ship: Annotated[Path | None, Option("folder to write the shipped model to")] = None
-    name: Annotated[str, Option("of the shipped model")] = "open-cpu"
+    dataset: tuple[Path, ...] = option(help="a published dataset")
+    device: str = option("", "device of this host for secs_to_first_head")
+    keep: Path | None = option(None, "folder of finished cases; an earlier run goes on")
+    quick: bool = option(False, "each group with one profile a seed")
+    target: tuple[str, ...] = option((), "hold out only this profile")
+    group: tuple[str, ...] = option((), "hold out only this group")
+    seeds: int = option(1, least=1)
+    samples: tuple[int, ...] = option((), f"beside {SAMPLES}; more than there are: all", may_be_empty=True)
+    breadth: tuple[int, ...] = option((), "numbers of workloads of further models", may_be_empty=True)
+    strategies: tuple[str, ...] = option(
+        (), "further ways to make the head, of all records", choices=NAMES, may_be_empty=True
+    )
+    baselines: tuple[str, ...] = option(
+        (),
+        "what others would do with the same samples",
+        choices=[one.name for one in baselines()],
+        may_be_empty=True,
+    )
+    contenders: tuple[str, ...] = option(CONTENDERS, "models compared", choices=CONTENDERS)
+    epochs: int = option(24, least=1)
+    workers: int = option(len(os.sched_getaffinity(0)), "cases at once", least=1)
+    ship: Path | None = option(None, "folder to write the shipped model to")
+    name: str = option("open-cpu", "of the shipped model")
 
     @property
     def all_samples(self) -> tuple[int, ...]:
@@ -304,14 +296,14 @@ def _contenders(trial: _Trial, asked: Options) -> dict[str, tuple[Rows, list[str
 def secs_to_first_head(device: str) -> float:
     """Seconds of `fleet onboard DEVICE --samples 0` in an empty folder."""
     with working_folder() as work:
-        command = [sys.executable, "-m", "fleet.cli", "onboard", device, "--samples", "0", "--json"]
-        configs = Path(__file__).parent.parent / "configs"
+        command = verb("onboard", device, "--samples", "0", "--json")
+        configs = ROOT / "configs"
         command += ["--config", str(configs / "fleet.yaml"), "--store", str(work / "runs" / "store")]
         command += ["--set", f"devices.folder={configs / 'hardware'}"]
         command += ["--models", str(work / "runs" / "models")]
-        started = time.perf_counter()
+        elapsed = stopwatch()
         subprocess.run(command, cwd=work, check=True, capture_output=True, timeout=_FIRST_HEAD_SECS)
-        return time.perf_counter() - started
+        return elapsed()
 
 
 def _kept(
@@ -352,12 +344,11 @@ def _run(options: Options, folder: Path) -> Figures:
     networks = networks_of(workloads.values())
     targets = [str(one) for one in reader.devices()]
     processors = sorted({one.descriptor.cpu_model for one in reader.devices().values() if one.descriptor})
-    if unknown := set(options.target) - set(targets):
-        raise FleetError(f"no profile {min(unknown)!r} in the datasets; they have {', '.join(targets)}")
     held_out = [one for one in targets if not options.target or one in options.target]
     groups = list(groups_of(networks))
-    if unknown := set(options.group) - set(groups):
-        raise FleetError(f"no group {min(unknown)!r} in the datasets; they have {', '.join(groups)}")
+    for what, named, there in (("profile", options.target, targets), ("group", options.group, groups)):
+        if unknown := set(named) - set(there):
+            raise FleetError(f"no {what} {min(unknown)!r} in the datasets; they have {', '.join(there)}")
     cases = cases_of(options.group or groups, held_out, seeds=options.seeds, is_quick=options.quick)
     cases_in = folder / f"cases-{sums}-{options.of_cases}"
     done = _kept(cases_in, cases, partial(run_case, store, asked=options), options.workers)
@@ -388,7 +379,7 @@ def _run(options: Options, folder: Path) -> Figures:
         )
         result["shipped"] = ship(store, options.ship, about, options.epochs)
     if options.device and has_shipped(next(iter(reader.devices().values())).spec.family):
-        result["secs_to_first_head"] = round(secs_to_first_head(options.device), 1)
+        result["secs_to_first_head"] = secs_to_first_head(options.device)
     return result
 
 

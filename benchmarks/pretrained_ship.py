@@ -5,13 +5,13 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
 
+from benchmarks.harness import stopwatch
 from benchmarks.tables import interval, markdown_table, write_page
 from fleet.json_types import Json, JsonDict
 from fleet.models.shipped_model import SHIPPED_KEY, ShippedDevice, write_shipped
@@ -50,9 +50,9 @@ def figures(cases: Mapping[str, Json], samples: Sequence[int]) -> JsonDict:
     arrays = {name: _of_all(cases, "top1", name) for name in sorted(names) if not name.startswith("own/")}
     result: JsonDict = {"judged": len(next(iter(arrays.values())))}
     for name, found in arrays.items():
-        result[f"top1_{name.replace('/', '_k')}"] = _figure(found)
+        result[f"top1_{name.replace('/', '_k')}"] = figure_of(found)
     for name in (one for one in arrays if one.startswith(("shipped/", "elsewhere/"))):
-        result[f"top5_{name.replace('/', '_k')}"] = _figure(_of_all(cases, "top5", name))
+        result[f"top5_{name.replace('/', '_k')}"] = figure_of(_of_all(cases, "top5", name))
     for k in (0, *samples):
         mine = arrays[f"shipped/{k}"]
         result[f"top1_k{k}"] = result[f"top1_shipped_k{k}"][0]
@@ -60,11 +60,11 @@ def figures(cases: Mapping[str, Json], samples: Sequence[int]) -> JsonDict:
         for name in sorted(arrays):
             other, number = name.split("/")
             if other not in ("shipped", "random") and int(number) == k:
-                result[f"gain_over_{_SPOKEN.get(other, other)}{at}"] = _figure(mine - arrays[name])
+                result[f"gain_over_{_SPOKEN.get(other, other)}{at}"] = figure_of(mine - arrays[name])
         if k:
-            result[f"gain_of_{k}_samples"] = _figure(mine - arrays["shipped/0"])
+            result[f"gain_of_{k}_samples"] = figure_of(mine - arrays["shipped/0"])
     for name in sorted(name for name in names if name.startswith("own/")):
-        result[f"gain_of_{name.removeprefix('own/')}_own_samples"] = _figure(_own_gain(cases, name))
+        result[f"gain_of_{name.removeprefix('own/')}_own_samples"] = figure_of(_own_gain(cases, name))
     return result
 
 
@@ -95,7 +95,7 @@ def breadth_figures(cases: Mapping[str, Json], samples: Sequence[int], breadth: 
     if len(names) < 2:
         return {}
     curve = {
-        str(count): {str(k): _figure(_of_all(cases, "top1", f"{name}/{k}")) for k in (0, *samples)}
+        str(count): {str(k): figure_of(_of_all(cases, "top1", f"{name}/{k}")) for k in (0, *samples)}
         for count, name in sorted(names.items())
     }
     return {"breadth": curve}
@@ -112,7 +112,7 @@ def _of_all(cases: Mapping[str, Json], measure: str, name: str) -> Floats:
     )
 
 
-def _figure(values: Floats) -> list[float] | None:
+def figure_of(values: Floats) -> list[float] | None:
     """Mean over workloads with its 90 % interval."""
     return interval(mean_of(values).estimate())
 
@@ -202,9 +202,9 @@ def ship(
     dataset = without_device(snapshot.dataset, without) if without else snapshot.dataset
     open_rows, kept_out = learnable(snapshot) if rows is None else (rows, True)
     names = [one for one in dataset.device_ids if one != without]
-    started = time.perf_counter()
+    elapsed = stopwatch()
     model = train_model(dataset, snapshot, open_rows, names, seed, epochs)
-    secs = time.perf_counter() - started
+    secs = elapsed()
     # Only the first device of the store met the reference programs as new candidates.
     programs = {
         one.candidate_id for name in names for one in reader.records(device_id=name) if one.origin == ORIGIN
@@ -232,7 +232,7 @@ def ship(
         "bytes": sum(one.stat().st_size for one in folder.iterdir()),
         "parameters": sum(one.numel() for one in model.parameters()),
         "fingerprints": {str(one): len(its.fingerprint) for one, its in devices.items()},
-        "secs": round(secs, 1),
+        "secs": secs,
     }
 
 

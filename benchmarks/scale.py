@@ -20,16 +20,23 @@ from __future__ import annotations
 
 import itertools
 import statistics
-import time
 from collections import deque
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Annotated
 
 import numpy as np
 
 from agents.records import CandidateId, DeviceId, Record, WorkloadId
-from benchmarks.harness import Figures, Option, benchmark, child_json, in_child, ms_of, working_folder
+from benchmarks.harness import (
+    Figures,
+    benchmark,
+    child_json,
+    in_child,
+    ms_of,
+    option,
+    stopwatch,
+    working_folder,
+)
 from benchmarks.made_up import device_name, made_up_rows, make_records, own_mb
 from benchmarks.scale_connections import measure_connections
 from benchmarks.scale_fleet import measure_fleet
@@ -140,11 +147,11 @@ def measure_scheduling(*, devices: int, decisions: int) -> Figures:
     for number in range(decisions):
         now = _CLOCK + 0.01 * number
         done, plans = fleet.end_of_job(now), fleet.plans
-        began = time.perf_counter()
+        elapsed = stopwatch()
         fleet.apply(done)
         # The others only hand out a lease that is queued already.
         if fleet.plans > plans:
-            planned.append(time.perf_counter() - began)
+            planned.append(elapsed())
         if number % 50 == 49:
             fleet.apply(ev.Tick(at_secs=now))
     return {
@@ -184,17 +191,17 @@ def measure_taking(folder: Path, *, devices: int, records: int) -> Figures:
     with Store.open(folder / "taking") as store:
         for turn in range(turns):
             batch = _delivery(turn, devices)
-            began = time.perf_counter()
+            elapsed = stopwatch()
             store.take(batch)
             store.settle()
-            durable.append(time.perf_counter() - began)
+            durable.append(elapsed())
             store.move_on()
-            secs.append(time.perf_counter() - began)
+            secs.append(elapsed())
             if turn % max(1, turns // 65) == 0 and (turn + 1) * each >= min(WARM_UP_RECORDS, count / 2):
                 memory.append(own_mb())
-        began = time.perf_counter()
+        elapsed = stopwatch()
         store.flush()
-        flush_secs = time.perf_counter() - began
+        flush_secs = elapsed()
         memory.append(own_mb())
         kept = sum(file.rows for file in store.snapshot.files)
     # Between the first and the last fifth: one sample alone may see rows that go on to the table.
@@ -207,7 +214,7 @@ def measure_taking(folder: Path, *, devices: int, records: int) -> Figures:
         **ms_of("ms_per_turn", secs),
         # The part of a turn after which its records may be acknowledged.
         **ms_of("durable_ms", durable),
-        "memory_growth_mb": round(statistics.median(memory[-few:]) - statistics.median(memory[:few]), 1),
+        "memory_growth_mb": statistics.median(memory[-few:]) - statistics.median(memory[:few]),
         "memory_peak_mb": max(memory),
     }
 
@@ -246,14 +253,14 @@ def measure_open(folder: Path, *, records: int, devices: int, repeats: int) -> F
 class Options:
     """How much of everything."""
 
-    part: Annotated[str | None, Option("only this one, in this process", choices=PARTS)] = None
-    devices: Annotated[int, Option(least=1)] = 1000
-    records: Annotated[int, Option("records of the part taking", least=1)] = 1_300_000
-    decisions: Annotated[int, Option(least=1)] = 5000
-    open_records: Annotated[int, Option("records of the parts open and start", least=1)] = 10_000_000
-    repeats: Annotated[int, Option("how often the large store is opened", least=1)] = 3
-    connections: Annotated[int, Option("strangers of the part connections", least=0)] = 2000
-    store: Annotated[Path | None, Option("large store; made where it is not there already")] = None
+    part: str | None = option(None, "only this one, in this process", choices=PARTS)
+    devices: int = option(1000, least=1)
+    records: int = option(1_300_000, "records of the part taking", least=1)
+    decisions: int = option(5000, least=1)
+    open_records: int = option(10_000_000, "records of the parts open and start", least=1)
+    repeats: int = option(3, "how often the large store is opened", least=1)
+    connections: int = option(2000, "strangers of the part connections", least=0)
+    store: Path | None = option(None, "large store; made where it is not there already")
 
 
 def _in_process(part: str, options: Options) -> Figures:

@@ -26,7 +26,7 @@ from agents.device.agent_host import AgentHost
 from agents.device.messages import AgentRequest, BeginAgent, Message, Stop
 from agents.device.replay import ReplayWorkerFactory
 from agents.records import DeviceId, DeviceSpec, Protocol, WorkloadId, content_hash
-from benchmarks.harness import Figures, ms_of
+from benchmarks.harness import Figures, ms_of, stopwatch
 from benchmarks.made_up import (
     device_name,
     made_up_rows,
@@ -134,9 +134,9 @@ class ProcessTransport(AgentTransport):
             if requests:
                 pipe.send(requests)
                 requests.clear()
-        began = time.perf_counter()
+        elapsed = stopwatch()
         ready = wait(self._pipes, timeout_secs)
-        self.waited_secs += time.perf_counter() - began
+        self.waited_secs += elapsed()
         arrived: list[Message] = []
         for pipe in self._pipes:
             if pipe in ready:
@@ -285,9 +285,9 @@ def _timed_plans(coordinator: Coordinator) -> list[float]:
     want = planner.want
 
     def timed(room: Mapping[DeviceId, int]) -> None:
-        started = time.perf_counter()
+        elapsed = stopwatch()
         want(room)
-        plans.extend([(time.perf_counter() - started) / len(room)] * len(room))
+        plans.extend([(elapsed()) / len(room)] * len(room))
 
     planner.want = timed  # type: ignore[method-assign]
     return plans

@@ -9,13 +9,12 @@ from __future__ import annotations
 
 import shutil
 import statistics
-import time
 from pathlib import Path
 
 import numpy as np
 
 from agents.records import Protocol
-from benchmarks.harness import in_child
+from benchmarks.harness import in_child, stopwatch
 from benchmarks.made_up import (
     WORKLOADS,
     device_name,
@@ -88,10 +87,10 @@ def begin(folder: Path, devices: int, ending: str) -> JsonDict:
     coordinator = made_up_coordinator(_root(folder), store, transport, specs, _CHOICE)
     known: JsonDict = {"records_known": records_of(coordinator)}
     if ending == "close":
-        before = time.perf_counter()
+        elapsed = stopwatch()
         coordinator.close()
         store.close()
-        known["close_secs"] = time.perf_counter() - before
+        known["close_secs"] = elapsed()
     return known
 
 

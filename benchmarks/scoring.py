@@ -26,11 +26,11 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Annotated, Any
+from typing import Any
 
 import numpy as np
 
-from benchmarks.harness import Figures, Option, benchmark, by_turns
+from benchmarks.harness import Figures, benchmark, by_turns, option, stopwatch
 
 #: Layers of common networks; a search asks for a few hundred candidates of one workload at a time.
 OPERATORS: tuple[tuple[str, tuple[int, ...]], ...] = (
@@ -66,9 +66,9 @@ class _Case:
 class Options:
     """What is measured."""
 
-    candidates: Annotated[int, Option("live candidates in all, of all operators together", least=1)] = 2048
-    repeats: Annotated[int, Option("times that each side does everything", least=1)] = 3
-    seed: Annotated[int, Option("of the candidates and the labels")] = 0
+    candidates: int = option(2048, "live candidates in all, of all operators together", least=1)
+    repeats: int = option(3, "times that each side does everything", least=1)
+    seed: int = option(0, "of the candidates and the labels")
 
 
 def measure(options: Options) -> Figures:
@@ -198,7 +198,7 @@ def _model(cases: list[_Case], seed: int) -> Any:
     """A model of the usual sizes: random weights, and trees grown to random values."""
     import torch
 
-    from transfer.features.extractor import DEFAULT_SPEC, Extractor
+    from transfer.features.extractor import DEFAULT_SPEC
     from transfer.features.flat import flat_inputs
     from transfer.features.hardware import HARDWARE_NAMES
     from transfer.model.fleet_tlp import FleetTLP, model_config
@@ -208,8 +208,7 @@ def _model(cases: list[_Case], seed: int) -> Any:
 
     config = TrainConfig()
     model = FleetTLP(model_config(DEFAULT_SPEC, config.sizes), (_HEAD,))
-    workloads = [case.workload for case in cases for _ in case.stored]
-    block = Extractor().extract(workloads, [one for case in cases for one in case.stored])
+    block = _features(cases)
     model.fit_scaler(block)
     random = np.random.default_rng(seed)
     hardware = random.normal(size=len(HARDWARE_NAMES)).astype(np.float32)
@@ -218,6 +217,14 @@ def _model(cases: list[_Case], seed: int) -> Any:
     model.trees = Trees(pack(grow(x, wanted, np.ones(len(x)), count=config.trees, seed=seed)))
     model.set_hardware(_HEAD, torch.from_numpy(hardware))
     return model.eval()
+
+
+def _features(cases: list[_Case]) -> Any:
+    """Features of all stored candidates."""
+    from transfer.features.extractor import Extractor
+
+    workloads = [case.workload for case in cases for _ in case.stored]
+    return Extractor().extract(workloads, [one for case in cases for one in case.stored])
 
 
 def _equal_to_stored(case: _Case) -> bool:
@@ -234,17 +241,14 @@ def _ready_features(model: Any, cases: list[_Case], cores: int) -> Figures:
     """Score many candidates from ready features on up to two cores."""
     import torch
 
-    from transfer.features.extractor import Extractor
-
-    workloads = [case.workload for case in cases for _ in case.stored]
-    block = Extractor().extract(workloads, [one for case in cases for one in case.stored])
+    block = _features(cases)
     block = block.take(np.resize(np.arange(len(block)), _READY))
     torch.set_num_threads(min(2, cores))
     seconds = []
     for _ in range(5):
-        started = time.perf_counter()
+        elapsed = stopwatch()
         model.score(block, _HEAD)
-        seconds.append(time.perf_counter() - started)
+        seconds.append(elapsed())
     return {
         "ready_secs": statistics.median(seconds),
     }

@@ -23,10 +23,10 @@ import statistics
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from agents.records import Workload
-from benchmarks.harness import Figures, Option, benchmark, say, working_folder
+from benchmarks.harness import Figures, benchmark, option, say, working_folder
 from benchmarks.search_figures import (
     DAY_ZERO,
     EARLY,
@@ -68,22 +68,25 @@ class _Task(NamedTuple):
 class Options:
     """What is searched, on what, and from which records."""
 
-    store: Annotated[Path, Option("records that the head is made from")]
-    device: Annotated[str, Option("device of this host, by its id")]
-    models: Annotated[
-        Path | None,
-        Option("folder with a head of the device that learnt no held-out workload, such as a daemon's"),
-    ] = None
-    without: Annotated[tuple[str, ...], Option("devices that the head learns nothing from")] = ()
-    quick: Annotated[bool, Option("4 workloads, 1 seed, 64 trials")] = False
-    keep: Annotated[Path | None, Option("folder of finished runs; an earlier one goes on")] = None
-    minutes: Annotated[float, Option("nothing more begins after these")] = math.inf
-    workloads: Annotated[int, Option("how many are searched", least=1, quick=4)] = 12
-    trials: Annotated[int, Option("of a search", least=1, quick=64)] = 256
-    seeds: Annotated[int, Option("of ours and of XGBoost; the other sides have one", least=1, quick=1)] = 3
-    sides: Annotated[tuple[str, ...], Option("who searches", choices=(*SIDES, STOCK, DAY_ZERO))] = (
-        *SIDES,
-        STOCK,
+    store: Path = option(help="records that the head is made from")
+    device: str = option(help="device of this host, by its id")
+    models: Path | None = option(
+        None, "folder with a head of the device that learnt no held-out workload, such as a daemon's"
+    )
+    without: tuple[str, ...] = option((), "devices that the head learns nothing from")
+    quick: bool = option(False, "4 workloads, 1 seed, 64 trials")
+    keep: Path | None = option(None, "folder of finished runs; an earlier one goes on")
+    minutes: float = option(math.inf, "nothing more begins after these")
+    workloads: int = option(12, "how many are searched", least=1, quick=4)
+    trials: int = option(256, "of a search", least=1, quick=64)
+    seeds: int = option(3, "of ours and of XGBoost; the other sides have one", least=1, quick=1)
+    sides: tuple[str, ...] = option(
+        (
+            *SIDES,
+            STOCK,
+        ),
+        "who searches",
+        choices=(*SIDES, STOCK, DAY_ZERO),
     )
 
 

@@ -16,6 +16,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 import numpy as np
 
 from fleet.json_types import Json, JsonDict
+from fleet.models.standings import mean_of
 
 #: Trials after which the head's worth is judged.
 EARLY = 32
@@ -27,7 +28,6 @@ PLUGGED = "plugged"
 SIDES = (OURS, NO_HEAD, XGB, RANDOM)
 #: Parts of our rounds that are scoring and learning.
 _SCORING = frozenset({"rank", "learn"})
-_RESAMPLES = 4000
 
 Run = Json
 #: By side, then by workload and seed.
@@ -109,11 +109,11 @@ def gain(timed: Timed, over: str, side: str = OURS) -> JsonDict | None:
     if not logs:
         return None
     means = np.array([statistics.fmean(values) for values in logs.values()])
-    drawn = np.random.default_rng(0).integers(len(means), size=(_RESAMPLES, len(means)))
-    low, high = np.quantile(means[drawn].mean(axis=1), [0.05, 0.95])
+    found = mean_of(means).estimate()
+    value, low, high = map(math.exp, (found.value, found.low, found.high))
     return {
-        "value": round(float(np.exp(means.mean())), 4),
-        "interval": [round(float(np.exp(low)), 4), round(float(np.exp(high)), 4)],
+        "value": value,
+        "interval": [low, high],
         "workloads": len(means),
         "won": int((means > 0).sum()),
     }
@@ -136,7 +136,7 @@ def scoring_share(runs: Runs) -> float | None:
     rounds = ("rank", "learn", "draw", "measure", "confirm")
     total = sum(parts.get(name, 0.0) for parts in spent for name in rounds)
     scoring = sum(parts.get(name, 0.0) for parts in spent for name in _SCORING)
-    return round(scoring / total, 4) if total else None
+    return scoring / total if total else None
 
 
 def noise_floor(turns: Iterable[Mapping[str, Sequence[float]]]) -> float | None:
@@ -147,4 +147,4 @@ def noise_floor(turns: Iterable[Mapping[str, Sequence[float]]]) -> float | None:
         for values in sides.values()
         for earlier, later in itertools.pairwise(values)
     ]
-    return round(statistics.median(changes), 4) if changes else None
+    return statistics.median(changes) if changes else None

@@ -32,7 +32,7 @@ from agents.records import (
     Workload,
     as_json_dict,
 )
-from benchmarks.harness import child_json, kept
+from benchmarks.harness import child_json, kept, stopwatch
 from benchmarks.search_figures import DAY_ZERO, NO_HEAD, OURS, PLUGGED, RANDOM, STOCK, XGB
 from benchmarks.tvm_sides import Curve
 from fleet.config.settings import FleetConfig, select_devices
@@ -153,7 +153,7 @@ class SearchBench:
         return self._once(f"led-{name}-{workload.workload_id}", measure)
 
     def _trained(self) -> JsonDict:
-        began = time.perf_counter()
+        elapsed = stopwatch()
         known = self._folder / "known"
         source = Store.read(self._settings.store.path)
         workloads = source.workloads()
@@ -185,7 +185,7 @@ class SearchBench:
             "samples": MOST_SAMPLES - left,
             "records_of_other_devices": sum(one.device_id != self.spec.device_id for one in learnt),
             "learnt_workloads": len({one.workload_id for one in learnt}),
-            "secs": round(time.perf_counter() - began, 1),
+            "secs": elapsed(),
         }
 
     def _ours(self, side: str, workload: Workload, trials: int, seed: int) -> JsonDict:
@@ -244,10 +244,10 @@ class SearchBench:
             "evaluator": EVALUATOR,
         }
         os.sched_setaffinity(0, self._cores)
-        clock = time.perf_counter()
+        elapsed = stopwatch()
         command = ["-m", "benchmarks.tvm_sides"]
         answer: JsonDict = child_json(command, question=question, timeout_secs=_SECS_LIMIT)
-        return {**answer, "secs": time.perf_counter() - clock}
+        return {**answer, "secs": elapsed()}
 
     def _worker(self, name: str) -> DeviceWorker:
         os.sched_setaffinity(0, self._cores)

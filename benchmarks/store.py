@@ -10,16 +10,24 @@ from __future__ import annotations
 
 import resource
 import statistics
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 from deltalake import write_deltalake
 
 from agents.records import Record
-from benchmarks.harness import Figures, Option, benchmark, by_turns, in_child, ms_of, working_folder
+from benchmarks.harness import (
+    Figures,
+    benchmark,
+    by_turns,
+    in_child,
+    ms_of,
+    option,
+    stopwatch,
+    working_folder,
+)
 from benchmarks.made_up import make_records
 from fleet.store.delta.schema import TABLE_SCHEMA, records_to_table
 from fleet.store.store import Store
@@ -50,9 +58,9 @@ def appends(folder: Path, batch: int, batches: int) -> Figures:
             },
             batches,
         )
-        started = time.perf_counter()
+        elapsed = stopwatch()
         store.flush()
-        flush_secs = time.perf_counter() - started
+        flush_secs = elapsed()
     ours, plain = secs.values()
     return {
         "records_per_commit": batch,
@@ -89,28 +97,28 @@ def _opened(work: str, folder: Path) -> dict[str, float]:
 
 def large_store(folder: Path, count: int) -> Iterator[tuple[str, Any]]:
     """Yield what opening and reading a store of many records costs, before and after upkeep."""
-    started = time.perf_counter()
+    elapsed = stopwatch()
     _fill(folder, count, 64)
-    yield "fill_in_batches_of_64_records_per_s", round(count / (time.perf_counter() - started), 1)
+    yield "fill_in_batches_of_64_records_per_s", count / (elapsed())
     yield "data_files_before_upkeep", len(Store.read(folder).data_files())
     for work in _WORK:
         yield work, _opened(work, folder)
     with Store.open(folder) as store:
-        started = time.perf_counter()
+        elapsed = stopwatch()
         store.upkeep(retention_hours=0)
-        yield "upkeep_secs", round(time.perf_counter() - started, 3)
+        yield "upkeep_secs", elapsed()
     yield "open_for_writing_after_upkeep", _opened("open_for_writing", folder)
     files = Store.read(folder).data_files()
-    yield "bytes_per_record_after_upkeep", round(sum(path.stat().st_size for path in files) / count, 1)
+    yield "bytes_per_record_after_upkeep", sum(path.stat().st_size for path in files) / count
 
 
 @dataclass(frozen=True)
 class Options:
     """What is measured."""
 
-    small_batches: Annotated[int, Option("appends of 64 records", least=1)] = 200
-    large_batches: Annotated[int, Option("appends of 1,000 records", least=1)] = 20
-    records: Annotated[int, Option("records in the store that is opened and read", least=1)] = OPEN_RECORDS
+    small_batches: int = option(200, "appends of 64 records", least=1)
+    large_batches: int = option(20, "appends of 1,000 records", least=1)
+    records: int = option(OPEN_RECORDS, "records in the store that is opened and read", least=1)
 
 
 def measure(options: Options) -> Figures:

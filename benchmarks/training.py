@@ -12,12 +12,11 @@ import resource
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated
 
 import numpy as np
 
 from agents.records import Family
-from benchmarks.harness import Figures, Option, benchmark, by_turns, child_json, working_folder
+from benchmarks.harness import Figures, benchmark, by_turns, child_json, option, working_folder
 from benchmarks.imports import DATA
 from benchmarks.rivals.tlp import PublishedTlp
 from fleet.interchange.import_logs import ImportRequest, import_logs
@@ -35,34 +34,15 @@ _EACH = TrainConfig().candidates_per_epoch
 _OUR_EPOCHS = 8
 
 
-@dataclass(frozen=True, eq=False)
-class _Rows:
-    """The rows that both sides train on."""
-
-    source: str
-    #: With the published features of the same rows.
-    dataset: Dataset
-
-    @property
-    def devices(self) -> tuple[str, ...]:
-        """Devices with something to learn."""
-        return trainable_devices(self.dataset, np.arange(len(self.dataset)))
-
-    @property
-    def ours(self) -> Dataset:
-        """The dataset as our training reads it, without published features."""
-        return replace(self.dataset, features=replace(self.dataset.features, published=None))
-
-
 @dataclass(frozen=True)
 class Options:
     """What both sides train on, and how often."""
 
-    store: Annotated[Path | None, Option("store to take rows from")] = None
-    rows: Annotated[int, Option("most rows that both sides train on", least=1)] = 2048
-    rounds: Annotated[int, Option("turns of each side", least=1)] = 3
-    no_memory: Annotated[bool, Option("leave the memory of a whole store out")] = False
-    train_on: Annotated[Path | None, Option("only read this store and train once: for its memory")] = None
+    store: Path | None = option(None, "store to take rows from")
+    rows: int = option(2048, "most rows that both sides train on", least=1)
+    rounds: int = option(3, "turns of each side", least=1)
+    no_memory: bool = option(False, "leave the memory of a whole store out")
+    train_on: Path | None = option(None, "only read this store and train once: for its memory")
 
 
 def measure(options: Options) -> Figures:
@@ -80,16 +60,17 @@ def _compare(options: Options, folder: Path) -> Figures:
         import_devices(store)
     if store is None:
         return {"skipped": f"no logs at {LOGS.name} and no --store"}
-    rows = _store_rows(store, options.rows)
+    whole, dataset = _store_rows(store, options.rows)
+    devices = trainable_devices(dataset, np.arange(len(dataset)))
     result: Figures = {
-        "rows": len(rows.dataset),
-        "rows_from": rows.source,
-        "workloads": len(np.unique(rows.dataset.group)),
-        "devices": list(rows.devices),
+        "rows": len(dataset),
+        "rows_from": f"{whole} candidates of a store",
+        "workloads": len(np.unique(dataset.group)),
+        "devices": list(devices),
     }
-    joint = _race(rows, rows.devices, options)
+    joint = _race(dataset, devices, options)
     result["joint"] = {"baseline": "MTL-TLP as published", **joint}
-    result["single"] = {"baseline": "TLP as published", **_race(rows, rows.devices[:1], options)}
+    result["single"] = {"baseline": "TLP as published", **_race(dataset, devices[:1], options)}
     if not options.no_memory:
         # In a fresh process: what this one holds is not in it.
         command = ["-m", "benchmarks.training", "--json", "--train-on", str(store)]
@@ -100,9 +81,10 @@ def _compare(options: Options, folder: Path) -> Figures:
     return result
 
 
-def _race(rows: _Rows, devices: Sequence[str], options: Options) -> Figures:
+def _race(dataset: Dataset, devices: Sequence[str], options: Options) -> Figures:
     """Both procedures in turn with heads for some devices."""
-    whole = np.flatnonzero(np.isfinite(rows.dataset.latency_secs).any(axis=1))
+    plain = replace(dataset, features=replace(dataset.features, published=None))
+    whole = np.flatnonzero(np.isfinite(dataset.latency_secs).any(axis=1))
     ours = TrainConfig(epochs=_OUR_EPOCHS, device="cpu")
     # Without validation rows: theirs would take some 3 % of its time, and ours has none here.
     theirs = TlpConfig(epochs=1, validation_share=0.0)
@@ -110,15 +92,15 @@ def _race(rows: _Rows, devices: Sequence[str], options: Options) -> Figures:
     done: list[int] = []
 
     def train_ours() -> None:
-        history = train(rows.ours, whole, config=ours, seed=0, devices=devices).history
+        history = train(plain, whole, config=ours, seed=0, devices=devices).history
         done.append(sum(report.samples for report in history))
 
     secs = by_turns(
-        {"ours": train_ours, "published": lambda: ranker.fit(rows.dataset, whole, devices, 0)},
+        {"ours": train_ours, "published": lambda: ranker.fit(dataset, whole, devices, 0)},
         options.rounds,
     )
-    columns = [rows.dataset.column(device_id) for device_id in devices]
-    each = int(np.isfinite(rows.dataset.latency_secs[:, columns]).any(axis=1).sum())
+    columns = [dataset.column(device_id) for device_id in devices]
+    each = int(np.isfinite(dataset.latency_secs[:, columns]).any(axis=1).sum())
     mine, other = sum(done) / sum(secs["ours"]), each * options.rounds / sum(secs["published"])
     ratios = zip(done, *secs.values(), strict=True)
     return {
@@ -132,8 +114,8 @@ def _race(rows: _Rows, devices: Sequence[str], options: Options) -> Figures:
     }
 
 
-def _store_rows(path: Path, most: int) -> _Rows:
-    """Rows of a store: the same number of candidates of each workload, as far as it has them."""
+def _store_rows(path: Path, most: int) -> tuple[int, Dataset]:
+    """How many candidates a store has, and as many of each workload with their published features."""
     reader = Store.read(path)
     # The published features are of one family.
     devices = [device for device, entry in reader.devices().items() if entry.spec.family is Family.CPU]
@@ -144,8 +126,7 @@ def _store_rows(path: Path, most: int) -> _Rows:
     for group in random.permutation(np.unique(dataset.group[measured])):
         members = random.permutation(measured[dataset.group[measured] == group])
         chosen += members[: min(_EACH, most - len(chosen))].tolist()
-    part = dataset.take(np.array(sorted(chosen)))
-    return _Rows(f"{len(dataset)} candidates of a store", part)
+    return len(dataset), dataset.take(np.array(sorted(chosen)))
 
 
 def import_devices(path: Path, names: Sequence[str] = ()) -> None:

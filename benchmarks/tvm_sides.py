@@ -7,7 +7,6 @@
 - `network`: `tune_relax` with its XGBoost model, of a whole network, until it is ended. It measures with our
   worker processes: its own builder starts processes anew for each round, half a minute on two cores, and
   would see few candidates in the same time.
-- `library`: what `network` found, compiled.
 
 Run as a process of its own, `python -m benchmarks.tvm_sides`, with one JSON object on stdin, whose `way` is
 one of these, and one on stdout, so that neither side inherits the other's pinning or memory.
@@ -255,34 +254,20 @@ def _latency(run_secs: Any) -> float | None:
     return min(secs) if secs and max(secs) < 1e9 else None
 
 
-def programs(question: JsonDict) -> Any:
-    """The network as tensor programs: those of the other side, or as TVM's own pipeline makes them.
-
-    Args:
-        question: `network`, `target`, `own_programs`.
-    """
-    import tvm
-    from tvm import relax
-
+def programs(text: str) -> Any:
+    """A network as the tensor programs of `fleet tune`."""
     from agents.networks.graph import fused, relax_module
     from agents.networks.network_name import read_network_name
     from agents.networks.sources import load
 
-    text = question["network"]
-    module = relax_module(load(read_network_name(text)))
-    if not question["own_programs"]:
-        return fused(module, Family.CPU, text)
-    # As `relax.pipeline.static_shape_tuning_pipeline` begins.
-    passes = [relax.transform.DecomposeOpsForInference(), relax.transform.CanonicalizeBindings()]
-    with tvm.target.Target(question["target"]):
-        return tvm.transform.Sequential([*passes, relax.get_pipeline("zero")])(module)
+    return fused(relax_module(load(read_network_name(text))), Family.CPU, text)
 
 
 def network(question: JsonDict) -> None:
     """Search a network.
 
     Args:
-        question: As of `programs`, and `work_dir`, `trials`, `per_round`, `seed`, `device`, `devices` (folder
+        question: `network`, `target`, `work_dir`, `trials`, `per_round`, `seed`, `device`, `devices` (folder
             of its file), `is_stock` (whether builder, runner and rounds are TVM's own).
     """
     import tvm
@@ -300,7 +285,7 @@ def network(question: JsonDict) -> None:
             own = {"builder": ours.builder, "runner": ours.runner}
             own["num_trials_per_iter"] = question["per_round"]
         ms.relax_integration.tune_relax(
-            mod=programs(question),
+            mod=programs(question["network"]),
             params={},
             target=tvm.target.Target(question["target"]),
             work_dir=question["work_dir"],
@@ -311,31 +296,12 @@ def network(question: JsonDict) -> None:
         )
 
 
-def library(question: JsonDict) -> None:
-    """Compile the network with the schedules of a search.
-
-    Args:
-        question: As of `programs`, and `work_dir`, `library` (path of what is made).
-    """
-    import tvm
-    from tvm import relax
-    from tvm.s_tir import meta_schedule as ms
-
-    target = tvm.target.Target(question["target"])
-    database = ms.database.JSONDatabase(work_dir=question["work_dir"])
-    # `compile_relax` would fuse the fused programs once more, and find no schedule for them.
-    with target, database:
-        made = relax.transform.MetaScheduleApplyDatabase(enable_warning=True)(programs(question))
-    relax.build(made, target).export_library(question["library"])
-
-
 WAYS = {
     "local": local,
     "stock": stock,
     "plugged": stock,
     "xgb": with_our_runner,
     "network": network,
-    "library": library,
 }
 
 

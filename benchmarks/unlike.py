@@ -15,11 +15,10 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
 
 import numpy as np
 
-from benchmarks.harness import Figures, Option, benchmark, say
+from benchmarks.harness import Figures, benchmark, option, say
 from benchmarks.unlike_ways import (
     OURS,
     SIMPLE,
@@ -34,6 +33,7 @@ from benchmarks.unlike_ways import (
 from fleet.json_types import Json
 from transfer.adapt.base import Regime
 from transfer.arrays import Floats, Groups, Mask, Rows, Singles
+from transfer.data.labels import group_min
 from transfer.features.flat import flat_inputs
 from transfer.model.trees import Trees, pack, tree_inputs
 from transfer.train.tree_fit import grow
@@ -128,28 +128,29 @@ _LEAST_WEIGHT, _SLOWEST = 0.1, 12.0
 class Options:
     """How much is run."""
 
-    quick: Annotated[bool, Option("a sixteenth of the problems, two seeds")] = False
-    data: Annotated[Path, Option("folder of find databases")] = DATA
-    one_in: Annotated[int, Option("take one convolution in so many", least=1, quick=256)] = 16
-    samples: Annotated[tuple[int, ...], Option("numbers of samples (k)", quick=(0, 64))] = (
-        0,
-        16,
-        64,
-        256,
-        1024,
+    quick: bool = option(False, "a sixteenth of the problems, two seeds")
+    data: Path = option(DATA, "folder of find databases")
+    one_in: int = option(16, "take one convolution in so many", least=1, quick=256)
+    samples: tuple[int, ...] = option(
+        (
+            0,
+            16,
+            64,
+            256,
+            1024,
+        ),
+        "numbers of samples (k)",
+        quick=(0, 64),
     )
-    seeds: Annotated[int, Option("draws of the samples", least=1, quick=2)] = 5
-    trees: Annotated[int, Option("trees that the sources teach", least=1, quick=30)] = 200
-    learnt: Annotated[int, Option("measurements of the sources that teach trees", least=100, quick=5000)] = (
-        40000
-    )
-    judged: Annotated[int, Option("most problems of a GPU that are judged", least=10, quick=200)] = 1000
-    ways: Annotated[tuple[str, ...], Option("only these", choices=list(WAYS))] = tuple(WAYS)
-    pictures: Annotated[Path | None, Option("write the two pictures into this folder")] = None
+    seeds: int = option(5, "draws of the samples", least=1, quick=2)
+    trees: int = option(200, "trees that the sources teach", least=1, quick=30)
+    learnt: int = option(40000, "measurements of the sources that teach trees", least=100, quick=5000)
+    judged: int = option(1000, "most problems of a GPU that are judged", least=10, quick=200)
+    pictures: Path | None = option(None, "write the two pictures into this folder")
 
 
-#: What a way reached: (problems,) by seed, for each regime, GPU, way and k.
-Reached = dict[tuple[Regime, str, str, int], list[tuple[Floats, Floats]]]
+#: What a way reached: (problems,) by seed, for each regime, way and k, and then for each GPU.
+Reached = dict[tuple[Regime, str, int], dict[str, list[tuple[Floats, Floats]]]]
 
 
 def measure(options: Options) -> Figures:
@@ -161,7 +162,7 @@ def measure(options: Options) -> Figures:
     data = read_databases(options.data, options.one_in)
     flat = flat_inputs(data.dataset.features, data.dataset.spec.category_sizes)
     flat = flat[:, flat.min(axis=0) < flat.max(axis=0)]
-    reached: Reached = defaultdict(list)
+    reached: Reached = defaultdict(lambda: defaultdict(list))
     is_held = (data.convolution // 65536 % _HELD == 0)[data.dataset.group]
     for target, device_id in enumerate(data.dataset.device_ids):
         say(f"{device_id} left out")
@@ -172,12 +173,12 @@ def measure(options: Options) -> Figures:
                 # Without a sample there is nothing to draw.
                 for seed in range(options.seeds if k else 1):
                     view = View(pool, _samples(data, free, k, seed), seed)
-                    for name in options.ways:
-                        earlier = reached.get((regime, device_id, name, options.samples[0]))
+                    for name, way in WAYS.items():
+                        earlier = reached[regime, name, options.samples[0]][device_id]
                         if earlier and name in WITHOUT_SAMPLES:
-                            reached[regime, device_id, name, k] = earlier
+                            reached[regime, name, k][device_id] = earlier
                         else:
-                            reached[regime, device_id, name, k].append(_judged(view, WAYS[name](view)))
+                            reached[regime, name, k][device_id].append(_judged(view, way(view)))
     figures = {
         "quick": options.quick,
         **_figures(reached, options),
@@ -189,7 +190,7 @@ def measure(options: Options) -> Figures:
         "table": _table(reached, options),
     }
     if options.pictures is not None:
-        write_pictures(options.pictures, figures, options.ways)
+        write_pictures(options.pictures, figures, tuple(WAYS))
     return figures
 
 
@@ -219,9 +220,10 @@ def _pool(
     return pool, np.flatnonzero(~is_held & several)
 
 
-def _has_several(measured: Mask, group: Groups) -> Mask:
+def _has_several(measured: Mask, group: Groups, least: int = 2) -> Mask:
     """(N,) measured rows of problems with two of them at least."""
-    return np.asarray(measured & (np.bincount(group[measured], minlength=int(group.max()) + 1)[group] > 1))
+    counts = np.bincount(group[measured], minlength=int(group.max()) + 1)
+    return np.asarray(measured & (counts[group] >= least))
 
 
 def _source_trees(
@@ -242,9 +244,8 @@ def _source_trees(
     secs = np.log(dataset.latency_secs[rows, columns])
     place = dataset.group[rows] * np.int64(len(dataset.device_ids)) + columns
     _, place = np.unique(place, return_inverse=True)
-    least = np.full(int(place.max()) + 1, np.inf)
-    np.fmin.at(least, place, secs)
-    speed = -np.minimum(secs - least[place], np.log(_SLOWEST))
+    least = group_min(secs[:, None], place, int(place.max()) + 1)[place, 0]
+    speed = -np.minimum(secs - least, np.log(_SLOWEST))
     mean = np.bincount(place, speed) / np.bincount(place)
     x = tree_inputs(flat[rows], dataset.hardware[columns])
     weight = np.maximum(np.exp(speed), _LEAST_WEIGHT)
@@ -278,10 +279,7 @@ def likeness(data: FindData) -> dict[str, dict[str, dict[str, float]]]:
     known = np.isfinite(dataset.latency_secs)
     for place, source in enumerate(dataset.device_ids):
         for other, target in enumerate(dataset.device_ids):
-            both = np.flatnonzero(known[:, place] & known[:, other])
-            both = both[
-                np.bincount(dataset.group[both], minlength=len(dataset.workload_ids))[dataset.group[both]] > 2
-            ]
+            both = np.flatnonzero(_has_several(known[:, place] & known[:, other], dataset.group, 3))
             if place == other or not len(both):
                 continue
             secs, group = dataset.latency_secs[both], dataset.group[both]
@@ -298,12 +296,9 @@ def likeness(data: FindData) -> dict[str, dict[str, dict[str, float]]]:
 def _figures(reached: Reached, options: Options) -> Figures:
     """Ours beside the best simple answer at each k, paired."""
     found: Figures = {}
-    simple = [name for name in options.ways if name in SIMPLE]
-    if OURS not in options.ways or not simple:
-        return found
     for regime in _REGIMES:
         for k in options.samples:
-            means = {name: _mean(reached, regime, name, k) for name in simple}
+            means = {name: _mean(reached, regime, name, k) for name in SIMPLE}
             best = max(means, key=means.__getitem__)
             name = f"{regime.value.replace('-', '_')}_k{k}"
             found[f"{name}_kept"] = _mean(reached, regime, OURS, k)
@@ -314,25 +309,18 @@ def _figures(reached: Reached, options: Options) -> Figures:
 
 def _mean(reached: Reached, regime: Regime, name: str, k: int, part: int = 0) -> float:
     """Mean over GPUs of the mean over problems and seeds."""
-    return float(
-        np.mean(
-            [
-                np.mean([seed[part] for seed in several])
-                for (one, _, way, count), several in reached.items()
-                if (one, way, count) == (regime, name, k)
-            ]
-        )
-    )
+    devices = reached[regime, name, k].values()
+    return float(np.mean([np.mean([seed[part] for seed in several]) for several in devices]))
 
 
 def gain(reached: Reached, regime: Regime, k: int, name: str, other: str) -> list[float]:
     """Difference of the kept speed of two ways, and its 90 % interval over problems within each GPU."""
     random = np.random.default_rng(0)
     draws, value = np.zeros(_RESAMPLES), []
-    devices = [device for one, device, way, count in reached if (one, way, count) == (regime, name, k)]
-    for device in devices:
-        apart = np.mean([seed[0] for seed in reached[regime, device, name, k]], axis=0)
-        apart -= np.mean([seed[0] for seed in reached[regime, device, other, k]], axis=0)
+    devices = reached[regime, name, k]
+    for device, several in devices.items():
+        apart = np.mean([seed[0] for seed in several], axis=0)
+        apart -= np.mean([seed[0] for seed in reached[regime, other, k][device]], axis=0)
         value.append(apart.mean())
         counts = random.multinomial(len(apart), np.full(len(apart), 1 / len(apart)), size=_RESAMPLES)
         draws += counts @ apart / len(apart) / len(devices)
@@ -341,7 +329,6 @@ def gain(reached: Reached, regime: Regime, k: int, name: str, other: str) -> lis
 
 
 def _table(reached: Reached, options: Options) -> Figures:
-    devices = list(dict.fromkeys(device for _, device, _, _ in reached))
     return {
         regime.value: {
             name: {
@@ -349,13 +336,13 @@ def _table(reached: Reached, options: Options) -> Figures:
                 "right": {str(k): _mean(reached, regime, name, k, 1) for k in options.samples},
                 "by_device": {
                     device: {
-                        str(k): float(np.mean([seed[0] for seed in reached[regime, device, name, k]]))
+                        str(k): float(np.mean([seed[0] for seed in reached[regime, name, k][device]]))
                         for k in options.samples
                     }
-                    for device in devices
+                    for device in reached[regime, name, options.samples[0]]
                 },
             }
-            for name in options.ways
+            for name in WAYS
         }
         for regime in _REGIMES
     }

@@ -30,6 +30,7 @@ from fleet.interchange.logs.targets import device_from_log
 from transfer.adapt.source_model import fit_source_model
 from transfer.arrays import Floats, Mask, Rows, Singles
 from transfer.data.dataset import Dataset, MeasuredRow, build_dataset
+from transfer.data.labels import group_min
 from transfer.features.hardware import vector_distances
 from transfer.model.trees import Trees, pack, tree_inputs
 from transfer.train.tree_fit import extended, grow
@@ -170,8 +171,7 @@ class View:
         visible = self.pool.visible.copy()
         visible[self.samples, self.pool.target] = True
         logs = np.where(visible, np.log(dataset.latency_secs), np.nan)
-        least = np.full((len(dataset.workload_ids), logs.shape[1]), np.inf)
-        np.fmin.at(least, dataset.group, logs)
+        least = group_min(logs, dataset.group, len(dataset.workload_ids))
         return np.asarray(np.minimum(logs - least[dataset.group], np.log(_SLOWEST)))
 
     @cached_property

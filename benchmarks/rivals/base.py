@@ -23,6 +23,7 @@ from transfer.data.ranking import places_in, rank_agreement
 from transfer.errors import TransferError
 from transfer.evaluate.rankers import Ranker
 from transfer.features.flat import flat_inputs
+from transfer.features.hardware import vector_distances
 from transfer.train.rows import training_labels
 
 
@@ -80,14 +81,13 @@ def nearest_first(
         secs: (rows,) its seconds, NaN where it failed.
         sources: Other devices.
     """
-    spread = np.maximum(dataset.hardware.std(axis=0), 1e-6)
+    apart = vector_distances(dataset.hardware, dataset.column(target))
 
     def unlike(source: str) -> tuple[float, float]:
         other = dataset.latency_secs[rows, dataset.column(source)]
         truth = np.where(np.isfinite(other), -secs, np.nan)
         agreement = rank_agreement(-np.nan_to_num(other), truth, dataset.group[rows])
-        apart = dataset.hardware[dataset.column(source)] - dataset.hardware[dataset.column(target)]
-        return -round(agreement, 6), float(np.linalg.norm(apart / spread))
+        return -round(agreement, 6), float(apart[dataset.column(source)])
 
     return sorted(sources, key=unlike)
 
@@ -137,12 +137,6 @@ def speeds_of(situation: Situation) -> Floats:
         "speeds",
         lambda: relative_speed(dataset.latency_secs[:, columns], dataset.group, len(dataset.workload_ids)),
     )
-
-
-def hardware_of(situation: Situation, device_id: str) -> Singles:
-    """(H,) what the probe saw of a device."""
-    vector: Singles = situation.dataset.hardware[situation.dataset.column(device_id)]
-    return vector
 
 
 def places_on(dataset: Dataset, device_id: str) -> Floats:

@@ -17,6 +17,7 @@ from fleet.json_types import Json, JsonDict
 from transfer.arrays import Floats, Groups, Rows, Singles
 from transfer.data.dataset import Dataset
 from transfer.data.ranking import rank_agreement
+from transfer.model.trees import tree_inputs
 from transfer.train.rows import training_labels
 
 Params = Json
@@ -124,10 +125,7 @@ class BoostedTrees:
         flat = flat_features(dataset, rows)
         if not self.pooled:
             return flat
-        hardware = np.broadcast_to(
-            dataset.hardware[dataset.column(device_id)], (len(rows), dataset.hardware.shape[1])
-        )
-        return np.concatenate([flat, hardware], axis=1, dtype=np.float32)
+        return tree_inputs(flat, dataset.hardware[dataset.column(device_id)])
 
     def _table(
         self, dataset: Dataset, rows: Rows, labels: Singles, members: Sequence[str], seed: int
