@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from tests.conftest import run_code
-from tests.model_fixtures import SPEC, make_block, untrained
+from tests.model_fixtures import SIZES, SPEC, make_block, untrained
 from tests.table_fixtures import rows
 from transfer import checked_folder
 from transfer.checked_folder import CheckpointError
