@@ -226,7 +226,7 @@ def _timed(
                 break
             executables = list(pool.map(executable, range(first, min(first + workers, most))))
             with timing_lock(Path(lock)) if lock else nullcontext():
-                os.sched_setaffinity(0, cores)
+                os.sched_setaffinity(0, cores or usable_cores)
                 for compiled_way in executables:
                     by_function = program_secs(
                         relax.VirtualMachine(compiled_way, tvm.cpu()), values, is_repeated=True

@@ -236,7 +236,9 @@ def build_library(
         "lock": str(_lock_of(spec)),
         "cores": spec.cores,
     }
-    raw_answer = ask(question, folder=folder, threads=spec.threads, timeout_secs=_BUILD_SECS)
+    # This process leaves those of the device alone while it is measured.
+    cores = sorted(os.sched_getaffinity(0).union(spec.cores))
+    raw_answer = ask(question, folder=folder, threads=spec.threads, cores=cores, timeout_secs=_BUILD_SECS)
     return checked_answer(text, _of_build, raw_answer)
 
 
