@@ -19,6 +19,7 @@ from agents.networks.network_name import NetworkRefusedError, why_value_shaped
 from agents.networks.operator_kind import operator_kind
 from agents.networks.rewrites.convolutions import channels_last, lower_convolution
 from agents.networks.rewrites.movements import fold_paddings, settle_movements
+from agents.networks.rewrites.reductions import means_as_products
 from agents.networks.sources import LoadedNetwork
 from agents.networks.torch_import import import_program
 from agents.programs.design_space import SPACE_TARGETS
@@ -85,7 +86,7 @@ def fused(module: Any, family: Family, network: str) -> Any:
         module = relax.transform.FoldConstant()(module)
         # TVM changes no order of axes whose number it does not know; such a network is refused afterwards.
         if family is Family.CPU and not _is_dynamic(module):
-            module = relax.transform.FoldConstant()(channels_last(fold_paddings(module)))
+            module = relax.transform.FoldConstant()(means_as_products(channels_last(fold_paddings(module))))
         with target:
             # Cumulative sums and sorts have no tensor program of their own: decoders make masks with them.
             # Those that TVM has for GPUs are scheduled already, and take any length.

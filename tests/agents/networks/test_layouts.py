@@ -105,3 +105,35 @@ def test_gpus_keep_the_order_of_the_network(tmp_path: Path) -> None:
     module = lowered(exported(network, images, tmp_path), Family.GPU)
     assert "winograd" not in module.script()
     assert "transpose" not in module.script()
+
+
+def mean_network(pooling: str) -> Any:
+    """A convolution, and a pooling of its images."""
+    import torch
+    from torch import nn
+
+    class Mean(nn.Module):
+        def forward(self, images: Any) -> Any:
+            return images.mean((2, 3), keepdim=True)
+
+    poolings = {
+        "mean": Mean(),
+        "window of the image": nn.AvgPool2d((13, 9)),
+        "larger window": nn.AvgPool2d(64, ceil_mode=True),
+        "smaller window": nn.AvgPool2d(4),
+    }
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Conv2d(3, 24, 3, padding=1), nn.ReLU(), poolings[pooling])
+
+
+@pytest.mark.parametrize("pooling", ["mean", "window of the image", "larger window", "smaller window"])
+def test_a_mean_over_whole_images_is_a_product(pooling: str, tmp_path: Path) -> None:
+    import torch
+
+    load_tensor_intrinsics(Family.CPU)
+    network, images = mean_network(pooling), torch.randn(2, 3, 13, 9)
+    module = lowered(exported(network, images, tmp_path), Family.CPU)
+    names = operators(module)
+    assert any("pool" in name for name in names) == (pooling == "smaller window")
+    assert any("matmul" in name for name in names) == (pooling != "smaller window")
+    assert largest_difference(module, network, images) < 5e-6
