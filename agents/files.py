@@ -11,8 +11,10 @@ import stat
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
+
+from agents.records import content_hash
 
 # Files of folders that may come from others: regular ones of a bounded size, read to the size they had.
 #
@@ -146,3 +148,11 @@ def free_name(path: Path, suffix: str, with_end: str = "") -> Path:
         number += 1
         free = path.with_name(f"{path.name}.{number}{suffix}")
     return free
+
+
+@cache
+def code_hash(folders: tuple[str, ...]) -> str:
+    """Hash of this project's own code in folders beside this file, read once per process."""
+    here = Path(__file__).parent
+    files = sorted(path for name in folders for path in (here / name).rglob("*.py"))
+    return content_hash(*(path.read_text(encoding="utf-8") for path in files))

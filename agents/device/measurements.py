@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from functools import cache
-from pathlib import Path
-
 from agents.device.messages import Batch
+from agents.files import code_hash
 from agents.programs.check import is_checkable
 from agents.programs.quality import (
     Drift,
@@ -15,7 +13,7 @@ from agents.programs.quality import (
     judged_secs,
     relative_interval,
 )
-from agents.records import DeviceSpec, Outcome, Protocol, Record, canonical_json, content_hash
+from agents.records import DeviceSpec, Outcome, Protocol, Record, canonical_json
 from agents.sandbox.canary_watch import Again
 from agents.sandbox.job import CandidateJob, JobResult
 
@@ -23,12 +21,9 @@ from agents.sandbox.job import CandidateJob, JobResult
 _MEASURING = ("programs", "sandbox")
 
 
-@cache
 def measuring_code() -> str:
-    """Hash of this project's own measuring code, read once per process."""
-    folder = Path(__file__).parents[1]
-    files = sorted(path for name in _MEASURING for path in (folder / name).rglob("*.py"))
-    return content_hash(*(path.read_text(encoding="utf-8") for path in files))
+    """Hash of this project's own measuring code."""
+    return code_hash(_MEASURING)
 
 
 def job_of(measurement: Again, protocol: Protocol) -> CandidateJob:

@@ -1,8 +1,8 @@
 """Workloads of architectures that were read before: reading one takes some ten seconds each time.
 
-A name with the versions of everything that makes its workloads tells them, so nothing is ever stale: other
-versions look in another place. Files (`.pt2`, `.onnx`) are always read anew. The folder may be deleted at any
-time. It belongs to the user alone, since what lies in it is built and run. Standard library only.
+A name with the versions of everything that makes its workloads tells them, this project's code among them. So
+nothing is ever stale: other versions look in another place. Files (`.pt2`, `.onnx`) are always read anew. The
+folder may be deleted at any time. It belongs to the user alone, since what lies in it is built and run.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from typing import Final
 
 from agents.codec import workload_from_json
 from agents.errors import AgentError
-from agents.files import write_durably
+from agents.files import code_hash, write_durably
 from agents.networks.network_name import NetworkName
 from agents.records import Family, Workload, as_json_dict, canonical_json, content_hash
 
-#: Counts on where this project makes other workloads of the same network, or describes them in another way.
-_REVISION: Final = 4
+#: Folders of `agents` whose code makes the workloads of a network, and describes them.
+_CODE: Final = ("networks", "programs")
 _PACKAGES: Final = ("apache-tvm", "torch", "torchvision", "transformers")
 _MOST_BYTES: Final = 64 << 20
 #: Keys are written as so many hexadecimal digits.
@@ -70,7 +70,7 @@ def _path(network: NetworkName, family: Family) -> Path | None:
     if network.path is not None:
         return None
     versions = {name: _version(name) for name in _PACKAGES}
-    key = content_hash("network", str(_REVISION), family, network.text, canonical_json(versions))
+    key = content_hash("network", code_hash(_CODE), family, network.text, canonical_json(versions))
     try:
         return cache_folder() / f"{key[:_KEY_CHARS]}.json.gz"
     except RuntimeError:  # no home folder

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from agents.networks.cache import kept_workloads
 from agents.networks.network_name import (
     NetworkRefusedError,
     networks_here,
@@ -175,6 +176,10 @@ def test_an_onnx_file_and_an_architecture_have_the_same_way(
     assert {one.workload_id for one in again} == {
         one.workload_id for one in found if text in dict(one.networks)
     }
+    # Other code may make other workloads.
+    assert kept_workloads(read_network_name(text), Family.CPU)
+    monkeypatch.setattr("agents.networks.cache.code_hash", lambda _: "other")
+    assert kept_workloads(read_network_name(text), Family.CPU) is None
 
 
 def test_a_process_answers_only_for_what_it_was_asked_and_a_file_has_one_of_its_own(
