@@ -14,7 +14,7 @@ from agents.errors import last_line
 from agents.host.device_kinds import compiled_target
 from agents.networks.graph import lowered, workload_ids, workloads_of
 from agents.networks.latency import Place, library_machine, library_run, program_secs, reference_run
-from agents.networks.library import UNTUNED, compile_library
+from agents.networks.library import UNTUNED, compile_library, secs_by_workload
 from agents.networks.network_name import NetworkRefusedError, read_network_name
 from agents.networks.outputs import difference, has_finite, tolerance_of
 from agents.networks.roundings import tolerance_for
@@ -81,12 +81,8 @@ def first_run(question: dict[str, Any], family: Family) -> dict[str, Any]:
 def _by_workload(module: Any, library: Path, values: list[Any]) -> dict[str, float]:
     import tvm
 
-    ids, secs = workload_ids(module), dict[str, float]()
     machine = library_machine(str(library), tvm.cpu())
-    for name, function_secs in program_secs(machine, values).items():
-        if name in ids:  # others are of the virtual machine
-            secs[ids[name]] = secs.get(ids[name], 0.0) + function_secs
-    return secs
+    return secs_by_workload(program_secs(machine, values), workload_ids(module))
 
 
 def _expected(loaded: LoadedNetwork, values: list[Any], place: Place) -> list[Any] | None:

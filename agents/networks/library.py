@@ -212,7 +212,8 @@ def _timed(
     from tvm import relax
 
     usable_cores = os.sched_getaffinity(0)
-    began, ids = time.monotonic(), workload_ids(network.module)
+    began = time.monotonic()
+    ids = {name: key for name, key in workload_ids(network.module).items() if key in network.programs}
     most = max((len(program.schedules) for program in network.programs.values()), default=1)
     secs_by_way: list[Mapping[str, float]] = []
 
@@ -231,18 +232,21 @@ def _timed(
                     by_function = program_secs(
                         relax.VirtualMachine(compiled_way, tvm.cpu()), values, is_repeated=True
                     )
-                    secs_by_way.append(_by_workload(by_function, ids, network.programs))
+                    secs_by_way.append(secs_by_workload(by_function, ids))
                 os.sched_setaffinity(0, usable_cores)
     return secs_by_way
 
 
-def _by_workload(
-    by_function: Mapping[str, float], ids: Mapping[str, str], programs: Mapping[str, _Program]
-) -> dict[str, float]:
-    """Seconds of each workload that has schedules, from those of the functions of a network."""
+def secs_by_workload(by_function: Mapping[str, float], ids: Mapping[str, str]) -> dict[str, float]:
+    """Add up the seconds of a network's functions by workload; others are of the virtual machine.
+
+    Args:
+        by_function: Seconds of each function (`agents.networks.latency.program_secs`).
+        ids: Workloads by function.
+    """
     secs: dict[str, float] = {}
     for name, function_secs in by_function.items():
-        if (workload_id := ids.get(name.removesuffix(_PREPACKED), "")) in programs:
+        if workload_id := ids.get(name.removesuffix(_PREPACKED)):
             secs[workload_id] = secs.get(workload_id, 0.0) + function_secs
     return secs
 

@@ -92,10 +92,10 @@ def _sinking_pair(name: str, place: int) -> Any:
     pattern = is_op(name)(*((moved, other) if place == 0 else (other, moved)))
 
     def rewrite(expr: Any, matches: Any) -> Any:
-        shape, second = _extents(matches[data]), matches[other]
-        if len(shape) >= len(_extents(expr)) or _extents(second) not in ([], _extents(expr)):
+        shape, second = extents_of(matches[data]), matches[other]
+        if len(shape) >= len(extents_of(expr)) or extents_of(second) not in ([], extents_of(expr)):
             return expr
-        if _extents(second):
+        if extents_of(second):
             second = relax.op.reshape(second, shape)
         operands = [matches[data], second]
         return _again(matches[moved], relax.Call(expr.op, operands[:: 1 - 2 * place], expr.attrs))
@@ -114,7 +114,11 @@ def _joining(move: str) -> Any:
     def rewrite(expr: Any, matches: Any) -> Any:
         first = matches[moved]
         if move == "relax.reshape":
-            return matches[data] if _extents(expr) == _extents(matches[data]) else _again(expr, matches[data])
+            return (
+                matches[data]
+                if extents_of(expr) == extents_of(matches[data])
+                else _again(expr, matches[data])
+            )
         axes = [int(first.attrs.axes[int(axis)]) for axis in expr.attrs.axes]
         return matches[data] if axes == sorted(axes) else relax.op.permute_dims(matches[data], axes)
 
@@ -142,5 +146,6 @@ def _again(movement: Any, data: Any) -> Any:
     return relax.Call(movement.op, [data, *movement.args[1:]], movement.attrs)
 
 
-def _extents(expr: Any) -> list[int]:
+def extents_of(expr: Any) -> list[int]:
+    """The shape of a tensor whose extents are known."""
     return [int(extent) for extent in expr.ty.shape]

@@ -11,6 +11,8 @@ from typing import Any
 
 import numpy as np
 
+from agents.networks.rewrites.movements import extents_of
+
 #: Axes of images (n, h, w, c).
 _AREA = [1, 2]
 
@@ -30,7 +32,7 @@ def means_as_products(module: Any) -> Any:
 
 def _pooled(expr: Any, _: Any) -> Any:
     attrs, (image,) = expr.attrs, expr.args
-    _, rows, columns, _ = _extents(image)
+    _, rows, columns, _ = extents_of(image)
     window_rows, window_columns = map(int, attrs.pool_size)
     is_whole = (
         attrs.layout == attrs.out_layout == "NHWC"
@@ -38,20 +40,20 @@ def _pooled(expr: Any, _: Any) -> Any:
         and window_rows >= rows
         and window_columns >= columns
     )
-    return _product(image, _extents(expr)) if is_whole and _is_float32(image) else expr
+    return _product(image, extents_of(expr)) if is_whole and _is_float32(image) else expr
 
 
 def _averaged(expr: Any, _: Any) -> Any:
     (image,) = expr.args
-    is_over_area = len(_extents(image)) == 4 and [int(axis) for axis in expr.attrs.axis or ()] == _AREA
-    return _product(image, _extents(expr)) if is_over_area and _is_float32(image) else expr
+    is_over_area = len(extents_of(image)) == 4 and [int(axis) for axis in expr.attrs.axis or ()] == _AREA
+    return _product(image, extents_of(expr)) if is_over_area and _is_float32(image) else expr
 
 
 def _product(image: Any, shape: list[int]) -> Any:
     """Means of each channel of images (n, h, w, c), in a shape of n x c numbers."""
     from tvm import relax
 
-    count, rows, columns, channels = _extents(image)
+    count, rows, columns, channels = extents_of(image)
     area = rows * columns
     weights = relax.const(np.full((1, area), 1 / area, "float32"))
     pixels = relax.op.reshape(image, (count, area, channels))
@@ -61,7 +63,3 @@ def _product(image: Any, shape: list[int]) -> Any:
 def _is_float32(image: Any) -> bool:
     """Wider types have no such tensor programs, and sums in narrower ones lose digits."""
     return str(image.ty.dtype) == "float32"
-
-
-def _extents(expr: Any) -> list[int]:
-    return [int(extent) for extent in expr.ty.shape]
