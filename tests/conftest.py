@@ -109,13 +109,13 @@ def run_code(code: str, *arguments: object, **options: Any) -> str:
 
 
 @contextlib.contextmanager
-def running(code: str, *arguments: object, **options: Any) -> Iterator[subprocess.Popen[str]]:
-    """A process that has printed a line; it should end when it reads one, which it gets in the end."""
+def running(code: str, *arguments: object, **options: Any) -> Iterator[Any]:
+    """A process that has printed its `first_line`; it should end when it reads one, which it gets at last."""
     command = [sys.executable, "-c", code, *map(str, arguments)]
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
     with subprocess.Popen(command, **pipes, **options) as process:
-        assert process.stdout is not None
-        assert process.stdout.readline()
+        process.first_line = process.stdout.readline()
+        assert process.first_line
         try:
             yield process
             if process.poll() is None:

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import json
+import socket
+import struct
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from msgspec.structs import replace
 
+from agents.host.rpc_tracker import TRACKER_MAGIC
 from agents.records import Descriptor, DeviceId, DeviceKind, DeviceSpec, Family, canonical_json
 from tests.record_fixtures import host_descriptor
 from tests.table_fixtures import cells
@@ -166,3 +172,34 @@ def write_generic_device(folder: Path) -> None:
         "schema: 1\ndevice_id: generic\nkind: local\nfamily: cpu\ntarget: {kind: llvm, num-cores: 1}\n"
         "cores: [0]\n"
     )
+
+
+#: What a tracker of RPC servers says first, before a framed answer.
+GREETING = struct.pack("<i", TRACKER_MAGIC)
+
+
+def framed(value: object) -> bytes:
+    """A value as a tracker sends it."""
+    text = json.dumps(value).encode()
+    return struct.pack("<i", len(text)) + text
+
+
+@contextmanager
+def listener(answer: Callable[[socket.socket], None]) -> Iterator[str]:
+    """Address of something that is no tracker; `answer` is called with each connection."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def run() -> None:
+            with suppress(OSError):
+                while True:
+                    connection, _ = server.accept()
+                    with connection, suppress(OSError):
+                        answer(connection)
+
+        thread = threading.Thread(target=run)
+        thread.start()
+        try:
+            yield f"127.0.0.1:{server.getsockname()[1]}"
+        finally:
+            server.shutdown(socket.SHUT_RDWR)
+            thread.join()

@@ -8,6 +8,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from agents.networks.network_name import read_network_name
+from agents.networks.sources import load
+
 
 def small_network() -> Any:
     """A module with what is folded and fused: a convolution with bias, normalisation and clip, and twins."""
@@ -56,6 +59,11 @@ def save_program(module: Any, inputs: tuple[Any, ...], path: Path) -> Path:
         warnings.simplefilter("ignore")  # of torch about itself
         torch.export.save(torch.export.export(module.eval(), inputs), str(path))
     return path
+
+
+def exported(module: Any, inputs: tuple[Any, ...], folder: Path) -> Any:
+    """A module as it is read from the `.pt2` file that it was exported into."""
+    return load(read_network_name(str(save_program(module, inputs, folder / "net.pt2"))))
 
 
 def rewritten(source: Path, path: Path, change: Callable[[str, bytes], bytes]) -> Path:

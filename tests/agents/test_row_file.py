@@ -136,7 +136,7 @@ def test_rows_of_a_damaged_file_that_another_has_are_not_taken_for_lost(
 ) -> None:
     path = made(tmp_path / "f", 9)
     flip(path, path.read_bytes().index(b"5" + BODY) + 9)
-    others: list[sqlite3.Connection] = []
+    others = []
     copy_aside = RowFile._copy_aside
 
     def taken(self: RowFile, *args: Any) -> Any:
@@ -187,7 +187,7 @@ def test_a_kill_inside_a_rescue_loses_nothing(
 
     path = made(tmp_path / "f")
     flip(path, 20 * 4096 + 2000)
-    calls: list[object] = []
+    calls = []
     owner = {"unlink": Path, "finish_rebuild": row_file}.get(step, RowFile)
     real = getattr(owner, step)
 

@@ -58,7 +58,7 @@ def test_documented_commands_are_understood(name: str, arguments: str) -> None:
 def cut(source: Path, target: Path) -> None:
     """The first lines of the first workloads of a log."""
     target.parent.mkdir(parents=True)
-    counts: dict[bytes, int] = {}
+    counts = {}
     with gzip.open(source) as read, gzip.open(target, "wb") as write:
         for line in read:
             workload = line.partition(b'"config"')[0]
@@ -245,8 +245,8 @@ def test_a_benchmark_without_a_package_ends_at_once_with_the_extra(name: str, tm
 @pytest.mark.parametrize("name", RUNNABLE)
 def test_what_a_benchmark_imports_is_in_its_extras(name: str) -> None:
     """Of the project's modules what they import at their top, of the benchmark's own all that they import."""
-    seen: set[str] = set()
-    others: set[str] = set()
+    seen = set()
+    others = set()
     modules = [f"benchmarks.{name}"]
     while modules:
         module = modules.pop()

@@ -12,7 +12,6 @@ import signal
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -30,7 +29,7 @@ from benchmarks.fleet_up import patience, wait_until
 def event(text: str) -> Event:
     """An event of a line such as `seen store=a,b counted=2`, or `acknowledged by=spool records=a`."""
     kind, *words = text.split()
-    values: dict[str, Any] = {"places": {}}
+    values = {"places": {}}
     for name, _, value in (word.partition("=") for word in words):
         names = tuple(value.split(",")) if value else ()
         if name in ("spool", "store", "registry"):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +15,7 @@ from fleet.config.init import Profile
 from tests.conftest import run_code
 from tests.host_fixtures import cuda_spec
 from tests.record_fixtures import make_record, make_spec
+from tests.scenario_fixtures import check_facts
 
 TARGET = cuda_spec(arch="sm_90").target_json
 CARD = {"index": "0", "name": "A GPU", "arch": "sm_80", "compute_units": "108", "clock_max_mhz": "1410"}
@@ -83,10 +83,16 @@ def test_the_best_with_and_without_tensor_cores_stand_beside_the_rivals() -> Non
     ]
     rivals = {"secs": {"torch": 2.5e-4, "tvm_default": 1e-3}, "absent": {}, "default_uses_tensor_cores": True}
     figures = product_figures(records, rivals, 1e9, 1e13)
-    assert (figures["candidates"], figures["with_tensor_cores"], figures["ran"]) == (3, 1, 2)
-    assert figures["best_secs"] == {"tensor_cores": 5e-4, "no_tensor_cores": 1e-3} | rivals["secs"]
-    assert (figures["speedup_vs_torch"], figures["speedup_vs_tvm_default"]) == (0.5, 2.0)
-    assert figures["share_of_peak"]["tensor_cores"] == pytest.approx(0.2)
+    facts = """
+        candidates = 3
+        with_tensor_cores = 1
+        ran = 2
+        best_secs = {tensor_cores: 5.0e-4, no_tensor_cores: 1.0e-3, torch: 2.5e-4, tvm_default: 1.0e-3}
+        speedup_vs_torch = 0.5
+        speedup_vs_tvm_default = 2.0
+        share_of_peak.tensor_cores about 0.2
+    """
+    check_facts(figures, facts)
     assert "speedup_vs_torch" not in product_figures([], rivals, 1e9, None)
 
 
@@ -109,7 +115,7 @@ def test_a_part_that_fails_is_done_again_and_the_others_are_kept(
 ) -> None:
     kind = {"kind": DeviceKind.CUDA, "family": Family.GPU, "index": 0, "cores": (0,)}
     spec = make_spec("cuda-0", target_json=TARGET, **kind)
-    done: list[str] = []
+    done = []
     fails = {"b"}
 
     def does(*arguments: Any) -> dict[str, Any]:
@@ -123,7 +129,7 @@ def test_a_part_that_fails_is_done_again_and_the_others_are_kept(
     def products(*arguments: Any) -> dict[str, Any]:
         return does("products", *arguments[-2:])
 
-    fakes: dict[str, Callable[..., Any]] = {
+    fakes = {
         "why_skipped": lambda: "",
         "cuda_devices": lambda: (CARD,),
         "host_profiles": lambda: (Profile(spec=spec, header=()),),

@@ -75,7 +75,7 @@ def test_how_it_ends(words: str, end: str, capsys: pytest.CaptureFixture[str]) -
 
 
 def test_each_side_is_first_every_other_round() -> None:
-    order: list[str] = []
+    order = []
     ticks = iter(range(100))
     sides = {"a": lambda: order.append("a"), "b": lambda: order.append("b")}
     secs = by_turns(sides, 3, clock=lambda: float(next(ticks)))

@@ -255,7 +255,7 @@ def looked(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     (folder / "hardware/loud.yaml").write_text(LOUD)
     options = ["--device", "gfx908", "--store", "store", "--json"]
     imported = json.loads(_run(folder, "-m", "fleet.cli", "import", "gfx908.solvers.txt", *options))
-    found: dict[str, Any] = json.loads(_run(folder, "-c", LOOK))
+    found = json.loads(_run(folder, "-c", LOOK))
     return found | {"import": imported}
 
 

@@ -102,7 +102,7 @@ def test_the_name_of_a_test_file_stands_once() -> None:
 
 def test_paths_and_modules_that_pages_name_are_there() -> None:
     folders = "agents|benchmarks|configs|docs|examples|fleet|tests|transfer"
-    named: set[tuple[str, str]] = set()
+    named = set()
     for page in CURRENT:
         text = page.read_text()
         modules = re.findall(rf"python -m ((?:{folders})(?:\.[a-z]\w*)+)", text)
@@ -115,7 +115,7 @@ def test_paths_and_modules_that_pages_name_are_there() -> None:
 
 def sentences(text: str) -> Iterator[str]:
     """The sentences of a page's prose: no code, tables or headings; a span of code counts as a word."""
-    prose: list[str] = []
+    prose = []
     for line in re.sub(r"(?ms)^```.*?^```", "\n", text).splitlines():
         is_prose = not re.match(r"\s*(?:\||#|<|!\[)", line)
         # A list item begins a paragraph; so does what follows a table or a heading.
@@ -161,7 +161,7 @@ def test_links_between_pages_lead_somewhere() -> None:
 def test_the_strategies_of_the_table_are_those_of_the_option() -> None:
     text = (ROOT / "docs/onboarding.md").read_text()
     table = re.search(r"\| name \| k = 0 \|.*?\n\n", text, re.DOTALL)
-    named: set[str] = set()
+    named = set()
     for row in table[0].strip().splitlines()[2:]:
         offered, _, _ = row.split("|")[1].partition("in code only")
         named.update(re.findall(r"`([^`]+)`", offered))
@@ -216,13 +216,13 @@ def _changes(spec: DeviceSpec) -> Iterator[tuple[tuple[str, str], dict[str, Any]
 def test_the_table_says_what_makes_an_environment() -> None:
     text = (ROOT / "docs/measuring-protocol.md").read_text()
     table = re.search(r"\| part \| from \|.*?\n\n", text, re.DOTALL)
-    said: dict[tuple[str, str], list[bool]] = {}
+    said = {}
     for row in table[0].strip().splitlines()[2:]:
         part, source, *kinds = (cell.strip() for cell in row.strip("|").split("|"))
         names = re.findall(r"`([^`]+)`", part)
         for name in names if len(names) == 1 else [f"versions {one}" for one in names[1:]]:
             said[name, source] = [kind == "yes" for kind in kinds]
-    found: dict[tuple[str, str], list[bool]] = {}
+    found = {}
     for kind in (DeviceKind.LOCAL, DeviceKind.CUDA, DeviceKind.RPC):
         spec = replace(local_spec({"mcpu": "x86-64-v3"}), kind=kind)
         same = environment_id(_SNAPSHOT, spec, Protocol())

@@ -135,6 +135,7 @@ tests/fleet/cli/test_cli_devices.py
 tests/fleet/models/test_evaluation.py
     eval
     eval --json
+tests/fleet/models/test_fleet_training.py
     eval --model
     eval --device ID
 tests/fleet/tuning/test_tuned_networks.py

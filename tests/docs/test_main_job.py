@@ -63,7 +63,7 @@ def count(store: Path) -> int:
 
 def own_lines(lines: list[str]) -> list[str]:
     """Without what Ray's processes print, and the traceback of what Python ignores at its end."""
-    kept: list[str] = []
+    kept = []
     before = ""
     for line in lines:
         if not line.startswith("(") and not before.startswith("Exception ignored"):
@@ -110,7 +110,7 @@ def test_the_same_command_goes_on_after_a_stop(finished: tuple[Path, str]) -> No
     records = list(store.records())
     first = [record for record in records if record.attempt == 0]
     assert len({record.record_id for record in records}) == len(records)
-    by_device: dict[str, set[str]] = {}
+    by_device = {}
     reference = {record.candidate_id for record in first if record.origin == ORIGIN}
     assert len(reference) == 18
     for record in first:

@@ -45,7 +45,7 @@ def parsed(path: Path) -> ast.Module:
 @cache
 def imports(path: Path, *, top_level_only: bool = False) -> tuple[str, ...]:
     """Full names that a module imports; with `top_level_only` those that importing it loads."""
-    found: list[str] = []
+    found = []
     for node in _nodes(parsed(path).body, top_level_only):
         if isinstance(node, ast.Import):
             found += [alias.name for alias in node.names]
@@ -138,7 +138,7 @@ def test_modules_are_named_by_nouns() -> None:
 
 
 def test_a_class_name_stands_for_one_thing() -> None:
-    found: dict[str, list[str]] = {}
+    found = {}
     for path in MODULES:
         for node in ast.walk(parsed(path)):
             if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):

@@ -104,7 +104,7 @@ def inner_tiles(individuals: Sequence[Individual]) -> np.ndarray:
 
 def test_evolution_climbs_and_repeats_nothing() -> None:
     table, elites = table_of(gmm_trace())
-    asked: list[Individual] = []
+    asked = []
 
     def score(individuals: Sequence[Individual]) -> np.ndarray:
         asked.extend(individuals)

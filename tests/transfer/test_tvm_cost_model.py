@@ -27,7 +27,6 @@ from transfer.model.mtl_tlp import MtlTLP
 from transfer.tvm_cost_model import (
     LEAST_SCORE,
     Scorer,
-    SearchMeasurement,
     cost_model,
     stored_trace,
 )
@@ -43,28 +42,23 @@ def workload() -> Workload:
     return operator_workload("GMM", (1, 64, 64, 64))
 
 
-def context_of(workload: Workload, **changes: Any) -> Any:
+@pytest.fixture(scope="module")
+def context(workload: Workload) -> Any:
     from agents.programs.tvm_import import load_tensor_intrinsics
 
     load_tensor_intrinsics(Family.CPU)
     import tvm
     from tvm.s_tir.meta_schedule import TuneContext
 
-    values = {
-        "mod": tvm.ir.load_json(workload.module_json),
-        "target": tvm.target.Target(TARGET),
-        "space_generator": "post-order-apply",
-        "search_strategy": "evolutionary",
-        "task_name": workload.name,
-        "num_threads": 1,
-        "rand_state": 1,
-    }
-    return TuneContext(**values | changes)
-
-
-@pytest.fixture(scope="module")
-def context(workload: Workload) -> Any:
-    return context_of(workload)
+    return TuneContext(
+        mod=tvm.ir.load_json(workload.module_json),
+        target=tvm.target.Target(TARGET),
+        space_generator="post-order-apply",
+        search_strategy="evolutionary",
+        task_name=workload.name,
+        num_threads=1,
+        rand_state=1,
+    )
 
 
 @pytest.fixture(scope="module")
@@ -142,9 +136,14 @@ def test_what_a_search_measures_moves_the_scores(
     results[3] = RunnerResult(None, "it broke")
     results[4] = RunnerResult([1e10], None)
 
-    still = cost_model(Scorer(model, DEVICE, [workload], learns=False))
+    told = []
+    still = cost_model(Scorer(model, DEVICE, [workload], learns=False, on_measured=told.extend))
     still.update(context, candidates, results)
     assert predict(still, context, schedules).tobytes() == head.tobytes()
+    assert told[3].error == "it broke"
+    assert [one.run_secs for one in told[:4]] == [*((2 * one, one) for one in secs[:3]), ()]
+    assert {one.workload_id for one in told} == {workload.workload_id}
+    assert [one.trace for one in told] == [stored_trace(one) for one in schedules]
 
     served = cost_model(Scorer(model, DEVICE, [workload]))
     for start in (0, 12):
@@ -206,45 +205,3 @@ def test_the_lines_of_the_document_search_with_a_head(
     measured = json.loads(run_code(f"{before}{lines}\n{after}", timeout=None).splitlines()[-1])
     assert len(measured) >= 8
     assert all(0 < secs < 1 for secs in measured)
-
-
-def test_a_round_of_the_evolutionary_search_runs_on_served_scores(
-    workload: Workload, model: FleetTLP
-) -> None:
-    """TVM's own search: asks for scores, proposes by them, and tells the results."""
-    from tvm.s_tir.meta_schedule import database
-    from tvm.s_tir.meta_schedule.runner import RunnerResult
-    from tvm.s_tir.meta_schedule.search_strategy import EvolutionarySearch
-
-    asked: list[tuple[np.ndarray, list[Any]]] = []
-    told: list[SearchMeasurement] = []
-
-    class Watched(Scorer):
-        def score(self, workload: Workload, schedules: Sequence[Any]) -> np.ndarray:
-            scores = super().score(workload, schedules)
-            asked.append((scores, list(schedules)))
-            return scores
-
-    scorer = Watched(model, DEVICE, [workload], on_measured=told.extend)
-    search = EvolutionarySearch(population_size=32, init_measured_ratio=0.2, genetic_num_iters=2)
-    context = context_of(workload, search_strategy=search)
-    context.pre_tuning(
-        max_trials=8,
-        num_trials_per_iter=4,
-        design_spaces=context.generate_design_space(),
-        database=database.MemoryDatabase(),
-        cost_model=cost_model(scorer),
-    )
-    proposed = context.generate_measure_candidates()
-    assert 1 <= len(proposed) <= 4
-    assert len(asked) >= 2  # the first population and each generation
-    for scores, schedules in asked:
-        assert scores.tobytes() == offline(model, workload, schedules).tobytes()
-    results = [RunnerResult([1e-3], None)] * (len(proposed) - 1) + [RunnerResult(None, "it broke")]
-    context.notify_runner_results(proposed, results)
-    # What the task scheduler does after each round.
-    cost_model(scorer).update(context, proposed, results)
-    assert [one.run_secs for one in told] == [(1e-3,)] * (len(proposed) - 1) + [()]
-    assert told[-1].error == "it broke"
-    assert {one.workload_id for one in told} == {workload.workload_id}
-    assert told[0].trace == stored_trace(proposed[0].sch)

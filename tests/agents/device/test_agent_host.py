@@ -95,15 +95,21 @@ def done_by(open_worker: Callable[[BeginAgent], Worker], *asked: AgentRequest) -
     return host, host.take(0, 0)[1]
 
 
-class Fetcher:
-    """Takes messages as a coordinator does."""
+class Served:
+    """A host that works in a thread of its own, with one gated agent; fetched from as a coordinator does."""
 
-    def __init__(self, host: AgentHost) -> None:
-        self.host = host
+    def __init__(self) -> None:
+        self.gate = threading.Semaphore(0)
+        self.host = AgentHost(
+            lambda start: GatedWorker(start, self.gate), heartbeat_secs=0.01, most_waiting=2
+        )
         self.number = 0
 
+    def ask(self, *requests: AgentRequest) -> None:
+        self.host.ask(list(requests))
+
     def until(self, kind: type[Message], timeout_secs: float = 60.0) -> list[Message]:
-        found: list[Message] = []
+        found = []
         deadline = time.monotonic() + timeout_secs
         while not any(isinstance(one, kind) for one in found):
             assert time.monotonic() < deadline, f"no {kind.__name__} in {timeout_secs:g} s"
@@ -120,31 +126,23 @@ def only(kind: type[Kind], messages: list[Message]) -> list[Kind]:
 
 
 @pytest.fixture
-def gate() -> threading.Semaphore:
-    return threading.Semaphore(0)
-
-
-@pytest.fixture
-def served(recorded: Path, gate: threading.Semaphore) -> Iterator[Fetcher]:
-    """A host that works in a thread of its own, with one gated agent that is up."""
-    host = AgentHost(lambda start: GatedWorker(start, gate), heartbeat_secs=0.01, most_waiting=2)
-    thread = threading.Thread(target=host.serve, daemon=True)
+def served(recorded: Path) -> Iterator[Served]:
+    """One whose agent is up."""
+    made = Served()
+    thread = threading.Thread(target=made.host.serve, daemon=True)
     thread.start()
-    host.ask([start_of(recorded)])
-    fetcher = Fetcher(host)
-    fetcher.until(AgentUp)
-    yield fetcher
-    host.close()
-    gate.release(1000)
+    made.ask(start_of(recorded))
+    made.until(AgentUp)
+    yield made
+    made.host.close()
+    made.gate.release(1000)
     thread.join(60)
     assert not thread.is_alive()
 
 
-def test_beats_come_while_a_measurement_runs_and_tell_how_far_it_is(
-    served: Fetcher, gate: threading.Semaphore
-) -> None:
-    served.host.ask([measure_of(1, 0, 3), measure_of(2, 3, 1)])
-    gate.release()
+def test_beats_come_while_a_measurement_runs_and_tell_how_far_it_is(served: Served) -> None:
+    served.ask(measure_of(1, 0, 3), measure_of(2, 3, 1))
+    served.gate.release()
     served.until(Results)
 
     def heartbeat() -> Heartbeat:
@@ -154,22 +152,20 @@ def test_beats_come_while_a_measurement_runs_and_tell_how_far_it_is(
     assert running.held == (lease_of("again", 1).tag, lease_of("again", 2).tag)
     assert running.busy is Activity.BUILDING
     assert heartbeat().quiet_secs >= running.quiet_secs
-    gate.release(3)
-    done: list[Message] = []
+    served.gate.release(3)
+    done = []
     while sum(isinstance(one, Results) for one in done) < 3:
         done += served.until(Results)
     resting = next(one for one in (heartbeat() for _ in range(1000)) if one.busy is Activity.IDLE)
     assert (resting.held, resting.done) == ((), 0)
 
 
-def test_an_agent_that_is_to_conclude_tells_what_it_finished_and_what_it_leaves(
-    served: Fetcher, gate: threading.Semaphore
-) -> None:
-    served.host.ask([measure_of(1, 0, 3), measure_of(2, 3, 1)])
-    gate.release()
+def test_an_agent_that_is_to_conclude_tells_what_it_finished_and_what_it_leaves(served: Served) -> None:
+    served.ask(measure_of(1, 0, 3), measure_of(2, 3, 1))
+    served.gate.release()
     served.until(Results)
-    served.host.ask([Conclude(device_id=AGAIN, incarnation=1)])
-    gate.release()  # for the part that is at work
+    served.ask(Conclude(device_id=AGAIN, incarnation=1))
+    served.gate.release()  # for the part that is at work
     said = served.until(Concluded)
     assert [len(one.records) for one in said if isinstance(one, Results)] == [1]
     [end] = only(Concluded, said)
@@ -178,16 +174,16 @@ def test_an_agent_that_is_to_conclude_tells_what_it_finished_and_what_it_leaves(
     assert heartbeats[-1].held == ()
 
 
-def test_a_lease_behind_a_long_question_is_at_work(served: Fetcher, gate: threading.Semaphore) -> None:
+def test_a_lease_behind_a_long_question_is_at_work(served: Served) -> None:
     wish = ProposeRequest(request_id="r1", workload=WORKLOAD, count=2, seed=1)
-    served.host.ask([Propose(device_id=AGAIN, incarnation=1, wish=wish), measure_of(1, 0, 1)])
+    served.ask(Propose(device_id=AGAIN, incarnation=1, wish=wish), measure_of(1, 0, 1))
     lease = lease_of("again", 1).tag
     for _ in range(1000):  # nothing else would renew it
         found = [one for one in served.until(Heartbeat) if isinstance(one, Heartbeat) and one.held]
         if found and found[-1].busy is Activity.BUILDING:
             break
     assert (found[-1].held, found[-1].busy, found[-1].done) == ((lease,), Activity.BUILDING, 0)
-    gate.release(2)
+    served.gate.release(2)
     answers = [one for one in served.until(Results) if isinstance(one, Proposed | Results)]
     assert [type(one) for one in answers] == [Proposed, Results]
 
@@ -229,11 +225,9 @@ def test_an_answer_that_was_lost_is_given_again_and_one_that_arrived_is_not(
     host.close_workers()
 
 
-def test_who_makes_records_waits_while_nobody_fetches_them(
-    served: Fetcher, gate: threading.Semaphore
-) -> None:
-    served.host.ask([measure_of(1, 0, 6)])
-    gate.release(6)
+def test_who_makes_records_waits_while_nobody_fetches_them(served: Served) -> None:
+    served.ask(measure_of(1, 0, 6))
+    served.gate.release(6)
     seen = 0
     while seen < 6:
         found = only(Results, served.until(Results))

@@ -355,7 +355,7 @@ def test_a_foreign_value_of_a_device_is_refused_or_of_the_right_type(
     place: tuple[int, str], value: Any
 ) -> None:
     which, name = place
-    parts: list[Any] = [SPEC, DESCRIPTOR]
+    parts = [SPEC, DESCRIPTOR]
     parts[which] = parts[which] | {name: value}
     try:
         device = device_from_json(*parts)

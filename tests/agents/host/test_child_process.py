@@ -5,8 +5,6 @@ from __future__ import annotations
 import os
 import resource
 import signal
-import subprocess
-import sys
 import threading
 from pathlib import Path
 from typing import Any
@@ -15,7 +13,7 @@ import pytest
 
 from agents.host import child_process, process_control
 from agents.host.child_process import ChildProcess, discard_folder, remove_discarded, run_child
-from tests.conftest import until
+from tests.conftest import running, until
 from tests.table_fixtures import rows
 
 ROOT = Path(process_control.__file__).parents[2]
@@ -161,11 +159,11 @@ def test_it_dies_with_whoever_started_it(tmp_path: Path) -> None:
     )
     (tmp_path / "of_a_test.py").write_text("import time; time.sleep(600)")
     environment = {**os.environ, "PYTHONPATH": f"{tmp_path}:{ROOT}"}
-    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, env=environment) as starter:
-        assert starter.stdout is not None
-        pid = int(starter.stdout.readline())
+    with running(code, env=environment) as starter:
+        pid = int(starter.first_line)
         assert is_there(pid)
         starter.kill()
+        starter.wait(60)
     until(lambda: not is_there(pid))
 
 

@@ -71,42 +71,57 @@ def _raise(*_: object) -> Any:
     raise _NvmlError
 
 
+#: What the library answers of every card, by the names of its functions.
+ANSWERS = {
+    "SystemGetDriverVersion": b"535.104.05",
+    "DeviceGetCount": 2,
+    "DeviceGetCudaComputeCapability": (9, 0),
+    "DeviceGetMemoryInfo": SimpleNamespace(total=150 << 30),
+    "DeviceGetPersistenceMode": 0,
+    "DeviceGetName": "NVIDIA H200",
+    "DeviceGetTemperature": 41,
+    "DeviceGetPowerUsage": 75_432,
+    "DeviceGetUtilizationRates": SimpleNamespace(gpu=7, memory=1),
+    "DeviceGetCurrentClocksThrottleReasons": 0x1 | 0x20 | 0x8000,
+}
+
+
 def _fake_nvml(**changes: Any) -> SimpleNamespace:
     """The functions of `nvidia-ml-py` that are used, for two cards that the library lists out of order."""
     buses = {"GPU-0": b"00000000:C1:00.0", "GPU-1": b"00000000:01:00.0"}
     clocks = {("GPU-0", 1): 1980, ("GPU-0", 2): 3201, ("GPU-1", 1): 345, ("GPU-1", 2): 2619}
     opened = SimpleNamespace(times=0)
-    values = {
-        "opened": opened,
-        "NVMLError": _NvmlError,
-        "NVML_CLOCK_SM": 1,
-        "NVML_CLOCK_MEM": 2,
-        "NVML_TEMPERATURE_GPU": 0,
-        "nvmlInit": lambda: setattr(opened, "times", opened.times + 1),
-        "nvmlShutdown": lambda: setattr(opened, "times", opened.times - 1),
-        "nvmlSystemGetDriverVersion": lambda: b"535.104.05",
-        "nvmlDeviceGetCount": lambda: 2,
-        "nvmlDeviceGetHandleByIndex": lambda index: f"GPU-{index}",
-        "nvmlDeviceGetHandleByUUID": lambda uuid: uuid,
-        "nvmlDeviceGetCudaComputeCapability": lambda handle: (9, 0),
-        "nvmlDeviceGetMemoryInfo": lambda handle: SimpleNamespace(total=150 << 30),
-        "nvmlDeviceGetPciInfo": lambda handle: SimpleNamespace(busId=buses[handle]),
-        "nvmlDeviceGetMaxClockInfo": _raise,
-        "nvmlDeviceGetPersistenceMode": lambda handle: 0,
-        "nvmlDeviceGetName": lambda handle: "NVIDIA H200",
-        "nvmlDeviceGetUUID": lambda handle: handle,
-        "nvmlDeviceGetClockInfo": lambda handle, clock: clocks[handle, clock],
-        "nvmlDeviceGetTemperature": lambda handle, sensor: 41,
-        "nvmlDeviceGetPowerUsage": lambda handle: 75_432,
-        "nvmlDeviceGetUtilizationRates": lambda handle: SimpleNamespace(gpu=7, memory=1),
-        "nvmlDeviceGetCurrentClocksThrottleReasons": lambda handle: 0x1 | 0x20 | 0x8000,
-    }
-    return SimpleNamespace(**{**values, **changes})
+    return SimpleNamespace(
+        **{f"nvml{name}": lambda *_, answer=answer: answer for name, answer in ANSWERS.items()}
+        | {
+            "opened": opened,
+            "NVMLError": _NvmlError,
+            "NVML_CLOCK_SM": 1,
+            "NVML_CLOCK_MEM": 2,
+            "NVML_TEMPERATURE_GPU": 0,
+            "nvmlInit": lambda: setattr(opened, "times", opened.times + 1),
+            "nvmlShutdown": lambda: setattr(opened, "times", opened.times - 1),
+            "nvmlDeviceGetHandleByIndex": lambda index: f"GPU-{index}",
+            "nvmlDeviceGetHandleByUUID": lambda uuid: uuid,
+            "nvmlDeviceGetPciInfo": lambda handle: SimpleNamespace(busId=buses[handle]),
+            "nvmlDeviceGetMaxClockInfo": _raise,
+            "nvmlDeviceGetUUID": lambda handle: handle,
+            "nvmlDeviceGetClockInfo": lambda handle, clock: clocks[handle, clock],
+        }
+        | changes
+    )
 
 
-def test_the_management_library_is_asked_first(monkeypatch: pytest.MonkeyPatch) -> None:
-    library = _fake_nvml()
-    monkeypatch.setitem(sys.modules, "pynvml", library)
+@pytest.fixture
+def library(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
+    made = _fake_nvml()
+    monkeypatch.setitem(sys.modules, "pynvml", made)
+    return made
+
+
+def test_the_management_library_is_asked_first(
+    library: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
+) -> None:
     first, second = cuda.cuda_devices()
     assert (first["index"], first["arch"], first["driver"]) == ("0", "sm_90", "535.104.05")
     assert first["persistence_mode"] == "off"
@@ -119,19 +134,19 @@ def test_the_management_library_is_asked_first(monkeypatch: pytest.MonkeyPatch) 
     assert library.opened.times == 0
 
 
-@pytest.mark.parametrize("library", [None, _fake_nvml(nvmlInit=_raise)], ids=["no library", "no driver"])
+@pytest.mark.parametrize("absent", [None, _fake_nvml(nvmlInit=_raise)], ids=["no library", "no driver"])
 def test_without_a_driver_there_are_no_devices_and_no_state(
-    monkeypatch: pytest.MonkeyPatch, library: SimpleNamespace | None
+    monkeypatch: pytest.MonkeyPatch, absent: SimpleNamespace | None
 ) -> None:
-    monkeypatch.setitem(sys.modules, "pynvml", library)
+    monkeypatch.setitem(sys.modules, "pynvml", absent)
     monkeypatch.setenv("PATH", "")
     assert cuda.cuda_devices() == ()
     assert cuda.gpu_state(0) == {}
 
 
-def test_the_state_is_of_the_device_that_the_ordinal_names(monkeypatch: pytest.MonkeyPatch) -> None:
-    library = _fake_nvml()
-    monkeypatch.setitem(sys.modules, "pynvml", library)
+def test_the_state_is_of_the_device_that_the_ordinal_names(
+    library: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
+) -> None:
     assert cuda.gpu_state(0) == {
         "sm_clock_mhz": 345,
         "memory_clock_mhz": 2619,

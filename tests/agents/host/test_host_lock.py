@@ -125,7 +125,7 @@ def test_a_lock_whose_file_was_replaced_meanwhile_is_taken_again(path: Path) -> 
 
 
 def test_waiting_leaves_other_alarms_alone(path: Path) -> None:
-    rung: list[int] = []
+    rung = []
     before = signal.signal(signal.SIGALRM, lambda number, _: rung.append(number))
     others = signal.setitimer(signal.ITIMER_REAL, 60.0)
     try:

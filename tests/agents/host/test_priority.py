@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import resource
-import subprocess
-import sys
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -13,6 +11,7 @@ import pytest
 
 from agents.host import priority
 from agents.host.priority import counts_switches
+from tests.conftest import run_code
 
 SESSION = Path("/proc/self/autogroup")
 
@@ -29,10 +28,7 @@ print(os.nice(0), session.read_text() if session.exists() else "")
 
 @pytest.mark.parametrize("leads", [True, False])
 def test_a_process_lowers_its_own_session_and_no_other(leads: bool) -> None:
-    printed = subprocess.run(
-        [sys.executable, "-c", GIVES_WAY], start_new_session=leads, capture_output=True, text=True, check=True
-    )
-    nice, *session = printed.stdout.split()
+    nice, *session = run_code(GIVES_WAY, start_new_session=leads).split()
     assert int(nice) == min(19, os.nice(0) + 7)
     before = SESSION.read_text().split() if SESSION.exists() else []
     if not before:  # the file is empty for a process whose control group has a weight of its own

@@ -10,14 +10,14 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from agents.host import procfs as host
-from agents.host.device_kinds import compiled_target, differences, environment_id
+from agents.host.device_kinds import board_differences, compiled_target, differences, environment_id
 from agents.host.probe import (
     core_groups,
     environment,
     probe,
     remote_descriptor,
 )
-from agents.records import Descriptor, DeviceKind, DeviceSpec, Protocol, canonical_json
+from agents.records import Descriptor, DeviceKind, DeviceSpec, Protocol, as_json_dict, canonical_json
 from tests.conftest import run_code
 from tests.host_fixtures import (
     GPU,
@@ -31,6 +31,7 @@ from tests.host_fixtures import (
     write_tree,
     x86_host,
 )
+from tests.scenario_fixtures import check_facts
 from tests.table_fixtures import rows
 
 
@@ -50,25 +51,44 @@ def test_probing_does_not_import_tvm() -> None:
     assert run_code(code) == "False\n"
 
 
-def test_a_laptop_with_smt_and_a_governor(tmp_path: Path) -> None:
-    root = write_tree(tmp_path, laptop_files())
-    seen = probe(root, usable=(0, 1, 2, 3), arch="x86_64")
-    assert (seen.physical_cores, seen.logical_cores, seen.smt) == (2, 4, True)
-    assert seen.cpu_model == "Intel(R) Core(TM) i5-7200U CPU @ 2.50GHz"
-    assert (seen.l1d_bytes, seen.l2_bytes, seen.l3_bytes) == (32 << 10, 256 << 10, 3 << 20)
-    assert (seen.clock_min_mhz, seen.clock_now_mhz, seen.clock_max_mhz) == (400.0, 2400.0, 3100.0)
-    assert seen.governor == "powersave"
-    assert seen.memory_bytes == 8048836 * 1024
-    assert seen.ansor_params == (2, 32, 64, 0, 0, 0, 0, 0)
-    assert core_groups(root) == ((0, 2), (1, 3))
+LAPTOP = """
+    physical_cores = 2
+    logical_cores = 4
+    smt = true
+    cpu_model = Intel(R) Core(TM) i5-7200U CPU @ 2.50GHz
+    l1d_bytes = 32768
+    l2_bytes = 262144
+    l3_bytes = 3145728
+    clock_min_mhz = 400.0
+    clock_now_mhz = 2400.0
+    clock_max_mhz = 3100.0
+    governor = powersave
+    memory_bytes = 8242008064
+    ansor_params = [2, 32, 64, 0, 0, 0, 0, 0]
+"""
+ARM_BOARD = """
+    cpu_model = Cortex-A72 (Raspberry Pi 4 Model B Rev 1.4)
+    arch = aarch64
+    vector_bytes = 16
+    logical_cores = 4
+    smt = false
+    isa_flags has asimd
+"""
 
 
-def test_an_arm_board_is_named_by_its_core_and_board(tmp_path: Path) -> None:
-    files = {"proc/cpuinfo": PI_CPUINFO, "sys/devices/system/cpu/online": "0-3\n"}
-    seen = probe(write_tree(tmp_path, files), usable=(0, 1, 2, 3), arch="arm64")
-    assert seen.cpu_model == "Cortex-A72 (Raspberry Pi 4 Model B Rev 1.4)"
-    assert (seen.arch, seen.vector_bytes, seen.logical_cores, seen.smt) == ("aarch64", 16, 4, False)
-    assert "asimd" in seen.isa_flags
+@pytest.mark.parametrize(
+    ("files", "arch", "facts"),
+    [
+        (laptop_files(), "x86_64", LAPTOP),
+        ({"proc/cpuinfo": PI_CPUINFO, "sys/devices/system/cpu/online": "0-3\n"}, "arm64", ARM_BOARD),
+    ],
+    ids=["a laptop with SMT and a governor", "a board by its core and name"],
+)
+def test_a_host_is_described_by_its_files(
+    tmp_path: Path, files: dict[str, str], arch: str, facts: str
+) -> None:
+    seen = probe(write_tree(tmp_path, files), usable=(0, 1, 2, 3), arch=arch)
+    check_facts(as_json_dict(seen), facts)
 
 
 @given(st.text(max_size=400))
@@ -84,14 +104,19 @@ def test_a_list_of_cpus_survives_the_kernels_spelling(cpus: set[int]) -> None:
 
 
 def test_the_snapshot_holds_what_the_host_shows(tmp_path: Path) -> None:
-    snapshot = environment((1, 0), write_tree(tmp_path, laptop_files()))
-    assert snapshot["governor"] == ["powersave", "powersave"]
-    assert snapshot["clock_mhz"] == [2401.0, 2400.0]
-    assert snapshot["turbo"] == "on"
+    root = write_tree(tmp_path, laptop_files())
+    assert core_groups(root) == ((0, 2), (1, 3))
+    snapshot = environment((1, 0), root)
     # The hottest sensor of the CPU; the Wi-Fi card's 99 degrees do not count.
-    assert snapshot["temperature_c"] == 63.5
-    assert snapshot["memory_pressure"] == 1.25
-    assert snapshot["memory_available_bytes"] == 3000000 * 1024
+    facts = """
+        governor = [powersave, powersave]
+        clock_mhz = [2401.0, 2400.0]
+        turbo = "on"
+        temperature_c = 63.5
+        memory_pressure = 1.25
+        memory_available_bytes = 3072000000
+    """
+    check_facts(snapshot, facts)
     assert json.loads(canonical_json(snapshot)) == snapshot
 
 
@@ -241,6 +266,14 @@ def test_devices_elsewhere_are_not_judged_by_this_host() -> None:
     board = replace(remote_spec({"kind": "llvm", "mcpu": "x86-64-v4"}), cores=(99,))
     assert differences(board, arm_host()) == []
     assert differences(replace(board, kind=DeviceKind.REPLAY, tracker="", key=""), arm_host()) == []
+
+
+def test_instructions_that_a_board_lacks_are_named() -> None:
+    spec = remote_spec({"kind": "llvm", "mcpu": "x86-64-v4"})
+    [sentence] = board_differences(spec, replace(x86_host(V3_FLAGS), cpu_model="Board CPU"))
+    assert "avx512f" in sentence
+    assert "Board CPU" in sentence
+    assert board_differences(remote_spec({"kind": "cuda"}), x86_host()) == []
 
 
 @pytest.mark.tvm

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import pytest
 
 from agents.host import rocm
+from tests.scenario_fixtures import check_facts
 
 ROCMINFO = """\
 ROCk module is loaded
@@ -104,20 +105,31 @@ def printed(info: str, smi: str = "") -> list[dict[str, str]]:
     return list(rocm.rocm_devices(run))
 
 
+#: Bus, device and function are as `lspci` and `rocm-smi` write them; speeds of memory are of data sheets.
+GPUS = """
+    0.index = "0"
+    0.arch = gfx90a
+    0.compute_units = "110"
+    0.thread_warp_size = "64"
+    0.memory_bytes = "68702699520"
+    0.l2_bytes = "8388608"
+    0.shared_bytes_per_unit = "65536"
+    0.max_threads_per_block = "1024"
+    0.pci_bus_id = "0000:C1:00.0"
+    0.driver = 6.2.4
+    0.memory_bytes_per_sec = "1638000000000"
+    1.index = "1"
+    1.pci_bus_id = "0000:03:00.0"
+    1.driver = 6.2.4
+    1.memory_bytes_per_sec = "224000000000"
+"""
+
+
 def test_each_gpu_is_described_and_processors_are_not() -> None:
-    first, second = printed(ROCMINFO, ROCM_SMI)
-    assert [first["index"], second["index"]] == ["0", "1"]
-    assert (first["arch"], first["compute_units"], first["thread_warp_size"]) == ("gfx90a", "110", "64")
-    assert (first["memory_bytes"], first["l2_bytes"]) == (str(67092480 << 10), str(8 << 20))
-    assert (first["shared_bytes_per_unit"], first["max_threads_per_block"]) == ("65536", "1024")
-    # As `lspci` and `rocm-smi` write bus, device and function.
-    assert (first["pci_bus_id"], second["pci_bus_id"]) == ("0000:C1:00.0", "0000:03:00.0")
-    assert first["driver"] == second["driver"] == "6.2.4"
-    # What the runtime does not tell comes from the data sheet.
-    speeds = [one["memory_bytes_per_sec"] for one in (first, second)]
-    assert speeds == ["1638000000000", "224000000000"]
+    described = printed(ROCMINFO, ROCM_SMI)
+    check_facts(described, GPUS)
     # TFLOP/s that AMD publishes: 23.9 of one half of an MI250X, 10.4 of a W6600.
-    peaks = [float(one["peak_flops"]) / 1e12 for one in (first, second)]
+    peaks = [float(one["peak_flops"]) / 1e12 for one in described]
     assert peaks == pytest.approx([23.9, 10.4], rel=0.01)
 
 

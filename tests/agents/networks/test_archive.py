@@ -47,12 +47,6 @@ def refusal(content: bytes) -> str:
     return str(refused.value)
 
 
-def with_program(change: Any) -> bytes:
-    made = program()
-    change(made)
-    return archive({**honest(), MODEL: json.dumps(made).encode()})
-
-
 def saved_file(tmp_path: Path, content: bytes) -> Path:
     path = tmp_path / "net.pt2"
     path.write_bytes(content)
@@ -189,32 +183,18 @@ def test_an_archive_written_by_hand_is_one_that_torch_loads(tmp_path: Path) -> N
 
 
 @pytest.mark.filterwarnings("ignore::FutureWarning")  # of torch about itself
-@pytest.mark.parametrize("place", ["guards", "input"])
-def test_a_network_that_torch_would_run_code_of_runs_none(place: str, tmp_path: Path) -> None:
-    """torch runs it where it is given the file itself: in loading it, or in making a module of it."""
+def test_a_network_that_torch_would_run_code_of_runs_none(tmp_path: Path) -> None:
+    """torch runs the guards of a file that it is given itself, in making a module of it."""
     import torch
 
     from agents.networks.sources import load
 
     planted = tmp_path / "planted"
-    code = f"__import__('os').mkdir('{planted}')"
-
-    def change(made: dict[str, Any]) -> None:
-        if place == "guards":
-            made["guards_code"] = [f"{code} or True"]
-        else:
-            whole = json.dumps(made).replace('"x"', json.dumps(f"x={code}"))
-            made.clear()
-            made.update(json.loads(whole))
-
-    path = saved_file(tmp_path, with_program(change))
-    if place == "input":
-        with pytest.raises(NetworkRefusedError, match="expected a name, got"):
-            load(read_network_name(str(path)))
-    else:
-        loaded = load(read_network_name(str(path))).program
-        loaded.module()(torch.ones(2, 4))
-        loaded.run_decompositions()
+    made = program() | {"guards_code": [f"__import__('os').mkdir('{planted}') or True"]}
+    path = saved_file(tmp_path, archive({**honest(), MODEL: json.dumps(made).encode()}))
+    loaded = load(read_network_name(str(path))).program
+    loaded.module()(torch.ones(2, 4))
+    loaded.run_decompositions()
     assert not planted.exists()
 
 

@@ -9,10 +9,11 @@ from typing import Any
 
 import pytest
 
-from agents.networks.network_name import NetworkRefusedError, read_network_name
+from agents.networks.network_name import NetworkRefusedError
 from agents.networks.outputs import tolerance_of
 from agents.records import Family
-from tests.network_fixtures import save_program
+from tests.network_fixtures import exported, save_program
+from tests.table_fixtures import rows
 
 #: torch warns of its own future.
 pytestmark = [pytest.mark.tvm, pytest.mark.filterwarnings("ignore")]
@@ -20,13 +21,19 @@ pytestmark = [pytest.mark.tvm, pytest.mark.filterwarnings("ignore")]
 _TINY = "n_embd=32,n_layer=1,n_head=2,vocab_size=50,tokens=8"
 
 
-def run_first(network: str, folder: Path) -> dict[str, Any]:
+def answered(network: str | Path, folder: Path) -> dict[str, Any]:
     """The answer of the first run, in this process."""
     from agents.networks.first_run import first_run
+
+    question = {"network": str(network), "target": {"kind": "llvm"}, "folder": str(folder)}
+    return first_run({**question, "threads": 1, "gpu_index": None}, Family.CPU)
+
+
+def run_first(network: str | Path, folder: Path) -> dict[str, Any]:
+    """The answer for a network that becomes a library."""
     from agents.networks.library import UNTUNED
 
-    question = {"network": network, "target": {"kind": "llvm"}, "folder": str(folder)}
-    seen = first_run({**question, "threads": 1, "gpu_index": None}, Family.CPU)
+    seen = answered(network, folder)
     assert seen["difference"] <= tolerance_of(seen["precision"])
     assert (folder / UNTUNED).exists()
     # The virtual machine reshapes by itself, so some programs may not run.
@@ -100,7 +107,7 @@ def test_what_tvm_imports_otherwise_becomes_a_library_with_the_right_output(
     name: str, precision: str, tmp_path: Path
 ) -> None:
     network = save_program(*module_of(name), tmp_path / "net.pt2")
-    assert run_first(str(network), tmp_path)["precision"] == precision
+    assert run_first(network, tmp_path)["precision"] == precision
 
 
 @pytest.mark.parametrize(
@@ -116,52 +123,34 @@ def test_what_tvm_imports_otherwise_becomes_a_library_with_the_right_output(
 def test_what_cannot_become_one_is_refused_in_one_line(name: str, why: str, tmp_path: Path) -> None:
     network = save_program(*module_of(name), tmp_path / "net.pt2")
     with pytest.raises(NetworkRefusedError) as refused:
-        run_first(str(network), tmp_path)
+        answered(network, tmp_path)
     assert why in str(refused.value)
     assert "\n" not in str(refused.value)
 
 
-def test_a_network_that_tvm_imports_wrongly_is_refused_with_its_operators(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("name", "imported", "words"),
+    [
+        ("rows", "half within", r"TVM computes another output: .*some of aten\.\w+"),
+        ("mostly roundings of bfloat16", "rows of bfloat16", r"and 2\.\de-01 is allowed for bfloat16"),
+    ],
+)
+def test_a_network_that_tvm_imports_as_another_is_refused_with_its_operators(
+    name: str, imported: str, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from agents.networks import graph
-
-    def wrongly(program: Any) -> Any:
-        from tvm import relax
-
-        builder, given = relax.BlockBuilder(), relax.Var("x", relax.TensorType((8, 8), "float32"))
-        with builder.function("main", [given]):
-            with builder.dataflow():
-                output = builder.emit_output((relax.op.add(given, given),))
-            builder.emit_func_output(output)
-        return builder.get()
-
-    monkeypatch.setattr(graph, "import_program", wrongly)
-    network = save_program(*module_of("rows"), tmp_path / "net.pt2")
-    with pytest.raises(NetworkRefusedError, match=r"TVM computes another output: .*some of aten\.\w+"):
-        run_first(str(network), tmp_path)
-
-
-def test_roundings_of_half_precision_that_torch_has_too_are_no_wrong_import(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """TVM adds and subtracts in float32: its output is the exacter one, and a fifth away from torch's."""
-    network = str(save_program(*module_of("mostly roundings of bfloat16"), tmp_path / "net.pt2"))
-    from agents.networks import graph
-    from agents.networks.first_run import first_run
-    from agents.networks.sources import load
     from agents.networks.torch_import import import_program
 
-    question = {"network": network, "target": {"kind": "llvm"}, "folder": str(tmp_path)}
-    question |= {"threads": 1, "gpu_index": None}
-    assert tolerance_of("bfloat16") < first_run(question, Family.CPU)["difference"] < 0.25
-
-    other = save_program(*module_of("rows of bfloat16"), tmp_path / "other.pt2")
-    wrong = import_program(load(read_network_name(str(other))).program)
+    wrong = import_program(exported(*module_of(imported), tmp_path).program)
     monkeypatch.setattr(graph, "import_program", lambda _: wrong)
-    (tmp_path / "wrong").mkdir()
-    with pytest.raises(NetworkRefusedError, match=r"and 2\.\de-01 is allowed for bfloat16"):
-        first_run(question | {"folder": str(tmp_path / "wrong")}, Family.CPU)
+    with pytest.raises(NetworkRefusedError, match=words):
+        answered(save_program(*module_of(name), tmp_path / "other.pt2"), tmp_path)
+
+
+def test_roundings_of_half_precision_that_torch_has_too_are_no_wrong_import(tmp_path: Path) -> None:
+    """TVM adds and subtracts in float32: its output is the exacter one, and a fifth away from torch's."""
+    network = save_program(*module_of("mostly roundings of bfloat16"), tmp_path / "net.pt2")
+    assert tolerance_of("bfloat16") < answered(network, tmp_path)["difference"] < 0.25
 
 
 @pytest.mark.slow
@@ -186,32 +175,21 @@ def test_a_decoder_becomes_a_library(tmp_path: Path) -> None:
     assert (tmp_path / TUNED).exists()
 
 
-def onnx_file(path: Path, nodes: list[Any], inputs: list[Any], outputs: list[Any]) -> str:
+@pytest.mark.parametrize(
+    ("graph", "words"),
+    rows("""
+        (seq(float[2]) s) => (float[N] y) { y = ConcatFromSequence <axis = 0> (s) } \
+            -> input s is no tensor but a sequence; export
+        (float[0, 8] z) => (float[0, 8] y) { y = Relu(z) } -> input z is empty (shape [0, 8])
+        (float[4, 4] x) => (int64[2, N] y) { r = Relu(x) y = NonZero(r) } \
+            -> the shape of what NonZero gives depends on values
+    """),
+)
+def test_an_onnx_network_without_fixed_full_tensors_is_refused(
+    graph: str, words: str, tmp_path: Path
+) -> None:
     onnx = pytest.importorskip("onnx")
-    opset = onnx.helper.make_opsetid("", 17)
-    graph = onnx.helper.make_graph(nodes, "net", inputs, outputs)
-    onnx.save(onnx.helper.make_model(graph, opset_imports=[opset], ir_version=9), str(path))
-    return str(path)
-
-
-def test_onnx_inputs_that_are_no_full_tensors_are_named(tmp_path: Path) -> None:
-    helper = pytest.importorskip("onnx").helper
-    kind = helper.make_tensor_sequence_value_info("s", 1, [2])
-    joined = helper.make_tensor_value_info("y", 1, [None])
-    node = helper.make_node("ConcatFromSequence", ["s"], ["y"], axis=0)
-    with pytest.raises(NetworkRefusedError, match="input s is no tensor but a sequence; export"):
-        run_first(onnx_file(tmp_path / "a.onnx", [node], [kind], [joined]), tmp_path)
-    empty = helper.make_tensor_value_info("z", 1, [0, 8])
-    node = helper.make_node("Relu", ["z"], ["y"])
-    joined = helper.make_tensor_value_info("y", 1, [0, 8])
-    with pytest.raises(NetworkRefusedError, match=re.escape("input z is empty (shape [0, 8])")):
-        run_first(onnx_file(tmp_path / "b.onnx", [node], [empty], [joined]), tmp_path)
-
-
-def test_an_onnx_operator_whose_size_depends_on_values_is_named(tmp_path: Path) -> None:
-    helper = pytest.importorskip("onnx").helper
-    given = helper.make_tensor_value_info("x", 1, [4, 4])
-    places = helper.make_tensor_value_info("y", 7, [2, None])
-    nodes = [helper.make_node("Relu", ["x"], ["r"]), helper.make_node("NonZero", ["r"], ["y"])]
-    with pytest.raises(NetworkRefusedError, match="the shape of what NonZero gives depends on values"):
-        run_first(onnx_file(tmp_path / "net.onnx", nodes, [given], [places]), tmp_path)
+    model = onnx.parser.parse_model(f'<ir_version: 9, opset_import: ["": 17]> net {graph}')
+    onnx.save(model, str(tmp_path / "net.onnx"))
+    with pytest.raises(NetworkRefusedError, match=re.escape(words)):
+        answered(tmp_path / "net.onnx", tmp_path)

@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 
-from agents.networks.cache import kept_workloads
 from agents.networks.network_name import (
     NetworkRefusedError,
     networks_here,
@@ -170,17 +169,6 @@ def test_an_onnx_file_and_an_architecture_have_the_same_way(
     assert sum(dict(one.networks)[read_network_name(str(path)).label()] for one in convolutions) == 4
     assert any("matmul" in one.name and text in dict(one.networks) for one in found)
 
-    # What has a name is read once; a file might be another one next time.
-    monkeypatch.setattr("agents.networks.reader.ask", None)
-    again = network_workloads([text], Family.CPU)
-    assert {one.workload_id for one in again} == {
-        one.workload_id for one in found if text in dict(one.networks)
-    }
-    # Other code may make other workloads.
-    assert kept_workloads(read_network_name(text), Family.CPU)
-    monkeypatch.setattr("agents.networks.cache.code_hash", lambda _: "other")
-    assert kept_workloads(read_network_name(text), Family.CPU) is None
-
 
 def test_a_process_answers_only_for_what_it_was_asked_and_a_file_has_one_of_its_own(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -189,7 +177,7 @@ def test_a_process_answers_only_for_what_it_was_asked_and_a_file_has_one_of_its_
     path = tmp_path / "strange.onnx"
     path.write_bytes(b"something")
     file, architectures = str(path), ["transformers:bert", "transformers:gpt2"]
-    asked: list[list[str]] = []
+    asked = []
 
     def taken_over(question: dict[str, Any], **_: Any) -> dict[str, Any]:
         asked.append(question["networks"])

@@ -250,17 +250,6 @@ def test_a_worker_describes_a_board_by_what_its_server_sees(
         assert found.isa_flags == here.isa_flags
 
 
-def test_instructions_that_a_board_lacks_are_named(generic_spec: DeviceSpec) -> None:
-    spec = msgspec.structs.replace(
-        generic_spec, kind=DeviceKind.RPC, target_json='{"kind":"llvm","mcpu":"x86-64-v4"}'
-    )
-    seen = msgspec.structs.replace(probe(), arch="x86_64", isa_flags=("sse4_2",), cpu_model="Board CPU")
-    [sentence] = board_differences(spec, seen)
-    assert "avx512f" in sentence
-    assert "Board CPU" in sentence
-    assert board_differences(msgspec.structs.replace(spec, target_json='{"kind":"cuda"}'), seen) == []
-
-
 def test_a_session_ends_though_its_arguments_are_still_held(lab: Lab, matmul: tuple[Workload, str]) -> None:
     held = []
     for _ in range(3):

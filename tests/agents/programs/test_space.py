@@ -134,8 +134,10 @@ def test_gpu_candidates_evolve_without_a_gpu(product: Workload, gpu_space: Desig
 
 
 def test_a_gpu_space_is_not_used_up_by_the_candidates_that_are_known(gpu_space: DesignSpace) -> None:
-    known = {candidate.candidate_id for candidate in gpu_space.sample(45, seed=0).candidates}
-    # Most draws are refused, and the same seed draws the known ones first.
+    drawn = gpu_space.sample(45, seed=0)
+    assert drawn.tries < 45 * 8, "of TVM's own draws one in ten or twenty has threads that fit"
+    known = {candidate.candidate_id for candidate in drawn.candidates}
+    # The same seed draws the known ones first.
     more = gpu_space.sample(2, seed=0, exclude=known)
     assert len(more.candidates) == 2
     assert not known & {candidate.candidate_id for candidate in more.candidates}

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import json
 import os
-import signal
-import subprocess
-import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -60,24 +59,30 @@ def slot_of(slot: Path | str, lock: Path | str) -> CoreSlot:
     return CoreSlot(Path(slot), Path(lock), cores)
 
 
-class Builder:
-    """A process that builds until it is told to stop."""
+Start = Callable[..., Any]
 
-    def __init__(self, slot: Path, lock: Path, name: str = "fleet-worker", *user: int) -> None:
-        command = [sys.executable, "-c", BUILDER, name, str(slot), str(lock), *map(str, user)]
-        self.process = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=ROOT
+
+@pytest.fixture
+def start() -> Iterator[Start]:
+    """Starts processes that build until they are told to stop; each says at first whether cores are lent."""
+    with ExitStack() as stack:
+        yield lambda slot, lock, name=WORKER_NAME, *user: stack.enter_context(
+            running(BUILDER, name, slot, lock, *user, cwd=ROOT)
         )
-        assert self.process.stdout is not None
-        self.was_lent = self.process.stdout.readline().strip() == "True"
 
-    @property
-    def cores(self) -> list[int]:
-        return sorted(os.sched_getaffinity(self.process.pid))
 
-    def finish(self) -> list[int]:
-        output, _ = self.process.communicate("\n", timeout=20)
-        return [int(core) for core in output.strip("[]\n ").split(",")]
+def is_lent(builder: Any) -> bool:
+    return bool(builder.first_line == "True\n")
+
+
+def cores_of(builder: Any) -> list[int]:
+    return sorted(os.sched_getaffinity(builder.pid))
+
+
+def finish(builder: Any) -> list[int]:
+    """Have it stop; the cores on which it was at its end."""
+    output, _ = builder.communicate("\n", timeout=20)
+    return json.loads(output)
 
 
 def paths_in(folder: Path) -> tuple[Path, Path]:
@@ -92,14 +97,6 @@ def paths(tmp_path: Path) -> tuple[Path, Path]:
     return paths_in(tmp_path)
 
 
-@pytest.fixture
-def builder(paths: tuple[Path, Path]) -> Iterator[Builder]:
-    made = Builder(*paths)
-    yield made
-    made.process.kill()
-    made.process.communicate()
-
-
 @pytest.fixture(autouse=True)
 def own_cores() -> Iterator[None]:
     yield
@@ -107,19 +104,17 @@ def own_cores() -> Iterator[None]:
 
 
 def test_one_builder_at_a_time_and_none_while_something_is_timed(
-    paths: tuple[Path, Path], builder: Builder
+    paths: tuple[Path, Path], start: Start
 ) -> None:
-    second = Builder(*paths)
-    assert not second.was_lent
-    assert second.cores == CORES[-1:]
-    assert second.finish() == CORES[-1:]
-    builder.finish()
+    first, second = start(*paths), start(*paths)
+    assert (is_lent(first), is_lent(second)) == (True, False)
+    assert cores_of(second) == finish(second) == CORES[-1:]
+    finish(first)
     with timing_lock(paths[1]), slot_of(*paths).cleared():
-        third = Builder(*paths)
-        assert not third.was_lent
+        third = start(*paths)
+        assert not is_lent(third)
     # It stays where it began: nobody lends the cores in the middle of a build.
-    assert third.cores == CORES[-1:]
-    third.finish()
+    assert cores_of(third) == CORES[-1:]
 
 
 @pytest.mark.tvm
@@ -146,23 +141,23 @@ def test_candidates_are_drawn_on_the_timing_cores_too(paths: tuple[Path, Path], 
     ("name", "user"), [("python3", ()), ("fleet-worker", (NOBODY,))], ids=["another program", "another user"]
 )
 def test_other_processes_than_own_workers_are_waited_for_not_moved(
-    name: str, user: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
+    name: str, user: tuple[int, ...], start: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if user and os.geteuid() != 0:
         pytest.skip("only root can start a process of another user")
     with tempfile.TemporaryDirectory() as folder:  # another user cannot enter the folders of pytest
         Path(folder).chmod(0o777)
         paths = paths_in(Path(folder))
-        other = Builder(*paths, name, *user)
-        assert other.was_lent
+        other = start(*paths, name, *user)
+        assert is_lent(other)
         with monkeypatch.context() as patch:
             patch.setattr("agents.sandbox.core_slot._MOST_SECS", 0.1)
-            named = pytest.raises(CoresHeldError, match=rf"process {other.process.pid} \('{name}'\) of user")
+            named = pytest.raises(CoresHeldError, match=rf"process {other.pid} \('{name}'\) of user")
             with named, timing_lock(paths[1]), slot_of(*paths).cleared():
                 pytest.fail("it timed beside a builder")
-        assert other.cores == CORES[:1]
+        assert cores_of(other) == CORES[:1]
         with ThreadPoolExecutor(1) as thread:
-            done = thread.submit(lambda: (time.sleep(0.3), other.finish())[1])
+            done = thread.submit(lambda: (time.sleep(0.3), finish(other))[1])
             with timing_lock(paths[1], 20.0), slot_of(*paths).cleared():
                 pass
             assert done.result(20) == CORES[-1:]
@@ -180,16 +175,16 @@ def test_what_the_file_of_the_slot_holds_moves_nobody(paths: tuple[Path, Path]) 
 
 
 def test_a_builder_that_leaves_as_a_timing_ends_stays_off_the_timing_cores(
-    paths: tuple[Path, Path], builder: Builder, monkeypatch: pytest.MonkeyPatch
+    paths: tuple[Path, Path], start: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It is looked up, it leaves, and only then it is moved: that move must not last."""
-    moves: list[tuple[int, ...]] = []
-    move = core_slot.pin_process
+    moves = []
+    move, builder = core_slot.pin_process, start(*paths)
 
     def late(cores: tuple[int, ...], pid: int) -> None:
-        if pid == builder.process.pid and cores == (CORES[0],):
-            builder.process.send_signal(signal.SIGKILL)
-            builder.process.wait(20)
+        if pid == builder.pid and cores == (CORES[0],):
+            builder.kill()
+            builder.wait(20)
         moves.append(cores)
         move(cores, pid)
 

@@ -153,7 +153,7 @@ def test_a_pause_of_the_host_is_no_time_out_of_a_candidate(
     slow = calling("calls_usleep", "usleep", 50_000)
     # Far more than the program takes with all its extra repeats, and less than the pause.
     protocol = replace(QUICK, run_timeout_secs=4.0)
-    paused: list[int] = []
+    paused = []
     select = selectors.DefaultSelector.select
 
     def paused_once(selector: selectors.DefaultSelector, timeout: float | None = None) -> Any:
@@ -178,7 +178,7 @@ def test_what_a_program_holds_beyond_its_limits_ends_its_process(
 ) -> None:
     is_first_timing = stage is WorkerStage.TIMING
     threads, memory_bytes = (2 * MOST_THREADS, 0) if is_first_timing else (1, 1 << 60)
-    ended: list[int] = []
+    ended = []
 
     def footprint(process: WorkerProcess) -> Footprint:
         is_first = not is_first_timing or (process.at is not None and process.at.job == 0)

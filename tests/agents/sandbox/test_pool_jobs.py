@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from agents.records import Candidate, Outcome, Protocol
-from agents.sandbox.job import CandidateJob, JobResult
+from agents.sandbox.job import CandidateJob
 from agents.sandbox.pool_jobs import PoolRun
 from agents.sandbox.stages import WorkerStage
 from agents.sandbox.worker_messages import JobDone, Retimed, StageBegan
@@ -17,8 +17,8 @@ WORKLOAD = make_workload(7)
 ID = WORKLOAD.workload_id
 
 
-def job(number: int, **changes: Any) -> CandidateJob:
-    candidate = Candidate(workload_id=ID, trace=f"[{number}]")
+def job(trace: object, **changes: Any) -> CandidateJob:
+    candidate = Candidate(workload_id=ID, trace=f"[{trace}]")
     values = {"candidate": candidate, "workload": WORKLOAD, "protocol": Protocol(), **changes}
     return CandidateJob(**values)
 
@@ -53,7 +53,6 @@ def test_a_broken_or_lost_device_ends_what_waits() -> None:
     assert run.finish(done(outcome=Outcome.RUN_FAILED, is_broken=True)) is None
     assert list(run.todo) == [1, 0]
     lost = run.finish(done(outcome=Outcome.LOST, error="unplugged", is_device_lost=True))
-    assert lost is not None
     assert (lost.outcome, lost.quality) == (Outcome.LOST, {"strikes": 1})
     after = run.lose_next()
     assert (after.job, after.outcome, after.error) == (1, Outcome.LOST, "unplugged")
@@ -64,7 +63,6 @@ def test_canaries_count_as_no_candidates_and_every_time_as_the_best_known() -> N
     assert (run.best(ID), run.best("other")) == (3.0, 0.0)
     run.look_ahead(1)
     first = run.finish(done(run_secs=(2.0, 2.5)))
-    assert isinstance(first, JobResult)
     assert (run.timed, run.best(ID)) == (1, 2.0)
     again = run.retime(first, Retimed(job=0, run_secs=(1.5,), timing_secs=0.1, left=0))
     assert (again.run_secs, run.best(ID)) == ((2.0, 2.5, 1.5), 1.5)

@@ -11,15 +11,15 @@ from typing import IO, Any
 
 import pytest
 
-from agents.records import Candidate, Outcome, Protocol
+from agents.records import Outcome, Protocol
 from agents.sandbox import processes
-from agents.sandbox.job import CandidateJob, JobResult
+from agents.sandbox.job import JobResult
 from agents.sandbox.pool import WorkerPool
 from agents.sandbox.retimed_programs import most_timings
 from agents.sandbox.stages import ChildSettings
 from agents.sandbox.wire import Channel
+from tests.agents.sandbox.test_pool_jobs import job
 from tests.conftest import child_settings
-from tests.record_fixtures import make_workload
 
 #: So many messages are more than any bound.
 _MANY = 10_000
@@ -101,11 +101,8 @@ def slowly(message: dict[str, Any]) -> Messages:
 def result_of(zygote: Zygote, monkeypatch: pytest.MonkeyPatch) -> JobResult:
     """What becomes of one job; in the end no process is left."""
     monkeypatch.setattr(processes, "Zygote", lambda *_: zygote)
-    workload = make_workload(7)
-    candidate = Candidate(workload_id=workload.workload_id, trace="[0]")
-    protocol = Protocol(visits=2, run_timeout_secs=0.3)
     with WorkerPool([child_settings()]) as pool:
-        [result] = pool.run([CandidateJob(candidate=candidate, workload=workload, protocol=protocol)])
+        [result] = pool.run([job(0, protocol=Protocol(visits=2, run_timeout_secs=0.3))])
     for thread in zygote.threads:
         thread.join(10)
         assert not thread.is_alive()

@@ -11,20 +11,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agents.programs.quality import Drift
-from agents.records import Candidate, Outcome, Protocol
+from agents.records import Outcome
 from agents.sandbox.canary_watch import CANARY_PROTOCOL, CanaryWatch
 from agents.sandbox.job import CandidateJob, JobResult
 from agents.sandbox.pool import WorkerPool
 from agents.sandbox.windows import Window, in_windows
-from tests.record_fixtures import make_workload
+from tests.agents.sandbox.test_pool_jobs import job
 
-WORKLOAD = make_workload(7)
-CANARIES = ("compute", "memory", "latency")
-
-
-def job(trace: str, protocol: Protocol, attempt: int = 0) -> CandidateJob:
-    candidate = Candidate(workload_id=WORKLOAD.workload_id, trace=trace)
-    return CandidateJob(candidate=candidate, workload=WORKLOAD, protocol=protocol, attempt=attempt)
+CANARIES = ("[compute]", "[memory]", "[latency]")
 
 
 class Pool:
@@ -61,7 +55,7 @@ class Watch:
         return self.due
 
     def jobs(self) -> list[CandidateJob]:
-        return [job(name, CANARY_PROTOCOL) for name in CANARIES]
+        return [job(name[1:-1], protocol=CANARY_PROTOCOL) for name in CANARIES]
 
     def read(self, results: list[JobResult]) -> Drift:
         assert len(results) == len(CANARIES)
@@ -72,7 +66,7 @@ class Watch:
 def windows_of(
     pool: Pool, watch: Watch, jobs: Iterable[CandidateJob], window_secs: float
 ) -> Generator[Window, None, None]:
-    subject: Any = (cast(WorkerPool, pool), cast(CanaryWatch, watch))
+    subject = (cast(WorkerPool, pool), cast(CanaryWatch, watch))
     return in_windows(jobs, *subject, {}, window_secs=window_secs, clock=lambda: pool.now)
 
 
@@ -88,7 +82,7 @@ def test_every_job_is_in_the_window_in_which_it_ended(
 ) -> None:
     pool = Pool(width, seed)
     watch = Watch(pool, is_due)
-    planned = [job(f"[{number}]", Protocol(), number) for number in range(count)]
+    planned = [job(number, attempt=number) for number in range(count)]
     windows = list(windows_of(pool, watch, planned, window_secs))
 
     assert [window.is_last for window in windows] == [False] * (len(windows) - 1) + [True]
@@ -115,7 +109,7 @@ def test_windows_that_nobody_reads_any_more_end_the_batch() -> None:
             return self.running
 
     pool = Noted(width=2, seed=0)
-    planned = (job(f"[{number}]", Protocol()) for number in range(20))
+    planned = map(job, range(20))
     windows = windows_of(pool, Watch(pool, is_due=False), planned, 4.0)
     assert not next(windows).is_last
     windows.close()

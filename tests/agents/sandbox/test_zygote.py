@@ -2,56 +2,47 @@
 
 from __future__ import annotations
 
-import errno
 import json
 import os
-import signal
-import socket
-import tempfile
-from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 
-import pytest
+from tests.conftest import run_code
 
+#: A zygote that is asked for two processes where none can be made. It prints what the zygote answers and
+#: writes to the errors of each; both it reads to their ends, which come once the zygote has let go of them.
+ASKED_TWICE = """
+import errno, json, os, socket
+from dataclasses import replace
+from agents.records import as_json_dict
 from agents.sandbox.zygote import _Zygote
 from tests.conftest import child_settings
 
+def refuse():
+    raise OSError(errno.EAGAIN, os.strerror(errno.EAGAIN))
 
-@pytest.fixture
-def control(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[_Zygote, socket.socket]]:
-    """A zygote in this process, and the other end of its control socket."""
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    before = signal.getsignal(signal.SIGCHLD)
-    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    ours.settimeout(5)
-    zygote = _Zygote(theirs, lambda *_: None)
-    try:
-        yield zygote, ours
-    finally:
-        signal.set_wakeup_fd(-1)
-        signal.signal(signal.SIGCHLD, before)
-        for end in (ours, theirs, zygote._woken, zygote._wakeup, zygote._selector):
-            end.close()
-        zygote._scratch.close()
+os.fork = refuse
+settings = as_json_dict(replace(child_settings(), lock_path=""))
+ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+ends = []
+for token in (7, 8):
+    (said, errors), (channel, other) = os.pipe(), socket.socketpair()
+    message = {"op": "fork", "token": token, "settings": settings}
+    socket.send_fds(ours, [json.dumps(message).encode()], [other.fileno(), errors])
+    os.close(errors)
+    other.close()
+    ends.append((said, channel))
+ours.shutdown(socket.SHUT_WR)
+_Zygote(theirs, print).serve()
+for said, channel in ends:
+    print(json.dumps([json.loads(ours.recv(4096)), os.fdopen(said).read(), channel.recv(1).decode()]))
+"""
 
 
-def test_a_host_without_processes_costs_one_worker_and_not_the_zygote(
-    control: tuple[_Zygote, socket.socket], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    zygote, ours = control
-
-    def refuse() -> int:
-        raise OSError(errno.EAGAIN, os.strerror(errno.EAGAIN))
-
-    monkeypatch.setattr(os, "fork", refuse)
-    said, stderr = os.pipe()
-    channel = os.open("/dev/null", os.O_RDONLY)
-    zygote._fork(7, replace(child_settings(), lock_path=""), [channel, stderr])
-    assert json.loads(ours.recv(4096)) == {"event": "exited", "token": 7, "code": 1}
-    with os.fdopen(said) as words:
-        assert "no process could be started: [Errno 11] Resource temporarily unavailable" in words.read()
-    with pytest.raises(OSError, match="Bad file descriptor"):
-        os.fstat(channel)
-    [root] = tmp_path.glob("tensor-fleet-scratch-*")
-    assert not list(root.iterdir())
+def test_a_host_without_processes_costs_one_worker_and_not_the_zygote(tmp_path: Path) -> None:
+    environment = {**os.environ, "TMPDIR": str(tmp_path)}
+    printed = run_code(ASKED_TWICE, cwd=Path(__file__).parents[3], env=environment)
+    words = "no process could be started: [Errno 11] Resource temporarily unavailable\n"
+    assert list(map(json.loads, printed.splitlines())) == [
+        [{"event": "exited", "token": token, "code": 1}, words, ""] for token in (7, 8)
+    ]
+    assert not list(tmp_path.iterdir())

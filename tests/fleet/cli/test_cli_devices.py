@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import json
 import socket
-import socketserver
 import struct
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +13,11 @@ import jsonschema
 import pytest
 import yaml
 
-from agents.host.rpc_tracker import KEY_MISMATCH, TRACKER_MAGIC
+from agents.host.rpc_tracker import KEY_MISMATCH
 from agents.records import ANSOR_HARDWARE_PARAMS
 from fleet.errors import FleetError
 from tests.cli_fixtures import json_of, refusal, run, said
+from tests.host_fixtures import GREETING, framed, listener
 
 ROOT = Path(__file__).parents[3]
 
@@ -49,30 +47,24 @@ def test_probe_shows_this_host() -> None:
     assert json_of("probe")["descriptor"]["usable_cores"]
 
 
-@contextmanager
-def answering(*answers: bytes) -> Iterator[str]:
+def answering(*answers: bytes) -> AbstractContextManager[str]:
     """A listener on loopback that gives each connection these answers, each after some bytes came."""
 
-    class Handler(socketserver.BaseRequestHandler):
-        def handle(self) -> None:
-            for answer in answers:
-                self.request.recv(1 << 12)
-                self.request.sendall(answer)
-            self.request.recv(1 << 12)
+    def answer(connection: socket.socket) -> None:
+        for one in answers:
+            connection.recv(1 << 12)
+            connection.sendall(one)
+        connection.recv(1 << 12)
 
-    with socketserver.ThreadingTCPServer(("127.0.0.1", 0), Handler) as server:
-        server.daemon_threads = True
-        threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
-        yield f"127.0.0.1:{server.server_address[1]}"
-        server.shutdown()
+    return listener(answer)
 
 
 def tracker_of(*servers: str, key: str = "pi4", free: int = 1) -> Any:
     """A tracker that lists some servers under a key."""
     addresses = [server.rsplit(":", 1) for server in servers]
     listed = [{"addr": [host, int(port)], "key": f"server:{key}"} for host, port in addresses]
-    text = json.dumps([0, {"server_info": listed, "queue_info": {key: {"free": free}}}]).encode()
-    return answering(struct.pack("<i", TRACKER_MAGIC), struct.pack("<i", len(text)) + text)
+    summary = {"server_info": listed, "queue_info": {key: {"free": free}}}
+    return answering(GREETING, framed([0, summary]))
 
 
 def write_board(tracker: str) -> None:

@@ -19,6 +19,7 @@ from tests.cli_fixtures import json_of, refusal, said
 from tests.cli_fixtures import run as invoke
 from tests.record_fixtures import make_descriptor, make_spec, make_workload
 from tests.record_fixtures import make_record as any_record
+from tests.table_fixtures import rows
 
 GPU = replace(make_spec("gpu-a"), family=Family.GPU)
 
@@ -62,7 +63,7 @@ def test_show_finds_a_candidate_and_its_script_holds_all_of_it() -> None:
     assert (found["kind"], found["trace"]) == ("candidate", record.trace)
     assert sorted(one["device_id"] for one in found["records"]) == ["dev-a", "dev-a", "dev-b", "gpu-a"]
     text = invoke("show", record.candidate_id, "--script").stdout
-    values: dict[str, object] = {}
+    values = {}
     # What stands above the imports of TVM is data.
     exec(text[text.index("TARGET =") : text.index("schedule =")], values)
     assert values["TRACE"] == record.trace
@@ -110,7 +111,7 @@ def test_workloads_of_networks_are_filtered_and_counted_without_a_store(
             [("dense", 1e6), ("dense", 2e6), ("dense", 3e6), ("conv2d", 1e6), ("conv2d", 1e9), ("norm", 1e4)]
         )
     ]
-    asked: list[tuple[list[str], set[str]]] = []
+    asked = []
 
     def read(texts: list[str], family: Family, *, optional: set[str]) -> list[Workload]:
         asked.append((texts, optional))
@@ -118,19 +119,21 @@ def test_workloads_of_networks_are_filtered_and_counted_without_a_store(
 
     monkeypatch.setattr("agents.networks.reader.network_workloads", read)
 
-    def listed(*options: str) -> list[dict[str, Any]]:
-        found: list[dict[str, Any]]
+    def listed(*options: str) -> list[str]:
         found = json_of("workloads", *options, "--network", "corpus", "--network", "bert-tiny")
-        return found
+        return sorted(f"{one['operator']} {one['flops']:g}" for one in found)
 
     assert len(listed()) == 6
     assert asked == [([*CORPUS, "bert-tiny"], set(CORPUS))], "no member of the set may end the listing"
-    assert {one["flops"] for one in listed("--operator", "conv2d", "--operator", "norm")} == {1e6, 1e9, 1e4}
-    assert {one["flops"] for one in listed("--min-flops", "1e6", "--max-flops", "2e6")} == {1e6, 2e6}
-    assert [one["operator"] for one in listed("NORM")] == ["norm"]
-    assert {tuple(one["networks"]) for one in listed("net-b")} == {("net-b",)}
+    for options, shown in rows("""
+        --operator conv2d --operator norm  -> conv2d 1e+06, conv2d 1e+09, norm 10000
+        --min-flops 1e6 --max-flops 2e6    -> conv2d 1e+06, dense 1e+06, dense 2e+06
+        NORM                               -> norm 10000
+        net-b                              -> conv2d 1e+09, dense 1e+06, dense 3e+06
+    """):
+        assert listed(*options.split()) == shown.split(", ")
     chosen = listed("--max-flops", "1e7", "--count", "3")
-    assert sorted(one["operator"] for one in chosen) == ["conv2d", "dense", "norm"]
+    assert [one.split()[0] for one in chosen] == ["conv2d", "dense", "norm"]
     text = said("workloads", "--network", "corpus")
     assert "6 workloads in corpus, 3 operators" in text
     assert re.search(r"conv2d +2 +2 +1 to 1e\+03", text)

@@ -69,7 +69,7 @@ def models() -> None:
     """Two versions of two devices; the second one serves one of them."""
     registry = Registry(Path("runs/models"), clock=lambda: 1.795e9)
     judged = {"top1": [0.8, 0.7, 0.9], "top5": [0.9, 0.85, 0.95], "tau": [0.5, 0.4, 0.6], "workloads": 7}
-    facts: dict[str, Any] = {
+    facts = {
         **{"table_version": 42, "candidates": 100, "workloads": 9, "seed": 3, "records": {"box.a": 1234}},
         **{"trained_workloads": ["a", "b"], "data_until": {"box.a": 1.795e9, "box.b": None}},
         "verdicts": {"box.a": {"reason": "better <script>|", "judged": judged}},

@@ -8,7 +8,7 @@ import json
 import os
 import signal
 import stat
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NoReturn
 from unittest import mock
@@ -26,7 +26,7 @@ from fleet.config.device_folder import retire_file
 from fleet.config.settings import ConfigError, FleetConfig, load_fleet
 from fleet.core.events import DevicePolicy, TimeWindow
 from fleet.daemon.daemon import UpOptions, run_daemon
-from fleet.engine.context import EngineContext
+from fleet.engine.context import CoordinatorSettings
 from fleet.errors import FleetError, StoreFull
 from fleet.store.store import Store
 from fleet.transport.local import LocalTransport
@@ -58,7 +58,7 @@ def settings(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def started() -> Iterator[list[Up]]:
-    made: list[Up] = []
+    made = []
     yield made
     for one in made:
         if one.process.poll() is None:
@@ -69,7 +69,7 @@ def started() -> Iterator[list[Up]]:
 @pytest.fixture(scope="session")
 def ending() -> Iterator[list[psutil.Process]]:
     """Processes of which none is left behind when all tests are through."""
-    processes: list[psutil.Process] = []
+    processes = []
     yield processes
     # What Ray starts beside its agents takes a minute to see that a killed coordinator is gone.
     _, alive = psutil.wait_procs(processes, timeout=90)
@@ -164,43 +164,28 @@ def test_a_signal_ends_it_in_order_and_handlers_come_back(settings: Path, number
     assert signal.getsignal(number) is before
 
 
-@pytest.fixture
-def context_of(settings: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., EngineContext]:
-    """What a daemon with some other settings gives to its engine."""
-    contexts: list[EngineContext] = []
-
-    def made(context: EngineContext) -> NoReturn:
-        contexts.append(context)
-        raise FleetError("far enough")
-
-    def began(**changes: Any) -> EngineContext:
-        config = load_fleet(settings, {name.replace("__", "."): value for name, value in changes.items()})
-        options = UpOptions(models=settings.parent / "models")
-        monkeypatch.setattr("fleet.daemon.daemon.Coordinator", made)
-        with pytest.raises(FleetError, match="far enough"):
-            run_daemon(config.config, options, Console(quiet=True))
-        return contexts[-1]
-
-    return began
-
-
-def test_a_cluster_needs_names(settings: Path, tmp_path: Path) -> None:
-    config = load_fleet(settings, {"devices.ids": ()}).config
-    with pytest.raises(FleetError, match="must be named"):
-        run_daemon(config, UpOptions(models=tmp_path / "models", address="head:6379"), Console(quiet=True))
+def coordinator_settings(settings: Path, **changes: Any) -> CoordinatorSettings:
+    """What a daemon with some other settings tells its coordinator."""
+    config = load_fleet(settings, {name.replace("__", "."): value for name, value in changes.items()}).config
+    with (
+        mock.patch("fleet.daemon.daemon.Coordinator", side_effect=FleetError("far enough")) as made,
+        pytest.raises(FleetError, match="far enough"),
+    ):
+        run_daemon(config, UpOptions(models=settings.parent / "models"), Console(quiet=True))
+    [context] = made.call_args.args
+    return context.settings
 
 
 @pytest.mark.usefixtures("local")
-def test_policies_become_those_of_the_devices_chosen_or_not(
-    settings: Path, context_of: Callable[..., EngineContext]
-) -> None:
+def test_policies_become_those_of_the_devices_chosen_or_not(settings: Path) -> None:
     two = {"secs_per_hour": 900.0, "idle_only": True, "windows": ["22:00-06:30"]}
-    told = context_of(
+    told = coordinator_settings(
+        settings,
         daemon__policies={"two": two},
         daemon__policy={"secs_per_day": 60.0},
         daemon__training_records=7,
         workloads__exploration=0.3,
-    ).settings
+    )
     daily = DevicePolicy(secs_per_day=60.0)
     assert told.policy_of(DeviceId("one")) == told.policy_of(DeviceId("to-come")) == daily
     window = TimeWindow(begin_secs=22 * 3600.0, end_secs=6.5 * 3600.0)
@@ -208,9 +193,10 @@ def test_policies_become_those_of_the_devices_chosen_or_not(
     assert told.policy_of(DeviceId("two")) == limited
     assert (told.limits.training_records, told.exploration) == (7, 0.3)
     # Also of a device that is not chosen this time, or has left.
-    assert list(context_of(devices__ids=("one",), daemon__policies={"two": two}).settings.policies) == ["two"]
+    chosen = {"devices__ids": ("one",), "daemon__policies": {"two": two}}
+    assert list(coordinator_settings(settings, **chosen).policies) == ["two"]
     retire_file(settings.parent / "hardware", settings.parent / "hardware" / "two.yaml")
-    assert list(context_of(devices__ids=("one",), daemon__policies={"two": two}).settings.policies) == ["two"]
+    assert list(coordinator_settings(settings, **chosen).policies) == ["two"]
 
 
 @pytest.mark.usefixtures("local")
@@ -333,7 +319,6 @@ def test_a_request_outlives_its_client_and_a_killed_daemon_and_nothing_is_left_b
     up.wait_for_line("fleet is up")
     follower = fleet_command(trains, "requests", "follow", accepted["id"])
     to_the_end = fleet_command(trains, "requests", "follow", accepted["id"], "--json")
-    assert follower.stderr is not None
     first_line = follower.stderr.readline()
     assert first_line.split(":")[0].strip() in ("queued", "running", "succeeded")
     if not first_line.startswith("succeeded"):

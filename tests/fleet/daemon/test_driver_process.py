@@ -50,7 +50,6 @@ def test_the_folder_of_a_driver_goes_with_it(start: Callable[[str], DriverProces
     driver = start(ENDS)
     assert [one.name for one in root.iterdir()] == ["r1"]
     message = driver.channel.get(60)
-    assert message is not None
     assert message["op"] == "end"
     driver.stop()
     assert driver.is_over(60)

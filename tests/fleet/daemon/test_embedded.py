@@ -198,7 +198,7 @@ def test_a_signal_ends_the_command_in_order(settings: FleetConfig) -> None:
         threading.Event().wait(0.2)
         collection(session, Log())
 
-    ended: list[int] = []
+    ended = []
     before = signal.signal(signal.SIGTERM, lambda number, _: ended.append(number))
     try:
         with pytest.raises(FleetError):

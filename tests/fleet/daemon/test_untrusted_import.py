@@ -1,12 +1,11 @@
 """A stranger's database is imported, then the fleet measures: nothing of it runs, what is honest is derived.
 
-Real Ray, real agents, real programs: what `fleet collect` does. The daemon: `test_untrusted_daemon.py`.
+Real Ray, real agents, real programs: what `fleet collect` does, and what a daemon does by itself.
 """
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Mapping, Sequence
+import time
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +13,8 @@ import pytest
 from rich.console import Console
 
 from agents.records import (
+    DERIVED,
     Candidate,
-    DeviceId,
     DeviceSpec,
     Outcome,
     Record,
@@ -27,13 +26,20 @@ from agents.records import (
 from agents.sandbox.job import CandidateJob
 from agents.sandbox.pool import WorkerPool
 from fleet.config.settings import FleetConfig
-from fleet.core.words import RequestKind
+from fleet.core.words import Limits, RequestKind
 from fleet.daemon.daemon import UpOptions
 from fleet.daemon.embedded import run_embedded
 from fleet.drivers.session import EngineSession
+from fleet.engine.context import CoordinatorSettings, EngineContext
+from fleet.engine.coordinator import Coordinator
+from fleet.engine.notices import Notices
 from fleet.planner.collect import Collection
 from fleet.planner.settings import CollectSettings
+from fleet.planner.workload_discovery import WorkloadChoice
 from fleet.store.store import Store
+from fleet.transport.ray_transport import RayOptions, RayTransport
+from tests.fleet.planner.test_collection import Log
+from tests.host_fixtures import write_generic_device
 from tests.hostile_fixtures import (
     GENERIC,
     QUICK,
@@ -44,22 +50,6 @@ from tests.hostile_fixtures import (
 )
 
 pytestmark = [pytest.mark.ray, pytest.mark.tvm, pytest.mark.timeout(600)]
-
-
-class Log:
-    """A watcher that remembers what was refused."""
-
-    def __init__(self) -> None:
-        self.reasons: Counter[str] = Counter()
-
-    def phase(self, name: str, total: int) -> None: ...
-
-    def proposed(self, workload: Workload, candidates: int) -> None: ...
-
-    def stored(self, device_id: DeviceId, records: Sequence[Record]) -> None: ...
-
-    def refused(self, workload: Workload, reasons: Mapping[str, int]) -> None:
-        self.reasons.update(reasons)
 
 
 @pytest.fixture(scope="module")
@@ -102,10 +92,7 @@ def test_a_collection_runs_nothing_of_an_imported_log(
     with Store.open(tmp_path / "store") as store:
         forge(store, tmp_path, matmul, honest, hostile)
         before = len(list(store.records(device_id=GENERIC)))
-    (tmp_path / "hardware").mkdir()
-    (tmp_path / "hardware" / "generic.yaml").write_text(
-        "schema: 1\ndevice_id: generic\nkind: local\nfamily: cpu\ntarget: {kind: llvm, num-cores: 1}\n"
-    )
+    write_generic_device(tmp_path / "hardware")
     names = ("repeat", "extra_repeats", "min_repeat_ms", "visits", "reject_interval", "early_stop_ratio")
     settings = FleetConfig.model_validate(
         {
@@ -130,11 +117,66 @@ def test_a_collection_runs_nothing_of_an_imported_log(
     assert [claimed_id(one) for one in imported] == [matmul.workload_id]
     assert not marker.exists()
     check_records(records, before, hostile, honest)
-    assert log.reasons == {
-        "the instruction's inputs or attributes are not on the list": 1,
-        "an index map is no integer arithmetic": 2,
-        "its decisions do not fit our loops": 1,
+    assert log.refusals == {
+        matmul.workload_id: {
+            "the instruction's inputs or attributes are not on the list": 1,
+            "an index map is no integer arithmetic": 2,
+            "its decisions do not fit our loops": 1,
+        }
     }
+
+
+def test_a_coordinator_runs_nothing_of_an_imported_log(
+    generic_spec: DeviceSpec,
+    matmul: Workload,
+    honest: list[Any],
+    hostile: list[Any],
+    marker: Path,
+    tmp_path: Path,
+) -> None:
+    lines = []
+    notices = Notices()
+    notices.log = lambda text, **_: lines.append(text)  # type: ignore[method-assign]
+    choice = WorkloadChoice(
+        networks=("bert-tiny",), count=10, min_flops=matmul.flops - 1, max_flops=matmul.flops + 1
+    )
+    told = CoordinatorSettings(
+        protocol=QUICK, choice=choice, limits=Limits(job_candidates=8), exploration=1.0
+    )
+    with Store.open(tmp_path / "store") as store:
+        forge(store, tmp_path, matmul, honest, hostile)
+        transport = RayTransport([generic_spec], tmp_path / "spool", QUICK, RayOptions(heartbeat_secs=0.5))
+        try:
+            coordinator = Coordinator(
+                EngineContext(
+                    root=tmp_path / "root",
+                    store=store,
+                    transport=transport,
+                    specs={GENERIC: generic_spec},
+                    settings=told,
+                    notices=notices,
+                )
+            )
+            ends_at = time.monotonic() + 300
+            while len(derived_on(store)) < len(honest) and time.monotonic() < ends_at:
+                coordinator.turn(0.1)
+            coordinator.stop()
+            while not coordinator.is_quiet and time.monotonic() < ends_at:
+                coordinator.turn(0.1)
+            coordinator.close()
+        finally:
+            transport.close(20.0)
+    assert not marker.exists()
+    check_records(list(Store.read(tmp_path / "store").records(device_id=GENERIC)), 0, hostile, honest)
+    said = [one for one in lines if "imported candidates are not measured" in one]
+    assert said
+    assert all(one.startswith(matmul.name) for one in said)
+    assert coordinator.view()["store"]["imports_refused"] == len(hostile)
+
+
+def derived_on(store: Store) -> list[Record]:
+    """Records of derived candidates that the store has by now."""
+    return [one for one in store.records(device_id=GENERIC) if one.origin == DERIVED]
 
 
 def test_a_worker_process_refuses_a_hostile_trace_whoever_sends_it(

@@ -2,10 +2,21 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 
-from fleet.models.freshness import LEAST_WORKLOADS, WINDOW, Freshness, Look, look, window
+from fleet.models.freshness import (
+    LEAST_WORKLOADS,
+    WINDOW,
+    Freshness,
+    Look,
+    history,
+    look,
+    remember,
+    window,
+)
 from tests.fleet.models.test_refresh import heads
 
 PUBLISHED, LOW = {"tau": [0.7, 0.65, 0.75]}, {"tau": [0.1, 0.0, 0.2]}
@@ -73,3 +84,14 @@ def test_a_window_is_bounded() -> None:
     count = 3 * WINDOW
     chosen = window(np.arange(count, dtype=np.float64), np.zeros(count, dtype=np.int32), 4)
     assert chosen.tolist() == list(range(count - WINDOW, count))
+
+
+def test_a_line_that_a_kill_cut_short_takes_no_other_along(tmp_path: Path) -> None:
+    remember(tmp_path, "board", {"samples": 64, "top1": 0.8})
+    with (tmp_path / "board.jsonl").open("a") as file:
+        file.write('{"samples": 12')
+    assert history(tmp_path, "board") == [{"samples": 64, "top1": 0.8}]
+    remember(tmp_path, "board", {"samples": 32, "top1": 0.7})
+    remember(tmp_path, "board", {"samples": 64, "top1": 0.9})
+    assert [(one["samples"], one["top1"]) for one in history(tmp_path, "board")] == [(32, 0.7), (64, 0.9)]
+    assert history(tmp_path, "other") == []

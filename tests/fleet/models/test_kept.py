@@ -16,13 +16,13 @@ from fleet.config.settings import FleetConfig
 from fleet.models.evaluation import evaluate_model
 from fleet.models.registry import Registry
 from fleet.models.shipped_model import ShippedHeads
-from fleet.models.versions import load_snapshot, train_config
+from fleet.models.versions import DatasetSnapshot, train_config
 from fleet.onboarding.head_version import adapt_version, onboarding_of
 from fleet.planner.candidate_ranker import CandidateRanker
 from fleet.store.store import Store
 from tests.dataset_fixtures import gmm_trace, record_of
-from tests.model_fixtures import CONFIG, make_dataset
-from tests.onboarding_fixtures import NEW, SOURCES, TILES, WORKLOADS, candidate, fill
+from tests.model_fixtures import CONFIG, make_dataset, trained
+from tests.onboarding_fixtures import NEW, TILES, WORKLOADS, candidate
 from tests.strategy_fixtures import task_of
 from transfer.adapt.base import Adapted, unmeasured
 from transfer.adapt.kept import MOST_BYTES, file_of, files_of, load_adapted
@@ -33,7 +33,6 @@ from transfer.errors import TransferError
 from transfer.features.extractor import DEFAULT_SPEC, Extractor
 from transfer.model import checkpoint
 from transfer.model.fleet_tlp import FleetTLP
-from transfer.train.training import train
 from transfer.tvm_cost_model import load_scorer
 
 TARGET = "cpu-new"
@@ -44,7 +43,7 @@ QUICK = replace(CONFIG, epochs=3)
 
 @pytest.fixture(scope="module")
 def source() -> FleetTLP:
-    return train(DATASET, ROWS, config=QUICK, seed=0, devices=("cpu.a", "cpu.b")).model
+    return trained(DATASET, epochs=3)
 
 
 @pytest.fixture(scope="module")
@@ -121,18 +120,18 @@ def test_a_device_adds_at_most_two_megabytes(adapted: Adapted) -> None:
 
 
 @pytest.fixture(scope="module")
-def version(tmp_path_factory: pytest.TempPathFactory) -> tuple[Registry, str, Adapted]:
+def version(
+    recorded: DatasetSnapshot,
+    recorded_store: Path,
+    source_model: FleetTLP,
+    tmp_path_factory: pytest.TempPathFactory,
+) -> tuple[Registry, str, Adapted]:
     """A device of a real store, onboarded: its registry, its version, and the head that was judged."""
-    folder = tmp_path_factory.mktemp("runs")
-    with Store.open(fill(folder / "store", *SOURCES[:2], NEW)) as store:
-        snapshot = load_snapshot(store)
-    rows = np.arange(len(snapshot.dataset))
-    model = train(snapshot.dataset, rows, config=train_config(1), seed=0, devices=SOURCES[:2]).model
-    few_shot = frozenset(snapshot.dataset.candidate_ids[::5])
-    one = onboarding_of(snapshot, DeviceId(NEW), few_shot, model, train_config(1), 0)
-    registry, reader = Registry(folder / "models"), Store.read(folder / "store")
-    shipped = ShippedHeads(registry, reader, enabled=False)
-    judged, name = adapt_version(one, snapshot, shipped, SourceDevices(nets=1))
+    few_shot = frozenset(recorded.dataset.candidate_ids[::5])
+    one = onboarding_of(recorded, DeviceId(NEW), few_shot, source_model, train_config(1), 0)
+    registry = Registry(tmp_path_factory.mktemp("runs") / "models")
+    shipped = ShippedHeads(registry, Store.read(recorded_store), enabled=False)
+    judged, name = adapt_version(one, recorded, shipped, SourceDevices(nets=1))
     return registry, name, judged
 
 
@@ -156,10 +155,12 @@ def test_an_onboarded_device_is_served_by_what_was_judged(
     np.testing.assert_array_equal(load_adapted(tmp_path / "own", NEW).score_unseen(block), expected)
 
 
-def test_an_evaluation_judges_what_serves(version: tuple[Registry, str, Adapted], tmp_path: Path) -> None:
+def test_an_evaluation_judges_what_serves(
+    version: tuple[Registry, str, Adapted], recorded_store: Path, tmp_path: Path
+) -> None:
     """With the correction of its own candidates, on what was measured after the version."""
     registry, name, judged = version
-    store = shutil.copytree(registry.folder.parent / "store", tmp_path / "store")
+    store = shutil.copytree(recorded_store, tmp_path / "store")
     traces = [gmm_trace(i=(64, 1, 1, 1), j=(64 // size, size, 1, 1)) for size in (1, 2, 4, 8)]
     later = [Candidate(workload_id=WORKLOADS[0].workload_id, trace=trace) for trace in traces]
     with Store.open(store) as writer:

@@ -12,12 +12,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agents.records import Workload, WorkloadId
+from agents.records import WorkloadId
 from fleet.models import promotion as refresh
 from fleet.models import versions as holdout
+from fleet.models.judge import best_of, counting_verdicts
 from fleet.models.promotion import (
     LEAST_JUDGED,
     DecisionKind,
+    DeviceDecision,
     Incumbent,
     Rank,
     compared,
@@ -31,6 +33,7 @@ from fleet.models.promotion import (
 from fleet.models.standings import Standing, decided_pairs, standing
 from tests.dataset_fixtures import gmm_workload
 from tests.refresh_fixtures import unlike_workload
+from tests.table_fixtures import cells
 
 
 def heads(
@@ -40,9 +43,7 @@ def heads(
     truth = np.random.default_rng(7).normal(size=workloads * count)
     noise = np.random.default_rng(100 + seed).normal(size=workloads * count)
     group = np.repeat(np.arange(workloads), count).astype(np.int32)
-    found = standing(quality * truth + (1 - quality) * noise, np.exp(-truth), group, floor)
-    assert found is not None
-    return found
+    return standing(quality * truth + (1 - quality) * noise, np.exp(-truth), group, floor)
 
 
 #: Quality of challenger, champion and shipped head (`-`: there is none, `?`: nothing judges it); how many
@@ -134,7 +135,6 @@ def test_the_shipped_head_takes_the_place_back_from_one_that_is_clearly_worse() 
         return None if decision is None else decision.reason
 
     said = taken(0.5, 0.9)
-    assert said is not None
     assert re.match(r"the shipped head is better: .* on 24 held-out workloads, .* against v000002", said)
     assert taken(0.9, 0.5) is None
     assert taken(0.5, 0.9, LEAST_JUDGED - 1) is None, "too few judge nobody"
@@ -154,6 +154,28 @@ def test_what_a_person_decided_holds_whatever_the_figures_say() -> None:
     assert held_back(as_good) is as_good
 
 
+def test_of_two_challengers_the_better_takes_the_place() -> None:
+    champion = Incumbent(name="v000001", standing=heads(0.5, seed=1))
+    good, bad = heads(0.9, seed=2), heads(0.4, seed=3)
+
+    def decided(*challengers: Standing) -> list[DeviceDecision]:
+        kinds = zip(("fleet_tlp", "mtl_tlp"), challengers, strict=True)
+        verdicts = [(kind, one, judge("a", one, [champion], served_by="v000001")) for kind, one in kinds]
+        return best_of([(replace(verdict, model_kind=kind), one) for kind, one, verdict in verdicts])
+
+    ours, theirs = decided(heads(0.7, seed=4), good)
+    assert (ours.kind, theirs.kind) == (DecisionKind.OUTDONE, DecisionKind.BETTER)
+    assert ours.reason.startswith("mtl_tlp of the same training goes first; better: ")
+    assert counting_verdicts([[ours], [theirs]]) == [theirs]
+    # Where noise cannot tell them apart, the first.
+    ours, theirs = decided(good, good)
+    assert (ours.moves_on, theirs.kind) == (True, DecisionKind.OUTDONE)
+    ours, theirs = decided(bad, good)
+    assert (ours.moves_on, theirs.moves_on) == (False, True)
+    ours, theirs = decided(bad, bad)
+    assert counting_verdicts([[ours], [theirs]]) == [ours]
+
+
 @given(
     st.lists(st.tuples(st.integers(0, 5), st.sampled_from((1.0, 1.01, 1.5, 2.0))), min_size=2, max_size=12),
     st.sampled_from((0.0, 0.02, 0.6)),
@@ -169,28 +191,36 @@ def test_pairs_are_counted_one_by_one(found: list[tuple[int, float]], floor: flo
     assert decided_pairs(scores, latency, floor) == (decided, right)
 
 
-def test_a_refresh_starts_from_the_version_that_serves_most() -> None:
-    made = {name: {"spec_hash": "s", "warm_starts": 1} for name in ("v000001", "v000002", "v000003")}
-    serving = {"a": "v000001", "b": "v000002", "c": "v000002"}
-    assert start_from(serving, made, "s") == ("v000002", "v000002 serves 2 of 3 devices")
-    assert start_from({"a": "v000001", "b": "v000003"}, made, "s")[0] == "v000003"
-    assert start_from({}, {}, "s") == ("", "there is no champion yet")
-    assert start_from(serving, made, "other") == ("", "the champions read other features")
-    made["v000002"] = {"spec_hash": "s", "warm_starts": refresh.MOST_WARM}
-    assert start_from(serving, made, "s") == (
-        "",
-        "v000002 is 8 warm starts away from the last training from nothing",
-    )
-    # One that has learnt from what judges would leave nobody to be judged, whoever else serves.
-    assert start_from(serving, made, "s", {"v000002"})[0] == "v000001"
-    base, why = start_from(serving, made, "s", {"v000001", "v000002"})
-    assert (base, why[:40]) == ("", "the champions have learnt from the held-")
+#: Who serves each device, what else there is to know, and where a refresh starts, with why.
+STARTS = """
+v000001 v000002 v000002 |                 | v000002 | v000002 serves 2 of 3 devices
+v000001 v000003         |                 | v000003 | v000003 serves 1 of 2 devices
+                        |                 |         | there is no champion yet
+v000001 v000002 v000002 | others' data    |         | the champions read other features
+v000001 v000002 v000002 | v000002 is warm |         | v000002 is 8 warm starts away from the last training
+# One that has learnt from what judges would leave nobody to be judged, whoever else serves.
+v000001 v000002 v000002 | learnt v000002  | v000001 | v000001 serves 1 of 3 devices
+v000001 v000002 v000002 | learnt v000002 v000001 |  | the champions have learnt from the held-out workloads
+"""
+
+
+@pytest.mark.parametrize(("serving", "told", "expected", "why"), cells(STARTS))
+def test_a_refresh_starts_from_the_version_that_serves_most(
+    serving: str, told: str, expected: str, why: str
+) -> None:
+    made = {f"v00000{number}": {"spec_hash": "s", "warm_starts": 1} for number in (1, 2, 3)}
+    if told.endswith("warm"):
+        made["v000002"]["warm_starts"] = refresh.MOST_WARM
+    learnt = set(told.split()[1:]) if told.startswith("learnt") else ()
+    champions = dict(zip("abc", serving.split(), strict=False))
+    found = start_from(champions, made, "other" if told == "others' data" else "s", learnt)
+    assert found[0] == expected
+    assert found[1].startswith(why)
 
 
 def test_a_summary_counts_kinds_and_a_device_without_enough_data_is_refused_by_its_numbers() -> None:
     assert refusal("a", 32, 3) is None
     refused = refusal("c", 12, 1)
-    assert refused is not None
     assert not refused.moves_on
     assert refused.reason == (
         "12 ok candidates in 1 workloads that may be learnt from; a head needs 32 in 3: measure more"
@@ -217,7 +247,7 @@ def test_the_rule_looks_at_operator_and_shapes_alone() -> None:
 
 
 def test_a_store_of_some_size_holds_out_enough_to_judge_by() -> None:
-    recorded: list[Workload] = []
+    recorded = []
     floored = False
     for number in range(120):
         recorded.append(unlike_workload(number))

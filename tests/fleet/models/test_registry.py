@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shutil
 import tempfile
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +14,10 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from agents.records import DeviceId
 from fleet.models.registry import Registry
-from fleet.models.registry_file import REGISTRY, Champion, RegistryError
+from fleet.models.registry_file import Champion, RegistryError
+from tests.model_scenarios import ModelScenario
 from tests.refresh_fixtures import small_model
-from tests.scenario_fixtures import fields_of, place_in, play, read_scenarios
+from tests.scenario_fixtures import read_scenarios
 from transfer.errors import TransferError
 
 HEADS = ("box.a", "box.b")
@@ -61,24 +61,6 @@ def test_a_version_that_was_changed_is_not_served(tmp_path: Path) -> None:
         registry.load(ref)
 
 
-@pytest.mark.parametrize("cure", ["delete", "restore"])
-def test_champions_go_on_after_the_cure_that_damage_is_told_with(cure: str, tmp_path: Path) -> None:
-    registry = with_versions(tmp_path, 1, "box.a")
-    path = registry.folder / REGISTRY
-    older = path.read_bytes()
-    for number in range(1, 4):
-        registry.publish(added(registry, seed=number), {"box.a": {}})
-    path.unlink() if cure == "delete" else path.write_bytes(older)
-    again = Registry(registry.folder)
-    before = again.state().serial
-    if cure == "delete":
-        assert (served(registry), registry.history()) == ({}, [])
-        assert not path.exists(), "who reads makes no file"
-    again.publish(added(again, seed=9), {"box.a": {}})
-    assert [(one.serial, one.version) for one in again.history(after=before)] == [(before + 1, "v000005")]
-    assert registry.champions() == again.champions()
-
-
 def test_why_a_champion_stays_is_kept_without_a_change_of_it_however_fast_the_next_one_comes(
     tmp_path: Path,
 ) -> None:
@@ -96,56 +78,9 @@ def test_why_a_champion_stays_is_kept_without_a_change_of_it_however_fast_the_ne
 SCENARIOS = read_scenarios(Path(__file__).with_name("registry_scenarios.txt"))
 
 
-class Scenario:
-    """A registry, and what was done to it last."""
-
-    def __init__(self, folder: Path) -> None:
-        self.registry = Registry(folder / "models", clock=lambda: 7.0)
-        self.published: list[str] = []
-
-    def act(self, action: str) -> None:
-        action, _, refusal = action.partition(" !! ")
-        if refusal:
-            before = (self.registry.folder / REGISTRY).read_bytes()
-            with pytest.raises(RegistryError, match=refusal):
-                self.act(action)
-            assert (self.registry.folder / REGISTRY).read_bytes() == before
-            return
-        words, _, fields = action.partition(" | ")
-        told = fields_of(fields)
-        match words.split():
-            case ["versions", count, *devices]:
-                with_versions(self.registry.folder.parent, int(count), *devices)
-            case ["add", *heads]:
-                added(self.registry, *heads)
-            case ["publish", version, *devices]:
-                self.published = self.registry.publish(version, dict.fromkeys(devices, told))
-            case ["use", device, version]:
-                chosen = self.registry.before(device) if version == "previous" else version
-                self.registry.use(device, chosen, **{"reason": "", **told})
-            case ["unpin", device]:
-                self.registry.unpin(device, **{"reason": "", **told})
-            case ["gone", version]:
-                shutil.rmtree(self.registry.path(version))
-            case ["again"]:
-                self.registry = Registry(self.registry.folder, clock=lambda: 7.0)
-
-    def value(self, path: str) -> Any:
-        history = self.registry.history()
-        values = {
-            "published": self.published,
-            "last": asdict(history[-1]),
-            "serials": [change.serial for change in history],
-            **{name: asdict(champion) for name, champion in self.registry.champions().items()},
-        }
-        found = place_in(values, path)
-        return list(found) if isinstance(found, tuple) else found
-
-
 @pytest.mark.parametrize("title", SCENARIOS)
 def test_a_scenario(title: str, tmp_path: Path) -> None:
-    scenario = Scenario(tmp_path)
-    play(SCENARIOS[title], scenario.act, scenario.value)
+    ModelScenario(tmp_path, ()).play(SCENARIOS[title])
 
 
 # ---- any order of changes ----

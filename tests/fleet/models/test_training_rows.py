@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from agents.records import NOISE, DeviceId, Outcome, Record
-from fleet.models.training_rows import JudgedRows, counting_rows
+from fleet.models.training_rows import LEAST_PAIRS, JudgedRows, counting_rows
 from fleet.models.versions import load_snapshot
 from fleet.store.store import Store
 from tests.dataset_fixtures import again, changed, cpu_device, gmm_candidates, gmm_workload, record_of
@@ -102,11 +102,16 @@ def test_a_judge_hears_of_noise_and_of_candidates_that_no_model_chose(store: Pat
         for one in CANDIDATES[2:10]
         for attempt, secs in ((1, 1e-3), (2, 1.02e-3))
     ]
+    too_few = [
+        record_of(msgspec.structs.replace(one, origin=NOISE), "box", secs, attempt=attempt)
+        for one in CANDIDATES[: LEAST_PAIRS - 1]
+        for attempt, secs in ((3, 1e-3), (4, 1.5e-3))
+    ]
     ranked = msgspec.structs.replace(gmm_candidates(ONE, 8)[-1], origin="model")
     # Of a device on which nothing but a lost one is there, the dataset has no column.
     lost = record_of(CANDIDATES[0], "idle", outcome=Outcome.LOST)
     with Store.open(store) as writer:
-        writer.append([record_of(ranked, "box", 1e-3), *pairs, lost])
+        writer.append([record_of(ranked, "box", 1e-3), *pairs, *too_few, lost])
     dataset = load_snapshot(Store.read(store), judged=(judged := JudgedRows())).dataset
     not_ranked = judged.not_ranked(dataset)
     box = dataset.column("box")

@@ -17,11 +17,8 @@ from fleet.cli.app import run
 from fleet.config.settings import load_fleet
 from fleet.errors import FleetError
 from fleet.models.evaluation import evaluate_model
-from fleet.models.judge import best_of, counting_verdicts
 from fleet.models.opponents import HeadCache
-from fleet.models.promotion import DecisionKind, DeviceDecision, Incumbent, judge
 from fleet.models.registry import Registry
-from fleet.models.standings import Standing
 from fleet.models.versions import DatasetSnapshot, load_snapshot
 from fleet.models.views import champion_notes, diff_versions, list_versions
 from fleet.onboarding.adaptation import source_version
@@ -30,7 +27,6 @@ from fleet.refresh.freshness_look import run_watch
 from fleet.refresh.request import RefreshRequest
 from fleet.refresh.run import run_refresh
 from fleet.store.store import Store
-from tests.fleet.models.test_refresh import heads
 from tests.refresh_fixtures import (
     DEVICES,
     append,
@@ -173,45 +169,6 @@ def test_a_new_device_starts_from_a_fleet_tlp_only(
     why = r"v000001, the newest, is a mtl_tlp.*`fleet train --model fleet_tlp`"
     with pytest.raises(FleetError, match=why):
         source_version(alone, reader, spec)
-
-
-def test_of_two_challengers_the_better_takes_the_place() -> None:
-    champion = Incumbent(name="v000001", standing=heads(0.5, seed=1))
-    good, bad = heads(0.9, seed=2), heads(0.4, seed=3)
-
-    def decided(*challengers: Standing) -> list[DeviceDecision]:
-        kinds = zip(("fleet_tlp", "mtl_tlp"), challengers, strict=True)
-        verdicts = [(kind, one, judge("a", one, [champion], served_by="v000001")) for kind, one in kinds]
-        return best_of([(replace(verdict, model_kind=kind), one) for kind, one, verdict in verdicts])
-
-    ours, theirs = decided(heads(0.7, seed=4), good)
-    assert (ours.kind, theirs.kind) == (DecisionKind.OUTDONE, DecisionKind.BETTER)
-    assert ours.reason.startswith("mtl_tlp of the same training goes first; better: ")
-    assert counting_verdicts([[ours], [theirs]]) == [theirs]
-    # Where noise cannot tell them apart, the first.
-    ours, theirs = decided(good, good)
-    assert (ours.moves_on, theirs.kind) == (True, DecisionKind.OUTDONE)
-    ours, theirs = decided(bad, good)
-    assert (ours.moves_on, theirs.moves_on) == (False, True)
-    ours, theirs = decided(bad, bad)
-    assert counting_verdicts([[ours], [theirs]]) == [ours]
-
-
-def test_a_refresh_of_both_judges_both_and_publishes_the_better(store: Path, tmp_path: Path) -> None:
-    found = run_refresh(request_of(store, tmp_path, "both"))
-    assert set(found["challengers"]) == {"fleet_tlp", "mtl_tlp"}
-    for kind, one in found["challengers"].items():
-        assert set(one["verdicts"]) == set(DEVICES)
-        judged = [(each["model_kind"], each["judged"]["workloads"]) for each in one["verdicts"].values()]
-        assert set(judged) == {(kind, len(HELD))}
-    registry = Registry(tmp_path / "models")
-    assert found["published"] == list(DEVICES)
-    for device, champion in registry.champions().items():
-        kind = registry.kind(champion.version)
-        assert found["verdicts"][device]["model_kind"] == kind
-        assert device in found["challengers"][kind]["published"]
-    # New devices can start from it, whoever serves.
-    assert registry.kind(registry.newest_fleet_tlp().name) == "fleet_tlp"
 
 
 def test_mtl_tlp_alone_is_refreshed_watched_and_gone_on_from(

@@ -7,14 +7,12 @@ import json
 import os
 import re
 import shutil
-import signal
 import stat
 import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import psutil
 import pytest
@@ -24,6 +22,7 @@ from fleet.errors import FleetError
 from fleet.transport.ray_folder import PREFIX, RayFolder
 from fleet.transport.ray_session import join_ray
 from fleet.transport.ray_token import give_cluster_token, give_own_token, token_path
+from tests.conftest import running
 
 ROOT = Path(__file__).parents[3]
 TOKEN = "0123456789abcdef" * 4
@@ -142,12 +141,10 @@ def test_folders_of_ended_processes_go_and_all_others_stay(base: Path) -> None:
     code = (
         "import sys; from pathlib import Path; from fleet.transport.ray_folder import RayFolder\n"
         "folder = RayFolder(Path(sys.argv[1])); folder.inner.mkdir(); print(folder.path, flush=True)\n"
-        "sys.stdin.read()"
+        "sys.stdin.readline()"
     )
-    command = [sys.executable, "-c", code, str(base)]
-    pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True, "cwd": ROOT}
-    with subprocess.Popen(command, **pipes) as dead, subprocess.Popen(command, **pipes) as alive:
-        left, held = (Path(one.stdout.readline().strip()) for one in (dead, alive))
+    with running(code, base, cwd=ROOT) as dead, running(code, base, cwd=ROOT) as alive:
+        left, held = (Path(one.first_line.strip()) for one in (dead, alive))
         dead.kill()
         dead.wait()
         other = base / "ray"
@@ -162,7 +159,6 @@ def test_folders_of_ended_processes_go_and_all_others_stay(base: Path) -> None:
         RayFolder(base).close()
         assert mine.path.is_dir()
         mine.close()
-        alive.kill()
 
 
 def test_a_place_with_too_long_a_path_for_sockets_is_not_taken(
@@ -193,65 +189,46 @@ time.sleep(600)
 """
 
 
-class Session:
-    """A process with a Ray of its own, in a home folder and a folder for temporary files that are empty."""
-
-    def __init__(self, base: Path) -> None:
-        home = base / "home"
-        home.mkdir(exist_ok=True)
-        # Made by Ray, as it makes it: not to be used.
-        write(base / "leaked", "f" * 64, 0o644)
-        given = {name: value for name, value in os.environ.items() if not name.startswith("RAY_AUTH")}
-        given |= {"HOME": str(home), "RAY_TMPDIR": str(base), "RAY_AUTH_TOKEN_PATH": str(base / "leaked")}
-        self.process = subprocess.Popen(
-            [sys.executable, "-c", SESSION],
-            stdout=subprocess.PIPE,
-            text=True,
-            cwd=ROOT,
-            env=given,
-        )
-        line = self.process.stdout.readline()
-        assert line, "it did not start"
-        path, self.is_shared, self.token_chars = json.loads(line)
-        self.path = Path(path)
-
-    def kill(self) -> int:
-        self.process.kill()
-        self.process.stdout.close()  # Ray's helpers hold it for a minute
-        return self.process.wait()
-
-
 @pytest.mark.ray
 @pytest.mark.timeout(300)
 def test_nobody_else_can_reach_a_ray_of_our_own_and_a_killed_one_goes_with_the_next_start(base: Path) -> None:
-    first = Session(base)
-    everything = psutil.Process(first.process.pid).children(recursive=True)
-    try:
-        assert (first.is_shared, first.token_chars) == (True, 64)
-        scripts = {Path(word).name for process in everything for word in process.cmdline()}
-        assert "raylet" in scripts
-        assert not scripts & {"dashboard.py", "monitor.py", "log_monitor.py"}
-        # Made by Ray with mode 0777, sockets included: only what is above them keeps others out.
-        [session] = [path for path in (first.path / "r").glob("session_2*") if not path.is_symlink()]
-        assert (session / "sockets" / "raylet").is_socket()
-        assert first.path.parent == base
-        assert stat.S_IMODE(first.path.stat().st_mode) == 0o700
-        assert not (base / "ray").exists()
-        assert not (base / "home" / ".ray").exists()
-        if os.geteuid() == 0:
-            base.chmod(0o755)
-            refused = subprocess.run(
-                ["ls", str(session)], capture_output=True, text=True, check=False, user=65534, group=65534
-            )
-            assert refused.returncode
-            assert "Permission denied" in refused.stderr
-        assert first.kill() == -signal.SIGKILL
-        RayFolder(base).close()
-        assert list(base.glob(f"{PREFIX}*")) == []
-    finally:
-        for one in everything:
-            with contextlib.suppress(psutil.NoSuchProcess):
-                one.kill()
+    home = base / "home"
+    home.mkdir()
+    # Made by Ray, as it makes it: not to be used.
+    leaked = write(base / "leaked", "f" * 64, 0o644)
+    given = {name: value for name, value in os.environ.items() if not name.startswith("RAY_AUTH")}
+    given |= {"HOME": str(home), "RAY_TMPDIR": str(base), "RAY_AUTH_TOKEN_PATH": str(leaked)}
+    with running(SESSION, cwd=ROOT, env=given) as first:
+        path, is_shared, token_chars = json.loads(first.first_line)
+        folder, everything = Path(path), psutil.Process(first.pid).children(recursive=True)
+        try:
+            assert (is_shared, token_chars) == (True, 64)
+            scripts = {Path(word).name for process in everything for word in process.cmdline()}
+            assert "raylet" in scripts
+            assert not scripts & {"dashboard.py", "monitor.py", "log_monitor.py"}
+            # Made by Ray with mode 0777, sockets included: only what is above them keeps others out.
+            [session] = [one for one in (folder / "r").glob("session_2*") if not one.is_symlink()]
+            assert (session / "sockets" / "raylet").is_socket()
+            assert folder.parent == base
+            assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+            assert not (base / "ray").exists()
+            assert not (home / ".ray").exists()
+            if os.geteuid() == 0:
+                base.chmod(0o755)
+                refused = subprocess.run(
+                    ["ls", str(session)], capture_output=True, text=True, check=False, user=65534, group=65534
+                )
+                assert refused.returncode
+                assert "Permission denied" in refused.stderr
+            first.kill()
+            first.stdout.close()  # Ray's helpers hold it for a minute
+            first.wait(60)
+            RayFolder(base).close()
+            assert list(base.glob(f"{PREFIX}*")) == []
+        finally:
+            for one in everything:
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    one.kill()
 
 
 # ---- what the docs tell people to run ----

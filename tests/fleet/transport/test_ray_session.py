@@ -14,8 +14,8 @@ from unittest.mock import Mock
 import psutil
 import pytest
 
-from agents.device.device_cores import agent_cores, quiet_cores
-from agents.records import DeviceKind, DeviceSpec
+from agents.device.device_cores import agent_cores
+from agents.records import DeviceKind
 from fleet.errors import FleetError
 from fleet.transport import ray_session, ray_start
 from fleet.transport.host_versions import join_refusal, version_refusal
@@ -23,38 +23,38 @@ from fleet.transport.ray_folder import RayFolder
 from fleet.transport.ray_session import start_ray
 from fleet.transport.ray_start import NODE_SETTINGS
 from tests.record_fixtures import make_spec
+from tests.table_fixtures import rows
 
-EIGHT = tuple(range(8))
-#: Eight logical CPUs on four physical cores.
-SMT = ((0, 4), (1, 5), (2, 6), (3, 7))
-
-
-def spec(kind: DeviceKind, *cores: int) -> DeviceSpec:
-    return make_spec(f"{kind}-{'-'.join(map(str, cores))}", kind=kind, cores=cores or (0,))
-
-
-LOCAL = spec(DeviceKind.LOCAL, 0)
-ELSEWHERE = spec(DeviceKind.LOCAL, 2, 3)
-
-
-def cores(one: DeviceSpec, *others: DeviceSpec, usable: tuple[int, ...] = EIGHT) -> tuple[int, ...]:
-    return agent_cores(one, [one, *others], usable, SMT)
-
-
-def test_devices_spare_the_cores_that_others_of_this_host_time_on() -> None:
-    board, twin = spec(DeviceKind.RPC, 0), make_spec("twin", cores=(0,))
-    for kind in (DeviceKind.RPC, DeviceKind.CUDA):
-        assert cores(spec(kind, 1), LOCAL, ELSEWHERE) == (1, 5)
-    assert cores(board, LOCAL) == (1, 2, 3, 5, 6, 7)
-    assert cores(board) == cores(LOCAL, board) == EIGHT, "the cores of a board are not those of this host"
-    assert cores(spec(DeviceKind.CUDA, 0), LOCAL) == (0, 1, 2, 3, 5, 6, 7), "a GPU keeps its own core"
-    assert cores(LOCAL, twin) == EIGHT, "on the same cores they take turns"
-    allowed = cores(LOCAL, ELSEWHERE)
-    assert allowed == (0, 1, 4, 5)
-    assert set(quiet_cores(LOCAL.cores, allowed, SMT)) == {1, 5}
+#: A device of this host, others there, and cores that may be used if they are not all of 0 to 7; the cores
+#: that the device's agent has. CPUs 0 and 4 share a physical core, and so on.
+DEVICES = """
+    rpc 1     | local 0, local 2 3  | -> 15
+    cuda 1    | local 0, local 2 3  | -> 15
+    rpc 0     | local 0             | -> 123567
+    # The cores of a board are not those of this host.
+    rpc 0     |                     | -> 01234567
+    local 0   | rpc 0               | -> 01234567
+    # A GPU keeps its own core; on the same cores devices take turns.
+    cuda 0    | local 0             | -> 0123567
+    local 0   | local 0             | -> 01234567
+    local 0   | local 2 3           | -> 0145
     # Where nothing is left everything is allowed.
-    assert cores(board, LOCAL, usable=(0,)) == (0,)
-    assert cores(board, LOCAL, usable=(0, 4)) == (4,)
+    rpc 0     | local 0        | 0    -> 0
+    rpc 0     | local 0        | 04   -> 4
+"""
+
+
+@pytest.mark.parametrize(("devices", "expected"), [row for row in rows(DEVICES) if row[1]])
+def test_devices_spare_the_cores_that_others_of_this_host_time_on(devices: str, expected: str) -> None:
+    one, others, usable = (cell.strip() for cell in devices.split("|"))
+    specs = []
+    for number, text in enumerate(filter(None, [one, *others.split(",")])):
+        kind, *cores = text.split()
+        specs.append(make_spec(f"dev-{number}", kind=DeviceKind(kind), cores=tuple(map(int, cores))))
+    found = agent_cores(
+        specs[0], specs, tuple(map(int, usable or "01234567")), ((0, 4), (1, 5), (2, 6), (3, 7))
+    )
+    assert "".join(map(str, found)) == expected
 
 
 @pytest.fixture
@@ -68,7 +68,7 @@ def test_a_start_that_fails_leaves_our_handlers_of_signals_and_ends_its_own_proc
 ) -> None:
     before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
     sleep = [sys.executable, "-c", "import time; time.sleep(60)"]
-    processes: dict[str, subprocess.Popen[bytes]] = {}
+    processes = {}
 
     def init(*, _temp_dir: str, **_: object) -> None:
         for number in before:

@@ -115,7 +115,7 @@ def test_samples_held_back_are_asked_as_the_head_will_be(source: FleetTLP, regim
     assert (len(shared) > 0, shows) == expected[regime]
     # Of known workloads what source devices measured of other candidates stays.
     assert np.isfinite(view.latency_secs[rows[~held]]).any()
-    seen: list[tuple[np.ndarray, np.ndarray]] = []
+    seen = []
 
     def make(fit: np.ndarray, hidden: np.ndarray) -> Adapted:
         seen.append((fit, hidden))

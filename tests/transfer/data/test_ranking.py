@@ -21,15 +21,20 @@ from transfer.data.ranking import (
     top_k_recall,
 )
 
-# Few distinct values, so that ties are common.
-ROWS = st.lists(st.tuples(st.integers(0, 3), st.integers(1, 4)), min_size=1, max_size=6)
+Ranked = tuple[np.ndarray, np.ndarray]
 
 
-def split_rows(rows: list[tuple[int, int]]) -> tuple[np.ndarray, np.ndarray]:
-    return (
-        np.array([score for score, _ in rows], dtype=np.float64),
-        np.array([latency for _, latency in rows], dtype=np.float64),
-    )
+def split_rows(rows: list[tuple[float, float]]) -> Ranked:
+    scores, latency = np.array(rows).T
+    return scores, latency
+
+
+#: Scores and latencies of few distinct values, so that ties are common.
+RANKED = st.lists(
+    st.tuples(st.sampled_from((0.0, 1.0, 2.0, 3.0)), st.sampled_from((1.0, 2.0, 3.0, 4.0))),
+    min_size=1,
+    max_size=6,
+).map(split_rows)
 
 
 def over_orders(scores: np.ndarray, value: Callable[[Sequence[int]], float]) -> float:
@@ -42,21 +47,19 @@ def over_orders(scores: np.ndarray, value: Callable[[Sequence[int]], float]) -> 
     return float(np.mean([value(order) for order in orders]))
 
 
-@given(ROWS, st.integers(1, 7))
-def test_best_of_k_is_the_mean_over_all_orders_that_the_scores_allow(
-    rows: list[tuple[int, int]], k: int
-) -> None:
-    scores, latency = split_rows(rows)
+@given(RANKED, st.integers(1, 7))
+def test_best_of_k_is_the_mean_over_all_orders_that_the_scores_allow(ranked: Ranked, k: int) -> None:
+    scores, latency = ranked
     assert best_of_k(scores, latency, k) == pytest.approx(
         over_orders(scores, lambda order: min(latency[order[:k]]))
     )
 
 
-@given(ROWS)
-def test_order_agreement_agrees_with_a_slow_reference(rows: list[tuple[int, int]]) -> None:
-    scores, latency = split_rows(rows)
+@given(RANKED)
+def test_order_agreement_agrees_with_a_slow_reference(ranked: Ranked) -> None:
+    scores, latency = ranked
     points = []
-    for a, b in combinations(range(len(rows)), 2):
+    for a, b in combinations(range(len(scores)), 2):
         if latency[a] != latency[b]:
             better, worse = (a, b) if latency[a] < latency[b] else (b, a)
             points.append(
@@ -65,9 +68,9 @@ def test_order_agreement_agrees_with_a_slow_reference(rows: list[tuple[int, int]
     assert order_agreement(scores, latency)[0] == pytest.approx(np.mean(points) if points else 0.5)
 
 
-@given(ROWS, st.integers(1, 7))
-def test_top_k_and_peak_score_are_means_of_shares(rows: list[tuple[int, int]], k: int) -> None:
-    scores, latency = split_rows(rows)
+@given(RANKED, st.integers(1, 7))
+def test_top_k_and_peak_score_are_means_of_shares(ranked: Ranked, k: int) -> None:
+    scores, latency = ranked
     speed = latency.min() / latency
 
     def share(place: int) -> float:
@@ -77,10 +80,10 @@ def test_top_k_and_peak_score_are_means_of_shares(rows: list[tuple[int, int]], k
     assert peak_score(scores, latency, k) == pytest.approx(np.mean([share(one) for one in range(1, k + 1)]))
 
 
-@given(ROWS, st.integers(1, 7))
-def test_recall_is_the_share_of_the_fastest_that_were_chosen(rows: list[tuple[int, int]], k: int) -> None:
-    scores, latency = split_rows(rows)
-    k_here = min(k, len(rows))
+@given(RANKED, st.integers(1, 7))
+def test_recall_is_the_share_of_the_fastest_that_were_chosen(ranked: Ranked, k: int) -> None:
+    scores, latency = ranked
+    k_here = min(k, len(scores))
 
     def hits(chosen: Sequence[int]) -> float:
         return over_orders(-latency, lambda fastest: len({*chosen[:k]} & {*fastest[:k]}) / k_here)
@@ -88,9 +91,9 @@ def test_recall_is_the_share_of_the_fastest_that_were_chosen(rows: list[tuple[in
     assert top_k_recall(scores, latency, k) == pytest.approx(over_orders(scores, hits))
 
 
-@given(ROWS, st.sampled_from([0.0, 0.5, 1.0, 10.0]))
-def test_regret_counts_what_exceeds_the_noise_floor(rows: list[tuple[int, int]], floor: float) -> None:
-    scores, latency = split_rows(rows)
+@given(RANKED, st.sampled_from([0.0, 0.5, 1.0, 10.0]))
+def test_regret_counts_what_exceeds_the_noise_floor(ranked: Ranked, floor: float) -> None:
+    scores, latency = ranked
 
     def extra(order: Sequence[int]) -> float:
         value = latency[order[0]] / latency.min() - 1
@@ -99,12 +102,12 @@ def test_regret_counts_what_exceeds_the_noise_floor(rows: list[tuple[int, int]],
     assert regret(scores, latency, floor) == pytest.approx(over_orders(scores, extra))
 
 
-@given(ROWS)
-def test_tau_is_the_same_by_counting_pairs(rows: list[tuple[int, int]]) -> None:
-    scores, latency = split_rows(rows)
+@given(RANKED)
+def test_tau_is_the_same_by_counting_pairs(ranked: Ranked) -> None:
+    scores, latency = ranked
     signs = [
         (np.sign(scores[a] - scores[b]), np.sign(latency[b] - latency[a]))
-        for a, b in combinations(range(len(rows)), 2)
+        for a, b in combinations(range(len(scores)), 2)
     ]
     told = sum(s != 0 for s, _ in signs) * sum(t != 0 for _, t in signs)
     expected = sum(s * t for s, t in signs) / told**0.5 if told else 0.0

@@ -77,7 +77,7 @@ def test_each_fold_has_its_share_of_every_operator_and_seeds_deal_unlike(dataset
     for seed in range(5):
         splits = workload_folds(dataset, WORKLOADS, 3, seed=seed)
         dealt.add(tuple(splits[0].test.tolist()))
-        held: Counter[str] = Counter()
+        held = Counter()
         for split in splits:
             assert_whole(dataset, split)
             held.update(names(dataset, split.test))

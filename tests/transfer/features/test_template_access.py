@@ -7,10 +7,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from agents.records import Candidate, Workload, WorkloadId, canonical_json, content_hash
+from agents.records import Candidate, canonical_json
+from tests.program_fixtures import program_workload
 from tests.table_fixtures import rows
 from transfer.features.access import block_accesses, template_access
-from transfer.features.box_access import BlockAccess
 from transfer.features.extractor import DEFAULT_SPEC, Extractor
 
 CONVOLUTION = 'T[1, 16, 8, 8], T[32, 16, 3, 3], [1, 1], [1, 1, 1, 1], [1, 1], "NCHW"'
@@ -20,35 +20,14 @@ CPU_ENTITY = """[
 ]"""
 
 
-def autotvm_workload(name: str, arguments: list[object]) -> Workload:
-    """The workload of an AutoTVM task, shapes and work left out."""
-    module = canonical_json({"dialect": "autotvm", "name": name, "args": arguments})
-    return Workload(
-        workload_id=WorkloadId(content_hash("autotvm", module)[:16]),
-        name=name,
-        operator="C2D",
-        arg_shapes=(),
-        arg_dtypes=(),
-        flops=1e6,
-        networks=(),
-        module_json=module,
-    )
-
-
 def arguments_of(text: str) -> list[Any]:
     """The arguments of a task; T[...] is a tensor of this shape."""
-    found: list[Any] = json.loads("[" + re.sub(r"T(\[.*?\])", r'["TENSOR", \1, "float32"]', text) + "]")
-    return found
-
-
-def access_of(name: str, arguments: str) -> BlockAccess:
-    found = template_access(name, arguments_of(arguments))
-    assert found is not None
-    return found
+    return json.loads("[" + re.sub(r"T(\[.*?\])", r'["TENSOR", \1, "float32"]', text) + "]")
 
 
 def summary(name: str, arguments: str, trace: str, dialect: str = "autotvm") -> dict[str, float]:
-    workload = autotvm_workload(name, arguments_of(arguments))
+    task = {"dialect": "autotvm", "name": name, "args": arguments_of(arguments)}
+    workload = program_workload(canonical_json(task))
     candidate = Candidate(workload_id=workload.workload_id, trace=trace, dialect=dialect)
     block = Extractor().extract([workload], [candidate])
     return dict(zip(DEFAULT_SPEC.summary_names, block.summary[0].tolist(), strict=True))
@@ -85,7 +64,7 @@ def test_a_packed_convolution_has_levels_inside_and_outside_of_the_reductions() 
 )
 def test_matrix_products(task: str, strides: str) -> None:
     name, arguments = (part.strip() for part in task.split("|"))
-    access = access_of(name, arguments)
+    access = template_access(name, arguments_of(arguments))
     assert access.extents[-3:] == (6, 8, 16)
     assert access.spatial[-3:] == (True, True, False)
     left, right, output = access.buffers

@@ -144,7 +144,7 @@ class LoopNest:
 
 def scheduled_paths(module: Any) -> dict[str, list[tuple[int, str]]]:
     """Extent and annotation of the loops around each block of a `tvm.IRModule`, the root block left out."""
-    found: dict[str, list[tuple[int, str]]] = {}
+    found = {}
 
     def walk(statement: Any, path: list[tuple[int, str]]) -> None:
         kind = type(statement).__name__
@@ -172,7 +172,7 @@ def replay_steps(module: Any, trace: str) -> tuple[Any, list[str]]:
     end = next((n for n, step in enumerate(steps) if begins_postprocessing(step[0], step[2])), len(steps))
     schedule = Schedule(module, error_render_level="none")
     Trace.apply_json_to_schedule([steps[:end], [one for one in decisions if one[0] < end]], schedule)
-    names: list[str] = []
+    names = []
     for step, instruction in zip(steps[:end], list(schedule.trace.insts), strict=True):
         if step[0] in _MAKERS:
             try:

@@ -216,7 +216,7 @@ def test_the_tiling_of_the_main_stage_tells_its_work() -> None:
 
 def logged_steps() -> dict[str, list[str]]:
     """Text of the steps of every Ansor record, by workload key."""
-    found: dict[str, list[str]] = defaultdict(list)
+    found = defaultdict(list)
     for path in sorted(ANSOR_LOGS.rglob("*")):
         if not any(word in path.name for word in (".json", ".log")) or "ms" in path.parts:
             continue

@@ -35,7 +35,6 @@ def hardware(device_id: str) -> np.ndarray:
 
 
 def test_they_rank_workloads_that_they_never_saw(model: FleetTLP) -> None:
-    assert model.trees is not None
     told = model.trees.log_speeds(FLAT[HELD], hardware("cpu.a"))
     found = []
     for group in np.unique(DATASET.group[HELD]):
@@ -45,7 +44,6 @@ def test_they_rank_workloads_that_they_never_saw(model: FleetTLP) -> None:
 
 
 def test_a_score_is_the_vote_of_both(model: FleetTLP) -> None:
-    assert model.trees is not None
     block = DATASET.features.take(HELD)
     network = model.copy()
     network.trees = None
@@ -86,7 +84,6 @@ def test_they_are_kept_with_the_model_and_without_them_the_network_stands_alone(
 
 def test_damaged_trees_and_other_inputs_are_refused(model: FleetTLP, monkeypatch: pytest.MonkeyPatch) -> None:
     flat, device = np.zeros((2, 3), dtype=np.float32), np.zeros(2, dtype=np.float32)
-    assert model.trees is not None
     with pytest.raises(TransferError, match="trees read 21 numbers a candidate, this program has 5"):
         model.trees.log_speeds(flat, device)
     monkeypatch.setattr("transfer.model.trees._MOST_BYTES", 1_000)

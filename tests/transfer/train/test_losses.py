@@ -70,7 +70,6 @@ def test_missing_labels_and_candidates_do_not_matter_at_all(term):
     assert nobody.tolist() == [0.0]
     scores.requires_grad_()
     term(scores, labels, mask).sum().backward()
-    assert scores.grad is not None
     assert scores.grad.isfinite().all()
     assert (scores.grad[~mask] == 0).all()
     assert (scores.grad[mask] != 0).any()
