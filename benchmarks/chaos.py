@@ -172,7 +172,7 @@ class Bench:
         measured: Figures = {}
 
         def body(run: Run) -> None:
-            fleet = RealFleet(run.root, recorded, trains=True)
+            fleet = RealFleet(run.root, recorded)
 
             def look(disk: Path) -> None:
                 self.children.do("look_at_fleet", run.arguments() | {"disk": str(disk)})

@@ -34,6 +34,25 @@ REFUSED, DISK_FAILED = 3, 4
 _PAUSE_SECS = 0.05
 
 
+#: Files of a history: which training was stopped, and what every training holds locked while it lives.
+STILL, ALIVE = "still", "alive"
+
+
+def wake_training(still: Path) -> None:
+    """Let a training go on that was stopped, if it is there still; one of a life before ends then.
+
+    Args:
+        still: File that remembers it.
+    """
+    if not still.exists():
+        return
+    with contextlib.suppress(OSError):  # it may have ended
+        pid = int(still.read_text())
+        if Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2].startswith("T"):
+            os.kill(pid, signal.SIGCONT)
+    still.unlink()
+
+
 class ChildError(Exception):
     """A child ended otherwise than it should."""
 

@@ -6,6 +6,7 @@ second, and a challenger is judged on held-out workloads as in a real fleet.
 
 from __future__ import annotations
 
+import json
 import math
 import os
 import random
@@ -41,18 +42,7 @@ _LEARNT, _HELD = 9, 4
 WORKLOADS = _LEARNT + _HELD
 _TILES, _INNER, _UNROLLS = 5, 4, 4
 #: A matrix multiplication: two loops are tiled, the block is unrolled.
-_INSTRUCTIONS = [
-    ["GetSBlock", [], ["Z", "main"], ["b0"]],
-    ["GetSBlock", [], ["root", "main"], ["b1"]],
-    ["GetLoops", ["b0"], [], ["l2", "l3", "l4", "l5"]],
-    ["SamplePerfectTile", ["l3"], [4, 64], ["v1", "v2", "v3", "v4"]],
-    ["Split", ["l3", "v1", "v2", "v3", "v4"], [True, False], ["l6", "l7", "l8", "l9"]],
-    ["SamplePerfectTile", ["l4"], [2, 64], ["v5", "v6"]],
-    ["Split", ["l4", "v5", "v6"], [True, False], ["l10", "l11"]],
-    ["Reorder", ["l2", "l6", "l7", "l10", "l8", "l5", "l11", "l9"], [], []],
-    ["SampleCategorical", [], [[0, 16, 64, 512], [0.25, 0.25, 0.25, 0.25]], ["v7"]],
-    ["Annotate", ["b1", "v7"], ["meta_schedule.unroll_explicit"], []],
-]
+_TRACE = Path(__file__).with_name("chaos_trace.json")
 
 
 def make_recorded(path: Path) -> None:
@@ -72,11 +62,12 @@ def workloads() -> list[Workload]:
 
 def candidates(workload: Workload) -> Iterator[tuple[Candidate, float]]:
     """Unlike candidates of a workload, and the seconds that each takes."""
+    instructions = json.loads(_TRACE.read_text())
     for place in range(_TILES * _INNER * _UNROLLS):
         rest, unroll = divmod(place, _UNROLLS)
         tile, inner = rest % _TILES, rest // _TILES
         tiles = [[3, [128 // 2 ** (tile + 1), 2, 1, 2**tile]], [5, [64 // 2**inner, 2**inner]]]
-        trace = canonical_json([_INSTRUCTIONS, [*tiles, [8, unroll]]])
+        trace = canonical_json([instructions, [*tiles, [8, unroll]]])
         secs = 1e-3 * math.exp(-(tile + 0.3 * inner + 0.2 * unroll) / 2)
         yield Candidate(workload_id=workload.workload_id, trace=trace), secs
 
@@ -164,6 +155,13 @@ class Load:
     def finish(self) -> None:
         """Tell how many steps there were."""
         (self.root / "steps").write_text(str(self.points.steps))
+
+
+def set_defaults(constructor: Any, **values: Any) -> None:
+    """Give arguments of a constructor other defaults."""
+    defaults = constructor.__kwdefaults__
+    assert values.keys() <= defaults.keys()
+    defaults.update(values)
 
 
 def ids_of(records: Iterable[Record]) -> tuple[str, ...]:

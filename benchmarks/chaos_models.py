@@ -26,11 +26,10 @@ from typing import Any
 
 from agents.host import child_process as child
 from agents.records import DeviceId
-from benchmarks.chaos_children import Forks
+from benchmarks.chaos_children import ALIVE, Forks
 from benchmarks.chaos_faults import DISK_FAULTS, FaultPoints, Plan
 from benchmarks.chaos_history import HistoryLog
-from benchmarks.chaos_life import Load
-from benchmarks.chaos_trouble import ALIVE
+from benchmarks.chaos_life import Load, set_defaults
 from fleet.errors import FleetError
 from fleet.json_types import Json, JsonDict
 from fleet.models.registry import Registry
@@ -114,9 +113,7 @@ def trainer_load(arguments: JsonDict) -> None:
         os.dup2(os.open(arguments[name], os.O_WRONLY | os.O_APPEND), number)
     # Who cuts the power waits until nobody holds it any more.
     fcntl.flock(os.open(arguments["alive"], os.O_RDWR | os.O_CREAT), fcntl.LOCK_SH)
-    defaults = TrainConfig.__init__.__kwdefaults__
-    assert defaults is not None
-    defaults.update(trees=_TREES, sizes=SIZES)
+    set_defaults(TrainConfig.__init__, trees=_TREES, sizes=SIZES)
     log = HistoryLog(Path(arguments["history"]))
     watch_registry(log)
     told: Callable[[], None] = partial(log.add, "trouble", by="disk fault")

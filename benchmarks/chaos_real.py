@@ -6,7 +6,6 @@ through this module: `python -m benchmarks.chaos_real HISTORY up ...` is `fleet 
 
 from __future__ import annotations
 
-import os
 import random
 import shutil
 import signal
@@ -40,9 +39,11 @@ _TRAINER = "fleet.refresh.process"
 WAIT_SECS, _STOP_SECS = 180.0, 180.0
 #: Short, so that an agent that was stopped by a signal is past its lease soon; and a wedged device back.
 LEASE_SECS = 8.0
-_DAEMON = {"lease_secs": LEASE_SECS, "quarantine_secs": 20.0, "stop_secs": 20}
-#: Trainings one after the other, as soon as there is anything new.
-_TRAINS = {
+_DAEMON = {
+    "lease_secs": LEASE_SECS,
+    "quarantine_secs": 20.0,
+    "stop_secs": 20,
+    # Trainings one after the other, as soon as there is anything new.
     "refresh": True,
     "training_records": 60,
     "training_share": 0.0,
@@ -67,14 +68,13 @@ class RealFleet:
     Args:
         root: Folder of everything.
         recorded: What the replay devices answer from.
-        trains: Whether it trains and publishes, as often as it can.
 
     Attributes:
         local: Id of the real device.
         slow_starts: Starts that Ray was too slow for.
     """
 
-    def __init__(self, root: Path, recorded: Path, *, trains: bool = False) -> None:
+    def __init__(self, root: Path, recorded: Path) -> None:
         self.root, self.disk, self.history = root, root / "disk", root / "history.jsonl"
         self.slow_starts = 0
         self.local, profile = least_profile()
@@ -85,7 +85,7 @@ class RealFleet:
             self.disk,
             workloads={"networks": ["bert-tiny"], "count": 3, "noise_samples": 0},
             training={"epochs": 1},
-            daemon=_DAEMON | (_TRAINS if trains else {}),
+            daemon=_DAEMON,
         )
         told = ("--config", str(settings), "--models", str(self.disk / "models"))
         self.up = Program(watched_up(self.history, *told), root / "up.log")
@@ -312,7 +312,7 @@ class Wreck:
         if code != 0:
             raise LateError(f"SIGTERM ended it with {code}")
         fleet.look(self._look)
-        return {**secs, "slow_starts_of_ray": fleet.slow_starts, "load_1m": os.getloadavg()[0]}
+        return {**secs, "slow_starts_of_ray": fleet.slow_starts}
 
     def _kill(self, role: str) -> None:
         self._fleet.kill(role)

@@ -14,11 +14,18 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from benchmarks.chaos_children import DISK_FAILED, REFUSED, ChildError, Children
+from benchmarks.chaos_children import (
+    ALIVE,
+    DISK_FAILED,
+    REFUSED,
+    STILL,
+    ChildError,
+    Children,
+    wake_training,
+)
 from benchmarks.chaos_faults import DISK_FAULTS
 from benchmarks.chaos_history import HistoryLog, check, read_history
 from benchmarks.chaos_power import mark_durable, power_cut
-from benchmarks.chaos_trouble import ALIVE, STILL, wake_training
 from benchmarks.fleet_up import patience
 from fleet.json_types import JsonDict
 

@@ -12,11 +12,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
 
 from benchmarks.collection_parts import Bench
-from benchmarks.harness import Figures, benchmark, option, working_folder
+from benchmarks.harness import Figures, benchmark, headlines, option, working_folder
 
 #: Candidates that TVM measures too: its default for one round.
 _BASELINE = 64
@@ -31,15 +29,13 @@ class Options:
     each: int = option(24, "candidates of each workload", least=1)
     soak: int = option(1000, "candidates of the soak", least=1)
     parts: tuple[str, ...] = option(_PARTS, "what is measured", choices=_PARTS)
-    seed: int = option(0, "of the candidates")
-    folder: Path | None = option(None, "folder for the spools")
 
 
 def measure(options: Options) -> Figures:
     """Run all parts."""
-    with working_folder(beside=options.folder) as folder:
-        bench = Bench(folder, options.workloads, options.seed)
-        candidates, propose_secs = bench.candidates(options.each)
+    with working_folder() as folder:
+        bench = Bench(folder, options.workloads)
+        candidates = bench.candidates(options.each)
         both = candidates[:_BASELINE]
         few = bench.part(candidates, _FEW_EACH)
         many = bench.part(candidates, options.each, workloads=_DEEP_WORKLOADS)
@@ -48,7 +44,7 @@ def measure(options: Options) -> Figures:
             "workloads": [workload.name for workload in bench.workloads],
         }
         parts: dict[str, Callable[[], Figures]] = {
-            "throughput": lambda: bench.throughput(both, propose_secs / len(candidates)),
+            "throughput": lambda: bench.throughput(both),
             "repeatability": lambda: bench.repeatability(few),
             "early_stop": lambda: bench.early_stop(many),
             "hung_kernel": bench.hung_kernel,
@@ -56,39 +52,28 @@ def measure(options: Options) -> Figures:
         }
         for name in options.parts:
             result[name] = parts[name]()
-    # The figures that the project is judged by, once more at the top.
-    for part, figures in _HEADLINES.items():
-        if part in result:
-            result |= {name: _at(result[part], path) for name, path in figures.items()}
-    return result
-
-
-def _at(figures: Figures, path: str) -> Any:
-    for key in path.split("."):
-        figures = figures[key]
-    return figures
+    return result | headlines(result, _HEADLINES)
 
 
 #: Winners are judged on many workloads; early stop where a workload has many candidates, as in a real run.
 _FEW_EACH, _DEEP_WORKLOADS = 10, 10
+#: The figures that the project is judged by.
 _HEADLINES = {
-    "throughput": {
-        name: name
-        for name in ("ratio_records_per_s", "ratio_records_per_s_small_round", "ratio_to_timing_floor")
-    },
-    "repeatability": {
-        "remeasure_median_change": "disturbed.remeasure_median_change_steady",
-        "remeasure_p90_change": "disturbed.remeasure_p90_change_steady",
-        "steady_share": "disturbed.steady_share",
-        "wrongly_steady": "disturbed.wrongly_steady",
-        "winner_flip": "disturbed.winner_flip",
-        "quiet_remeasure_median_change": "quiet.remeasure_median_change",
-        "quiet_remeasure_p90_change": "quiet.remeasure_p90_change",
-        "quiet_winner_flip": "quiet.winner_flip",
-        "quiet_timing_secs_per_candidate": "quiet.timing_secs_per_candidate",
-    },
-    "early_stop": {name: name for name in ("early_stop_time_saved", "early_stop_regret")},
-    "hung_kernel": {"hung_kernel_secs_after_timeout": "hung_kernel_secs_after_timeout"},
+    "ratio_records_per_s": "throughput.ratio_records_per_s",
+    "ratio_records_per_s_small_round": "throughput.ratio_records_per_s_small_round",
+    "ratio_to_timing_floor": "throughput.ratio_to_timing_floor",
+    "remeasure_median_change": "repeatability.disturbed.remeasure_median_change_steady",
+    "remeasure_p90_change": "repeatability.disturbed.remeasure_p90_change_steady",
+    "steady_share": "repeatability.disturbed.steady_share",
+    "wrongly_steady": "repeatability.disturbed.wrongly_steady",
+    "winner_flip": "repeatability.disturbed.winner_flip",
+    "quiet_remeasure_median_change": "repeatability.quiet.remeasure_median_change",
+    "quiet_remeasure_p90_change": "repeatability.quiet.remeasure_p90_change",
+    "quiet_winner_flip": "repeatability.quiet.winner_flip",
+    "quiet_timing_secs_per_candidate": "repeatability.quiet.timing_secs_per_candidate",
+    "early_stop_time_saved": "early_stop.early_stop_time_saved",
+    "early_stop_regret": "early_stop.early_stop_regret",
+    "hung_kernel_secs_after_timeout": "hung_kernel.hung_kernel_secs_after_timeout",
 }
 
 

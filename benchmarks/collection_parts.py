@@ -16,33 +16,27 @@ from types import MappingProxyType
 
 from agents.device.messages import Batch
 from agents.device.worker import DeviceWorker
-from agents.host.cpu_features import runnable_levels
-from agents.host.probe import probe
 from agents.records import (
     Candidate,
-    DeviceId,
     DeviceKind,
-    DeviceSpec,
-    Family,
     Outcome,
     Protocol,
     Record,
     Workload,
     WorkloadId,
-    canonical_json,
 )
 from agents.sandbox.job import CandidateJob
 from benchmarks.bad_programs import end_of, holdings, hung, killers
 from benchmarks.disturbing_load import disturbing_load
 from benchmarks.harness import Figures, child_json, stopwatch
 from benchmarks.repeatability import compared, latencies
+from benchmarks.tvm_sides import EVALUATOR
+from fleet.config.init import host_profiles
 from fleet.planner.batch_plan import BATCH_SIZE
 from fleet.planner.selection import choose_workloads
 
 NETWORKS = ("resnet-50", "mobilenet-v2", "bert-tiny")
 MIN_FLOPS, MAX_FLOPS = 2e5, 1e8
-#: TVM's evaluator and ours, alike: five repeats of 10 ms.
-EVALUATOR = {"number": 1, "repeat": 5, "min_repeat_ms": 10}
 #: The protocol with every rule that would make our side do less, or more, than the evaluator's settings.
 ALIKE = Protocol(extra_repeats=0, visits=1, early_stop_ratio=0.0, check_share=0.0, reject_interval=0.0)
 #: As many as the fleet gives to a device at once: what is timed at several moments is so within its batch.
@@ -51,20 +45,6 @@ BATCH = BATCH_SIZE
 _SMALL_ROUND = 16
 #: Measurements of everything, for how numbers repeat: each pair of them is a comparison.
 _PASSES = 3
-
-
-def _spec() -> DeviceSpec:
-    """The most capable profile of this host, on core 0."""
-    here = probe()
-    level = runnable_levels(here.arch, here.isa_flags)[-1]
-    target = {"kind": "llvm", "mcpu": level.mcpu, "num-cores": 1}
-    return DeviceSpec(
-        device_id=DeviceId("bench"),
-        kind=DeviceKind.LOCAL,
-        family=Family.CPU,
-        target_json=canonical_json(target),
-        cores=(here.usable_cores[0],),
-    )
 
 
 def _disturbances(record: Record) -> Counter[str]:
@@ -79,15 +59,13 @@ class Bench:
     Args:
         folder: For spools.
         workloads: How many to measure, spread over operators and sizes.
-        seed: Of the candidates.
     """
 
-    def __init__(self, folder: Path, workloads: int, seed: int) -> None:
+    def __init__(self, folder: Path, workloads: int) -> None:
         self._folder = folder
-        self._spec = _spec()
+        # The most capable profile of this host.
+        [*_, self._spec] = [one.spec for one in host_profiles() if one.spec.kind is DeviceKind.LOCAL]
         self.cores = os.sched_getaffinity(0)
-        self._seed = seed
-        self._best: dict[str, float] = {}
         with closing(self._worker("list")) as worker:
             listed = worker.network_workloads(NETWORKS)
             self.workloads = choose_workloads(
@@ -95,13 +73,11 @@ class Bench:
             )
         self._by_id = {workload.workload_id: workload for workload in self.workloads}
 
-    def candidates(self, each: int) -> tuple[list[Candidate], float]:
-        """`each` random candidates of every workload, interleaved; and the seconds that took."""
+    def candidates(self, each: int) -> list[Candidate]:
+        """`each` random candidates of every workload, interleaved."""
         with closing(self._worker("propose")) as worker:
-            elapsed = stopwatch()
-            pools = [worker.propose(workload, each, seed=self._seed) for workload in self.workloads]
-            secs = elapsed()
-        return [pool[place] for place in range(each) for pool in pools if place < len(pool)], secs
+            pools = [worker.propose(workload, each, seed=0) for workload in self.workloads]
+        return [pool[place] for place in range(each) for pool in pools if place < len(pool)]
 
     def part(
         self, candidates: Sequence[Candidate], each: int, workloads: int | None = None
@@ -115,14 +91,12 @@ class Bench:
                 kept.append(candidate)
         return kept
 
-    def throughput(self, candidates: Sequence[Candidate], propose_secs_each: float) -> Figures:
+    def throughput(self, candidates: Sequence[Candidate]) -> Figures:
         """Both sides on the same candidates."""
         baseline, small = self._baseline(candidates), self._baseline(candidates[:_SMALL_ROUND])
-        cold_elapsed = stopwatch()
         with closing(self._worker("main")) as worker:
             # The first batch also starts processes and learns what the canaries are: paid once a day.
             self._measure(worker, candidates[:BATCH], ALIKE)
-            cold_secs = cold_elapsed()
             elapsed = stopwatch()
             # One batch, as the baseline has it: the way of `fleet up`.
             whole = Batch(
@@ -134,42 +108,22 @@ class Bench:
             )
             records = [record for part in worker.measure_parts(whole) for record in part.records]
             wall = elapsed()
-        if not any(baseline["latencies"]):
-            raise RuntimeError(f"TVM's own builder and runner measured nothing: {baseline['errors'][:1]}")
         # A disturbed candidate is measured again: that is no second record of use to anybody.
         ok = len({record.candidate_id for record in records if record.outcome is Outcome.OK})
-        theirs_ok = sum(latency is not None for latency in baseline["latencies"])
         timing = sum(record.timing_secs for record in records)
-        theirs = baseline["build_secs"] + baseline["run_secs"]
-        ours_rate, theirs_rate = ok / wall, theirs_ok / theirs
-        small_secs = small["build_secs"] + small["run_secs"]
-        small_rate = sum(latency is not None for latency in small["latencies"]) / small_secs
-        count = len(records)
         return {
             "candidates": len(candidates),
             "evaluator": EVALUATOR,
             "baseline": "TVM LocalBuilder + LocalRunner, one batch, a builder process a core",
-            "records_per_s": ours_rate,
-            "baseline_records_per_s": theirs_rate,
-            "ratio_records_per_s": ours_rate / theirs_rate,
-            "small_round": _SMALL_ROUND,
-            "baseline_records_per_s_small_round": small_rate,
-            "ratio_records_per_s_small_round": ours_rate / small_rate,
-            "ok": ok,
-            "baseline_ok": theirs_ok,
-            "wall_secs": wall,
-            "baseline_build_secs": baseline["build_secs"],
-            "baseline_run_secs": baseline["run_secs"],
-            "first_batch_with_start_secs": cold_secs,
-            # The floor: the timings alone, one after the other, with nothing to build.
-            "timing_floor_secs": timing,
+            "records_per_s": ok / wall,
+            "baseline_records_per_s": baseline,
+            "ratio_records_per_s": ok / wall / baseline,
+            "ratio_records_per_s_small_round": ok / wall / small,
+            # Of the timings alone, one after the other, with nothing to build.
             "ratio_to_timing_floor": timing / wall,
             "secs_per_record": {
-                "propose": propose_secs_each,
-                "build": sum(r.build_secs for r in records) / count,
-                "wait": sum(r.wait_secs for r in records) / count,
-                "time": timing / count,
-                "wall": wall / count,
+                "build": statistics.fmean(record.build_secs for record in records),
+                "time": timing / len(records),
             },
         }
 
@@ -197,7 +151,6 @@ class Bench:
                 for turn in range(_PASSES)
             ]
             secs = elapsed()
-        self._note(*passes)
         return {
             "candidates": len(candidates),
             "passes": _PASSES,
@@ -216,8 +169,7 @@ class Bench:
         """The same candidates with and without early stop, batch by batch in turn.
 
         What early stop costs is what would be lost if none of the stopped candidates could be chosen, judged
-        by the best of all measurements of this run. What each side then really chose depends on the host's
-        noise as well, so it is told apart.
+        by the best of both sides' measurements.
         """
         with_stop, without = Protocol(check_share=0.0), Protocol(check_share=0.0, early_stop_ratio=0.0)
         stopped: list[Record] = []
@@ -227,20 +179,16 @@ class Bench:
                 part = candidates[start : start + BATCH]
                 stopped += self._measure(one, part, with_stop)
                 full += self._measure(other, part, without)
-        self._note(stopped, full)
-        regrets = [self._regrets(candidates, latencies(records)) for records in (stopped, full)]
+        best = latencies([*stopped, *full])
         given_up = {r.candidate_id for r in stopped if r.is_stopped_early}
         losses = [
-            min(self._best[key] for key in group if key not in given_up)
-            / min(self._best[key] for key in group)
-            - 1
-            for group in self._by_workload(candidates, list(self._best))
+            min(best[key] for key in group if key not in given_up) / min(best[key] for key in group) - 1
+            for group in self._by_workload(candidates, best)
         ]
         # Leaders of drifting windows are measured once more; how many depends on the host, not on the rule.
         secs, full_secs = (
             sum(r.timing_secs for r in records if r.attempt == 0) for records in (stopped, full)
         )
-        regret, full_regret = map(statistics.fmean, regrets)
         return {
             "candidates": len(candidates),
             "early_stop_ratio": with_stop.early_stop_ratio,
@@ -250,8 +198,6 @@ class Bench:
             "early_stop_time_saved": 1 - secs / full_secs,
             "early_stop_regret": statistics.fmean(losses),
             "early_stop_regret_max": max(losses),
-            "regret_of_choice": regret,
-            "regret_of_choice_without": full_regret,
         }
 
     def soak(self, candidates: Sequence[Candidate], count: int) -> Figures:
@@ -316,20 +262,6 @@ class Bench:
             "times": times,
         }
 
-    def _note(self, *passes: Sequence[Record]) -> None:
-        """Take in measurements for the best latency known of each candidate."""
-        for records in passes:
-            for key, secs in latencies(records).items():
-                self._best[key] = min(self._best.get(key, secs), secs)
-
-    def _regrets(self, candidates: Sequence[Candidate], found: Mapping[str, float]) -> list[float]:
-        """By workload: how much slower the choice by `found` is than the best one."""
-        groups = self._by_workload(candidates, sorted(found))
-        return [
-            self._best[min(group, key=found.__getitem__)] / min(self._best[key] for key in group) - 1
-            for group in groups
-        ]
-
     def _worker(self, name: str) -> DeviceWorker:
         """A fresh worker; one that was before under the same name left what it learnt of the canaries."""
         os.sched_setaffinity(0, self.cores)
@@ -359,20 +291,21 @@ class Bench:
             )
         return records
 
-    def _baseline(self, candidates: Sequence[Candidate]) -> Figures:
+    def _baseline(self, candidates: Sequence[Candidate]) -> float:
+        """Records per second of TVM's own builder and runner."""
         question = {
             "way": "local",
             "target": self._spec.target,
             "workers": len(self.cores),
-            "evaluator": EVALUATOR,
             "candidates": [[self._by_id[c.workload_id].module_json, c.trace] for c in candidates],
         }
         os.sched_setaffinity(0, self.cores)
-        answer: Figures = child_json(["-m", "benchmarks.tvm_sides"], question=question)
-        return answer
+        answer = child_json(["-m", "benchmarks.tvm_sides"], question=question)
+        if not answer["records_per_s"]:
+            raise RuntimeError(f"TVM's own builder and runner measured nothing: {answer['errors'][:1]}")
+        return float(answer["records_per_s"])
 
-    def _by_workload(self, candidates: Sequence[Candidate], ids: Sequence[str]) -> list[list[str]]:
-        wanted = set(ids)
+    def _by_workload(self, candidates: Sequence[Candidate], wanted: Mapping[str, float]) -> list[list[str]]:
         groups: dict[str, list[str]] = {}
         for candidate in candidates:
             if candidate.candidate_id in wanted:

@@ -23,14 +23,13 @@ from agents.host.cpu_features import runnable_levels
 from agents.host.probe import probe
 from agents.records import Workload
 from benchmarks.harness import Figures, benchmark, option, say, working_folder
-from benchmarks.search_figures import DAY_ZERO, PLUGGED, STOCK
-from benchmarks.search_sides import SearchBench
+from benchmarks.search_sides import DAY_ZERO, STOCK, XGB, SearchBench
 from fleet.config.settings import load_fleet
 
 #: The sides by their keys in the JSON, and as the table calls them.
 SIDES = {
     "stock": (STOCK, "tune_tir as shipped"),
-    "plugged": (PLUGGED, "tune_tir, our builder, runner"),
+    "plugged": (XGB, "tune_tir, our builder, runner"),
     "fleet_tune": (DAY_ZERO, "fleet tune"),
 }
 _NETWORKS = ("mobilenet-v2", "bert-base")

@@ -30,19 +30,11 @@ from typing import Any
 
 import httpx
 
-from agents.records import DeviceId, Protocol
 from benchmarks.fleet_up import wait_until
 from benchmarks.harness import Figures, benchmark, option, stopwatch, working_folder
-from benchmarks.made_up import device_name, replay_specs
+from benchmarks.made_up import device_name
 from benchmarks.scale import fill
-from benchmarks.scale_fleet import (
-    RECORDED_CHOICE,
-    ProcessTransport,
-    devices_up,
-    made_up_coordinator,
-    recorded_file,
-    records_of,
-)
+from benchmarks.scale_fleet import devices_up, recorded_fleet, records_of
 from fleet.api.app import ApiSources
 from fleet.api.client import DaemonClient, find_daemon
 from fleet.api.server import ApiServer
@@ -51,12 +43,10 @@ from fleet.dashboard.dashboard import Dashboard
 from fleet.engine.coordinator import Coordinator
 from fleet.errors import FleetError
 from fleet.models.registry_reader import RegistryReader
-from fleet.store.store import Store
 
 CHROMIUM = Path("/usr/bin/chromium")
 #: What must be reached.
 BOUNDS = {"first_paint_secs": 1.0, "api_p95_ms": 200.0, "page_bytes": 500_000, "live_lag_secs": 2.0}
-_PROCESSES = 2
 #: Requests to each view, new browsers, and seconds in which the page is watched.
 _REQUESTS, _VISITS, _WATCH_SECS = 30, 7, 60.0
 #: Seconds that the fleet works before it is looked at.
@@ -100,7 +90,7 @@ class _Fleet:
     """What works while it is measured."""
 
     daemon: DaemonClient
-    devices: list[DeviceId]
+    devices: list[str]
     #: Moments (Unix seconds) and how many records the coordinator had then.
     totals: list[tuple[float, int]] = field(default_factory=list)
 
@@ -134,17 +124,14 @@ def run(folder: Path, *, devices: int, records: int) -> Figures:
 @contextmanager
 def _working(folder: Path, devices: int) -> Iterator[_Fleet]:
     """A coordinator at work in a thread, with its API, until the block ends."""
-    specs = replay_specs(map(device_name, range(devices)), recorded_file(folder))
-    transport = ProcessTransport(protocol=Protocol(), processes=_PROCESSES)
     over, registry = threading.Event(), RegistryReader(folder / "models")
-    with Store.open(folder / "store") as store:
-        coordinator = made_up_coordinator(folder / "root", store, transport, specs, RECORDED_CHOICE)
+    with recorded_fleet(folder, devices) as (coordinator, _):
         dashboard = Dashboard(coordinator.view, registry, folder / "store", coordinator.desk.listed)
         sources = ApiSources(view=coordinator.view, registry=registry, dashboard=dashboard)
         server = ApiServer(sources, folder / "root")
         daemon = find_daemon(folder / "root")
         assert daemon is not None
-        fleet = _Fleet(daemon, list(specs))
+        fleet = _Fleet(daemon, [device_name(number) for number in range(devices)])
         thread = threading.Thread(target=_turn, args=(coordinator, over, fleet))
         thread.start()
         try:
@@ -155,8 +142,6 @@ def _working(folder: Path, devices: int) -> Iterator[_Fleet]:
             server.close()
             over.set()
             thread.join()
-            coordinator.close()
-            transport.close()
 
 
 def _turn(coordinator: Coordinator, over: threading.Event, fleet: _Fleet) -> None:
@@ -175,15 +160,10 @@ def _look(browser: Any, fleet: _Fleet) -> Figures:
     page.wait_for_timeout(max(0.0, 1e3 * (_WATCH_SECS - elapsed())))
     lags = _lags(page.evaluate("() => window.seen"), fleet.totals)
     context.close()
-    every = list(itertools.chain.from_iterable(times.values()))
     return {
         "first_paint_secs": statistics.median(one["rows_secs"] for one in visits),
         "page_bytes": max(one["bytes"] for one in visits),
-        "api_p95_ms": 1e3 * _p95(every),
-        "api_ms_by_view": {
-            name: {"median": 1e3 * statistics.median(some), "p95": 1e3 * _p95(some)}
-            for name, some in times.items()
-        },
+        "api_p95_ms": 1e3 * _p95(times),
         "live_lag_secs": _p95(lags),
     }
 
@@ -239,36 +219,36 @@ def _visit(browser: Any, fleet: _Fleet) -> dict[str, float]:
     return found
 
 
-def _ask(fleet: _Fleet) -> dict[str, list[float]]:
-    """Seconds of requests to each view."""
+def _ask(fleet: _Fleet) -> list[float]:
+    """Seconds of requests to all views."""
     draws = random.Random(1)
-    times: dict[str, list[float]] = {}
+    times: list[float] = []
     headers = {"Authorization": f"Bearer {fleet.daemon.token}"}
     with httpx.Client(base_url=fleet.daemon.url, headers=headers, trust_env=False, timeout=60) as client:
         workloads = [one["workload_id"] for one in client.get("/v1/dashboard/workloads").json()["rows"]]
 
-        def asked(name: str, path: str, **query: Any) -> Any:
+        def asked(path: str, **query: Any) -> Any:
             elapsed = stopwatch()
             answer = client.get(f"/v1/dashboard/{path}", params=query)
-            times.setdefault(name, []).append(elapsed())
+            times.append(elapsed())
             answer.raise_for_status()
             return answer.json()
 
         for number in range(_REQUESTS):
             some = draws.sample(fleet.devices, 2)
             workload_id = draws.choice(workloads)
-            asked("fleet", "fleet", sort=draws.choice(["attention", "rate", "noise"]), text=f"{number:02}")
-            asked("device", f"devices/{some[0]}")
-            asked("compare", "compare", before=some[0], after=some[1], all=True)
-            asked("workloads", "workloads", sort="best")
-            matrix = asked("workload", f"workloads/{workload_id}", offset=8 * draws.randrange(5))["matrix"]
+            asked("fleet", sort=draws.choice(["attention", "rate", "noise"]), text=f"{number:02}")
+            asked(f"devices/{some[0]}")
+            asked("compare", before=some[0], after=some[1], all=True)
+            asked("workloads", sort="best")
+            matrix = asked(f"workloads/{workload_id}", offset=8 * draws.randrange(5))["matrix"]
             row = draws.choice(matrix["rows"])
             cells = zip(matrix["devices"], row["cells"], strict=True)
             device = next(name for name, cell in cells if cell is not None)
             candidate = f"workloads/{workload_id}/candidates/{row['candidate_id']}"
-            asked("candidate", candidate, best_on=device)
+            asked(candidate, best_on=device)
             for name in ("alerts", "storage", "requests"):
-                asked(name, name)
+                asked(name)
     return times
 
 

@@ -12,8 +12,8 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, TypeVar
 
@@ -39,6 +39,7 @@ ROOT = Path(__file__).resolve().parents[1]
 #: What `fleet up` prints once its API answers.
 READY = "fleet is up"
 START_SECS = 300.0
+_VERB_SECS, _STOP_SECS = 3600.0, 120.0
 
 _Answer = TypeVar("_Answer")
 
@@ -146,6 +147,28 @@ def kill_with_children(pid: int) -> None:
 def verb(*arguments: str) -> list[str]:
     """A command line of `fleet`."""
     return [sys.executable, "-m", "fleet.cli", *arguments]
+
+
+@contextmanager
+def running(program: Program) -> Iterator[Program]:
+    """`fleet up` until the block ends, which begins once its API answers."""
+    program.start()
+    try:
+        wait_until(lambda: READY in program.told(), "`fleet up`", patience(START_SECS))
+        yield program
+        with suppress(LateError):
+            program.stop(_STOP_SECS)
+    finally:
+        program.kill()
+
+
+def run_verb(folder: Path, *arguments: str) -> None:
+    """Run a command of `fleet` in a folder; ends the program if it fails."""
+    done = subprocess.run(
+        verb(*arguments), cwd=folder, capture_output=True, text=True, timeout=_VERB_SECS, check=False
+    )
+    if done.returncode:
+        raise SystemExit(f"fleet {' '.join(arguments)} ended with {done.returncode}: {done.stderr[-2000:]}")
 
 
 def wait_until(

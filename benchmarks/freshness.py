@@ -28,9 +28,9 @@ import numpy as np
 import yaml
 
 from agents.records import DeviceId, DeviceKind, Family, Record, WorkloadId
-from benchmarks.fleet_up import READY, START_SECS, Program, profile_file, verb, wait_until, write_fleet
+from benchmarks.fleet_up import Program, profile_file, running, verb, wait_until, write_fleet
 from benchmarks.harness import Figures, benchmark, option, working_folder
-from benchmarks.pretrained import groups_of, networks_of, opened_store
+from benchmarks.pretrained import HeldOut, Trial, opened_store
 from benchmarks.pretrained_ship import ShippedAbout, figure_of, ship
 from fleet.errors import FleetError
 from fleet.json_types import Json, JsonDict
@@ -47,11 +47,10 @@ from transfer.adapt.base import Adapted
 from transfer.arrays import Floats, Rows
 from transfer.data.dataset import Dataset
 from transfer.data.metrics import evaluate_ranking
-from transfer.data.splits import leave_networks_out
 
 #: Candidates of a workload that can judge.
 _LEAST = 4
-_STOP_SECS, _FIRST_HEAD_SECS = 120.0, 600.0
+_FIRST_HEAD_SECS = 600.0
 #: As in the demo: larger programs would be few in an hour. All such workloads of the networks are collected.
 _WORKLOADS = {
     "networks": ["resnet-50", "mobilenet-v2", "resnext-50", "bert-tiny"],
@@ -71,10 +70,8 @@ def watched(profile: str, minutes: Sequence[int], keep: Path | None = None) -> l
         )
         models, store = folder / "models", folder / "store"
         command = verb("up", "--config", str(settings), "--models", str(models))
-        program, registry = Program(command, folder / "log", folder=folder), Registry(models)
-        program.start()
-        try:
-            wait_until(lambda: READY in program.told(), "the daemon", START_SECS)
+        registry = Registry(models)
+        with running(Program(command, folder / "log", folder=folder)):
             wait_until(lambda: registry.champion(device_id), "a first head", _FIRST_HEAD_SECS)
             began = time.monotonic()
             looks = []
@@ -82,9 +79,6 @@ def watched(profile: str, minutes: Sequence[int], keep: Path | None = None) -> l
                 time.sleep(max(0.0, began + 60 * minute - time.monotonic()))
                 records = Store.read(store).counts()[device_id].records
                 looks.append(look(registry, device_id, minute, records))
-            program.stop(_STOP_SECS)
-        finally:
-            program.kill()
         return _judged(looks, registry, store, device_id)
 
 
@@ -228,29 +222,23 @@ def _measured(store: Path, target: DeviceId) -> _Hour:
 
 def _hour(store: Path, options: Options) -> tuple[_Hour, Rows]:
     """What answers for the machine, and the rows that its shipped model learns from."""
-    reader = Store.read(store)
-    snapshot = load_snapshot(reader)
-    dataset = snapshot.dataset
-    groups = groups_of(networks_of(snapshot.workloads.values()))
-    splits = leave_networks_out(dataset, snapshot.workloads, groups)
-    split = next(split for split in splits if split.name == options.group)
-    target = DeviceId(options.target)
-    rows = split.test[np.isfinite(dataset.latency_secs[split.test, dataset.column(target)])]
+    trial = Trial(store, HeldOut(options.group, options.target, options.seed))
+    dataset, rows, target = trial.dataset, trial.test, DeviceId(options.target)
     random = np.random.default_rng(options.seed)
     workloads = random.permutation(np.unique(dataset.group[rows]))
     judges = workloads[: len(workloads) // _JUDGED_PART]
     entering = {WorkloadId(dataset.workload_ids[number]) for number in set(workloads) - set(judges)}
-    records = [record for record in reader.records(target) if record.workload_id in entering]
+    records = [record for record in Store.read(store).records(target) if record.workload_id in entering]
     order = random.permutation(len(records))
     hour = _Hour(
-        snapshot=snapshot,
+        snapshot=trial.snapshot,
         target=target,
         judged=rows[np.isin(dataset.group[rows], judges)],
         records=[records[place] for place in order],
         # Evenly over the hour.
         arrival_minutes=(np.arange(len(order)) + 0.5) * max(options.minutes) / max(1, len(order)),
     )
-    return hour, split.train
+    return hour, trial.train
 
 
 def _replayed(folder: Path, hour: _Hour, options: Options) -> list[Figures]:
@@ -274,7 +262,7 @@ def _replayed(folder: Path, hour: _Hour, options: Options) -> list[Figures]:
         arrived = until
         outcome: Figures = {}
         if arrived:
-            outcome = run_refresh(_request(folder, hour, minute, options))
+            outcome = run_refresh(_request(folder, minute, options))
         else:
             ShippedHeads(registry, Store.read(path)).serve_first(hour.target)
         seen = look(registry, hour.target, minute, arrived)
@@ -283,7 +271,7 @@ def _replayed(folder: Path, hour: _Hour, options: Options) -> list[Figures]:
     return looks
 
 
-def _request(folder: Path, hour: _Hour, minute: int, options: Options) -> RefreshRequest:
+def _request(folder: Path, minute: int, options: Options) -> RefreshRequest:
     return RefreshRequest(
         kind="refresh",
         family=Family.CPU.value,

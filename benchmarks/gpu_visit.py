@@ -33,6 +33,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
+import fleet
 from agents.codec import workload_from_json
 from agents.errors import first_line
 from agents.host.cuda import compiler_fault, cuda_devices, gpu_state, reading_fault
@@ -42,13 +43,12 @@ from agents.programs.trace_rules import read_trace
 from agents.programs.workloads import own_module
 from agents.records import DeviceKind, DeviceSpec, Outcome, Record, Workload, as_json_dict
 from benchmarks.harness import Figures, benchmark, child_json, kept, option, working_folder
-from benchmarks.networks import NETWORKS, with_device
+from benchmarks.networks import NETWORKS, settings_of
+from benchmarks.networks_sides import latencies
 from benchmarks.search_sides import tuned
 from fleet.config.init import host_profiles
-from fleet.config.settings import FleetConfig, load_fleet
+from fleet.json_types import Json
 from fleet.store.store import Store
-from fleet.tuning.delivery import is_right
-from fleet.tuning.tuning import TuneOptions
 
 #: Batch, rows, columns and depth: two squares, the attention of BERT-base on 8 texts of 512 tokens, and its
 #: widest linear layer on 8 of 128. Smaller ones end before a GPU's host has started the next.
@@ -97,7 +97,7 @@ def measure(options: Options) -> Figures:
     began, card = time.monotonic(), cuda_devices()[0]
     [spec, *_] = [one.spec for one in host_profiles() if one.spec.kind is DeviceKind.CUDA]
     with working_folder(options.keep) as folder:
-        settings = with_device(load_fleet(None, {}).config, spec, folder / "devices")
+        settings = settings_of(spec, folder / "devices")
 
         def part(name: str, secs: float, make: Callable[[Path, float], Figures]) -> Figures:
             def watched() -> Figures:
@@ -204,7 +204,7 @@ def save_products(names: Sequence[str], path: Path) -> Path:
 
 
 def _products(
-    settings: FleetConfig,
+    settings: Json,
     spec: DeviceSpec,
     names: Sequence[str],
     peak: float | None,
@@ -263,13 +263,11 @@ def product_figures(
     }
 
 
-def _tuned(settings: FleetConfig, spec: DeviceSpec, text: str, folder: Path, minutes: float) -> Figures:
+def _tuned(settings: Json, spec: DeviceSpec, text: str, folder: Path, minutes: float) -> Figures:
     """What `fleet tune` found of a network; each way to run it takes until the host has the output."""
-    options = TuneOptions(
-        trials=_MOST_TRIALS, models=folder / "models", out=folder / "tuned", minutes=minutes
-    )
+    options = fleet.EngineOptions(models=folder / "models", minutes=minutes, settings=settings)
     cores = os.sched_getaffinity(0)
-    result = tuned(settings, spec, options, folder, (text,))
+    result = tuned(folder, options, device=spec.device_id, networks=[text], trials=_MOST_TRIALS)
     os.sched_setaffinity(0, cores)  # its agent keeps to the cores that time
     [timed] = result["whole_networks"].values()
     row: Figures = {key: result[key] for key in ("trials", "failed", "ended", "seconds")}
@@ -278,19 +276,7 @@ def _tuned(settings: FleetConfig, spec: DeviceSpec, text: str, folder: Path, min
     row |= {"minutes": minutes, "curves": [found["curve"] for found in result["networks"].values()]}
     if "why_not" in timed:
         return row | {"why_not": timed["why_not"]}
-    secs = timed["secs"]
-    return row | {
-        "scheduled": f"{timed['applied']} of {timed['workloads']}",
-        "latency_secs": secs,
-        "absent": timed["absent"],
-        "difference": timed["differences"],
-        "is_equal": is_right("tvm_tuned", timed, timed["tolerance"]),
-        **{
-            f"speedup_vs_{side}": took / secs["tvm_tuned"]
-            for side, took in secs.items()
-            if side != "tvm_tuned"
-        },
-    }
+    return row | {"scheduled": f"{timed['applied']} of {timed['workloads']}", **latencies(timed, {})}
 
 
 def time_rivals(question: Mapping[str, Any]) -> Figures:

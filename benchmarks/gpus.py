@@ -9,6 +9,7 @@ drawn with replacement; what is reported is the recorded mean. Settings are the 
 from __future__ import annotations
 
 import sys
+from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -106,8 +107,7 @@ def _measured(options: Options, folder: Path) -> Figures:
     seeds = list(range(options.seeds))
     # The choice after the last measurement counts too.
     most = 1 + options.most
-    names = [OURS, *(name for name in CHOOSERS if name != OURS)]
-    runs: dict[str, Runs] = {name: {} for name in names}
+    runs: dict[str, Runs] = defaultdict(dict)
     told: Figures = {}
     absent = why_absent(options.kernel_tuner)
     if absent:
@@ -117,17 +117,14 @@ def _measured(options: Options, folder: Path) -> Figures:
         for target, device in enumerate(space.devices):
             case = (space.kernel, device)
             say(f"{space.kernel} {device} left out")
-            for name in names:
-                for seed in seeds:
-                    speeds = _speeds(space, target, name, seed, most, folder)
-                    runs[name].setdefault(case, []).append(speeds)
+            for name in CHOOSERS:
+                runs[name][case] = _speeds(space, target, name, options, folder)
             if not absent:
                 found, why = orders(options.kernel_tuner, space, target, seeds, folder)
                 failed |= why
+                speed = space.speed(target)
                 for strategy, several in found.items():
-                    speed = space.speed(target)
-                    orders_of = runs.setdefault(f"Kernel Tuner {strategy}", {})
-                    orders_of[case] = [speed[rows[:most]].tolist() for rows in several]
+                    runs[f"Kernel Tuner {strategy}"][case] = [speed[rows[:most]].tolist() for rows in several]
     outcomes = {name: reached(of_name, most) for name, of_name in runs.items()}
     if failed:
         told["kernel_tuner_failed"] = failed
@@ -141,12 +138,15 @@ def _measured(options: Options, folder: Path) -> Figures:
     }
 
 
-def _speeds(space: Space, target: int, name: str, seed: int, count: int, keep: Path) -> list[float]:
-    """As `run_chooser`, from an earlier run if the folder has it."""
-    path = keep / f"{space.kernel} {space.devices[target]} {name} {seed} {count}.json".replace("/", "-")
-    found = kept(path, lambda: {"speeds": run_chooser(space, target, name, seed, count=count)})
-    speeds: list[float] = found["speeds"]
-    return speeds
+def _speeds(space: Space, target: int, name: str, options: Options, keep: Path) -> list[list[float]]:
+    """As `run_chooser`, seed by seed; from an earlier run if the folder has it."""
+    count = 1 + options.most
+    path = keep / f"{space.kernel} {space.devices[target]} {name} {options.seeds} {count}.json"
+    seeds = range(options.seeds)
+    found = kept(
+        path, lambda: {"runs": [run_chooser(space, target, name, one, count=count) for one in seeds]}
+    )
+    return list(found["runs"])
 
 
 def _figures(outcomes: dict[str, tuple[Floats, Floats]]) -> Figures:

@@ -21,7 +21,8 @@ from scipy.stats import rankdata
 
 from agents.host.gpu_sheets import gpu_sheet
 from benchmarks.gpus_spaces import Space
-from benchmarks.harness import run_bounded
+from benchmarks.harness import Figures, kept, run_bounded
+from benchmarks.rivals.trees import boosted, margins
 from benchmarks.unlike_ways import together_best
 from transfer.adapt.space_search import SpaceSearch
 from transfer.arrays import Floats, Rows
@@ -115,31 +116,21 @@ def orders(
         seeds: Of the strategies, from 0 on.
         folder: Where the orders stay; what it has for so many seeds is not run again.
     """
-    lines, cache = folder / f"{space.kernel}-{space.devices[device]}.jsonl", folder / "cache.json"
-    ran = _orders_in(lines, len(seeds))
-    if missing := [name for name in STRATEGIES if name not in ran]:
-        cache.write_text(_closed_cache(space, device))
-        values = [str(cache), ",".join(missing), json.dumps(seeds), str(EVALUATIONS)]
-        with lines.open("a") as out:
-            subprocess.run([python, "-c", _CHILD, *values], check=True, stdout=out, stderr=subprocess.PIPE)
-        ran = _orders_in(lines, len(seeds))
+
+    def run() -> Figures:
+        (cache := folder / "cache.json").write_text(_closed_cache(space, device))
+        values = [str(cache), ",".join(STRATEGIES), json.dumps(seeds), str(EVALUATIONS)]
+        done = subprocess.run([python, "-c", _CHILD, *values], check=True, capture_output=True, text=True)
+        return {name: [several, why] for name, several, why in map(json.loads, done.stdout.splitlines())}
+
+    ran = kept(folder / f"{space.kernel}-{space.devices[device]}-{len(seeds)}-seeds.json", run)
     rows = {key: row for row, key in enumerate(space.keys)}
     found = {
-        name: [[rows[key] for key in keys] for keys in several[: len(seeds)]]
+        name: [[rows[key] for key in keys] for keys in several]
         for name, (several, why) in ran.items()
         if not why
     }
     return found, {name: why for name, (_, why) in ran.items() if why}
-
-
-def _orders_in(lines: Path, seeds: int) -> dict[str, tuple[list[list[str]], str]]:
-    """Keys by strategy and seed, and what ended the strategy, of lines with enough seeds or such an end."""
-    read = map(json.loads, lines.read_text().splitlines()) if lines.exists() else ()
-    return {
-        name: (several, why)
-        for name, several, why in read
-        if name in STRATEGIES and (why or len(several) >= seeds)
-    }
 
 
 def _closed_cache(space: Space, device: int) -> str:
@@ -162,7 +153,7 @@ Chooser = Generator[int, float, None]
 _ROUNDS = (8, 16, 32, 64, 128)
 #: Rows of each source that a model learns from, at most.
 _SOURCE_ROWS = 2000
-_TREES = {"max_depth": 6, "eta": 0.1, "subsample": 0.8, "colsample_bytree": 0.8, "nthread": 1}
+_TREES = {"max_depth": 6, "eta": 0.1, "subsample": 0.8, "colsample_bytree": 0.8}
 _TREE_ROUNDS = 100
 #: Weight of a row of the new device over one of a source, at most.
 _MOST_WEIGHT = 8.0
@@ -271,13 +262,15 @@ def change_of_label(space: Space, target: int, seed: int) -> Chooser:
     def predict(rows: Rows, secs: Floats) -> Floats:
         count = len(rows) * len(others)
         weight = np.full(count, min(_MOST_WEIGHT, len(y) / max(1, count)))
-        model = _fit(
+        model = boosted(
             np.concatenate([x, *(own[start][rows] for start in others)]),
             np.concatenate([y, *(secs - labels[start][rows] for start in others)]),
-            np.concatenate([np.ones(len(y)), weight]),
+            _TREES,
+            _TREE_ROUNDS,
             seed,
+            weight=np.concatenate([np.ones(len(y)), weight]),
         )
-        return np.asarray(np.mean([labels[start] + model(own[start]) for start in others], axis=0))
+        return np.asarray(np.mean([labels[start] + margins(model, own[start]) for start in others], axis=0))
 
     yield from _by_model(space, predict, np.argsort(predict(np.zeros(0, np.int64), np.zeros(0))))
 
@@ -327,11 +320,3 @@ def _relative(secs: Floats) -> Floats:
         return np.zeros(len(secs))
     found = np.log(secs / np.nanmin(secs))
     return np.where(np.isnan(found), np.nanmax(found) + np.log(_FAILED), found)
-
-
-def _fit(x: Floats, y: Floats, weight: Floats, seed: int) -> Callable[[Floats], Floats]:
-    import xgboost
-
-    data = xgboost.DMatrix(x, y, weight=weight)
-    model = xgboost.train({**_TREES, "seed": seed, "tree_method": "hist"}, data, _TREE_ROUNDS)
-    return lambda rows: np.asarray(model.predict(xgboost.DMatrix(rows)), dtype=np.float64)

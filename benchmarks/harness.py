@@ -28,6 +28,8 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import MISSING, Field, dataclass, field, fields
+from functools import reduce
+from operator import getitem
 from pathlib import Path
 from types import NoneType, UnionType
 from typing import Any, TypeVar, get_args, get_origin, get_type_hints
@@ -148,6 +150,17 @@ def rounded(value: Any) -> Any:
     return [rounded(one) for one in value] if isinstance(value, list | tuple) else value
 
 
+def headlines(found: Figures, paths: Mapping[str, str]) -> Figures:
+    """Figures of parts by the names that they have at the top; those of parts that did not run are left out.
+
+    Args:
+        found: What the parts gave.
+        paths: By name, keys down to the figure, with points between them.
+    """
+    keys = {name: path.split(".") for name, path in paths.items()}
+    return {name: reduce(getitem, way, found) for name, way in keys.items() if way[0] in found}
+
+
 def _chosen(options: type[Any], parsed: Mapping[str, object]) -> Figures:
     """Values of the fields that are not left to the dataclass."""
     values = {key: tuple(value) if isinstance(value, list) else value for key, value in parsed.items()}
@@ -207,18 +220,17 @@ def _bounded(kind: type, least: float | None) -> Callable[[str], object]:
 
 
 @contextmanager
-def working_folder(folder: Path | None = None, *, beside: Path | None = None) -> Iterator[Path]:
+def working_folder(folder: Path | None = None) -> Iterator[Path]:
     """The folder that is given, made if need be; else a temporary one until the block ends.
 
     Args:
         folder: What is to be kept, for instance of `--keep`.
-        beside: Where a temporary one is made, for instance on the disk of interest.
     """
     if folder is not None:
         folder.mkdir(parents=True, exist_ok=True)
         yield folder.absolute()
         return
-    with tempfile.TemporaryDirectory(prefix="benchmark-", dir=beside) as made:
+    with tempfile.TemporaryDirectory(prefix="benchmark-") as made:
         yield Path(made)
 
 
@@ -241,7 +253,9 @@ def kept(path: Path, make: Callable[[], Figures]) -> Figures:
     return found
 
 
-def child_json(command: Sequence[str], *, question: object = None, timeout_secs: float | None = None) -> Any:
+def child_json(
+    command: Sequence[str], *, question: object = None, timeout_secs: float | None = None
+) -> Figures:
     """What another Python prints as JSON: memory of one process is not that of another.
 
     Args:
@@ -257,7 +271,8 @@ def child_json(command: Sequence[str], *, question: object = None, timeout_secs:
         text=True,
         timeout=timeout_secs,
     )
-    return json.loads(done.stdout.splitlines()[-1])
+    found: Figures = json.loads(done.stdout.splitlines()[-1])
+    return found
 
 
 @dataclass(frozen=True)
@@ -306,8 +321,7 @@ def run_bounded(
 
 def in_child(work: str, *arguments: str) -> Figures:
     """Run lines of Python that leave a dictionary `found`; add the seconds and the memory they took to it."""
-    result: Figures = child_json(["-c", _CHILD % {"work": work}, *arguments])
-    return result
+    return child_json(["-c", _CHILD % {"work": work}, *arguments])
 
 
 def by_turns(

@@ -13,11 +13,10 @@ import struct
 import warnings
 import zipfile
 from collections.abc import Callable, Mapping
-from functools import cache
 from random import Random
 from typing import Any
 
-from benchmarks.hostile_values import SEEDS
+from benchmarks.hostile_values import seed_json
 from fleet.json_types import JsonDict
 
 #: Entries of an archive by their names within its folder.
@@ -48,26 +47,17 @@ def tensor_meta(shape: tuple[int, ...] = _SHAPE, dtype: int = _FLOAT) -> JsonDic
     }
 
 
-@cache
 def attacks() -> dict[str, list[list[tuple[list[str | int], Any]]]]:
     """Ways to put code into the graph, by name: of each, changes of `program` that hold `@CODE@`.
 
     A change is a path and what stands there then; `rename` and a name are another name for a value.
     """
-    found: dict[str, list[list[tuple[list[str | int], Any]]]] = _seeds()["attacks"]
-    return found
-
-
-@cache
-def _seeds() -> JsonDict:
-    found: JsonDict = json.loads((SEEDS / "networks.json").read_text())
-    return found
+    return dict(seed_json("networks")["attacks"])
 
 
 def program() -> JsonDict:
     """relu(x + w) * c, with a weight and a constant, as torch describes it."""
-    made: JsonDict = copy.deepcopy(_seeds()["program"])
-    return made
+    return dict(copy.deepcopy(seed_json("networks")["program"]))
 
 
 def honest() -> Entries:

@@ -17,7 +17,6 @@ import resource
 import shutil
 import sys
 import tempfile
-import time
 import traceback
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
@@ -29,7 +28,6 @@ import pyarrow as pa
 
 from benchmarks.hostile_corpus import Case, corpus_case, make_case
 from benchmarks.hostile_datasets import make_dataset
-from benchmarks.hostile_folders import FOLDER_STAGES
 from benchmarks.hostile_model_folders import make_backup, make_models
 from benchmarks.hostile_networks import make_archive
 from benchmarks.hostile_run import Question, own_secs
@@ -180,7 +178,7 @@ def run_stage(name: str, run: Callable[[Work], None], work: Work) -> JsonDict:
     """
     forget_peak()
     started_before_mb = started_peak_mb()
-    began, cpu = own_secs(os.getpid()), time.process_time()
+    began = own_secs(os.getpid())
     ended, text, kind = "ok", "", ""
     try:
         run(work)
@@ -202,7 +200,6 @@ def run_stage(name: str, run: Callable[[Work], None], work: Work) -> JsonDict:
         "kind": kind,
         "text": text[:2000],
         "secs": own_secs(os.getpid()) - began,
-        "cpu_secs": time.process_time() - cpu,
         "peak_mb": most_mb,
     }
 
@@ -236,7 +233,7 @@ def serve(asked: TextIO, events: TextIO, stages: Mapping[str, Callable[[Work], N
         tell({"done": case.name, "dialect": case.dialect, "form": case.form, **counts_of(work)})
 
 
-def main(stages: Mapping[str, Callable[[Work], None]] = STAGES | FOLDER_STAGES) -> None:
+def main(stages: Mapping[str, Callable[[Work], None]] = STAGES) -> None:
     """Keep standard output for events: what the program prints goes to standard error.
 
     Args:

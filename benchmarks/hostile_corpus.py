@@ -125,8 +125,7 @@ def attack_steps(kind: int, marker: str) -> list[Any]:
         marker: Folder that the code makes; empty where it ends the process with `hostile_live.EXIT_CODE`.
     """
     line = _seed_lines("attacks")[kind if marker else kind + 5]
-    steps: list[Any] = json.loads(with_marker(line, marker))
-    return steps
+    return list(json.loads(with_marker(line, marker)))
 
 
 def make_case(seed: int, case: int, marker_folder: str) -> Case:

@@ -1,6 +1,6 @@
 """Datasets of strangers: faults in card, sums, rows and footer, bombs, and traces that attack.
 
-Called by `benchmarks.hostile_folders` and the tests. Nothing here opens what it makes.
+Called by `benchmarks.hostile_child` and the tests. Nothing here opens what it makes.
 """
 
 from __future__ import annotations

@@ -20,11 +20,14 @@ from pathlib import Path
 from random import Random
 from typing import TYPE_CHECKING, Any
 
+from rich.console import Console
+
 from agents.records import Candidate, DeviceId, Family, Record, Workload, canonical_json
 from benchmarks.fleet_up import write_fleet
 from benchmarks.harness import run_bounded
 from benchmarks.hostile_corpus import attack_steps, packed, seeds, with_marker
 from fleet.json_types import JsonDict
+from fleet.planner.progress import TerminalDisplay
 
 if TYPE_CHECKING:
     from benchmarks.hostile_run import Found
@@ -117,18 +120,13 @@ def write_database(folder: Path, workload_id: str, modules: Sequence[bytes], tra
     return log
 
 
-class Watched:
-    """Keeps what was stored, and why candidates were refused."""
+class Watched(TerminalDisplay):
+    """Keeps what was stored, and why candidates were refused; shows nothing."""
 
     def __init__(self) -> None:
+        super().__init__(Console(quiet=True))
         self.records: list[Record] = []
         self.reasons: Counter[str] = Counter()
-
-    def phase(self, name: str, total: int, most_secs: float = 0.0) -> None:
-        """See `Watcher`."""
-
-    def proposed(self, workload: Workload, candidates: int) -> None:
-        """See `Watcher`."""
 
     def refused(self, workload: Workload, reasons: Mapping[str, int]) -> None:
         """See `Watcher`."""
@@ -162,11 +160,10 @@ def offer(folder: Path, markers: Path, seed: int, count: int) -> JsonDict:
     """Import a stranger's database, then collect on a device of this host.
 
     Returns:
-        How many candidates were imported, how many of them reached the device as they came, what became of
-        them, and how many ended a worker as foreign code would.
+        How many candidates were imported, how many of them reached the device as they came, and how many
+        ended a worker as foreign code would.
     """
     import tvm
-    from rich.console import Console
 
     from agents.programs.design_space import DesignSpace
     from agents.programs.workloads import workload_from_module
@@ -214,15 +211,9 @@ def offer(folder: Path, markers: Path, seed: int, count: int) -> JsonDict:
         "rejected": dict(imported.counts.rejected),
         "refused": dict(watcher.reasons),
         "reached_device": len(measured & known - {canonical_json(one) for one in honest}),
-        "outcomes": _outcomes(watcher.records[:planned]),
-        "outcomes_if_planned": _outcomes(watcher.records[planned:]),
         "ended_by_exit": sum(f"status {EXIT_CODE}" in record.error for record in watcher.records),
         "module_is_ours": stored.module_json == workload.module_json,
     }
-
-
-def _outcomes(records: Sequence[Record]) -> dict[str, int]:
-    return dict(Counter(record.outcome.value for record in records))
 
 
 def _pools(workload: Workload, traces: Sequence[str]) -> Pools:
@@ -249,8 +240,7 @@ def run_live(folder: Path, markers: Path, found: Found, *, seed: int, candidates
     ended = run_bounded(command, _LIMIT_SECS)
     tally.longest_secs = time.monotonic() - began
     if ended.code == 0:
-        result: JsonDict = json.loads(ended.printed.splitlines()[-1])
-        return result
+        return dict(json.loads(ended.printed.splitlines()[-1]))
     tally.hangs, tally.crashes = int(ended.code is None), int(ended.code is not None)
     kind = "hang" if ended.code is None else f"ended with {ended.code}"
     found.find("live", kind, "live", ended.errors[-3_000:])

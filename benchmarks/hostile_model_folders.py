@@ -1,6 +1,6 @@
 """Models and backups of strangers: honest ones with faults in manifests, tensors, lists and files.
 
-Called by `benchmarks.hostile_folders`. Nothing here opens what it makes.
+Called by `benchmarks.hostile_child`. Nothing here opens what it makes.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from random import Random
 from typing import Any
 
 from benchmarks.hostile_datasets import WORKLOAD, not_regular, record
-from benchmarks.hostile_values import damaged, deep_text, odd_values, spoil, text, value, with_fault
+from benchmarks.hostile_values import damaged, deep_text, seed_json, spoil, text, value, with_fault
 from benchmarks.made_up import put_measured
 from fleet.archive.backup import back_up
 from fleet.archive.backup_folder import MANIFEST, OBJECTS, _sum_of
@@ -63,8 +63,8 @@ def make_models(rng: Random, folder: Path) -> None:
         manifest["tensors_sha256"] = sha256(path.read_bytes())
         (version / MANIFEST_NAME).write_text(json.dumps(manifest))
     elif kind == 3:
-        manifest["model"]["sizes"] |= rng.choice(odd_values()["model_sizes"])
-        manifest["model"] |= rng.choice(({}, *odd_values()["model_configs"]))
+        manifest["model"]["sizes"] |= rng.choice(seed_json()["model_sizes"])
+        manifest["model"] |= rng.choice(({}, *seed_json()["model_configs"]))
         if rng.random() < 0.2:
             manifest["heads"] = [str(number) for number in range(100_000)]
         (version / MANIFEST_NAME).write_text(json.dumps(manifest))

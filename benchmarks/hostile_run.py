@@ -49,12 +49,8 @@ class Tally:
     refused: int = 0
     crashes: int = 0
     hangs: int = 0
-    #: Of the children's processors, all files together.
-    cpu_secs: float = 0.0
     longest_secs: float = 0.0
-    longest_case: str = ""
     peak_memory_mb: float = 0.0
-    peak_case: str = ""
 
 
 @dataclass
@@ -86,11 +82,8 @@ class Found:
         tally = self.stage(name)
         tally.files += 1
         tally.refused += how == "refused"
-        tally.cpu_secs += event["cpu_secs"]
-        if event["secs"] > tally.longest_secs:
-            tally.longest_secs, tally.longest_case = event["secs"], case
-        if event["peak_mb"] > tally.peak_memory_mb:
-            tally.peak_memory_mb, tally.peak_case = event["peak_mb"], case
+        tally.longest_secs = max(tally.longest_secs, event["secs"])
+        tally.peak_memory_mb = max(tally.peak_memory_mb, event["peak_mb"])
         if how in ("crash", "unaccounted"):
             tally.crashes += how == "crash"
             self.find(name, event["kind"], case, text)
@@ -100,7 +93,7 @@ class Found:
         if event["peak_mb"] > TARGET_MB:
             self.find(name, "memory", case, f"{event['peak_mb']:,.0f} MiB {text}")
 
-    def finish(self, case: str, event: JsonDict) -> None:
+    def finish(self, event: JsonDict) -> None:
         """Count a case that is through."""
         counts = self.dialects.setdefault(event["dialect"], Counter())
         counts["cases"] += 1
@@ -111,8 +104,8 @@ class Found:
         """Count a case whose child did not live to tell."""
         how = why if why in ("hang", "memory") else "crash"
         secs, peak_mb = PATIENCE_SECS * (how == "hang"), MOST_MB * (how == "memory")
-        event = {"ended": stage, "how": how, "kind": why, "text": text, "cpu_secs": 0.0}
-        self.take(case, event | {"secs": secs, "peak_mb": peak_mb})
+        event = {"ended": stage, "how": how, "kind": why, "text": text, "secs": secs, "peak_mb": peak_mb}
+        self.take(case, event)
         self.dialects.setdefault("ended", Counter())["cases"] += 1
         self.done += 1
 
@@ -163,7 +156,7 @@ class Child:
                 if "ended" in event:
                     found.take(case, event)
                 elif "done" in event:
-                    found.finish(case, event)
+                    found.finish(event)
                     return
             stage = event.get("began", stage)
 

@@ -1,8 +1,8 @@
-"""What one hostile import goes through: import, dataset, replay, training. Runs in a child process.
+"""What opens hostile logs, networks and the folders of strangers, stage by stage. Runs in a child process.
 
 Each stage calls what the command line calls, on a store of the case's own. An error that `fleet` would print
 as one line is a refusal; anything else that is raised is a crash. `benchmarks.hostile_child` takes the time
-and the memory.
+and the memory. A script of a trace that attacks, or an export that holds one, counts as if it had run.
 """
 
 from __future__ import annotations
@@ -13,19 +13,32 @@ import random
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Callable
-from contextlib import closing
+from collections.abc import Callable, Iterator
+from contextlib import closing, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from msgspec.structs import replace
 
 from agents.errors import AgentError
 from agents.host.process_control import environment
+from agents.networks.network_name import NetworkRefusedError
 from agents.records import DeviceId, DeviceKind, DeviceSpec, Family, Protocol, Replay
 from benchmarks.hostile_corpus import Case
+from benchmarks.hostile_datasets import WORKLOAD, faulty_footer, faulty_values, record
+from benchmarks.hostile_model_folders import VERSION
+from benchmarks.hostile_values import damaged
+from benchmarks.made_up import put_measured
+from fleet.daemon.replay_files import ready
+from fleet.datasets.dataset_files import RECORDS
 from fleet.errors import FleetError
+from fleet.interchange.export_store import FORMATS, export
+from fleet.store.store import Store
 from transfer.errors import TransferError
+
+if TYPE_CHECKING:
+    from fleet.store.reader import StoreReader
 
 #: What `fleet.cli.app` turns into one clear line.
 TYPED = (FleetError, AgentError, TransferError, OSError)
@@ -83,7 +96,6 @@ def import_case(work: Work) -> None:
         Unaccounted: The report does not add up, to the file or to the store.
     """
     from fleet.interchange.import_logs import ImportRequest, check_request, import_logs
-    from fleet.store.store import Store
 
     request = ImportRequest(
         paths=(work.log(),), device_id=DEVICE, devices_folder=work.folder / "no-device-files", again=True
@@ -127,7 +139,6 @@ def command_case(work: Work) -> None:
 def dataset_case(work: Work) -> None:
     """What `fleet train` reads: all records as a dataset."""
     from fleet.models.versions import load_snapshot
-    from fleet.store.store import Store
 
     load_snapshot(Store.read(work.store))
 
@@ -159,9 +170,6 @@ def replay_case(work: Work) -> None:
 
 def replay_spec(work: Work) -> DeviceSpec:
     """The spec of a device that replays the case's records."""
-    from fleet.daemon.replay_files import ready
-    from fleet.store.store import Store
-
     known = Store.read(work.store).devices()
     if DEVICE not in known:
         raise FleetError("nothing was imported")
@@ -199,9 +207,6 @@ def replay_all(spec: DeviceSpec, changed: Replay | None = None) -> None:
 
 def faulty_copy(path: Path, rng: random.Random, folder: Path) -> Path:
     """A copy of an exported file with a fault: in its bytes, in a value, or in the footer."""
-    from benchmarks.hostile_datasets import faulty_footer, faulty_values
-    from benchmarks.hostile_values import damaged
-
     made = folder / "faulty.parquet"
     kind = rng.randrange(3)
     if kind == 0:
@@ -213,9 +218,6 @@ def faulty_copy(path: Path, rng: random.Random, folder: Path) -> Path:
 
 def export_case(work: Work) -> None:
     """`fleet export` in every other format."""
-    from fleet.interchange.export_store import export
-    from fleet.store.store import Store
-
     reader = Store.read(work.store)
     for form in ("ansor", "autotvm", "meta_schedule"):
         try:
@@ -231,7 +233,6 @@ def archive_case(work: Work) -> None:
         AssertionError: The refusal is not one line, or the copy still holds the attack.
     """
     from agents.networks.archive import rewrite_archive
-    from agents.networks.network_name import NetworkRefusedError
 
     copy = io.BytesIO()
     try:
@@ -251,7 +252,6 @@ def reader_case(work: Work) -> None:
     Raises:
         AssertionError: It did not answer for each of them.
     """
-    from agents.networks.network_name import NetworkRefusedError
     from agents.networks.reader import ask
 
     files = [str(work.logs / name.decode()) for name, _ in work.case.files]
@@ -264,6 +264,101 @@ def reader_case(work: Work) -> None:
     assert all(reason.isprintable() for reason in answer["refused"].values()), answer["refused"]
 
 
+def open_dataset_case(work: Work) -> None:
+    """`fleet datasets open` into a store of ours, then scripts, pages, exports and training data of it."""
+    from fleet.datasets.admission import open_dataset
+    from fleet.models.versions import load_snapshot
+
+    with Store.open(work.store) as store:
+        put_measured(store, "board", [WORKLOAD], [record(99)])
+        open_dataset(work.logs, store)
+    reader = Store.read(work.store)
+    marker = work.case.marker
+    for candidate_id in {one.candidate_id for one in reader.records(device_id="lab.board")}:
+        if any(_scripts(reader, candidate_id)):
+            Path(f"{marker}-script").mkdir(exist_ok=True)
+    for form in FORMATS:
+        place = work.folder / f"export-{form}"
+        with suppress(*TYPED):
+            files = export(reader, place, form).files
+            # Parquet is data; the other forms are read by tuners that replay what they find.
+            if form != "parquet" and any(marker.encode() in path.read_bytes() for path in files):
+                Path(f"{marker}-{form}").mkdir(exist_ok=True)
+    load_snapshot(reader)
+
+
+def _scripts(reader: StoreReader, candidate_id: str) -> Iterator[str]:
+    """The scripts of a candidate that the page and `fleet show --script` hand out."""
+    from fleet.cli.lookup import _script
+    from fleet.coverage.lookup import find
+    from fleet.dashboard.workload_view import candidate_view
+
+    view = candidate_view(reader, WORKLOAD.workload_id, candidate_id, ["lab.board", "board"])
+    yield view["script"]
+    found = find(reader, candidate_id)
+    assert found is not None
+    with suppress(*TYPED):
+        yield _script(reader, found)
+
+
+def load_models_case(work: Work) -> None:
+    """All that reads a folder of models: who serves, cards, the history, and the model itself."""
+    from fleet.models.registry_reader import RegistryReader
+    from fleet.models.shipped_model import read_shipped
+    from fleet.models.views import show_version
+    from fleet.report.model_card import write_card
+    from transfer.model import checkpoint
+
+    refusals: list[str] = []
+
+    def attempt(act: Callable[[], Any]) -> None:
+        try:
+            act()
+        except TYPED as refusal:
+            refusals.append(str(refusal))
+
+    def cards() -> None:
+        shown = show_version(RegistryReader(work.logs), VERSION)
+        for ending in ("md", "html"):
+            write_card(shown, work.folder / f"card.{ending}")
+
+    def champions() -> None:
+        registry = RegistryReader(work.logs)
+        registry.history()
+        for one in registry.champions().values():
+            registry.load(one.ref)
+
+    attempt(cards)
+    attempt(champions)
+    attempt(lambda: checkpoint.load(work.logs / VERSION))
+    attempt(lambda: read_shipped(Family.CPU, work.logs / VERSION))
+    if refusals:
+        work.refusals["load-models"] = refusals[0]
+
+
+def restore_backup_case(work: Work) -> None:
+    """`fleet store verify` of a backup and `fleet store restore`, and what is restored is read."""
+    from fleet.archive.backup import restore, verify_backup
+    from fleet.archive.verify import verify
+
+    with suppress(*TYPED):
+        verify_backup(work.logs)
+    restore(work.logs, work.folder / "restored")
+    verify(work.folder / "restored")
+
+
+def replay_file_case(work: Work) -> None:
+    """A replay device of a stranger's file, as its device file names it."""
+    spec = DeviceSpec(
+        device_id=DeviceId("replayed"),
+        kind=DeviceKind.REPLAY,
+        family=Family.CPU,
+        target_json="{}",
+        replay=Replay(records=str(work.logs / RECORDS), device=DeviceId("board"), noise=True, failures=True),
+    )
+    replay_all(ready({spec.device_id: spec}, work.folder / "replay")[spec.device_id])
+
+
 #: Stages by name, in their order.
 STAGES: dict[str, Callable[[Work], None]] = {
     "import": import_case,
@@ -274,6 +369,10 @@ STAGES: dict[str, Callable[[Work], None]] = {
     "training": training_case,
     "archive": archive_case,
     "reader": reader_case,
+    "open-dataset": open_dataset_case,
+    "load-models": load_models_case,
+    "restore-backup": restore_backup_case,
+    "replay-file": replay_file_case,
 }
 
 

@@ -28,16 +28,16 @@ _TOKENS = (b"NaN", b"Infinity", b"-Infinity", b"1e400", b"-1e999", b"00", b"1.",
 
 
 @cache
-def odd_values() -> JsonDict:
-    """Numbers at the edges of what programs count with, texts that have broken programs, sizes of models."""
-    found: JsonDict = json.loads((SEEDS / "values.json").read_text())
+def seed_json(name: str = "values") -> JsonDict:
+    """A file of seeds; `values` has numbers at the edges, texts that broke programs, sizes of models."""
+    found: JsonDict = json.loads((SEEDS / f"{name}.json").read_text())
     return found
 
 
 def number(rng: Random) -> Any:
     """A number, mostly a hostile one."""
     return (
-        rng.choice(odd_values()["numbers"])
+        rng.choice(seed_json()["numbers"])
         if rng.random() < 0.7
         else rng.randrange(1, 1 << rng.randrange(1, 64))
     )
@@ -47,7 +47,7 @@ def text(rng: Random) -> str:
     """A text, mostly a hostile one."""
     if rng.random() < 0.08:
         return rng.choice('ab[{"\\\u00e9') * rng.choice(_LENGTHS)
-    return str(rng.choice(odd_values()["texts"]))
+    return str(rng.choice(seed_json()["texts"]))
 
 
 def value(rng: Random, depth: int = 3) -> Any:

@@ -9,23 +9,28 @@ where its own features are asked for.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 
 from agents.records import DeviceId
 from benchmarks.harness import Figures, benchmark, command_of, option, say, working_folder
-from benchmarks.learning_tvm import PerStoreFeatures, TvmMlp, TvmXgb, join_features, per_store_features
-from benchmarks.rivals.base import unknown_device
+from benchmarks.learning_tvm import (
+    WAYS,
+    PerStoreFeatures,
+    TvmRanker,
+    join_features,
+    per_store_features,
+)
+from benchmarks.rivals.base import EachDevice
 from benchmarks.rivals.named import PUBLISHED, RIVALS, make_rival, run_kept_fits
 from benchmarks.tables import page, write_page
 from benchmarks.training import LOGS, import_devices
 from fleet.models.versions import DatasetSnapshot, load_snapshot, train_config
 from fleet.store.reader import StoreReader
 from fleet.store.store import Store
-from transfer.arrays import Floats, Rows, Singles
-from transfer.data.dataset import Dataset
+from transfer.arrays import Singles
 from transfer.data.splits import Split, SplitKind, few_of_each, make_splits
 from transfer.evaluate.compare import fits_of, judge_fits
 from transfer.evaluate.rankers import ModelRanker, Ranker
@@ -35,31 +40,7 @@ from transfer.train.rows import TrainConfig
 OURS = ("model", "model-single")
 #: The first without its trees.
 NETWORK = "model-network"
-#: TVM's own models, which need candidates that TVM can build again.
-TVM_RANKERS = ("tvm-xgb", "tvm-mlp")
 _DIALECT = "meta_schedule"
-
-
-@dataclass
-class SingleRanker:
-    """A model of its own for each device: what heads of a joint model are compared with."""
-
-    config: TrainConfig = field(default_factory=TrainConfig)
-    name: str = OURS[1]
-    #: Models that `fit` made, by device.
-    models: dict[str, ModelRanker] = field(default_factory=dict)
-
-    def fit(self, dataset: Dataset, rows: Rows, devices: Sequence[str], seed: int) -> None:
-        """Train a model for each device on its own labels. See `Ranker.fit`."""
-        self.models = {device_id: ModelRanker(config=self.config) for device_id in devices}
-        for device_id, model in self.models.items():
-            model.fit(dataset, rows, (device_id,), seed)
-
-    def score(self, dataset: Dataset, rows: Rows, device_id: str) -> Floats:
-        """Scores of the device's own model. See `Ranker.score`."""
-        if device_id not in self.models:
-            raise unknown_device(self, device_id, tuple(self.models))
-        return self.models[device_id].score(dataset, rows, device_id)
 
 
 def make_rankers(
@@ -76,12 +57,13 @@ def make_rankers(
     """
     ours: dict[str, Ranker] = {
         OURS[0]: ModelRanker(config=config),
-        OURS[1]: SingleRanker(config=config),
+        OURS[1]: EachDevice(ModelRanker(config=config), OURS[1]),
         NETWORK: ModelRanker(config=replace(config, trees=0), name=NETWORK),
     }
-    if set(names) & set(TVM_RANKERS):
+    # TVM's own models need candidates that TVM can build again.
+    if tvm := set(names) & WAYS.keys():
         stores = tvm_features(reader, snapshot)
-        ours |= {one.name: one for one in (TvmXgb(stores), TvmMlp(stores))}
+        ours |= {name: EachDevice(TvmRanker(name, stores)) for name in tvm}
     return [ours.get(name) or make_rival(name) for name in names]
 
 
@@ -106,7 +88,7 @@ def tvm_features(reader: StoreReader, snapshot: DatasetSnapshot) -> PerStoreFeat
             if dialect != _DIALECT:
                 raise ValueError(
                     f"TVM's own models need candidates of {_DIALECT}, the store holds {dialect}; leave "
-                    f"{' and '.join(TVM_RANKERS)} out"
+                    f"{' and '.join(WAYS)} out"
                 )
             traces[row] = trace
     spec = snapshot.devices[dataset.device_ids[0]][0]
@@ -129,11 +111,7 @@ def sampled(snapshot: DatasetSnapshot) -> DatasetSnapshot:
 
 #: Devices of the logs that are told apart; `x86_hokusai` is the i7-3770 again.
 DEVICES = ("arm-cortex-a72", "x86-amd3700x", "x86-inteli7-3770")
-_NOTE = (
-    "In brackets: 90 % intervals (bootstrap over workloads and seeds); differences are paired. "
-    "`nearest-device` and `mean-rank` know what other devices measured of the very candidates that are "
-    "judged: they are no cost models."
-)
+_NOTE = "In brackets: 90 % intervals (bootstrap over workloads and seeds); differences are paired."
 #: Most candidates of a workload to learn from, and to be judged on.
 _EACH, _JUDGED = 64, 256
 RANKERS = (*OURS, "xgboost", "lightgbm", "lightgbm-pooled", "mlp")
@@ -155,9 +133,7 @@ class Options:
     slow_seeds: int = option(1, "seeds of published TLP", least=1)
     workers: int = option(1, "processes that fit side by side", least=1)
     keep: Path | None = option(None, "folder of finished fits, so that a stopped run goes on")
-    rankers: tuple[str, ...] = option(
-        RANKERS, "who is compared", choices=(*OURS, NETWORK, *TVM_RANKERS, *RIVALS)
-    )
+    rankers: tuple[str, ...] = option(RANKERS, "who is compared", choices=(*OURS, NETWORK, *WAYS, *RIVALS))
 
 
 def measure(options: Options) -> Figures:
@@ -217,12 +193,9 @@ def compared(options: Options, folder: Path) -> Figures:
     )
     return {
         "split": options.split,
-        "train_candidates_each": _EACH,
-        "judged_candidates_each": _JUDGED,
         "candidates": len(dataset),
         "workloads": len(dataset.workload_ids),
         "epochs": options.epochs,
-        "slow_seeds": options.slow_seeds,
         **comparison.as_json(),
     }
 

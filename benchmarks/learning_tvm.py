@@ -1,7 +1,7 @@
 """TVM's own cost models, XGBoost and segment-sum MLP, on TVM's own features of every buffer store.
 
 `per_store_features` lowers candidates, so it must run where TVM is; what it gives are arrays, and the
-models learn from arrays only. `TvmXgb` calls `XGBModel`'s own fitting and prediction. Of TVM's MLP the
+models learn from arrays only. `tvm-xgb` is `XGBModel`'s own fitting and prediction. Of TVM's MLP the
 network, loader and loss are TVM's own, the loop over epochs is written again here after
 `SegmentSumMLPTrainer.train_full`: that one passes an argument to torch's scheduler that torch 2.7 no longer
 takes. TVM is imported inside functions.
@@ -9,16 +9,16 @@ takes. TVM is imported inside functions.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
 
-from agents.programs.trace_rules import read_trace
+from agents.programs.build import scheduled
 from agents.records import Workload, is_imported
-from benchmarks.rivals.base import hold_out_workloads, need, unknown_device
+from benchmarks.rivals.base import hold_out_workloads, need, of_device
 from fleet.json_types import JsonDict
 from transfer.arrays import Floats, Groups, Rows, Singles
 from transfer.data.dataset import Dataset
@@ -59,9 +59,7 @@ class PerStoreFeatures:
         ]
 
 
-def per_store_features(
-    workload: Workload, traces: Sequence[str], target: str | JsonDict, threads: int = 1
-) -> list[Singles]:
+def per_store_features(workload: Workload, traces: Sequence[str], target: str | JsonDict) -> list[Singles]:
     """TVM's features of some candidates of one workload.
 
     The first call of a process imports TVM's tensor intrinsics, which takes some twenty seconds; callers
@@ -71,7 +69,6 @@ def per_store_features(
         workload: With its TVM module, one of ours (`fleet.store.reader.StoreReader.own_workloads`).
         traces: MetaSchedule traces, JSON text.
         target: TVM target, as text or as its JSON object; thread and vector limits enter the features.
-        threads: Threads of TVM.
 
     Returns:
         (stores, 172) of each trace; (0, 172) where the trace is refused (`agents.programs.trace_rules`), does
@@ -82,22 +79,21 @@ def per_store_features(
     """
     import tvm
     from tvm.s_tir import meta_schedule as ms
-    from tvm.s_tir.schedule import Schedule, Trace
 
     if is_imported(workload.workload_id):
         raise TransferError(
             f"workload {workload.workload_id} was imported: TVM is given no module of others; leave it out"
         )
     module = tvm.ir.load_json(workload.module_json)
-    context = ms.TuneContext(mod=module, target=tvm.target.Target(target), num_threads=threads)
+    context = ms.TuneContext(mod=module, target=tvm.target.Target(target), num_threads=1)
     extractor = ms.feature_extractor.PerStoreFeature(extract_workload=True)
     nothing = np.zeros((0, MLP_COLUMNS), dtype=np.float32)
     found = []
     for trace in traces:
-        schedule = Schedule(module, error_render_level="none")
         try:
-            Trace.apply_json_to_schedule(read_trace(trace), schedule)
-            candidate = ms.MeasureCandidate(schedule, ms.arg_info.ArgInfo.from_entry_func(module, True))
+            candidate = ms.MeasureCandidate(
+                scheduled(module, trace), ms.arg_info.ArgInfo.from_entry_func(module, True)
+            )
             values = extractor.extract_from(context, [candidate])[0].numpy().astype(np.float32)
         except Exception:  # whatever TVM raises for a candidate, it is the candidate's fault
             values = nothing
@@ -113,31 +109,26 @@ def join_features(parts: Sequence[Singles]) -> PerStoreFeatures:
     )
 
 
-class _TvmRanker:
-    """What both models share: a model a device, labels least / latency of each workload."""
+class TvmRanker:
+    """One of TVM's own models of one device, by its name; labels are least / latency of each workload."""
 
-    name = ""
-
-    def __init__(self, features: PerStoreFeatures, threads: int = 1) -> None:
-        self.features = features
-        self.threads = threads
+    def __init__(self, name: str, features: PerStoreFeatures) -> None:
+        self.name, self.features = name, features
         self._models: JsonDict = {}
 
     def fit(self, dataset: Dataset, rows: Rows, devices: Sequence[str], seed: int) -> None:
-        """Train a model for each device. See `Ranker.fit`."""
+        """Train a model of the one device. See `Ranker.fit`."""
         self._check(dataset)
-        labels = training_labels(dataset, rows, devices)
-        self._models = {}
-        for place, device_id in enumerate(devices):
-            usable = np.isfinite(labels[:, place])
-            self._models[device_id] = self._train(dataset, rows[usable], labels[usable, place], seed)
+        labels = training_labels(dataset, rows, devices)[:, 0]
+        usable = np.isfinite(labels)
+        train, _ = WAYS[self.name]
+        self._models = {devices[0]: train(self.features, dataset, rows[usable], labels[usable], seed)}
 
     def score(self, dataset: Dataset, rows: Rows, device_id: str) -> Floats:
         """Predicted relative speeds. See `Ranker.score`."""
         self._check(dataset)
-        if device_id not in self._models:
-            raise unknown_device(self, device_id, tuple(self._models))
-        return self._predict(self._models[device_id], rows) if len(rows) else np.zeros(0)
+        model, (_, predict) = of_device(self, self._models, device_id), WAYS[self.name]
+        return predict(self.features, model, rows) if len(rows) else np.zeros(0)
 
     def _check(self, dataset: Dataset) -> None:
         if len(self.features) != len(dataset):
@@ -146,82 +137,77 @@ class _TvmRanker:
                 f"{len(dataset)}; make them for this dataset with `per_store_features`"
             )
 
-    def _train(self, dataset: Dataset, rows: Rows, labels: Singles, seed: int) -> Any:
-        raise NotImplementedError
 
-    def _predict(self, model: Any, rows: Rows) -> Floats:
-        raise NotImplementedError
-
-
-class TvmXgb(_TvmRanker):
+def _train_xgb(features: PerStoreFeatures, dataset: Dataset, rows: Rows, labels: Singles, seed: int) -> Any:
     """TVM's `XGBModel`: squared error on the sum over stores, weighted by the label, its own settings."""
+    need("xgboost")
+    from tvm.s_tir.meta_schedule.cost_model.xgb_model import XGBConfig, XGBModel
 
-    name = "tvm-xgb"
-
-    def _train(self, dataset: Dataset, rows: Rows, labels: Singles, seed: int) -> Any:
-        need("xgboost")
-        from tvm.s_tir.meta_schedule.cost_model.xgb_model import XGBConfig, XGBModel
-
-        model = XGBModel(config=XGBConfig(seed=seed, nthread=self.threads))
-        model._train(xs=self.features.of(rows, XGB_COLUMNS), ys=labels)
-        return model
-
-    def _predict(self, model: Any, rows: Rows) -> Floats:
-        return np.asarray(model._predict(xs=self.features.of(rows, XGB_COLUMNS)), dtype=np.float64)
+    model = XGBModel(config=XGBConfig(seed=seed, nthread=1))
+    model._train(xs=features.of(rows, XGB_COLUMNS), ys=labels)
+    return model
 
 
-class TvmMlp(_TvmRanker):
+def _predict_xgb(features: PerStoreFeatures, model: Any, rows: Rows) -> Floats:
+    return np.asarray(model._predict(xs=features.of(rows, XGB_COLUMNS)), dtype=np.float64)
+
+
+def _train_mlp(features: PerStoreFeatures, dataset: Dataset, rows: Rows, labels: Singles, seed: int) -> Any:
     """TVM's segment-sum MLP: LambdaRank over mixed batches of 128, columns scaled by their largest value."""
+    from tvm.s_tir.meta_schedule.cost_model.mlp_model import (
+        SegmentDataLoader,
+        SegmentSumMLP,
+        lambda_rank_loss,
+    )
 
-    name = "tvm-mlp"
+    kept, held = hold_out_workloads(dataset, rows, _HELD_SHARE, seed)
 
-    def _train(self, dataset: Dataset, rows: Rows, labels: Singles, seed: int) -> Any:
-        from tvm.s_tir.meta_schedule.cost_model.mlp_model import (
-            SegmentDataLoader,
-            SegmentSumMLP,
-            lambda_rank_loss,
-        )
+    def loader(part: Rows, *, shuffle: bool) -> Any:
+        known = labels[np.isin(rows, part)]
+        return SegmentDataLoader(features.of(part), known, batch_size=_BATCH, shuffle=shuffle)
 
-        kept, held = hold_out_workloads(dataset, rows, _HELD_SHARE, seed)
+    with scoped_seed(seed), torch_threads(1):
+        network = SegmentSumMLP()
+        optimizer = torch.optim.Adam(network.parameters(), lr=_RATE, weight_decay=_DECAY)
+        schedule = torch.optim.lr_scheduler.StepLR(optimizer, step_size=_STEP, gamma=_GAMMA)
+        training, judging = loader(kept, shuffle=True), loader(held, shuffle=False)
+        best: tuple[float, JsonDict] | None = None
+        for _ in range(_EPOCHS):
+            network.train()
+            for sizes, values, targets in training:
+                optimizer.zero_grad()
+                # TVM squeezes its output, so a last batch of one row has no dimension.
+                loss = lambda_rank_loss(network(sizes, values).reshape(-1), targets)
+                loss.backward()
+                torch.nn.utils.clip_grad_norm_(network.parameters(), _CLIP)
+                optimizer.step()
+            schedule.step()
+            network.eval()
+            with torch.no_grad():
+                losses = [
+                    float(lambda_rank_loss(network(sizes, values).reshape(-1), targets))
+                    for sizes, values, targets in judging
+                ]
+            # TVM leaves the last, smaller batch out where there are others.
+            value = float(np.mean(losses[:-1] or losses))
+            if best is None or value < best[0]:
+                best = value, {k: v.clone() for k, v in network.state_dict().items()}
+        if best is not None:
+            network.load_state_dict(best[1])
+    return network
 
-        def loader(part: Rows, *, shuffle: bool) -> Any:
-            known = labels[np.isin(rows, part)]
-            return SegmentDataLoader(self.features.of(part), known, batch_size=_BATCH, shuffle=shuffle)
 
-        with scoped_seed(seed), torch_threads(self.threads):
-            network = SegmentSumMLP()
-            optimizer = torch.optim.Adam(network.parameters(), lr=_RATE, weight_decay=_DECAY)
-            schedule = torch.optim.lr_scheduler.StepLR(optimizer, step_size=_STEP, gamma=_GAMMA)
-            training, judging = loader(kept, shuffle=True), loader(held, shuffle=False)
-            best: tuple[float, JsonDict] | None = None
-            for _ in range(_EPOCHS):
-                network.train()
-                for sizes, values, targets in training:
-                    optimizer.zero_grad()
-                    # TVM squeezes its output, so a last batch of one row has no dimension.
-                    loss = lambda_rank_loss(network(sizes, values).reshape(-1), targets)
-                    loss.backward()
-                    torch.nn.utils.clip_grad_norm_(network.parameters(), _CLIP)
-                    optimizer.step()
-                schedule.step()
-                network.eval()
-                with torch.no_grad():
-                    losses = [
-                        float(lambda_rank_loss(network(sizes, values).reshape(-1), targets))
-                        for sizes, values, targets in judging
-                    ]
-                # TVM leaves the last, smaller batch out where there are others.
-                value = float(np.mean(losses[:-1] or losses))
-                if best is None or value < best[0]:
-                    best = value, {k: v.clone() for k, v in network.state_dict().items()}
-            if best is not None:
-                network.load_state_dict(best[1])
-        return network
+def _predict_mlp(features: PerStoreFeatures, model: Any, rows: Rows) -> Floats:
+    from tvm.s_tir.meta_schedule.cost_model.mlp_model import SegmentDataLoader
 
-    def _predict(self, model: Any, rows: Rows) -> Floats:
-        from tvm.s_tir.meta_schedule.cost_model.mlp_model import SegmentDataLoader
+    loader = SegmentDataLoader(features.of(rows), None, batch_size=_BATCH, shuffle=False)
+    with torch.no_grad(), torch_threads(1):
+        parts = [model(sizes, values).reshape(-1) for sizes, values, _ in loader]
+    return torch.cat(parts).double().numpy()
 
-        loader = SegmentDataLoader(self.features.of(rows), None, batch_size=_BATCH, shuffle=False)
-        with torch.no_grad(), torch_threads(self.threads):
-            parts = [model(sizes, values).reshape(-1) for sizes, values, _ in loader]
-        return torch.cat(parts).double().numpy()
+
+#: By name: how a model is trained, and what it predicts.
+WAYS: dict[str, tuple[Callable[..., Any], Callable[..., Floats]]] = {
+    "tvm-xgb": (_train_xgb, _predict_xgb),
+    "tvm-mlp": (_train_mlp, _predict_mlp),
+}

@@ -16,7 +16,6 @@ searches nothing: it compiles every architecture of the corpus (`networks_corpus
 
 from __future__ import annotations
 
-import math
 import os
 import shutil
 import statistics
@@ -30,11 +29,10 @@ from msgspec.structs import replace
 from agents.records import DeviceId, DeviceSpec, canonical_json
 from benchmarks.harness import Figures, benchmark, kept, option, working_folder
 from benchmarks.networks_corpus import check_corpus, tiny_names
-from benchmarks.networks_corpus import table as corpus_table
-from benchmarks.networks_sides import VENDORS, compare
-from benchmarks.tables import markdown_table
+from benchmarks.networks_sides import compare
 from fleet.config.init import Profile, write_profiles
-from fleet.config.settings import FleetConfig, load_fleet, select_devices
+from fleet.config.settings import load_fleet, select_devices
+from fleet.json_types import JsonDict
 
 _TINY_BERT: Final = (
     "transformers:bert,hidden_size=128,num_hidden_layers=2,num_attention_heads=2,intermediate_size=512"
@@ -65,17 +63,6 @@ _RATIOS: Final = (
     *("speedup_vs_best_vendor", "speedup_vs_eager", "speedup_vs_untuned"),
     *("speedup_vs_tune_relax_equal_time", "wall_ratio_vs_stock"),
 )
-#: Columns of the table for people, by side.
-_COLUMNS: Final = {
-    "tvm_tuned": "`fleet tune`",
-    "onnxruntime": "ONNX Runtime",
-    "openvino": "OpenVINO",
-    "torch_compile": "`torch.compile`",
-    "torch_eager": "torch eager",
-    "tune_relax": "`tune_relax`, equal time",
-    "tune_relax_stock": "`tune_relax` as shipped",
-    "tvm_untuned": "TVM, no schedules",
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,20 +73,16 @@ class Options:
     threads: str = option("1", "one, or as many as this process has cores", choices=["1", "all"])
     network: tuple[str, ...] = option((), "only this one", choices=list(NETWORKS))
     minutes: float = option(10.0, "of each search", least=0.1, quick=1.0)
-    trials: int = option(100_000, "candidates of a search, if minutes allow", least=1)
-    models: Path | None = option(None, "folder with a head of the device")
     keep: Path | None = option(None, "folder of finished networks; a stopped run goes on")
     rivals_only: bool = option(False, "search nothing, and time TVM without schedules")
     tune_relax: bool = option(False, "TVM's `tune_relax` searches for as long")
     stock_trials: int = option(
         0, "candidates of `tune_relax` as it is shipped; 0: it does not search", least=0
     )
-    per_round: int = option(8, "candidates of a round of `tune_relax`; its own default is 64", least=1)
     quick: bool = option(False, "two networks, and searches of a minute")
     check: str | None = option(
         None, "instead compile every architecture of the corpus at a tiny size", choices=["corpus"]
     )
-    jobs: int = option(os.cpu_count() or 1, "checked at once", least=1)
 
     @property
     def search_minutes(self) -> float:
@@ -114,11 +97,10 @@ def device_on_all_cores(spec: DeviceSpec, cores: Iterable[int]) -> DeviceSpec:
     return replace(spec, threads=len(all_cores), cores=all_cores, target_json=canonical_json(target))
 
 
-def with_device(settings: FleetConfig, spec: DeviceSpec, folder: Path) -> FleetConfig:
+def settings_of(spec: DeviceSpec, folder: Path) -> JsonDict:
     """Settings of a fleet whose only device file, in a folder of its own, is that of a device."""
     write_profiles(folder, [Profile(spec=spec, header=())], force=True)
-    devices = settings.devices.model_copy(update={"folder": str(folder)})
-    return settings.model_copy(update={"devices": devices})
+    return {"devices.folder": str(folder)}
 
 
 def summary(spec: DeviceSpec, rows: dict[str, Figures]) -> Figures:
@@ -147,15 +129,14 @@ def summary(spec: DeviceSpec, rows: dict[str, Figures]) -> Figures:
 def measure(options: Options) -> Figures:
     """Tune and compare, or check the corpus."""
     if options.check:
-        return check_corpus(list(tiny_names()), options.jobs)
-    settings = load_fleet(None, {}).config
-    spec = select_devices(settings)[DeviceId(options.device)]
+        return check_corpus(list(tiny_names()))
+    spec = select_devices(load_fleet().config)[DeviceId(options.device)]
     if options.threads == "all":
         spec = device_on_all_cores(spec, os.sched_getaffinity(0))
     names = options.network or (_QUICK if options.quick else tuple(NETWORKS))
     rows = {}
     with working_folder(options.keep) as folder:
-        settings = with_device(settings, spec, folder / "devices")
+        settings = settings_of(spec, folder / "devices")
         for name in names:
             place = f"{name}-{spec.threads}-threads-{row_name(options)}"
 
@@ -177,43 +158,7 @@ def row_name(options: Options) -> str:
     return "-".join(words)
 
 
-def table(result: Figures) -> list[str]:
-    """Latencies in milliseconds, shares of the peak, and ratios, as Markdown; of a check its own table."""
-    if "architectures" in result:
-        return corpus_table(result)
-    rows = result["networks"]
-    sides = [side for side in _COLUMNS if any(side in row.get("latency_secs", ()) for row in rows.values())]
-    head = ("network", *(_COLUMNS[side] for side in sides), "share of peak: ours, best runtime")
-    lines = [(name, *(_latency(row, side) for side in sides), _shares(row)) for name, row in rows.items()]
-    worst = result["worst"]
-    ratios = [
-        (f"`{key}`", f"{result[key]:.3f}", f"{worst[key]['network']} {worst[key]['value']:.3f}")
-        for key in _RATIOS
-        if result[key] is not None
-    ]
-    both = [*markdown_table(head, lines), ""]
-    return both + (markdown_table(("geometric mean", "value", "worst network"), ratios) if ratios else [])
-
-
-def _latency(row: Figures, side: str) -> str:
-    """Milliseconds of a side; the fastest of all is bold."""
-    secs = row.get("latency_secs", {}).get(side)
-    if secs is None:
-        return "-" if "why_not" not in row else "no library"
-    text = f"{1e3 * secs:.{max(0, 2 - math.floor(math.log10(1e3 * secs)))}f}"
-    return f"**{text}**" if side == row["fastest"] else text
-
-
-def _shares(row: Figures) -> str:
-    shares = row.get("share_of_peak", {})
-    runtimes = [shares[side] for side in (*VENDORS, "torch_eager") if side in shares]
-    ours = f"{shares['tvm_tuned']:.2f}" if "tvm_tuned" in shares else "-"
-    return f"{ours}, {max(runtimes):.2f}" if runtimes else ours
-
-
-main = benchmark(
-    "networks", __doc__, Options, measure, fails=lambda result: result.get("failed_late"), table=table
-)
+main = benchmark("networks", __doc__, Options, measure, fails=lambda result: result.get("failed_late"))
 
 if __name__ == "__main__":
     main()

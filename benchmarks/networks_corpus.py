@@ -13,7 +13,6 @@ import json
 import os
 import sys
 import tempfile
-import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
@@ -26,8 +25,7 @@ from agents.host.process_control import die_with_parent
 from agents.networks.corpus import CORPUS
 from agents.networks.network_name import NetworkRefusedError, read_network_name
 from agents.records import Family
-from benchmarks.harness import Figures, run_bounded, stopwatch
-from benchmarks.tables import markdown_table
+from benchmarks.harness import Figures, run_bounded, say, stopwatch
 
 DTYPES: Final = ("float32", "float16", "bfloat16")
 #: What any processor of this kind runs, compiled in half the time: it is run once.
@@ -46,22 +44,22 @@ def tiny_names() -> dict[str, str]:
     return {name: f"transformers:{name},{sizes[name]}" for name in architectures}
 
 
-def check_corpus(architectures: Sequence[str], jobs: int) -> Figures:
-    """Check architectures, so many at once.
+def check_corpus(architectures: Sequence[str]) -> Figures:
+    """Check architectures, as many at once as there are cores.
 
     Returns:
-        `networks` (by architecture and type), `architectures`, `compiled`, `refused`, `failed_late`, `secs`.
+        `networks` (by architecture and type), `architectures`, `compiled`, `refused`, `failed_late`.
     """
-    began, names = time.perf_counter(), tiny_names()
-    with ThreadPoolExecutor(jobs) as pool:
+    names = tiny_names()
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
         waiting = {pool.submit(_in_a_process, names[name]): name for name in architectures}
         rows = {}
         for done in as_completed(waiting):
             rows[waiting[done]] = done.result()
             for dtype, row in done.result().items():
-                print(f"{waiting[done]} {dtype}: {_cell(row)}", file=sys.stderr, flush=True)
+                say(f"{waiting[done]} {dtype}: {row}")
     networks = {name: rows[name] for name in architectures}
-    return {"benchmark": "networks corpus", **summary(networks), "secs": time.perf_counter() - began}
+    return {"benchmark": "networks corpus", **summary(networks)}
 
 
 def summary(networks: dict[str, Figures]) -> Figures:
@@ -74,20 +72,6 @@ def summary(networks: dict[str, Figures]) -> Figures:
         "failed_late": sum(row["result"] == "failed_late" for row in rows),
         "networks": networks,
     }
-
-
-def table(found: Figures) -> list[str]:
-    """A Markdown table of a check: an architecture per row, a type per column; of a comparison nothing."""
-    if "architectures" not in found:
-        return []
-    rows = [(name, *(_cell(row[dtype]) for dtype in DTYPES)) for name, row in found["networks"].items()]
-    return markdown_table(("architecture", *DTYPES), rows)
-
-
-def _cell(row: Figures) -> str:
-    if row["result"] == "ok":
-        return f"{row['difference']:.1e}"
-    return f"{row['result'].replace('_', ' ')} after {row['secs']:.0f} s: {row['why']}"
 
 
 def _in_a_process(text: str) -> Figures:

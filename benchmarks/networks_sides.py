@@ -16,33 +16,32 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import fleet
 from agents.records import DeviceSpec, canonical_json
 from benchmarks.harness import Figures, child_json, run_bounded, stopwatch
 from benchmarks.search_sides import tuned
-from fleet.config.settings import FleetConfig
 from fleet.json_types import Json
 from fleet.tuning.database import read_database
 from fleet.tuning.delivery import build_library, check_network, is_right, time_network
-from fleet.tuning.tuning import TuneOptions
 
 if TYPE_CHECKING:
     from benchmarks.networks import Options
 
 _TVM = [sys.executable, "-m", "benchmarks.tvm_sides"]
 _MOST_TRIALS = 100_000
+#: Candidates of a round of `tune_relax`, whose own default is 64.
+_PER_ROUND = 8
 #: TVM writes a larger number for a candidate that failed.
 _FAILED_SECS = 1e9
-#: Outputs may differ by this much from torch's, relative to the largest value.
-_TOLERANCE = 1e-4
 #: Runtimes of vendors that a user may have instead, for nothing.
 VENDORS = ("onnxruntime", "openvino", "torch_compile")
 
 
-def compare(settings: FleetConfig, spec: DeviceSpec, network: str, search: Options, folder: Path) -> Figures:
+def compare(settings: Json, spec: DeviceSpec, network: str, search: Options, folder: Path) -> Figures:
     """Search a network, and time everything in turn.
 
     Args:
-        settings: That find the device.
+        settings: That find the device, by dotted key.
         spec: The device.
         network: As `fleet tune` takes it.
         search: How: as the command line says.
@@ -62,9 +61,10 @@ def compare(settings: FleetConfig, spec: DeviceSpec, network: str, search: Optio
     if not search.search_minutes:
         check_network(network, spec, libraries)
         timed = time_network(network, spec, {"tvm_untuned": libraries / "untuned.so"}, libraries)
-        return row | _latencies(timed, limits)
+        return row | latencies(timed, limits)
     elapsed = stopwatch()
-    ours = _tuned(settings, spec, network, search, folder)
+    options = fleet.EngineOptions(models=folder / "models", minutes=search.search_minutes, settings=settings)
+    ours = tuned(folder, options, device=spec.device_id, networks=[network], trials=_MOST_TRIALS)
     [timed] = ours["whole_networks"].values()
     if "why_not" in timed:
         return row | {"why_not": timed["why_not"]}
@@ -76,21 +76,15 @@ def compare(settings: FleetConfig, spec: DeviceSpec, network: str, search: Optio
     [curve] = [of_network["curve"] for of_network in ours["networks"].values()] or [[]]
     row["curve"] = curve
     if search.tune_relax or search.stock_trials:
-        sides, stock_secs = _sides_of_tvm(spec, settings.devices.folder, network, search, search_secs, folder)
+        sides, stock_secs = _sides_of_tvm(
+            spec, settings["devices.folder"], network, search, search_secs, folder
+        )
         check_network(network, spec, libraries)
         sides = {"tvm_tuned": Path(timed["library"]), "tvm_untuned": libraries / "untuned.so", **sides}
         timed = time_network(network, spec, sides, libraries)
         row["wall_ratio_vs_stock"] = wall_ratio(timed["secs"], curve, stock_secs)
         row["stock_secs"] = stock_secs
-    return row | _latencies(timed, limits)
-
-
-def _tuned(settings: FleetConfig, spec: DeviceSpec, network: str, search: Options, folder: Path) -> Figures:
-    models = search.models or folder / "models"
-    options = TuneOptions(
-        trials=search.trials, models=models, out=folder / "tuned", minutes=search.search_minutes
-    )
-    return tuned(settings, spec, options, folder, (network,))
+    return row | latencies(timed, limits)
 
 
 def _sides_of_tvm(
@@ -101,7 +95,7 @@ def _sides_of_tvm(
         "way": "network",
         "network": network,
         "target": spec.target,
-        "per_round": search.per_round,
+        "per_round": _PER_ROUND,
         "seed": 0,
         "device": spec.device_id,
         "devices": devices,
@@ -174,8 +168,13 @@ def wall_ratio(secs: Mapping[str, float], curve: list[list[float]], stock_secs: 
     return stock_secs / until[0] if until else None
 
 
-def _latencies(timed: Json, limits: Json) -> Figures:
-    """Latencies of a row, and what follows from them."""
+def latencies(timed: Json, limits: Json) -> Figures:
+    """Latencies of a row, and what follows from them.
+
+    Args:
+        timed: What `fleet tune` says of a whole network, or `fleet.tuning.delivery.time_network`.
+        limits: What `benchmarks.networks_limit` gives; empty where the peak is unknown.
+    """
     secs = timed["secs"]
     vendors = {side: secs[side] for side in VENDORS if side in secs}
     row = {
@@ -187,15 +186,15 @@ def _latencies(timed: Json, limits: Json) -> Figures:
         },
         "absent": timed["absent"],
         "difference": timed["differences"],
-        "share_of_peak": {
-            side: limits["flops"] / latency / limits["peak_flops_per_s"] for side, latency in secs.items()
-        },
     }
+    if limits:
+        least_secs = limits["flops"] / limits["peak_flops_per_s"]
+        row["share_of_peak"] = {side: least_secs / latency for side, latency in secs.items()}
     if "tvm_tuned" not in secs:
         return row
     rivals = {"eager": "torch_eager", "tune_relax_equal_time": "tune_relax", "untuned": "tvm_untuned"}
     rivals |= {side: side for side in VENDORS}
-    row["is_equal"] = is_right("tvm_tuned", timed, _TOLERANCE)
+    row["is_equal"] = is_right("tvm_tuned", timed, timed["tolerance"])
     row |= {
         f"speedup_vs_{name}": secs[side] / secs["tvm_tuned"] for name, side in rivals.items() if side in secs
     }

@@ -18,8 +18,8 @@ from typing import Any
 from benchmarks.harness import Figures, benchmark, command_of, option, working_folder
 from benchmarks.onboarding_baselines import baselines
 from benchmarks.onboarding_cases import CasePlan, networks_to_hold_out
-from benchmarks.onboarding_curve import SAMPLES, Adapting, Contender
-from benchmarks.onboarding_extras import COVERED, Experiment, breadth, coverage, selectors
+from benchmarks.onboarding_curve import SAMPLES, Adapting, Contender, Experiment, adapting
+from benchmarks.onboarding_extras import COVERED, breadth, coverage, selectors
 from benchmarks.onboarding_parts import CurveTable, DeviceSet, as_json, device_sets
 from benchmarks.tables import interval, page, write_page
 from transfer.adapt.base import Regime
@@ -135,7 +135,7 @@ def _experiment(one: DeviceSet, options: Options, points: Path) -> Experiment:
         devices=one,
         config=TrainConfig(epochs=options.epochs, device="cpu"),
         workers=options.workers,
-        points_in=points,
+        folder=points,
         plan=CasePlan(
             regimes=(),
             targets=tuple(map(str, one.dataset.device_ids)),
@@ -160,7 +160,7 @@ def _run(experiment: Experiment, options: Options) -> _Run:
     for regime in _regimes(one, options):
         points += experiment.points(
             experiment.cases(regime, targets=targets),
-            _contenders(options, experiment, regime),
+            _contenders(options, regime),
             options.samples,
             # What a device of the logs has in all is thousands of candidates.
             with_all=one.is_own or not options.quick,
@@ -177,12 +177,12 @@ def _regimes(one: DeviceSet, options: Options) -> list[Regime]:
     return list(Regime) if one.is_own else [Regime.BOTH_NEW]
 
 
-def _contenders(options: Options, experiment: Experiment, regime: Regime) -> list[Contender]:
+def _contenders(options: Options, regime: Regime) -> list[Contender]:
     """`auto`, the strategies and other ways to choose that it is compared with, and the baselines."""
     by_name = strategies()
     default = auto(regime, by_name)
     return [
-        *experiment.adapting(default, *(by_name[name] for name in options.strategies)),
+        *adapting(default, *(by_name[name] for name in options.strategies)),
         *(Adapting(default, SELECTORS[name], f"{_DEFAULT} by {name}") for name in options.selectors),
         *(one for one in baselines() if one.name in options.baselines),
     ]

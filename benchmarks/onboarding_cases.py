@@ -21,7 +21,7 @@ from agents.records import Workload, WorkloadId
 from transfer.adapt.base import Regime
 from transfer.arrays import Floats, Rows
 from transfer.data.dataset import Dataset
-from transfer.data.splits import Split, few_of_each, leave_networks_out, network_families, within_workload
+from transfer.data.splits import Split, SplitKind, few_of_each, make_splits, within_workload
 from transfer.errors import DatasetError
 from transfer.train.rows import trainable_devices
 
@@ -116,14 +116,12 @@ class FewShot(NamedTuple):
     score: Callable[[Situation, FewShotSet], Floats | None]
 
 
-def make_cases(
-    dataset: Dataset, workloads: Mapping[WorkloadId, Workload] | None, plan: CasePlan
-) -> list[Case]:
+def make_cases(dataset: Dataset, workloads: Mapping[WorkloadId, Workload], plan: CasePlan) -> list[Case]:
     """Every division, seed by seed, so that a run that is cut short has whole seeds.
 
     Args:
         dataset: Candidates of devices of one family.
-        workloads: Of the dataset; without them random workloads are held out instead of networks.
+        workloads: Of the dataset; of no network, random ones are held out instead of networks.
         plan: Which divisions.
 
     Raises:
@@ -187,7 +185,7 @@ def with_few_shot(dataset: Dataset, target: str, few_shot: FewShotSet) -> Datase
 
 def _divisions(
     dataset: Dataset,
-    workloads: Mapping[WorkloadId, Workload] | None,
+    workloads: Mapping[WorkloadId, Workload],
     regime: Regime,
     plan: CasePlan,
     seed: int,
@@ -204,33 +202,25 @@ def _divisions(
         yield replace(split, train=rows)
 
 
-def networks_to_hold_out(
-    dataset: Dataset, workloads: Mapping[WorkloadId, Workload] | None
-) -> tuple[str, ...]:
+def networks_to_hold_out(dataset: Dataset, workloads: Mapping[WorkloadId, Workload]) -> tuple[str, ...]:
     """Families of networks that can be held out; none where random workloads are."""
     return tuple(split.name for split in _by_network(dataset, workloads))
 
 
-def _by_network(dataset: Dataset, workloads: Mapping[WorkloadId, Workload] | None) -> list[Split]:
-    names = {
-        name for workload in (workloads or {}).values() for name, count in workload.networks if count > 0
-    }
-    families = network_families(names) if names else {}
-    return leave_networks_out(dataset, workloads, families) if workloads and len(families) > 1 else []
+def _by_network(dataset: Dataset, workloads: Mapping[WorkloadId, Workload]) -> list[Split]:
+    try:
+        return make_splits(SplitKind.BY_NETWORK, dataset, workloads, folds=_FOLDS, seed=0)
+    except DatasetError:  # no network is known, or only one family
+        return []
 
 
 def _workload_divisions(
-    dataset: Dataset, workloads: Mapping[WorkloadId, Workload] | None, plan: CasePlan, seed: int
+    dataset: Dataset, workloads: Mapping[WorkloadId, Workload], plan: CasePlan, seed: int
 ) -> list[Split]:
     splits = _by_network(dataset, workloads)
-    if splits:
-        return [split for split in splits if not plan.held or split.name in plan.held]
-    groups = np.random.default_rng(seed).permutation(np.unique(dataset.group))
-    for fold in range(min(_FOLDS, len(groups))):
-        held = np.isin(dataset.group, groups[fold::_FOLDS])
-        name = f"workloads {fold + 1} of {_FOLDS}"
-        splits.append(Split(name=name, train=np.flatnonzero(~held), test=np.flatnonzero(held)))
-    return splits
+    if not splits:
+        return make_splits(SplitKind.BY_WORKLOAD, dataset, workloads, folds=_FOLDS, seed=seed)
+    return [split for split in splits if not plan.held or split.name in plan.held]
 
 
 def _case(

@@ -11,16 +11,17 @@ knows no store. What was found is read by `benchmarks.onboarding_parts`.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
-from functools import partial
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import numpy as np
 
-from agents.records import Workload, WorkloadId, canonical_json, content_hash
+from agents.records import canonical_json, content_hash
 from benchmarks.harness import kept, read_kept, say, stopwatch
 from benchmarks.onboarding_cases import (
     Case,
@@ -35,7 +36,7 @@ from benchmarks.onboarding_cases import (
 from benchmarks.tables import interval
 from fleet.onboarding.adaptation import Onboarding, expectation
 from transfer.adapt.base import Regime, Strategy, is_enough
-from transfer.adapt.sample_selection import Choice, Selector, choose_in_rounds
+from transfer.adapt.sample_selection import SELECTORS, Choice, Selector, choose_in_rounds
 from transfer.arrays import Floats
 from transfer.data.dataset import Dataset
 from transfer.data.metrics import measure_workloads
@@ -47,11 +48,16 @@ from transfer.train.rows import TrainConfig
 from transfer.train.state import digest
 from transfer.train.training import train
 
+if TYPE_CHECKING:
+    from benchmarks.onboarding_parts import DeviceSet
+
 #: Measured candidates of each point of the curve; the last point is always all there are.
 SAMPLES = (0, 8, 32, 64, 256, 1024, 4096)
 #: Up to here every seed is run; beyond, the first ones only, for draws differ less and cost more.
 ALL_SEEDS_UP_TO = 1024
 _SEEDS_BEYOND = 2
+#: How samples are chosen where a contender does not say.
+SELECTOR = next(iter(SELECTORS.values()))
 #: Name of a random choice, whose expectation is exact.
 RANDOM = "random"
 
@@ -97,103 +103,114 @@ Contender = Adapting | FewShot
 Asked = tuple[int | None, Contender]
 
 
-@dataclass(frozen=True, kw_only=True)
-class CurvePlan:
-    """What to run."""
-
-    cases: CasePlan
-    #: Of different names.
-    contenders: tuple[Contender, ...]
-    #: How baselines choose their samples.
-    selector: Selector
-    #: How source models are trained.
-    config: TrainConfig
-    samples: tuple[int, ...] = SAMPLES
-    #: With a point of all that the target may measure.
-    with_all: bool = True
-
-    def asked(self, case: Case) -> list[Asked]:
-        """Whom to ask with how many samples."""
-        first = case.seed in self.cases.seeds[:_SEEDS_BEYOND]
-        samples = [k for k in self.samples if k <= len(case.pool) and (first or k <= ALL_SEEDS_UP_TO)]
-        every = [*samples, *([None] if self.with_all and first else [])]
-        return [(k, contender) for k in every for contender in self.contenders]
-
-    def about(self, contender: Contender) -> list[str]:
-        """What the points of a contender follow from beside the case."""
-        how = [self.selector.name]
-        if isinstance(contender, Adapting):
-            how = [repr(contender.strategy), contender.selector.name]
-        # Selectors may look at the model of the sources, so baselines hang on its training too.
-        return [contender.name, *how, repr(self.config)]
+def adapting(*strategies: Strategy) -> list[Adapting]:
+    """Strategies as contenders, with the samples of the default way to choose."""
+    return [Adapting(one, SELECTOR, one.name) for one in strategies]
 
 
-def run_curve(
-    dataset: Dataset,
-    workloads: Mapping[WorkloadId, Workload] | None,
-    plan: CurvePlan,
-    folder: Path,
-    *,
-    workers: int = 1,
-) -> list[Point]:
-    """Run every contender at every k on every case.
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Experiment:
+    """Devices that are left out in turn, and what all that is run on them shares.
 
-    Args:
-        dataset: Candidates of devices of one family; no more devices than may be source devices.
-        workloads: Of the dataset; without them random workloads are held out instead of networks.
-        plan: What to run.
+    Attributes:
+        devices: Of one family; no more than may be source devices.
+        plan: The divisions, whatever the regime.
+        config: How source models are trained.
         folder: Gets the points of each case as it ends; what lies there already is not run again.
         workers: Processes; the result does not depend on it.
-
-    Raises:
-        DatasetError: There is nothing to judge.
-        TransferError: A contender cannot be fitted, or a process died.
     """
-    data = digest(
-        dataset.latency_secs, dataset.failed, dataset.group, dataset.features.summary, dataset.hardware
-    )
 
-    def path(case: Case, asked: Asked) -> Path:
-        k, contender = asked
+    devices: DeviceSet
+    plan: CasePlan
+    config: TrainConfig
+    folder: Path
+    workers: int = 1
+
+    def cases(self, regime: Regime, **changes: Any) -> CasePlan:
+        """The divisions of a regime."""
+        return replace(self.plan, regimes=(regime,), **changes)
+
+    def points(
+        self,
+        plan: CasePlan,
+        contenders: Sequence[Contender],
+        samples: Sequence[int],
+        *,
+        with_all: bool = False,
+    ) -> list[Point]:
+        """Run every contender at every number of samples on every case.
+
+        Args:
+            plan: Which divisions.
+            contenders: Of different names.
+            samples: Numbers of samples.
+            with_all: With a point of all that the target may measure.
+
+        Raises:
+            DatasetError: There is nothing to judge.
+            TransferError: A contender cannot be fitted, or a process died.
+        """
+        dataset = self.devices.dataset
+
+        def asked(case: Case) -> list[Asked]:
+            first = case.seed in plan.seeds[:_SEEDS_BEYOND]
+            counts = [k for k in samples if k <= len(case.pool) and (first or k <= ALL_SEEDS_UP_TO)]
+            every = [*counts, *([None] if with_all and first else [])]
+            return [(k, contender) for k in every for contender in contenders]
+
+        cases = make_cases(dataset, self.devices.workloads, plan)
+        planned = [(case, [(one, self._path(case, one)) for one in asked(case)]) for case in cases]
+        missing = [
+            (case, absent)
+            for case, pairs in planned
+            if (absent := [(one, path) for one, path in pairs if read_kept(path) is None])
+        ]
+        jobs = [(case, [one for one, _ in absent]) for case, absent in missing]
+        run = partial(_run_case, dataset, self.config)
+        made = run_each(run, jobs, self.workers, of="the onboarding curve", pieces="cases")
+        for done, ((case, absent), points) in enumerate(zip(missing, made, strict=True), start=1):
+            for (_, path), point in zip(absent, points, strict=True):
+                kept(path, lambda point=point: {"point": msgspec.to_builtins(point)})  # type: ignore[misc]
+            say(f"{done}/{len(jobs)} {case.regime} {case.target}, {case.split}, seed {case.seed}")
+        every: list[Point] = []
+        for case, pairs in planned:
+            every.append(_judged(RANDOM, case, dataset, (0, 0), None, 0.0))
+            values = [read_kept(path) or {} for _, path in pairs]
+            every += [msgspec.convert(one["point"], Point) for one in values if one["point"] is not None]
+        return every
+
+    def _path(self, case: Case, asked: Asked) -> Path:
+        """The file of a point, named by all that it follows from."""
+        dataset, (k, contender) = self.devices.dataset, asked
+        how = [SELECTOR.name]
+        if isinstance(contender, Adapting):
+            how = [repr(contender.strategy), contender.selector.name]
         name = content_hash(
             canonical_json([case.regime.value, case.target, case.split, case.seed, k]),
             canonical_json(list(map(str, dataset.device_ids))),
             digest(case.pool, case.source_rows, case.test),
-            data,
-            canonical_json(plan.about(contender)),
+            self._data,
+            # Selectors may look at the model of the sources, so baselines hang on its training too.
+            canonical_json([contender.name, *how, repr(self.config)]),
         )
-        return folder / f"point-{name}.json"
+        return self.folder / f"point-{name}.json"
 
-    cases = make_cases(dataset, workloads, plan.cases)
-    missing = {
-        number: found
-        for number, case in enumerate(cases)
-        if (found := [one for one in plan.asked(case) if read_kept(path(case, one)) is None])
-    }
-    jobs = [(cases[number], asked) for number, asked in missing.items()]
-    run = partial(_run_case, dataset, plan=plan)
-    made = run_each(run, jobs, workers, of="the onboarding curve", pieces="cases")
-    for done, ((case, asked), points) in enumerate(zip(jobs, made, strict=True), start=1):
-        for one, point in zip(asked, points, strict=True):
-            kept(path(case, one), lambda point=point: {"point": msgspec.to_builtins(point)})  # type: ignore[misc]
-        what = f"{case.regime} {case.target}, {case.split}, seed {case.seed}"
-        say(f"{done}/{len(jobs)} {what}")
-    every: list[Point] = []
-    for case in cases:
-        every.append(_judged(RANDOM, case, dataset, (0, 0), None, 0.0))
-        values = [read_kept(path(case, one)) or {} for one in plan.asked(case)]
-        every += [msgspec.convert(one["point"], Point) for one in values if one["point"] is not None]
-    return every
+    @cached_property
+    def _data(self) -> str:
+        dataset = self.devices.dataset
+        return digest(
+            dataset.latency_secs, dataset.failed, dataset.group, dataset.features.summary, dataset.hardware
+        )
 
 
-def _run_case(dataset: Dataset, job: tuple[Case, Sequence[Asked]], plan: CurvePlan) -> list[Point | None]:
+def _run_case(dataset: Dataset, config: TrainConfig, job: tuple[Case, Sequence[Asked]]) -> list[Point | None]:
     """What each of some contenders finds on a case, on one thread; None where it can say nothing."""
     with torch_threads(1):
-        return list(_points(dataset, *job, plan))
+        return list(_points(dataset, config, *job))
 
 
 def _points(
-    dataset: Dataset, case: Case, contenders: Sequence[Asked], plan: CurvePlan
+    dataset: Dataset, config: TrainConfig, case: Case, contenders: Sequence[Asked]
 ) -> Iterator[Point | None]:
     view = visible_dataset(dataset, case)
     situation = situation_of(view, case)
@@ -202,9 +219,7 @@ def _points(
         return situation.once(
             "model of sources",
             lambda: (
-                train(
-                    view, case.source_rows, config=plan.config, seed=case.seed, devices=situation.sources
-                ).model
+                train(view, case.source_rows, config=config, seed=case.seed, devices=situation.sources).model
             ),
         )
 
@@ -213,7 +228,7 @@ def _points(
         dataset=view, target=case.target, pool=case.pool, source_model=source_model, seed=case.seed
     )
     for k, contender in contenders:
-        selector = contender.selector if isinstance(contender, Adapting) else plan.selector
+        selector = contender.selector if isinstance(contender, Adapting) else SELECTOR
         rows = situation.once(
             f"few-shot set {selector.name} {k}",
             lambda k=k, selector=selector: choose_in_rounds(  # type: ignore[misc]
@@ -238,7 +253,7 @@ def _points(
             source=source_model(),
             source_rows=case.source_rows,
             regime=case.regime,
-            config=plan.config,
+            config=config,
             seed=case.seed,
         )
         elapsed = stopwatch()

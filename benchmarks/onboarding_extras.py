@@ -9,29 +9,20 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from benchmarks.onboarding_cases import CasePlan, make_cases
-from benchmarks.onboarding_curve import (
-    RANDOM,
-    Adapting,
-    Contender,
-    CurvePlan,
-    Point,
-    run_curve,
-)
-from benchmarks.onboarding_parts import CurveTable, DeviceSet
+from benchmarks.onboarding_curve import RANDOM, SELECTOR, Adapting, Experiment, Point, adapting
+from benchmarks.onboarding_parts import CurveTable
 from benchmarks.tables import interval
 from fleet.json_types import JsonDict
-from transfer.adapt.base import Regime, Strategy
+from transfer.adapt.base import Regime
 from transfer.adapt.nearest import Nearest
 from transfer.adapt.sample_selection import SELECTORS, Choice, first_of
 from transfer.adapt.source_devices import SourceDevices
 from transfer.arrays import Rows
-from transfer.train.rows import TrainConfig
 
 #: Samples at which ways to choose them are compared; at the last, random's top-1 is to be had with fewer.
 SELECTED = (16, 32, 64, 128, 256)
@@ -39,62 +30,17 @@ SELECTED = (16, 32, 64, 128, 256)
 BREADTH, _BREADTH_SAMPLES = (12, 25, 50, 80), (0, 64)
 #: Samples at which stated intervals are compared with the truth.
 COVERED = (32, 64, 128, 256)
-#: How samples are chosen where a contender does not say.
-_SELECTOR = next(iter(SELECTORS.values()))
 #: A choice of samples by chance; "random" alone is a choice without any model.
 _BY_CHANCE = f"by {RANDOM}"
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
-class Experiment:
-    """A set whose devices are left out in turn, and what all that is run on it shares."""
-
-    devices: DeviceSet
-    config: TrainConfig
-    workers: int
-    #: Folder of finished cases.
-    points_in: Path
-    #: The divisions, whatever the regime.
-    plan: CasePlan
-
-    def cases(self, regime: Regime, **changes: Any) -> CasePlan:
-        """The divisions of a regime."""
-        return replace(self.plan, regimes=(regime,), **changes)
-
-    def adapting(self, *strategies: Strategy) -> list[Adapting]:
-        """Strategies as contenders."""
-        return [Adapting(one, _SELECTOR, one.name) for one in strategies]
-
-    def points(
-        self,
-        cases: CasePlan,
-        contenders: Sequence[Contender],
-        samples: Sequence[int],
-        *,
-        with_all: bool = False,
-    ) -> list[Point]:
-        """Run contenders on some divisions; see `CurvePlan` and `run_curve`."""
-        plan = CurvePlan(
-            cases=cases,
-            contenders=tuple(contenders),
-            selector=_SELECTOR,
-            config=self.config,
-            samples=tuple(samples),
-            with_all=with_all,
-        )
-        return run_curve(
-            self.devices.dataset,
-            self.devices.workloads,
-            plan,
-            self.points_in,
-            workers=self.workers,
-        )
-
-    def curve(self, cases: CasePlan, contenders: Sequence[Adapting], samples: Sequence[int]) -> CurveTable:
-        """The table of strategies."""
-        names = tuple(contender.name for contender in contenders)
-        points = self.points(cases, contenders, samples)
-        return CurveTable(points=points, strategies=names, default=names[0])
+def _curve(
+    experiment: Experiment, cases: CasePlan, contenders: Sequence[Adapting], samples: Sequence[int]
+) -> CurveTable:
+    """The table of strategies."""
+    names = tuple(contender.name for contender in contenders)
+    points = experiment.points(cases, contenders, samples)
+    return CurveTable(points=points, strategies=names, default=names[0])
 
 
 @dataclass(frozen=True)
@@ -120,7 +66,7 @@ def selectors(experiment: Experiment) -> JsonDict:
     short = replace(experiment, config=replace(config, epochs=max(1, config.epochs // 3)))
     ways = (*SELECTORS.values(), Uniform())
     contenders = [Adapting(strategy, selector, f"by {selector.name}") for selector in ways]
-    table = short.curve(short.cases(regime), contenders, SELECTED)
+    table = _curve(short, short.cases(regime), contenders, SELECTED)
     top1 = {(way, k): table.estimate(regime, f"by {way.name}", k) for way in ways for k in SELECTED}
     ks = [k for k in SELECTED if top1[ways[-1], k] is not None]
     at = max(ks)
@@ -159,7 +105,7 @@ def breadth(experiment: Experiment) -> JsonDict:
     """Top-1 against the number of workloads learnt from, where device and workload are new."""
     one, regime = experiment.devices, Regime.BOTH_NEW
     samples = _BREADTH_SAMPLES
-    contenders = experiment.adapting(SourceDevices(), Nearest())
+    contenders = adapting(SourceDevices(), Nearest())
     by_count: dict[int, Any] = {}
     for count in BREADTH:
         cases = experiment.cases(regime, most_workloads=count)
@@ -167,7 +113,7 @@ def breadth(experiment: Experiment) -> JsonDict:
         learnt = max(len(np.unique(one.dataset.group[case.source_rows])) for case in made)
         if learnt <= max(by_count, default=0):
             break
-        table = experiment.curve(cases, contenders, samples)
+        table = _curve(experiment, cases, contenders, samples)
         by_count[learnt] = {
             contender.name: {str(k): interval(table.estimate(regime, contender.name, k)) for k in samples}
             for contender in contenders
@@ -184,7 +130,7 @@ def breadth(experiment: Experiment) -> JsonDict:
 def coverage(experiment: Experiment, regime: Regime, samples: Sequence[int] = COVERED) -> JsonDict:
     """How often stated 90 % intervals hold what the head's first choices reach in truth."""
     strategy = SourceDevices()
-    stating = Adapting(strategy, _SELECTOR, f"{strategy.name}, stating", states=True)
+    stating = Adapting(strategy, SELECTOR, f"{strategy.name}, stating", states=True)
     rows: dict[int | None, list[dict[str, float]]] = defaultdict(list)
     for point in experiment.points(experiment.cases(regime), [stating], samples):
         if point.expected is not None:

@@ -41,7 +41,7 @@ class CurveTable:
     """All points of the devices of one store.
 
     Attributes:
-        points: What `run_curve` gave.
+        points: What `Experiment.points` gave.
         strategies: Names of the contenders that are strategies of this project.
         default: The one that users get.
     """

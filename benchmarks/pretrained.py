@@ -19,7 +19,6 @@ from __future__ import annotations
 
 import os
 import re
-import subprocess
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -29,7 +28,7 @@ from typing import NamedTuple
 import numpy as np
 
 from agents.records import Workload, content_hash
-from benchmarks.fleet_up import ROOT, verb
+from benchmarks.fleet_up import ROOT, run_verb
 from benchmarks.harness import Figures, benchmark, kept, option, read_kept, say, stopwatch, working_folder
 from benchmarks.onboarding_baselines import baselines
 from benchmarks.onboarding_cases import Case, FewShotSet, situation_of, visible_dataset
@@ -50,14 +49,13 @@ from fleet.models.shipped_model import has_shipped
 from fleet.models.versions import load_snapshot, train_config
 from fleet.onboarding.adaptation import AUTO, strategy_for
 from fleet.store.store import Store
-from transfer.adapt.base import Adapted, FewShotTask, Regime, Strategy, without_device
+from transfer.adapt.base import FewShotTask, Regime, Strategy, without_device
 from transfer.adapt.guard import NAMES, Scratch, strategies
 from transfer.adapt.nearest import day_zero_head
+from transfer.adapt.sample_selection import draw_few_shot
 from transfer.arrays import Floats, Rows
-from transfer.data.dataset import Dataset
 from transfer.data.metrics import evaluate_ranking
-from transfer.data.splits import few_of_each, leave_networks_out
-from transfer.model.fleet_tlp import FleetTLP
+from transfer.data.splits import leave_networks_out
 from transfer.processes import run_each
 
 GROUPS = 5
@@ -67,20 +65,20 @@ FEW_WORKLOADS = 32
 CONTENDERS = ("shipped", "few", "elsewhere")
 #: Stands for all samples there are.
 ALL = "all"
-#: Samples of one workload, as long as there are enough workloads.
-_PER_WORKLOAD = 8
 #: Candidates of a workload that is judged.
 _LEAST = 4
-_FIRST_HEAD_SECS = 600.0
 
 
-class _Case(NamedTuple):
+class HeldOut(NamedTuple):
+    """A group of networks and a profile that are held out together."""
+
     group: str
     target: str
     seed: int
 
     @property
     def name(self) -> str:
+        """In files."""
         return f"{self.group}-{self.target}-{self.seed}"
 
 
@@ -144,10 +142,10 @@ def groups_of(networks: Sequence[str]) -> dict[str, tuple[str, ...]]:
     return {name: tuple(members) for name, members in found.items() if members}
 
 
-def cases_of(groups: Sequence[str], targets: Sequence[str], *, seeds: int, is_quick: bool) -> list[_Case]:
+def cases_of(groups: Sequence[str], targets: Sequence[str], *, seeds: int, is_quick: bool) -> list[HeldOut]:
     """Pairs of a group and a profile; with `is_quick` each group once a seed, with the next profile."""
     return [
-        _Case(group, target, seed)
+        HeldOut(group, target, seed)
         for seed in range(seeds)
         for place, group in enumerate(sorted(groups))
         for number, target in enumerate(sorted(targets))
@@ -155,7 +153,7 @@ def cases_of(groups: Sequence[str], targets: Sequence[str], *, seeds: int, is_qu
     ]
 
 
-class _Trial:
+class Trial:
     """One case as it is run: what is held out of a store, and what was found.
 
     Attributes:
@@ -164,7 +162,7 @@ class _Trial:
         found: Top-1 and top-5 by workload, by contender and number of samples.
     """
 
-    def __init__(self, store: Path, case: _Case) -> None:
+    def __init__(self, store: Path, case: HeldOut) -> None:
         self.case, self.snapshot = case, load_snapshot(Store.read(store))
         self.dataset = self.snapshot.dataset
         self.column = self.dataset.column(case.target)
@@ -175,27 +173,9 @@ class _Trial:
         self.found: Figures = {"top1": {}, "top5": {}}
 
     def samples(self, rows: Rows, k: int) -> Rows:
-        """Random candidates of random workloads, some of each, that the profile has measured."""
-        random, group = np.random.default_rng(self.case.seed + k), self.dataset.group
-        there = self._measured(rows)
-        groups = random.permutation(np.unique(group[there]))[: max(1, k // _PER_WORKLOAD)]
-        each = max(_PER_WORKLOAD, -(-k // len(groups)))
-        return few_of_each(self.dataset, there[np.isin(group[there], groups)], each, self.case.seed)[:k]
-
-    def adapted(
-        self, way: Strategy, source: FleetTLP, known: Dataset, chosen: Rows, source_rows: Rows, epochs: int
-    ) -> Adapted:
-        """The profile's head from some samples of what is known."""
-        task = FewShotTask(
-            source=source,
-            dataset=known,
-            target=self.case.target,
-            few_shot=chosen,
-            source_rows=source_rows,
-            config=train_config(epochs),
-            seed=self.case.seed,
-        )
-        return way.adapt(task)
+        """Random candidates of random workloads, some of each, that the profile has measured; at most k."""
+        there, seed = self._measured(rows), self.case.seed + k
+        return draw_few_shot(self.dataset, self.case.target, there, min(k, len(there)), seed=seed)
 
     def judge(self, name: str, scores: Floats, rows: Rows) -> None:
         """Note top-1 and top-5 by workload, as a search asks: nobody measured any of the candidates."""
@@ -214,12 +194,13 @@ class _Trial:
         return measured
 
 
-def run_case(store: Path, case: _Case, asked: Options) -> Figures:
+def run_case(store: Path, case: HeldOut, asked: Options) -> Figures:
     """Top-1 by workload of each contender on one case, with each number of samples."""
-    trial = _Trial(store, case)
+    trial = Trial(store, case)
     dataset, test = trial.dataset, trial.test
     features, workloads = dataset.features.take(test), {}
     alone = strategy_for(AUTO, Regime.BOTH_NEW, is_alone=True)
+    task = partial(FewShotTask, target=case.target, config=train_config(asked.epochs), seed=case.seed)
     for name, (rows, sources) in _contenders(trial, asked).items():
         known = dataset
         for one in set(dataset.device_ids) - {*sources, case.target}:
@@ -237,7 +218,7 @@ def run_case(store: Path, case: _Case, asked: Options) -> Figures:
         for k in asked.all_samples:
             chosen = trial.samples(trial.train if name == "elsewhere" else rows, k)
             for label, (way, source_rows) in ways.items():
-                head = trial.adapted(way, source, known, chosen, source_rows, asked.epochs)
+                head = way.adapt(task(source=source, dataset=known, few_shot=chosen, source_rows=source_rows))
                 trial.judge(f"{label}/{k}", head.score_unseen(features), test)
         if name == "shipped":
             # With samples of the very networks that are tuned, of half of their workloads, and judged on the
@@ -247,14 +228,14 @@ def run_case(store: Path, case: _Case, asked: Options) -> Figures:
             own, judged = test[is_sampled], test[~is_sampled]
             sets = {str(k): trial.samples(own, k) for k in asked.all_samples if k < len(own)}
             for count, chosen in (sets | ({ALL: own} if len(own) else {})).items():
-                head = trial.adapted(alone, source, dataset, chosen, own[:0], asked.epochs)
+                head = alone.adapt(task(source=source, dataset=dataset, few_shot=chosen, source_rows=own[:0]))
                 trial.judge(f"own/{count}", head.score_unseen(dataset.features.take(judged)), judged)
     return {**trial.found, "workloads": workloads}
 
 
-def run_baselines(store: Path, case: _Case, names: Sequence[str], samples: Sequence[int]) -> Figures:
+def run_baselines(store: Path, case: HeldOut, names: Sequence[str], samples: Sequence[int]) -> Figures:
     """Top-1 and top-5 by workload of baselines on one case, with the samples that the shipped way gets."""
-    trial = _Trial(store, case)
+    trial = Trial(store, case)
     about = Case(
         regime=Regime.BOTH_NEW,
         target=case.target,
@@ -274,7 +255,7 @@ def run_baselines(store: Path, case: _Case, names: Sequence[str], samples: Seque
     return trial.found
 
 
-def _contenders(trial: _Trial, asked: Options) -> dict[str, tuple[Rows, list[str]]]:
+def _contenders(trial: Trial, asked: Options) -> dict[str, tuple[Rows, list[str]]]:
     """Rows and devices that each contender's model learns from."""
     dataset, rows, target = trial.dataset, trial.train, trial.case.target
     sources = [str(one) for one in dataset.device_ids if one != target]
@@ -296,18 +277,14 @@ def _contenders(trial: _Trial, asked: Options) -> dict[str, tuple[Rows, list[str
 def secs_to_first_head(device: str) -> float:
     """Seconds of `fleet onboard DEVICE --samples 0` in an empty folder."""
     with working_folder() as work:
-        command = verb("onboard", device, "--samples", "0", "--json")
-        configs = ROOT / "configs"
-        command += ["--config", str(configs / "fleet.yaml"), "--store", str(work / "runs" / "store")]
-        command += ["--set", f"devices.folder={configs / 'hardware'}"]
-        command += ["--models", str(work / "runs" / "models")]
-        elapsed = stopwatch()
-        subprocess.run(command, cwd=work, check=True, capture_output=True, timeout=_FIRST_HEAD_SECS)
+        configs, elapsed = ROOT / "configs", stopwatch()
+        files = ("--config", str(configs / "fleet.yaml"), "--set", f"devices.folder={configs / 'hardware'}")
+        run_verb(work, "onboard", device, "--samples", "0", *files)
         return elapsed()
 
 
 def _kept(
-    folder: Path, cases: Sequence[_Case], run: Callable[[_Case], Figures], workers: int
+    folder: Path, cases: Sequence[HeldOut], run: Callable[[HeldOut], Figures], workers: int
 ) -> dict[str, Figures]:
     """What each case found, by its name; those that the folder has are not run again."""
     paths = {one: folder / f"{one.name}.json" for one in cases}

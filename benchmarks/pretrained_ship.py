@@ -46,7 +46,7 @@ def figures(cases: Mapping[str, Json], samples: Sequence[int]) -> JsonDict:
 
     Gains are of the shipped model's way over each contender that was there.
     """
-    names = _names(cases)
+    names = {name for one in cases.values() for name in one["top1"]}
     arrays = {name: _of_all(cases, "top1", name) for name in sorted(names) if not name.startswith("own/")}
     result: JsonDict = {"judged": len(next(iter(arrays.values())))}
     for name, found in arrays.items():
@@ -101,10 +101,6 @@ def breadth_figures(cases: Mapping[str, Json], samples: Sequence[int], breadth: 
     return {"breadth": curve}
 
 
-def _names(cases: Mapping[str, Json]) -> set[str]:
-    return {name for one in cases.values() for name in one["top1"]}
-
-
 def _of_all(cases: Mapping[str, Json], measure: str, name: str) -> Floats:
     """A measure of a contender by workload, case by case."""
     return np.array(
@@ -125,13 +121,16 @@ def expectations(found: Json, profiles: int, contender: str = "shipped") -> Json
     if f"top1_{contender}_k0" not in found:
         return {}
     unseen = {"unseen": "processor"} if contender == "elsewhere" else {}
+
+    def measured(name: str, k: int) -> JsonDict:
+        value, *ends = found[f"{name}_{contender}_k{k}"]
+        return {name: value, f"{name}_interval": ends}
+
     return {
         str(k): {
             **unseen,
-            "top1": found[f"top1_{contender}_k{k}"][0],
-            "top1_interval": found[f"top1_{contender}_k{k}"][1:],
-            "top5": found[f"top5_{contender}_k{k}"][0],
-            "top5_interval": found[f"top5_{contender}_k{k}"][1:],
+            **measured("top1", k),
+            **measured("top5", k),
             "workloads": found["judged"],
             "devices": profiles,
             "samples": k,

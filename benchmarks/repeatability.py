@@ -46,7 +46,6 @@ def compared(passes: Sequence[Sequence[Record]]) -> dict[str, Any]:
     changes: list[float] = []
     steady: list[float] = []
     flips: list[bool] = []
-    wide: list[bool] = []
     regrets: list[float] = []
     for one, other in itertools.permutations(range(len(passes)), 2):
         first, again = found[one], found[other]
@@ -60,8 +59,7 @@ def compared(passes: Sequence[Sequence[Record]]) -> dict[str, Any]:
                 continue
             chosen, best = min(group, key=first.__getitem__), min(group, key=again.__getitem__)
             regret = again[chosen] / again[best] - 1
-            flips.append(chosen != best)
-            wide.append(regret > floor)
+            flips.append(regret > floor)
             regrets.append(regret)
     pairs = len(passes) * (len(passes) - 1)
     return {
@@ -72,14 +70,12 @@ def compared(passes: Sequence[Sequence[Record]]) -> dict[str, Any]:
             len(steady_ids & latency.keys()) / len(latency)
             for steady_ids, latency in zip(calm, found, strict=True)
         ),
-        "steady_both_times": len(steady) // pairs,
         "remeasure_median_change_steady": statistics.median(steady) if steady else None,
         "remeasure_p90_change_steady": statistics.quantiles(steady, n=10)[-1] if len(steady) > 1 else None,
         # Pairs of steady measurements that differ by more than a tenth: one of them is wrongly steady.
         "wrongly_steady": statistics.fmean(change > _WRONG for change in steady) if steady else None,
-        # Another candidate wins by more than numbers differ anyway; `any` counts the ties as well.
-        "winner_flip": statistics.fmean(wide),
-        "winner_flip_any": statistics.fmean(flips),
+        # Another candidate wins by more than numbers differ anyway.
+        "winner_flip": statistics.fmean(flips),
         "winner_flip_regret_mean": statistics.fmean(regrets),
         "winner_flip_regret_max": max(regrets),
     }

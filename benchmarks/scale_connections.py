@@ -18,14 +18,23 @@ from pathlib import Path
 
 import httpx
 
-from benchmarks.fleet_up import START_SECS, Program, patience, replay_device, verb, wait_until, write_fleet
+from benchmarks.fleet_up import (
+    START_SECS,
+    Program,
+    patience,
+    replay_device,
+    running,
+    verb,
+    wait_until,
+    write_fleet,
+)
 from benchmarks.scale_fleet import recorded_file
 from fleet.api.client import ask, find_daemon
 from fleet.errors import FleetError
 from fleet.json_types import JsonDict
 
-_DEVICES = 64
-_STOP_SECS = 120.0
+_DEVICES, _CONNECTIONS = 64, 2000
+_STOP_SECS, _WATCH_SECS = 120.0, 20.0
 #: Of each workload: more than the devices can measure while they are watched.
 _CANDIDATES = 1024
 #: Pause between two rounds over all connections, and of one that could not be made.
@@ -64,9 +73,9 @@ class Strangers:
             if one is not None:
                 one.close()
 
-    def wait_until_there(self, secs: float) -> None:
+    def wait_until_there(self) -> None:
         """Wait until each connection has been made once."""
-        deadline = time.monotonic() + secs
+        deadline = time.monotonic() + _WATCH_SECS
         while self.made < len(self._slots) and time.monotonic() < deadline:
             time.sleep(0.05)
 
@@ -100,28 +109,24 @@ def _is_open(connection: socket.socket, more: bytes) -> bool:
         return False
 
 
-def measure_connections(folder: Path, *, connections: int, secs: float = 20.0) -> JsonDict:
+def measure_connections(folder: Path) -> JsonDict:
     """Run the daemon with and without strangers."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft < connections + 256:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (connections + 256, hard))
+    if soft < _CONNECTIONS + 256:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (_CONNECTIONS + 256, hard))
     root = folder / "fleet"
-    up = Program(verb("up", "--config", str(_settings(folder))), folder / "up.log")
-    up.start()
-    try:
+    with running(Program(verb("up", "--config", str(_settings(folder))), folder / "up.log")) as up:
         wait_until(lambda: _records(root), "a record of `fleet up`", patience(START_SECS))
-        alone = [_watch(root, up, secs)]
-        idle = _beside(root, up, connections, secs, is_flood=False)
-        alone.append(_watch(root, up, secs))
-        flood = _beside(root, up, connections, secs, is_flood=True)
-        alone.append(_watch(root, up, secs))
+        alone = [_watch(root, up)]
+        idle = _beside(root, up, is_flood=False)
+        alone.append(_watch(root, up))
+        flood = _beside(root, up, is_flood=True)
+        alone.append(_watch(root, up))
         code = up.stop(_STOP_SECS)
-    finally:
-        up.kill()
     # The table grows, so a part is compared with those before and after it.
     rates = [one["records_per_s"] for one in alone]
     return {
-        "connections": connections,
+        "connections": _CONNECTIONS,
         "exit_code": code,
         "ray_restarts": up.told().count("Ray is started again"),
         "records_per_s": idle["records_per_s"],
@@ -136,14 +141,14 @@ def measure_connections(folder: Path, *, connections: int, secs: float = 20.0) -
     }
 
 
-def _beside(root: Path, up: Program, connections: int, secs: float, *, is_flood: bool) -> JsonDict:
+def _beside(root: Path, up: Program, *, is_flood: bool) -> JsonDict:
     """Watch the daemon beside strangers."""
     daemon = find_daemon(root)
     assert daemon is not None
-    strangers = Strangers(httpx.URL(daemon.url).port or 0, connections, is_flood=is_flood)
+    strangers = Strangers(httpx.URL(daemon.url).port or 0, _CONNECTIONS, is_flood=is_flood)
     try:
-        strangers.wait_until_there(secs)
-        return {**_watch(root, up, secs), "made": strangers.made}
+        strangers.wait_until_there()
+        return {**_watch(root, up), "made": strangers.made}
     finally:
         strangers.close()
 
@@ -163,11 +168,11 @@ def _records(root: Path) -> int:
     return 0
 
 
-def _watch(root: Path, up: Program, secs: float) -> JsonDict:
+def _watch(root: Path, up: Program) -> JsonDict:
     """Ask now and then for some seconds, as `fleet status` does."""
     began, first = time.monotonic(), _records(root)
     last, took, files, unanswered = first, [0.0], 0, 0
-    while time.monotonic() - began < secs and up.code is None:
+    while time.monotonic() - began < _WATCH_SECS and up.code is None:
         asked = time.monotonic()
         if records := _records(root):
             last = records

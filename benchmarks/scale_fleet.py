@@ -13,8 +13,8 @@ import multiprocessing
 import threading
 import time
 from collections import Counter
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
@@ -163,7 +163,7 @@ class ProcessTransport(AgentTransport):
 
 #: What the devices answer from.
 RECORDED_WORKLOADS, RECORDED_CANDIDATES = 20, 256
-RECORDED_CHOICE = WorkloadChoice(networks=("resnet-50",), count=RECORDED_WORKLOADS)
+_RECORDED_CHOICE = WorkloadChoice(networks=("resnet-50",), count=RECORDED_WORKLOADS)
 
 #: Processes of the devices.
 _PROCESSES = 2
@@ -229,16 +229,27 @@ def devices_up(view: Mapping[str, Any]) -> int:
     return sum(one["state"] in ("idle", "leased") for one in view["devices"].values())
 
 
-def measure_fleet(folder: Path, *, devices: int, secs: float = 60.0) -> Figures:
-    """Let a coordinator run for some seconds after its devices are up."""
+@contextmanager
+def recorded_fleet(folder: Path, devices: int) -> Iterator[tuple[Coordinator, ProcessTransport]]:
+    """A coordinator of devices in other processes that answer from made-up records, until the block ends."""
     specs = replay_specs(map(device_name, range(devices)), recorded_file(folder))
     transport = ProcessTransport(protocol=Protocol(), processes=_PROCESSES)
+    with Store.open(folder / "store") as store:
+        coordinator = made_up_coordinator(folder / "root", store, transport, specs, _RECORDED_CHOICE)
+        try:
+            yield coordinator, transport
+        finally:
+            coordinator.close()
+            transport.close()
+
+
+def measure_fleet(folder: Path, *, devices: int, secs: float = 60.0) -> Figures:
+    """Let a coordinator run for some seconds after its devices are up."""
     turns: list[float] = []
     memory: list[float] = []
     windows: list[float] = []
-    with Store.open(folder / "store") as store:
+    with recorded_fleet(folder, devices) as (coordinator, transport):
         began = time.perf_counter()
-        coordinator = made_up_coordinator(folder / "root", store, transport, specs, RECORDED_CHOICE)
         while devices_up(coordinator.view()) < devices and time.perf_counter() - began < secs:
             coordinator.turn(0.05)
         up_secs, before = time.perf_counter() - began, records_of(coordinator)
@@ -256,15 +267,11 @@ def measure_fleet(folder: Path, *, devices: int, secs: float = 60.0) -> Figures:
             memory.append(own_mb())
         took, cpu = time.perf_counter() - began, time.process_time() - cpu
         records, view = records_of(coordinator) - before, coordinator.view()
-        coordinator.close()
-        transport.close()
-        kept = sum(one.records for one in store.counts().values())
     return {
         "devices": devices,
         "states": Counter(one["state"] for one in view["devices"].values()),
         "up_secs": up_secs,
         "records": records,
-        "in_the_table": kept,
         "records_per_s": records / took,
         # Of this process alone; the devices' processes took `agents_cpu_secs`.
         "records_per_cpu_s": records / cpu,

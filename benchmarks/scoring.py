@@ -19,7 +19,6 @@ cores (wall seconds). Takes about four minutes.
 from __future__ import annotations
 
 import gc
-import json
 import os
 import statistics
 import time
@@ -29,19 +28,33 @@ from functools import partial
 from typing import Any
 
 import numpy as np
+import torch
+import tvm
+from tvm.s_tir import meta_schedule as ms
 
+from agents.programs.build import scheduled
+from agents.programs.design_space import SPACE_TARGETS, DesignSpace
+from agents.programs.workloads import operator_workload
+from agents.records import Family
 from benchmarks.harness import Figures, benchmark, by_turns, option, stopwatch
+from transfer.features.extractor import DEFAULT_SPEC, Extractor
+from transfer.features.flat import flat_inputs
+from transfer.features.hardware import HARDWARE_NAMES
+from transfer.model.fleet_tlp import FleetTLP, model_config
+from transfer.model.trees import Trees, pack, tree_inputs
+from transfer.train.rows import TrainConfig
+from transfer.train.tree_fit import grow
 
 #: Layers of common networks; a search asks for a few hundred candidates of one workload at a time.
-OPERATORS: tuple[tuple[str, tuple[int, ...]], ...] = (
-    ("C2D", (1, 56, 56, 64, 64, 3, 1, 1)),
-    ("C2D", (1, 14, 14, 256, 512, 1, 2, 0)),
-    ("GMM", (1, 128, 768, 768)),
-    ("GMM", (12, 128, 64, 128)),
-    ("DEP", (1, 112, 112, 32, 3, 1, 1)),
-    ("GRP", (1, 56, 56, 64, 128, 3, 2, 1, 1, 4)),
-    ("T2D", (1, 4, 4, 512, 256, 4, 2, 1)),
-    ("SFM", (256, 256)),
+OPERATORS = (
+    "C2D 1 56 56 64 64 3 1 1",
+    "C2D 1 14 14 256 512 1 2 0",
+    "GMM 1 128 768 768",
+    "GMM 12 128 64 128",
+    "DEP 1 112 112 32 3 1 1",
+    "GRP 1 56 56 64 128 3 2 1 1 4",
+    "T2D 1 4 4 512 256 4 2 1",
+    "SFM 256 256",
 )
 _FITTED = 64
 _READY = 4096
@@ -68,25 +81,17 @@ class Options:
 
     candidates: int = option(2048, "live candidates in all, of all operators together", least=1)
     repeats: int = option(3, "times that each side does everything", least=1)
-    seed: int = option(0, "of the candidates and the labels")
 
 
 def measure(options: Options) -> Figures:
     """Compare both sides."""
-    import torch
-
-    from transfer.features.extractor import Extractor
-
     cores = sorted(os.sched_getaffinity(0))
     share, extra = divmod(options.candidates, len(OPERATORS))
-    cases = [
-        _case(operator, args, share + (place < extra), options.seed)
-        for place, (operator, args) in enumerate(OPERATORS)
-    ]
+    cases = [_case(operator, share + (place < extra)) for place, operator in enumerate(OPERATORS)]
     os.sched_setaffinity(0, cores[:1])
     torch.set_num_threads(1)
-    xgb_model = _fitted_xgb(cases, options.seed)
-    model = _model(cases, options.seed)
+    xgb_model = _fitted_xgb(cases)
+    model = _model(cases)
     warm = Extractor()
     decided = {
         case.workload.name: [warm.decided(case.workload, one.trace) for one in case.stored] for case in cases
@@ -125,42 +130,18 @@ def measure(options: Options) -> Figures:
         "ratio_features": secs["tvm_features"] / secs["features"],
         "ratio_decisions": secs["tvm_features"] / secs["features_of_decisions"],
         "ratio_features_and_model": secs["tvm_predict"] / secs["features_and_model"],
-        "features": {
-            "tvm_per_store_secs": secs["tvm_features"],
-            "ours_secs": secs["features"],
-            "ours_of_decisions_secs": secs["features_of_decisions"],
-        },
-        "features_and_model": {
-            "tvm_xgb_secs": secs["tvm_predict"],
-            "ours_secs": secs["features_and_model"],
-        },
-        "equal_to_stored": all(_equal_to_stored(case) for case in cases),
-        "model": {
-            "parameters": sum(one.numel() for one in model.parameters()),
-            "bytes": sum(one.numel() * one.element_size() for one in model.state_dict().values()),
-        },
-        **_ready_features(model, cases, len(cores)),
+        "cpu_secs": secs,
+        "ready_secs": _ready_secs(model, cases, len(cores)),
     }
 
 
-def _case(operator: str, args: tuple[int, ...], count: int, seed: int) -> _Case:
+def _case(text: str, count: int) -> _Case:
     """Random candidates of one workload, replayed as a search would hold them."""
-    import tvm
-    from tvm.s_tir import meta_schedule as ms
-    from tvm.s_tir.schedule import Schedule, Trace
-
-    from agents.programs.design_space import SPACE_TARGETS, DesignSpace
-    from agents.programs.workloads import operator_workload
-    from agents.records import Family
-
-    workload = operator_workload(operator, args)
+    operator, *sizes = text.split()
+    workload = operator_workload(operator, tuple(map(int, sizes)))
     module = tvm.ir.load_json(workload.module_json)
-    stored = DesignSpace(workload, Family.CPU).sample(count, seed=seed).candidates
-    schedules = []
-    for candidate in stored:
-        schedule = Schedule(module)
-        Trace.apply_json_to_schedule(json.loads(candidate.trace), schedule)
-        schedules.append(schedule)
+    stored = DesignSpace(workload, Family.CPU).sample(count, seed=0).candidates
+    schedules = [scheduled(module, candidate.trace) for candidate in stored]
     context = ms.TuneContext(
         mod=module,
         target=tvm.target.Target(SPACE_TARGETS[Family.CPU]),
@@ -175,16 +156,12 @@ def _case(operator: str, args: tuple[int, ...], count: int, seed: int) -> _Case:
 
 
 def _per_store(context: Any, candidates: list[Any]) -> list[Any]:
-    from tvm.s_tir.meta_schedule.feature_extractor import PerStoreFeature
-
-    return list(PerStoreFeature().extract_from(context, candidates))
+    return list(ms.feature_extractor.PerStoreFeature().extract_from(context, candidates))
 
 
-def _fitted_xgb(cases: list[_Case], seed: int) -> Any:
+def _fitted_xgb(cases: list[_Case]) -> Any:
     """TVM's XGBoost model, fitted on a few candidates of each workload with random labels."""
-    from tvm.s_tir import meta_schedule as ms
-
-    random = np.random.default_rng(seed)
+    random = np.random.default_rng(0)
     model = ms.cost_model.XGBModel(num_warmup_samples=1, num_tuning_cores=1, adaptive_training=False)
     each = -(-_FITTED // len(cases))
     for case in cases:
@@ -194,53 +171,29 @@ def _fitted_xgb(cases: list[_Case], seed: int) -> Any:
     return model
 
 
-def _model(cases: list[_Case], seed: int) -> Any:
+def _model(cases: list[_Case]) -> Any:
     """A model of the usual sizes: random weights, and trees grown to random values."""
-    import torch
-
-    from transfer.features.extractor import DEFAULT_SPEC
-    from transfer.features.flat import flat_inputs
-    from transfer.features.hardware import HARDWARE_NAMES
-    from transfer.model.fleet_tlp import FleetTLP, model_config
-    from transfer.model.trees import Trees, pack, tree_inputs
-    from transfer.train.rows import TrainConfig
-    from transfer.train.tree_fit import grow
-
     config = TrainConfig()
     model = FleetTLP(model_config(DEFAULT_SPEC, config.sizes), (_HEAD,))
     block = _features(cases)
     model.fit_scaler(block)
-    random = np.random.default_rng(seed)
+    random = np.random.default_rng(0)
     hardware = random.normal(size=len(HARDWARE_NAMES)).astype(np.float32)
     wanted = random.normal(size=len(block))
     x = tree_inputs(flat_inputs(block, DEFAULT_SPEC.category_sizes), hardware)
-    model.trees = Trees(pack(grow(x, wanted, np.ones(len(x)), count=config.trees, seed=seed)))
+    model.trees = Trees(pack(grow(x, wanted, np.ones(len(x)), count=config.trees, seed=0)))
     model.set_hardware(_HEAD, torch.from_numpy(hardware))
     return model.eval()
 
 
 def _features(cases: list[_Case]) -> Any:
     """Features of all stored candidates."""
-    from transfer.features.extractor import Extractor
-
     workloads = [case.workload for case in cases for _ in case.stored]
     return Extractor().extract(workloads, [one for case in cases for one in case.stored])
 
 
-def _equal_to_stored(case: _Case) -> bool:
-    """Whether the features of the schedules are, to the bit, those of their stored traces."""
-    from transfer.features.extractor import Extractor
-
-    live = Extractor().extract_live(case.workload, case.schedules)
-    stored = Extractor().extract([case.workload] * len(case.stored), case.stored)
-    names = ("categories", "numbers", "mask", "workload", "summary")
-    return all(np.array_equal(getattr(live, name), getattr(stored, name)) for name in names)
-
-
-def _ready_features(model: Any, cases: list[_Case], cores: int) -> Figures:
+def _ready_secs(model: Any, cases: list[_Case], cores: int) -> float:
     """Score many candidates from ready features on up to two cores."""
-    import torch
-
     block = _features(cases)
     block = block.take(np.resize(np.arange(len(block)), _READY))
     torch.set_num_threads(min(2, cores))
@@ -249,9 +202,7 @@ def _ready_features(model: Any, cases: list[_Case], cores: int) -> Figures:
         elapsed = stopwatch()
         model.score(block, _HEAD)
         seconds.append(elapsed())
-    return {
-        "ready_secs": statistics.median(seconds),
-    }
+    return statistics.median(seconds)
 
 
 main = benchmark("scoring", __doc__, Options, measure)

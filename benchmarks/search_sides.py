@@ -10,13 +10,17 @@ import math
 import os
 import random
 import time
+from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import closing
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 
+import fleet
 from agents.codec import workload_from_json
 from agents.device.messages import Batch
 from agents.device.worker import DeviceWorker
@@ -33,25 +37,20 @@ from agents.records import (
     as_json_dict,
 )
 from benchmarks.harness import child_json, kept, stopwatch
-from benchmarks.search_figures import DAY_ZERO, NO_HEAD, OURS, PLUGGED, RANDOM, STOCK, XGB
 from benchmarks.tvm_sides import Curve
 from fleet.config.settings import FleetConfig, select_devices
-from fleet.core.words import RequestKind
-from fleet.daemon.daemon import UpOptions
-from fleet.daemon.embedded import run_embedded
-from fleet.drivers.session import EngineSession
 from fleet.errors import FleetError
 from fleet.json_types import JsonDict
 from fleet.models.registry import Registry
 from fleet.models.training import train_version
 from fleet.models.versions import is_held_out
-from fleet.planner.progress import TerminalDisplay
 from fleet.store.store import Store
 from fleet.tuning.search import Search, unmeasured
-from fleet.tuning.tuning import TuneOptions, tune_device
 
-#: TVM's evaluator and ours, alike.
-EVALUATOR = {"number": 1, "repeat": 5, "min_repeat_ms": 10}
+#: The sides.
+OURS, NO_HEAD, XGB, RANDOM, STOCK = "ours", "ours_without_head", "xgb", "random", "stock"
+#: Ours with the head of the shipped model, without a sample; searched only where it is asked for.
+DAY_ZERO = "ours_day_zero"
 #: Samples of the device that its head may be made from.
 MOST_SAMPLES = 256
 #: What a round measures; ours is that of `fleet.tuning`.
@@ -107,25 +106,23 @@ class SearchBench:
         known = [one for one in known if is_held_out(one) and 1e6 <= one.flops <= most_flops]
         known.sort(key=lambda one: (-one.flops, one.workload_id))
         chosen: list[Workload] = []
+        operators, used = Counter[str](), Counter[str]()
         while known and len(chosen) < count:
-            operators = [one.operator for one in chosen]
-            used = [name for one in chosen for name, _ in one.networks]
-
-            def weight(
-                one: Workload, operators: list[str] = operators, used: list[str] = used
-            ) -> tuple[int, int]:
-                return min(used.count(name) for name, _ in one.networks), operators.count(one.operator)
-
-            chosen.append(min(known, key=weight))
-            known.remove(chosen[-1])
+            best = min(
+                known, key=lambda one: (min(used[name] for name, _ in one.networks), operators[one.operator])
+            )
+            known.remove(best)
+            chosen.append(best)
+            operators[best.operator] += 1
+            used.update(name for name, _ in best.networks)
         return chosen
 
     def run(self, side: str, workload: Workload, trials: int, seed: int) -> JsonDict:
-        """A side's search: see `search_figures`; `best` holds the traces of its incumbents by trials."""
+        """A side's search: see `benchmarks.search`; `best` holds the traces of its incumbents by trials."""
         ways: dict[str, Callable[[Workload, int, int], JsonDict]] = {
             **{name: partial(self._ours, name) for name in (OURS, NO_HEAD, DAY_ZERO)},
             RANDOM: self._random,
-            **{name: partial(self._tvm, name) for name in (XGB, STOCK, PLUGGED)},
+            **{name: partial(self._tvm, name) for name in (XGB, STOCK)},
         }
         name = f"{side}-{workload.workload_id}-{trials}-{seed}"
         return self._once(name, lambda: ways[side](workload, trials, seed))
@@ -191,19 +188,20 @@ class SearchBench:
     def _ours(self, side: str, workload: Workload, trials: int, seed: int) -> JsonDict:
         name = f"{workload.workload_id}-{side}-{trials}-{seed}"
         place = self._folder / "stores" / f"{name}-{time.time_ns()}"  # empty, also after a kill
-        networks = tuple(network for network, _ in workload.networks)
-        base = self._settings
-        settings = base.model_copy(
-            update={
-                "training": base.training.model_copy(update={"seed": seed}),
-                "onboarding": base.onboarding.model_copy(update={"shipped": side == DAY_ZERO}),
-            }
+        options = fleet.EngineOptions(
+            models=self._models if side == OURS else place / "models",
+            settings={"training.seed": seed, "onboarding.shipped": side == DAY_ZERO},
         )
-        models = self._models if side == OURS else place / "models"
-        options = TuneOptions(trials=trials, workloads=(workload.name,), models=models, out=place / "tuned")
         os.sched_setaffinity(0, self._cores)
         began, clock = time.time(), time.perf_counter()
-        found = tuned(settings, self.spec, options, place, networks)
+        found = tuned(
+            place,
+            options,
+            device=self.spec.device_id,
+            networks=[network for network, _ in workload.networks],
+            workloads=[workload.name],
+            trials=trials,
+        )
         secs = time.perf_counter() - clock
         if side != NO_HEAD and found["model"] is None:
             raise RuntimeError(f"no head ranked the candidates: {found['why_no_model']}")
@@ -236,17 +234,15 @@ class SearchBench:
             "workload": as_json_dict(workload),
             "device": self.spec.device_id,
             "target": self.spec.target,
-            "folder": str(self._folder / "spools" / f"{model}-{workload.workload_id}-{seed}"),
             "trials": trials,
             "per_round": _PER_ROUND,
             "workers": len(self._cores),
             "seed": seed,
-            "evaluator": EVALUATOR,
         }
         os.sched_setaffinity(0, self._cores)
         elapsed = stopwatch()
         command = ["-m", "benchmarks.tvm_sides"]
-        answer: JsonDict = child_json(command, question=question, timeout_secs=_SECS_LIMIT)
+        answer = child_json(command, question=question, timeout_secs=_SECS_LIMIT)
         return {**answer, "secs": elapsed()}
 
     def _worker(self, name: str) -> DeviceWorker:
@@ -320,31 +316,16 @@ def _settled_curve(
     return {"trials": trials, "best": changes}
 
 
-def tuned(
-    settings: FleetConfig, spec: DeviceSpec, options: TuneOptions, folder: Path, networks: Sequence[str]
-) -> JsonDict:
+def tuned(folder: Path, options: fleet.EngineOptions, **request: Any) -> JsonDict:
     """What `fleet tune` does in an empty store where no daemon runs.
 
     Args:
-        settings: What store, daemon and workloads do not say.
-        spec: The device.
-        options: Of the search.
-        folder: Gets store and daemon.
-        networks: Whose workloads are searched.
+        folder: Gets store, daemon and what `fleet tune` writes.
+        options: Models, minutes and settings.
+        request: Of `fleet.Tune`.
     """
-    settings = settings.model_copy(
-        update={
-            "store": settings.store.model_copy(update={"path": str(folder / "store")}),
-            "daemon": settings.daemon.model_copy(update={"root": str(folder / "fleet")}),
-            "workloads": settings.workloads.model_copy(update={"networks": tuple(networks)}),
-        }
-    ).with_devices(spec.device_id)
-    console = Console(stderr=True)
-
-    def work(session: EngineSession) -> JsonDict:
-        session.ready([spec.device_id])
-        return tune_device(session, settings, spec, options, TerminalDisplay(console))
-
-    arguments = {"device": spec.device_id, "trials": options.trials}
-    up = UpOptions(models=options.models)
-    return run_embedded(settings, RequestKind.TUNING, arguments, up, console, work)
+    settings = {**options.settings, "daemon.root": str(folder / "fleet")}
+    options = replace(options, store=folder / "store", settings=settings, console=Console(stderr=True))
+    result = fleet.run(fleet.Tune(out=str(folder / "tuned"), **request), options)
+    assert result is not None  # no daemon was left alone with it
+    return result

@@ -10,11 +10,11 @@ from fleet.json_types import Json, JsonDict
 from transfer.data.intervals import Estimate
 
 
-def interval(estimate: Estimate | None, digits: int = 4) -> list[float] | None:
+def interval(estimate: Estimate | None) -> list[float] | None:
     """A figure with its interval, for JSON; None where there is none."""
     if estimate is None:
         return None
-    return [round(value, digits) for value in (estimate.value, estimate.low, estimate.high)]
+    return [round(value, 4) for value in (estimate.value, estimate.low, estimate.high)]
 
 
 def cell(value: float | Estimate | Sequence[float] | None, sign: str = "") -> str:

@@ -18,7 +18,7 @@ import numpy as np
 from agents.records import Family
 from benchmarks.harness import Figures, benchmark, by_turns, child_json, option, working_folder
 from benchmarks.imports import DATA
-from benchmarks.rivals.tlp import PublishedTlp
+from benchmarks.rivals.named import PublishedTlp
 from fleet.interchange.import_logs import ImportRequest, import_logs
 from fleet.models.versions import load_snapshot
 from fleet.store.store import Store
@@ -60,11 +60,10 @@ def _compare(options: Options, folder: Path) -> Figures:
         import_devices(store)
     if store is None:
         return {"skipped": f"no logs at {LOGS.name} and no --store"}
-    whole, dataset = _store_rows(store, options.rows)
+    dataset = _store_rows(store, options.rows)
     devices = trainable_devices(dataset, np.arange(len(dataset)))
     result: Figures = {
         "rows": len(dataset),
-        "rows_from": f"{whole} candidates of a store",
         "workloads": len(np.unique(dataset.group)),
         "devices": list(devices),
     }
@@ -88,7 +87,7 @@ def _race(dataset: Dataset, devices: Sequence[str], options: Options) -> Figures
     ours = TrainConfig(epochs=_OUR_EPOCHS, device="cpu")
     # Without validation rows: theirs would take some 3 % of its time, and ours has none here.
     theirs = TlpConfig(epochs=1, validation_share=0.0)
-    ranker = PublishedTlp(theirs, multi_task=True)
+    ranker = PublishedTlp(theirs)
     done: list[int] = []
 
     def train_ours() -> None:
@@ -109,13 +108,11 @@ def _race(dataset: Dataset, devices: Sequence[str], options: Options) -> Figures
         "published_samples_per_s": other,
         "ratio": mine / other,
         "ratio_of_each_round": [samples / ours * theirs / each for samples, ours, theirs in ratios],
-        "samples": [sum(done), each * options.rounds],
-        "secs": [sum(turns) for turns in secs.values()],
     }
 
 
-def _store_rows(path: Path, most: int) -> tuple[int, Dataset]:
-    """How many candidates a store has, and as many of each workload with their published features."""
+def _store_rows(path: Path, most: int) -> Dataset:
+    """As many candidates of each workload of a store, with their published features."""
     reader = Store.read(path)
     # The published features are of one family.
     devices = [device for device, entry in reader.devices().items() if entry.spec.family is Family.CPU]
@@ -126,7 +123,7 @@ def _store_rows(path: Path, most: int) -> tuple[int, Dataset]:
     for group in random.permutation(np.unique(dataset.group[measured])):
         members = random.permutation(measured[dataset.group[measured] == group])
         chosen += members[: min(_EACH, most - len(chosen))].tolist()
-    return len(dataset), dataset.take(np.array(sorted(chosen)))
+    return dataset.take(np.array(sorted(chosen)))
 
 
 def import_devices(path: Path, names: Sequence[str] = ()) -> None:

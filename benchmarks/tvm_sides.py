@@ -2,8 +2,7 @@
 
 - `local`: `LocalBuilder` and `LocalRunner` on given candidates.
 - `stock`: `tune_tir` as it is shipped, with its own builder and runner, of one workload.
-- `plugged`: `tune_tir` with our builder and runner.
-- `xgb`: its search with its XGBoost model on our builder and runner, so that only the search differs.
+- `xgb`: `tune_tir`, its evolutionary search with XGBoost, on our builder and runner: only the search differs.
 - `network`: `tune_relax` with its XGBoost model, of a whole network, until it is ended. It measures with our
   worker processes: its own builder starts processes anew for each round, half a minute on two cores, and
   would see few candidates in the same time.
@@ -22,14 +21,14 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import closing
-from pathlib import Path
 from typing import Any
 
-from agents.codec import workload_from_json
-from agents.records import Candidate, DeviceId, Family, Outcome, Protocol, canonical_json
+from agents.records import DeviceId, Family, canonical_json
+from benchmarks.harness import stopwatch
 from fleet.json_types import JsonDict
 
+#: TVM's evaluator and ours, alike: five repeats of 10 ms.
+EVALUATOR = {"number": 1, "repeat": 5, "min_repeat_ms": 10}
 #: TVM's default of 30 s would fail all candidates where its processes take longer than that to start.
 _TIMEOUT_SECS = 180.0
 
@@ -38,11 +37,10 @@ def local(question: JsonDict) -> JsonDict:
     """Build and run candidates in one batch, as TVM's measuring loop does.
 
     Args:
-        question: `target`, `workers`, `evaluator` (number, repeat, min_repeat_ms), `candidates` as a list of
-            [module JSON, trace JSON].
+        question: `target`, `workers`, `candidates` as a list of [module JSON, trace JSON].
 
     Returns:
-        Wall seconds of building and of running, the mean seconds of each candidate (None: failed), errors.
+        `records_per_s` of building and running together, and `errors`.
     """
     import tvm
     from tvm.s_tir import meta_schedule as ms
@@ -58,11 +56,10 @@ def local(question: JsonDict) -> JsonDict:
     builder = ms.builder.LocalBuilder(max_workers=question["workers"], timeout_sec=_TIMEOUT_SECS)
     runner = ms.runner.LocalRunner(
         timeout_sec=_TIMEOUT_SECS,
-        evaluator_config=ms.runner.EvaluatorConfig(**question["evaluator"], enable_cpu_cache_flush=False),
+        evaluator_config=ms.runner.EvaluatorConfig(**EVALUATOR, enable_cpu_cache_flush=False),
     )
-    started = time.perf_counter()
+    elapsed = stopwatch()
     built = builder.build([ms.builder.BuilderInput(module, target) for module, _ in scheduled])
-    between = time.perf_counter()
     inputs = [
         ms.runner.RunnerInput(
             result.artifact_path, "cpu", ms.arg_info.ArgInfo.from_prim_func(original["main"])
@@ -70,32 +67,22 @@ def local(question: JsonDict) -> JsonDict:
         for result, (_, original) in zip(built, scheduled, strict=True)
         if result.artifact_path is not None
     ]
-    latencies: list[float | None] = []
-    errors = [str(result.error_msg) for result in built if result.error_msg]
-    for future in runner.run(inputs):
-        result = future.result()
-        errors += [str(result.error_msg)] if result.error_msg else []
-        seconds = result.run_secs
-        latencies.append(sum(map(float, seconds)) / len(seconds) if seconds else None)
-    ended = time.perf_counter()
-    return {
-        "build_secs": between - started,
-        "run_secs": ended - between,
-        "latencies": latencies,
-        "built": len(inputs),
-        "errors": errors,
-    }
+    results = [*built, *(future.result() for future in runner.run(inputs))]
+    secs = elapsed()
+    ran = sum(bool(result.run_secs) for result in results[len(built) :])
+    errors = [str(result.error_msg) for result in results if result.error_msg]
+    return {"records_per_s": ran / secs, "errors": errors}
 
 
 def stock(question: JsonDict) -> JsonDict:
-    """Search one workload with `tune_tir`: as it is shipped, or plugged into our builder and runner.
+    """Search one workload with `tune_tir`: as it is shipped, or with our builder and runner.
 
     Args:
-        question: `workload` (JSON), `target`, `trials`, `per_round`, `workers`, `seed`, and `evaluator`
-            (number, repeat, min_repeat_ms) or, of the way `plugged`, `device`.
+        question: `workload` (JSON), `target`, `trials`, `per_round`, `workers`, `seed`, and `way`;
+            of `xgb` the `device` too.
 
     Returns:
-        `secs` (wall), `trials` as [seconds since the start, latency or None] of each trial, in their order,
+        `trials` as [seconds since the start, latency or None] of each trial, in their order,
         and `best`, the traces of the best program by trials.
     """
     import tvm
@@ -144,81 +131,15 @@ def _measure(question: JsonDict) -> Iterator[tuple[Any, Any]]:
 
     from fleet import tvm_measure
 
-    if question["way"] == "plugged":
+    if question["way"] == "xgb":
         with tvm_measure(question["device"]) as ours:
             yield ours.builder, ours.runner
         return
-    evaluator = ms.runner.EvaluatorConfig(**question["evaluator"], enable_cpu_cache_flush=False)
+    evaluator = ms.runner.EvaluatorConfig(**EVALUATOR, enable_cpu_cache_flush=False)
     yield (
         ms.builder.LocalBuilder(max_workers=question["workers"], timeout_sec=_TIMEOUT_SECS),
         ms.runner.LocalRunner(timeout_sec=_TIMEOUT_SECS, evaluator_config=evaluator),
     )
-
-
-def with_our_runner(question: JsonDict) -> JsonDict:
-    """Search one workload with TVM's evolutionary search and its XGBoost model; our worker measures.
-
-    Args:
-        question: As of `stock`, and `device`, `folder` for the worker's spool.
-
-    Returns:
-        As of `stock`.
-    """
-    import tvm
-    from tvm.s_tir import meta_schedule as ms
-
-    from agents.device.messages import Batch
-    from agents.device.worker import DeviceWorker
-    from agents.programs.tvm_import import load_tensor_intrinsics
-    from fleet.config.settings import load_fleet, select_devices
-
-    workload = workload_from_json(question["workload"])
-    spec = select_devices(load_fleet(None).config)[DeviceId(question["device"])]
-    load_tensor_intrinsics(spec.family)
-    told, cores = Curve(), os.sched_getaffinity(0)
-    with closing(DeviceWorker(spec, Path(question["folder"]), usable_cores=sorted(cores))) as worker:
-        os.sched_setaffinity(0, cores)  # its search waits for no timing
-        module, target = tvm.ir.load_json(workload.module_json), tvm.target.Target(spec.target)
-        context = ms.TuneContext(
-            mod=module,
-            target=target,
-            space_generator="post-order-apply",
-            search_strategy="evolutionary",
-            task_name=workload.name,
-            num_threads=question["workers"],
-            rand_state=question["seed"] + 1,
-        )
-        database = ms.database.MemoryDatabase()
-        model = ms.cost_model.XGBModel(num_tuning_cores=question["workers"])
-        entry = database.commit_workload(module)
-        context.pre_tuning(question["trials"], question["per_round"], None, database, model)
-        while (candidates := context.generate_measure_candidates()) is not None:
-            traces = [_trace(one.sch) for one in candidates]
-            batch = Batch(
-                candidates=tuple(Candidate(workload_id=workload.workload_id, trace=one) for one in traces),
-                workloads={workload.workload_id: workload},
-                protocol=Protocol(check_share=0.0),
-                confirm_within=0.0,
-            )
-            latency = {
-                record.trace: record.latency_secs
-                for record in worker.measure(batch)
-                if record.outcome is Outcome.OK and record.attempt == 0
-            }
-            results = []
-            for candidate, trace in zip(candidates, traces, strict=True):
-                secs = latency.get(trace)
-                told.add(trace, secs)
-                results.append(ms.runner.RunnerResult(secs and [secs], None if secs else "it did not run"))
-                if secs is not None:
-                    record = ms.database.TuningRecord(
-                        candidate.sch.trace, entry, [secs], target, candidate.args_info
-                    )
-                    database.commit_tuning_record(record)
-            context.notify_runner_results(candidates, results)
-            model.update(context, candidates, results)
-        context.post_tuning()
-    return told.answer()
 
 
 class Curve:
@@ -239,7 +160,7 @@ class Curve:
 
     def answer(self) -> JsonDict:
         """What is told."""
-        return {"secs": time.perf_counter() - self._began, "trials": self._trials, "best": self._best}
+        return {"trials": self._trials, "best": self._best}
 
 
 def _trace(schedule: Any) -> str:
@@ -299,8 +220,7 @@ def network(question: JsonDict) -> None:
 WAYS = {
     "local": local,
     "stock": stock,
-    "plugged": stock,
-    "xgb": with_our_runner,
+    "xgb": stock,
     "network": network,
 }
 

@@ -9,9 +9,10 @@ vector.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from copy import copy
 from importlib import import_module
-from typing import Any, Literal
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -24,49 +25,8 @@ from transfer.errors import TransferError
 from transfer.evaluate.rankers import Ranker
 from transfer.features.flat import flat_inputs
 from transfer.features.hardware import vector_distances
-from transfer.train.rows import training_labels
 
-
-class NearestDevice:
-    """Order candidates by the latencies of other devices.
-
-    Args:
-        use: `nearest`: of the device whose order agrees best with the target's in the rows learnt, next best
-            where that one has no measurement; `mean`: the mean over all others of the rank in the workload.
-    """
-
-    def __init__(self, use: Literal["nearest", "mean"] = "nearest") -> None:
-        self.use = use
-        #: Sources of each device learnt, most similar first.
-        self.order: dict[str, tuple[str, ...]] = {}
-
-    @property
-    def name(self) -> str:
-        """`nearest-device` or `mean-rank`."""
-        return "nearest-device" if self.use == "nearest" else "mean-rank"
-
-    def fit(self, dataset: Dataset, rows: Rows, devices: Sequence[str], seed: int) -> None:
-        """Find the devices most similar to each. See `Ranker.fit`; nothing here is random."""
-        training_labels(dataset, rows, devices)
-        self.order = {}
-        for device_id in devices:
-            sources = [source for source in map(str, dataset.device_ids) if source != device_id]
-            if not sources:
-                raise TransferError(
-                    f"{self.name} needs another device beside {device_id!r}; give its records too"
-                )
-            secs = dataset.latency_secs[rows, dataset.column(device_id)]
-            self.order[device_id] = tuple(nearest_first(dataset, device_id, rows, secs, sources))
-
-    def score(self, dataset: Dataset, rows: Rows, device_id: str) -> Floats:
-        """Share of the workload's candidates that are no faster, among all that the source measured.
-
-        0 where no source measured the candidate, or it failed there. See `Ranker.score`.
-        """
-        if device_id not in self.order:
-            raise unknown_device(self, device_id, tuple(self.order))
-        places = np.stack([places_on(dataset, source)[rows] for source in self.order[device_id]], axis=1)
-        return place_by_sources(places, is_mean=self.use == "mean")
+_Model = TypeVar("_Model")
 
 
 def nearest_first(
@@ -192,9 +152,38 @@ def need(module: str) -> Any:
         ) from error
 
 
-def unknown_device(ranker: Ranker, device_id: str, known: Sequence[str]) -> TransferError:
-    """The error for a device that a ranker was not fitted for."""
-    return TransferError(
-        f"{ranker.name} has not learnt device {device_id!r}; it knows: {', '.join(known) or 'none'}. "
-        "Call `fit` with it first"
-    )
+def of_device(ranker: Ranker, models: Mapping[str, _Model], device_id: str) -> _Model:
+    """What a ranker has learnt of a device.
+
+    Raises:
+        TransferError: It was not fitted for the device.
+    """
+    if device_id not in models:
+        raise TransferError(
+            f"{ranker.name} has not learnt device {device_id!r}; it knows: {', '.join(models) or 'none'}. "
+            "Call `fit` with it first"
+        )
+    return models[device_id]
+
+
+class EachDevice:
+    """A ranker of its own for each device.
+
+    Args:
+        like: What each is a copy of.
+        name: In tables; that of `like` unless given.
+    """
+
+    def __init__(self, like: Ranker, name: str = "") -> None:
+        self.like, self.name = like, name or like.name
+        self._rankers: dict[str, Ranker] = {}
+
+    def fit(self, dataset: Dataset, rows: Rows, devices: Sequence[str], seed: int) -> None:
+        """Learn each device from its own labels. See `Ranker.fit`."""
+        self._rankers = {device_id: copy(self.like) for device_id in devices}
+        for device_id, ranker in self._rankers.items():
+            ranker.fit(dataset, rows, (device_id,), seed)
+
+    def score(self, dataset: Dataset, rows: Rows, device_id: str) -> Floats:
+        """Scores of the device's own ranker. See `Ranker.score`."""
+        return of_device(self, self._rankers, device_id).score(dataset, rows, device_id)

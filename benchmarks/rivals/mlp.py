@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from benchmarks.rivals.base import unknown_device
+from benchmarks.rivals.base import of_device
 from transfer.arrays import Floats, Rows
 from transfer.data.batches import PaddedBatch, draw_batches
 from transfer.data.dataset import Dataset
@@ -23,6 +23,9 @@ from transfer.model.fleet_tlp import scoped_seed
 from transfer.model.inputs import torch_threads
 from transfer.train.losses import LossWeights, head_loss
 from transfer.train.rows import training_labels
+
+#: Factor on the rate when another perceptron is the start.
+_FINE_TUNING_SHARE = 0.3
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,14 +36,7 @@ class MlpConfig:
     width: int = 256
     dropout: float = 0.1
     epochs: int = 40
-    workloads_per_batch: int = 4
-    candidates_per_workload: int = 64
     learning_rate: float = 1e-3
-    #: Factor on the rate when another perceptron is the start.
-    fine_tuning_share: float = 0.3
-    weight_decay: float = 1e-2
-    loss: LossWeights = field(default_factory=LossWeights)
-    threads: int = 1
 
 
 class SummaryMlp:
@@ -71,20 +67,15 @@ class SummaryMlp:
         group = dataset.group[rows]
         groups = [np.flatnonzero(group == one) for one in np.unique(group)]
         x = torch.from_numpy(np.ascontiguousarray(dataset.features.take(rows).summary, dtype=np.float32))
-        rate = config.learning_rate * (1.0 if self.start is None else config.fine_tuning_share)
-        with scoped_seed(seed), torch_threads(config.threads):
+        rate = config.learning_rate * (1.0 if self.start is None else _FINE_TUNING_SHARE)
+        with scoped_seed(seed), torch_threads(1):
             self._build(x, tuple(devices))
             parameters = [*self._trunk.parameters(), *self._output.parameters()]
-            optimizer = torch.optim.AdamW(parameters, lr=rate, weight_decay=config.weight_decay)
+            optimizer = torch.optim.AdamW(parameters, lr=rate, weight_decay=1e-2)
             schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, config.epochs)
             self._trunk.train()
             for _ in range(config.epochs):
-                for batch in draw_batches(
-                    groups,
-                    workloads=config.workloads_per_batch,
-                    most=config.candidates_per_workload,
-                    random=random,
-                ):
+                for batch in draw_batches(groups, workloads=4, most=64, random=random):
                     loss = self._loss(x, labels, batch)
                     if loss is not None:
                         optimizer.zero_grad(set_to_none=True)
@@ -95,11 +86,10 @@ class SummaryMlp:
 
     def score(self, dataset: Dataset, rows: Rows, device_id: str) -> Floats:
         """Relative speeds in (0, 1). See `Ranker.score`."""
-        if device_id not in self._heads:
-            raise unknown_device(self, device_id, self._heads)
+        head = of_device(self, {name: place for place, name in enumerate(self._heads)}, device_id)
         x = torch.from_numpy(np.ascontiguousarray(dataset.features.take(rows).summary, dtype=np.float32))
-        with torch.no_grad(), torch_threads(self.config.threads):
-            logits = self._output(self._trunk(x))[:, self._heads.index(device_id)]
+        with torch.no_grad(), torch_threads(1):
+            logits = self._output(self._trunk(x))[:, head]
         return torch.sigmoid(logits.double()).numpy()
 
     def _build(self, x: Tensor, devices: tuple[str, ...]) -> None:
@@ -137,7 +127,7 @@ class SummaryMlp:
         for head in range(len(self._heads)):
             target = targets[:, head][batch.place]
             loss = head_loss(
-                logits[:, head][batch.place], target, target.isfinite() & batch.filled, terms=self.config.loss
+                logits[:, head][batch.place], target, target.isfinite() & batch.filled, terms=LossWeights()
             )
             if loss is not None:
                 losses.append(loss)

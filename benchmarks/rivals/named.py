@@ -1,4 +1,4 @@
-"""The rivals by their names, and comparisons that go on where they stopped: scores lie in a folder."""
+"""Published TLP, all rivals by their names, and fits whose scores lie in a folder, so that a run goes on."""
 
 from __future__ import annotations
 
@@ -10,16 +10,64 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks.harness import Figures, kept, read_kept
-from benchmarks.rivals.base import NearestDevice
+from benchmarks.rivals.base import EachDevice, of_device
 from benchmarks.rivals.mlp import SummaryMlp
-from benchmarks.rivals.tlp import PublishedTlp
 from benchmarks.rivals.trees import BoostedTrees
+from transfer.arrays import Floats, Rows
 from transfer.data.dataset import Dataset
 from transfer.errors import TransferError
 from transfer.evaluate.compare import Fit, FitScores, run_fits
 from transfer.evaluate.rankers import Ranker
+from transfer.features.blocks import LAYOUTS, PublishedLayout
+from transfer.model.mtl_tlp import MtlTLP
 from transfer.train.state import digest
-from transfer.train.trainers import TlpConfig
+from transfer.train.trainers import TlpConfig, train_mtl_tlp
+
+
+class PublishedTlp:
+    """MTL-TLP: one network with a decoder a device; of one device it is TLP.
+
+    It reads the published features of the dataset.
+
+    Args:
+        config: How to train.
+    """
+
+    def __init__(self, config: TlpConfig | None = None) -> None:
+        self.config = config or TlpConfig()
+        self._models: dict[str, MtlTLP] = {}
+
+    @property
+    def name(self) -> str:
+        """`mtl-tlp`, and its batch if that is another than published."""
+        batch = self.config.batch
+        return "mtl-tlp" if batch == TlpConfig().batch else f"mtl-tlp-batch-{batch}"
+
+    def fit(self, dataset: Dataset, rows: Rows, devices: Sequence[str], seed: int) -> None:
+        """Train from nothing. See `Ranker.fit`."""
+        model, _ = train_mtl_tlp(
+            dataset,
+            rows,
+            layout=self._layout(dataset),
+            config=self.config,
+            seed=seed,
+            devices=tuple(devices),
+        )
+        self._models = dict.fromkeys(devices, model)
+
+    def score(self, dataset: Dataset, rows: Rows, device_id: str) -> Floats:
+        """In the order of the decoder's sums over the steps. See `Ranker.score`."""
+        self._layout(dataset)
+        return of_device(self, self._models, device_id).score(dataset.features.take(rows), device_id)
+
+    def _layout(self, dataset: Dataset) -> PublishedLayout:
+        if dataset.features.published is None:
+            raise TransferError(
+                f"{self.name} reads published features, and the dataset has none; read it with them"
+            )
+        shape = dataset.features.published.shape[1:]
+        return next(layout for layout in LAYOUTS.values() if (layout.steps, layout.width) == shape)
+
 
 #: Attributes of rankers that tell how they learn, beside their name.
 _SETTINGS = ("config", "grid", "rounds")
@@ -53,7 +101,8 @@ def run_kept_fits(fits: Sequence[Fit], dataset: Dataset, folder: Path, workers: 
 
 def _name(fit: Fit, data: str) -> str:
     ranker, split = fit.ranker, fit.split
-    settings = {name: repr(getattr(ranker, name)) for name in _SETTINGS if hasattr(ranker, name)}
+    like = getattr(ranker, "like", ranker)
+    settings = {name: repr(getattr(like, name)) for name in _SETTINGS if hasattr(like, name)}
     told = repr((data, ranker.name, settings, split.sources, split.targets, fit.fit_seed))
     parts = (told, digest(split.train), digest(split.test))
     return hashlib.blake2b("".join(parts).encode(), digest_size=12).hexdigest()
@@ -69,20 +118,18 @@ _SMALL_BATCH = 64
 SMALL_BATCHES = f"mtl-tlp-batch-{_SMALL_BATCH}"
 #: Those that read the published features of TLP; they take minutes for a thousand rows.
 _PUBLISHED: dict[str, Callable[[], Ranker]] = {
-    "tlp": PublishedTlp,
-    "mtl-tlp": lambda: PublishedTlp(multi_task=True),
-    SMALL_BATCHES: lambda: PublishedTlp(TlpConfig(batch=_SMALL_BATCH), multi_task=True),
+    "tlp": lambda: EachDevice(PublishedTlp(), "tlp"),
+    "mtl-tlp": PublishedTlp,
+    SMALL_BATCHES: lambda: PublishedTlp(TlpConfig(batch=_SMALL_BATCH)),
 }
 PUBLISHED = tuple(_PUBLISHED)
 #: All that need nothing but a store; TVM's own need its programs built again (`benchmarks.learning_tvm`).
 RIVALS: dict[str, Callable[[], Ranker]] = {
-    "xgboost": lambda: BoostedTrees("xgboost"),
-    "lightgbm": lambda: BoostedTrees("lightgbm"),
+    "xgboost": lambda: EachDevice(BoostedTrees("xgboost")),
+    "lightgbm": lambda: EachDevice(BoostedTrees("lightgbm")),
     "xgboost-pooled": lambda: BoostedTrees("xgboost", pooled=True),
     "lightgbm-pooled": lambda: BoostedTrees("lightgbm", pooled=True),
     "mlp": SummaryMlp,
-    "nearest-device": lambda: NearestDevice("nearest"),
-    "mean-rank": lambda: NearestDevice("mean"),
     **_PUBLISHED,
 }
 

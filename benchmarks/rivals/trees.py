@@ -1,19 +1,19 @@
 """Gradient-boosted trees on our features: XGBoost and LightGBM, each at the best of a small grid.
 
-Two scopes: one model a device, or one for all devices, told apart by the hardware vector. XGBoost and
-LightGBM are optional; they are imported when a ranker is fitted.
+One model for all devices that are fitted, told apart by the hardware vector where there are several; one for
+each is `EachDevice`. XGBoost and LightGBM are optional; they are imported when a ranker is fitted.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 
-from benchmarks.rivals.base import flat_features, hold_out_workloads, need, unknown_device
-from fleet.json_types import Json, JsonDict
+from benchmarks.rivals.base import flat_features, hold_out_workloads, need, of_device
+from fleet.json_types import Json
 from transfer.arrays import Floats, Groups, Rows, Singles
 from transfer.data.dataset import Dataset
 from transfer.data.ranking import rank_agreement
@@ -61,7 +61,7 @@ class BoostedTrees:
 
     Args:
         library: Which one.
-        pooled: One model for all devices, with the hardware vector beside the features.
+        pooled: Tell devices apart by their hardware vector, beside the features.
         rounds: Numbers of trees to choose from.
     """
 
@@ -77,8 +77,6 @@ class BoostedTrees:
         self.grid = XGBOOST_GRID if library == "xgboost" else LIGHTGBM_GRID
         self.rounds = tuple(sorted(rounds))
         self._models: dict[str, tuple[_Predict, int]] = {}
-        #: What was chosen from the grid for each device, with the number of trees as `rounds`.
-        self.chosen: dict[str, JsonDict] = {}
 
     @property
     def name(self) -> str:
@@ -90,35 +88,27 @@ class BoostedTrees:
         need(self.library)
         labels = training_labels(dataset, rows, devices)
         train = _train_xgboost if self.library == "xgboost" else _train_lightgbm
-        self._models, self.chosen = {}, {}
-        for members in [tuple(devices)] if self.pooled else [(device_id,) for device_id in devices]:
-            columns = [list(devices).index(device_id) for device_id in members]
-            kept, held = hold_out_workloads(dataset, rows, _CHOICE_SHARE, seed)
-            part = np.isin(rows, kept)
-            learn = self._table(dataset, rows[part], labels[part][:, columns], members, seed)
-            judge = self._table(dataset, held, labels[np.isin(rows, held)][:, columns], members, seed)
-            whole = self._table(dataset, rows, labels[:, columns], members, seed)
-            if not len(judge.y) or not len(learn.y):
-                # The few labelled workloads all fell on one side: choose on what there is.
-                learn = judge = whole
-            tried: list[tuple[float, Params, int]] = []
-            for params in self.grid:
-                predict = train(learn, params, self.rounds[-1], seed)
-                for count in self.rounds:
-                    scores = predict(judge.x, count)
-                    found = rank_agreement(scores, judge.y.astype(np.float64), judge.group)
-                    tried.append((found, params, count))
-            _, params, count = max(tried, key=lambda one: one[0])
-            model = train(whole, params, count, seed)
-            for device_id in members:
-                self._models[device_id] = model, count
-                self.chosen[device_id] = {**params, "rounds": count}
+        kept, held = hold_out_workloads(dataset, rows, _CHOICE_SHARE, seed)
+        learn, judge, whole = (
+            self._table(dataset, part, labels[np.isin(rows, part)], devices, seed)
+            for part in (kept, held, rows)
+        )
+        if not len(judge.y) or not len(learn.y):
+            # The few labelled workloads all fell on one side: choose on what there is.
+            learn = judge = whole
+        tried: list[tuple[float, Params, int]] = []
+        for params in self.grid:
+            predict = train(learn, params, self.rounds[-1], seed)
+            for count in self.rounds:
+                scores = predict(judge.x, count)
+                found = rank_agreement(scores, judge.y.astype(np.float64), judge.group)
+                tried.append((found, params, count))
+        _, params, count = max(tried, key=lambda one: one[0])
+        self._models = dict.fromkeys(devices, (train(whole, params, count, seed), count))
 
     def score(self, dataset: Dataset, rows: Rows, device_id: str) -> Floats:
         """Raw predictions of the trees. See `Ranker.score`."""
-        if device_id not in self._models:
-            raise unknown_device(self, device_id, tuple(self._models))
-        predict, count = self._models[device_id]
+        predict, count = of_device(self, self._models, device_id)
         return predict(self._inputs(dataset, rows, device_id), count)
 
     def _inputs(self, dataset: Dataset, rows: Rows, device_id: str) -> Singles:
@@ -158,19 +148,26 @@ def _list_sizes(group: Groups) -> Rows:
     )
 
 
-def _train_xgboost(table: _Table, params: Params, rounds: int, seed: int) -> _Predict:
+def boosted(
+    x: Singles | Floats, y: Singles | Floats, params: Params, rounds: int, seed: int, **more: Any
+) -> Any:
+    """An XGBoost booster; `more` are sizes of ranked lists (`group`), weights or margins of the rows."""
     xgboost = need("xgboost")
-    matrix = xgboost.QuantileDMatrix(table.x, label=table.y, nthread=1)
-    if str(params["objective"]).startswith("rank:"):
-        matrix.set_group(_list_sizes(table.group))
+    matrix = xgboost.QuantileDMatrix(x, label=y, nthread=1, **more)
     settings = {"tree_method": "hist", "base_score": 0.0, "seed": seed, "nthread": 1, "verbosity": 0}
-    booster = xgboost.train({**settings, **params}, matrix, num_boost_round=rounds)
+    return xgboost.train({**settings, **params}, matrix, num_boost_round=rounds)
 
-    def predict(x: Singles, count: int) -> Floats:
-        scores = booster.inplace_predict(x, iteration_range=(0, count), predict_type="margin")
-        return np.asarray(scores, dtype=np.float64)
 
-    return predict
+def margins(booster: Any, x: Singles | Floats, **more: Any) -> Floats:
+    """(n,) raw predictions of a booster."""
+    return np.asarray(booster.inplace_predict(x, predict_type="margin", **more), dtype=np.float64)
+
+
+def _train_xgboost(table: _Table, params: Params, rounds: int, seed: int) -> _Predict:
+    is_ranked = str(params["objective"]).startswith("rank:")
+    lists = _list_sizes(table.group) if is_ranked else None
+    booster = boosted(table.x, table.y, params, rounds, seed, group=lists)
+    return lambda x, count: margins(booster, x, iteration_range=(0, count))
 
 
 def _train_lightgbm(table: _Table, params: Params, rounds: int, seed: int) -> _Predict:

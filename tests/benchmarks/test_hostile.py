@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 
 from agents.programs.trace_rules import _INSTRUCTIONS
 from benchmarks import hostile
-from benchmarks.hostile_child import folder_names, questions_of
+from benchmarks.hostile_child import KINDS, folder_names, questions_of
 from benchmarks.hostile_corpus import (
     CORPUS,
     DIALECTS,
@@ -31,7 +31,6 @@ from benchmarks.hostile_corpus import (
     seeds,
     steps_of,
 )
-from benchmarks.hostile_folders import FOLDER_STAGES
 from benchmarks.hostile_run import Found, Question, run
 from benchmarks.hostile_values import deep_text, with_fault
 from transfer.errors import TraceError
@@ -78,7 +77,8 @@ def test_nothing_is_found(questions: list[Question], tmp_path: Path) -> None:
         counts = found.dialects[dialect]
         assert counts["imported"] > counts["lines"] / 10, dialect
         assert counts["rejected"] > counts["lines"] / 20, dialect
-    folders = [found.stages[name] for name in FOLDER_STAGES if name in found.stages]
+    stages = {kind.stage for kind in KINDS.values() if kind.folder is not None}
+    folders = [tally for name, tally in found.stages.items() if name in stages]
     assert sum(tally.refused for tally in folders) > 2 or not folders
 
 

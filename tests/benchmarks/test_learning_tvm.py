@@ -9,7 +9,7 @@ import pytest
 
 from agents.programs.tvm_import import load_tensor_intrinsics
 from agents.records import Candidate, Family, Workload
-from benchmarks.learning_tvm import MLP_COLUMNS, TvmMlp, TvmXgb, join_features, per_store_features
+from benchmarks.learning_tvm import MLP_COLUMNS, WAYS, TvmRanker, join_features, per_store_features
 from tests.conftest import GENERIC_CPU
 from tests.model_fixtures import make_dataset
 from transfer.data.ranking import rank_agreement
@@ -17,9 +17,9 @@ from transfer.errors import TransferError
 
 
 @pytest.mark.tvm
-@pytest.mark.parametrize("ranker", [TvmXgb, TvmMlp])
-def test_both_models_learn_from_arrays(ranker: type[TvmXgb] | type[TvmMlp]) -> None:
-    if ranker is TvmXgb:
+@pytest.mark.parametrize("name", WAYS)
+def test_both_models_learn_from_arrays(name: str) -> None:
+    if name == "tvm-xgb":
         pytest.importorskip("xgboost")
     # Latencies follow from made-up features, summed over two stores.
     dataset, random = make_dataset(workloads=16, candidates=16), np.random.default_rng(0)
@@ -28,7 +28,7 @@ def test_both_models_learn_from_arrays(ranker: type[TvmXgb] | type[TvmMlp]) -> N
     latency = np.repeat(np.exp(parts[:, :, 0].sum(axis=1))[:, None], 3, axis=1)
     dataset, features = replace(dataset, latency_secs=latency), join_features(list(parts))
     train, test = np.flatnonzero(dataset.group < 12), np.flatnonzero(dataset.group >= 12)
-    model = ranker(features)
+    model = TvmRanker(name, features)
     model.fit(dataset, train, ["cpu.a"], 1)
     scores = model.score(dataset, test, "cpu.a")
     assert rank_agreement(scores, -np.log(dataset.latency_secs[test, 0]), dataset.group[test]) > 0.4

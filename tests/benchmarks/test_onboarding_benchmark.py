@@ -11,6 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -18,9 +19,10 @@ from benchmarks import onboarding_parts
 from benchmarks.onboarding import main
 from benchmarks.onboarding_baselines import baselines
 from benchmarks.onboarding_cases import CasePlan, FewShot, FewShotSet, Situation
-from benchmarks.onboarding_curve import RANDOM, Adapting, Contender, CurvePlan, Point, run_curve
-from benchmarks.onboarding_parts import CurveTable
+from benchmarks.onboarding_curve import RANDOM, Adapting, Contender, Experiment, Point
+from benchmarks.onboarding_parts import CurveTable, DeviceSet
 from tests.model_fixtures import CONFIG, make_dataset
+from tests.record_fixtures import make_workload
 from tests.strategy_fixtures import BriefMaml, LikeNearest
 from transfer.adapt.base import Regime
 from transfer.adapt.sample_selection import Paired
@@ -33,6 +35,7 @@ FEW = [
 ]
 DATASET = make_dataset(workloads=9, candidates=12)
 DEVICES = tuple(map(str, DATASET.device_ids))
+WORKLOADS = {one: msgspec.structs.replace(make_workload(0), workload_id=one) for one in DATASET.workload_ids}
 
 
 @pytest.fixture
@@ -103,15 +106,13 @@ def test_without_any_store_it_says_so(
 
 def curve(folder: Path, *contenders: Contender, target: int, samples: tuple[int, ...]) -> list[Point]:
     """The points of all regimes, one seed."""
-    plan = CurvePlan(
-        cases=CasePlan(regimes=tuple(Regime), targets=(DEVICES[target],), seeds=(0,)),
-        contenders=contenders,
-        selector=Paired(),
+    experiment = Experiment(
+        devices=DeviceSet(name="made up", is_own=True, dataset=DATASET, workloads=WORKLOADS, ceilings={}),
+        plan=CasePlan(regimes=tuple(Regime), targets=(DEVICES[target],), seeds=(0,)),
         config=replace(CONFIG, epochs=2),
-        samples=samples,
-        with_all=False,
+        folder=folder,
     )
-    return run_curve(DATASET, None, plan, folder)
+    return experiment.points(experiment.plan, contenders, samples)
 
 
 def test_a_strategy_sees_its_samples_and_nothing_else_of_the_target(tmp_path: Path) -> None:

@@ -18,6 +18,18 @@ DATASET = make_dataset(workloads=9, candidates=12)
 DEVICES = tuple(map(str, DATASET.device_ids))
 
 
+def workloads_of(*networks: str) -> dict[WorkloadId, Workload]:
+    """The workloads, in turn of each network; of none without a name."""
+    return {
+        one: msgspec.structs.replace(
+            make_workload(place),
+            workload_id=one,
+            networks=((networks[place % len(networks)], 1),) if networks else (),
+        )
+        for place, one in enumerate(DATASET.workload_ids)
+    }
+
+
 def case_plan(*regimes: Regime, **changes: Any) -> CasePlan:
     """Every device as a target, one seed."""
     return CasePlan(**{"regimes": regimes, "targets": DEVICES, "seeds": (0,)} | changes)
@@ -25,7 +37,7 @@ def case_plan(*regimes: Regime, **changes: Any) -> CasePlan:
 
 @pytest.mark.parametrize("regime", list(Regime))
 def test_a_case_keeps_apart_what_must_be_and_shows_nothing_of_the_target(regime: Regime) -> None:
-    cases = make_cases(DATASET, None, case_plan(regime, seeds=(0, 1)))
+    cases = make_cases(DATASET, workloads_of(), case_plan(regime, seeds=(0, 1)))
     assert {case.target for case in cases} == set(DEVICES)
     for case in cases:
         assert not set(case.pool) & set(case.test)
@@ -41,21 +53,11 @@ def test_a_case_keeps_apart_what_must_be_and_shows_nothing_of_the_target(regime:
         assert np.isfinite(view.latency_secs[case.test]).any() == (regime is Regime.DEVICE_NEW)
 
 
-def two_networks() -> dict[WorkloadId, Workload]:
-    """The workloads, every other one of another network."""
-    return {
-        one: msgspec.structs.replace(
-            make_workload(place), workload_id=one, networks=((f"net{'ab'[place % 2]}", 1),)
-        )
-        for place, one in enumerate(DATASET.workload_ids)
-    }
-
-
 BOTH_NEW = case_plan(Regime.BOTH_NEW, targets=DEVICES[:1])
 
 
 def test_networks_are_held_out_where_there_are_some() -> None:
-    workloads = two_networks()
+    workloads = workloads_of("neta", "netb")
     cases = make_cases(DATASET, workloads, BOTH_NEW)
     assert {case.split for case in cases} == {"neta", "netb"}
     for case in cases:

@@ -10,10 +10,9 @@ import numpy as np
 import pytest
 
 from benchmarks.harness import read_kept
-from benchmarks.rivals.base import NearestDevice, need
+from benchmarks.rivals.base import EachDevice, need
 from benchmarks.rivals.mlp import MlpConfig, SummaryMlp
-from benchmarks.rivals.named import RIVALS, make_rival, run_kept_fits
-from benchmarks.rivals.tlp import PublishedTlp
+from benchmarks.rivals.named import RIVALS, PublishedTlp, make_rival, run_kept_fits
 from benchmarks.rivals.trees import BoostedTrees
 from tests.model_fixtures import DEVICES, folds_of, make_dataset, published, with_latency
 from tests.transfer.evaluate.test_compare import Noisy, Peeker
@@ -42,10 +41,8 @@ def without_latency(dataset: Dataset, rows: np.ndarray, device_id: str | None = 
 @pytest.mark.parametrize(
     "make",
     [
+        lambda: EachDevice(PublishedTlp(TLP)),
         lambda: PublishedTlp(TLP),
-        lambda: PublishedTlp(TLP, multi_task=True),
-        NearestDevice,
-        lambda: NearestDevice("mean"),
         lambda: SummaryMlp(MLP),
     ],
 )
@@ -77,8 +74,7 @@ def test_each_rival_has_the_name_that_it_is_asked_for_by() -> None:
     ("package", "ranker"),
     [
         ("torch", SummaryMlp(MLP)),
-        ("numpy", NearestDevice()),
-        *((name, BoostedTrees(name, rounds=(10, 30))) for name in ("xgboost", "lightgbm")),
+        *((name, EachDevice(BoostedTrees(name, rounds=(10, 30)))) for name in ("xgboost", "lightgbm")),
         *((name, BoostedTrees(name, pooled=True, rounds=(10, 30))) for name in ("xgboost", "lightgbm")),
     ],
 )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from agents.records import Outcome, Record
-from benchmarks.search_figures import trials_ratios
+from benchmarks.search import trials_ratios
 from benchmarks.search_sides import _settled_curve
 from fleet.tuning.search import Search
 from tests.record_fixtures import make_record, make_workload
