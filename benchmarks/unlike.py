@@ -10,7 +10,9 @@ timed on the GPU can be chosen and judged. Intervals are of 90 %, paired, over p
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -28,12 +30,89 @@ from benchmarks.unlike_ways import (
     first_of,
     read_databases,
 )
+from fleet.json_types import Json
 from transfer.adapt.base import Regime
 from transfer.arrays import Floats, Groups, Mask, Rows, Singles
 from transfer.data.labels import group_min
 from transfer.features.flat import flat_inputs
 from transfer.model.trees import Trees, pack, tree_inputs
 from transfer.train.tree_fit import grow
+
+_CELL, _LEFT, _TOP = 62, 110, 60
+#: Problems below which a cell of the picture is left empty: a mean of few says nothing.
+_LEAST_PROBLEMS = 10
+_WIDTH, _HEIGHT, _MARGIN = 460, 300, 48
+_COLOURS = ("#b03a2e", "#9a7d0a", "#1f618d", "#6c3483", "#717d7e", "#b9770e", "#117a65")
+
+
+def write_pictures(folder: Path, figures: Json, ways: Sequence[str]) -> None:
+    """Write `unlike-devices.svg` and `unlike-curve.svg`.
+
+    Args:
+        folder: Made if need be.
+        figures: What the benchmark found.
+        ways: Which ones are drawn; the last one is ours, drawn thick.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "unlike-devices.svg").write_text(heat_map(figures["likeness"]))
+    (folder / "unlike-curve.svg").write_text(curves(figures["table"], ways))
+
+
+def heat_map(likeness: Mapping[str, Mapping[str, Mapping[str, float]]]) -> str:
+    """What the winner of the row's GPU keeps on the column's: from red at half the speed to green at all."""
+    names = sorted(likeness)
+    parts = [_text(_LEFT, 18, "share of the best speed that a winner of the row's GPU keeps on the column's")]
+    for row, source in enumerate(names):
+        at, y = _LEFT + row * _CELL, _TOP + row * _CELL
+        parts += [_text(4, y + _CELL // 2, source), _text(at, _TOP - 10, source)]
+        for column, target in enumerate(names):
+            cell = likeness[source].get(target, {"problems": 0.0})
+            x, is_known = _LEFT + column * _CELL, cell["problems"] >= _LEAST_PROBLEMS
+            hue = round(240 * min(0.5, max(0.0, cell["kept"] - 0.5))) if is_known else 0
+            fill = f"hsl({hue},60%,75%)" if is_known else "#eeeeee"
+            parts.append(f'<rect x="{x}" y="{y}" width="{_CELL - 2}" height="{_CELL - 2}" fill="{fill}"/>')
+            if is_known:
+                parts.append(_text(x + _CELL // 4, y + _CELL // 2 + 4, f"{cell['kept']:.2f}"))
+    return _svg(_LEFT + len(names) * _CELL + 10, _TOP + len(names) * _CELL + 10, parts)
+
+
+def curves(table: Mapping[str, Json], ways: Sequence[str]) -> str:
+    """Kept speed against samples, a panel a regime."""
+    parts: list[str] = []
+    for panel, (regime, by_way) in enumerate(table.items()):
+        drawn = {way: by_way[way]["kept"] for way in ways if way in by_way}
+        low = min(value for kept in drawn.values() for value in kept.values())
+        left, most = panel * (_WIDTH + 20) + _MARGIN, math.log2(1 + max(map(int, next(iter(drawn.values())))))
+
+        def across(count: str, left: int = left, most: float = most) -> float:
+            return left + math.log2(1 + int(count)) / max(1.0, most) * (_WIDTH - _MARGIN - 16)
+
+        def down(value: float, low: float = low) -> float:
+            return _HEIGHT - _MARGIN - (value - low) / (1 - low) * (_HEIGHT - 2 * _MARGIN)
+
+        parts.append(_text(left, 20, f"{regime}: speed kept, by samples"))
+        for value in (low, 1.0):
+            parts.append(_text(left - 40, down(value), f"{value:.2f}"))
+            parts.append(f'<path d="M{left} {down(value):.1f}h{_WIDTH - _MARGIN}" stroke="#dddddd"/>')
+        parts += [_text(across(count), _HEIGHT - 30, count) for count in next(iter(drawn.values()))]
+        for place, (way, kept) in enumerate(drawn.items()):
+            points = " ".join(f"{across(count):.1f},{down(value):.1f}" for count, value in kept.items())
+            style = f'stroke="{_COLOURS[place]}" stroke-width="{3 if place == len(drawn) - 1 else 1.2}"'
+            parts.append(f'<polyline points="{points}" fill="none" {style}/>')
+            if not panel:
+                x, y = _MARGIN + place % 4 * 230, _HEIGHT + 30 + place // 4 * 18
+                parts.append(f'<path d="M{x} {y - 4}h14" {style}/>{_text(x + 20, y, way)}')
+    return _svg(len(table) * (_WIDTH + 20), _HEIGHT + 60, parts)
+
+
+def _text(x: float, y: float, words: str) -> str:
+    return f'<text x="{x:.0f}" y="{y:.0f}" font-size="11">{words}</text>'
+
+
+def _svg(width: int, height: int, parts: Sequence[str]) -> str:
+    head = f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}"'
+    return "\n".join([f'{head} font-family="sans-serif">', *parts, "</svg>", ""])
+
 
 DATA = Path(__file__).resolve().parents[2] / "shared" / "data" / "miopen_find_db"
 
@@ -52,11 +131,22 @@ class Options:
     quick: bool = option(False, "a sixteenth of the problems, two seeds")
     data: Path = option(DATA, "folder of find databases")
     one_in: int = option(16, "take one convolution in so many", least=1, quick=256)
-    samples: tuple[int, ...] = option((0, 16, 64, 256, 1024), "numbers of samples (k)", quick=(0, 64))
+    samples: tuple[int, ...] = option(
+        (
+            0,
+            16,
+            64,
+            256,
+            1024,
+        ),
+        "numbers of samples (k)",
+        quick=(0, 64),
+    )
     seeds: int = option(5, "draws of the samples", least=1, quick=2)
     trees: int = option(200, "trees that the sources teach", least=1, quick=30)
     learnt: int = option(40000, "measurements of the sources that teach trees", least=100, quick=5000)
     judged: int = option(1000, "most problems of a GPU that are judged", least=10, quick=200)
+    pictures: Path | None = option(None, "write the two pictures into this folder")
 
 
 #: What a way reached: (problems,) by seed, for each regime, way and k, and then for each GPU.
@@ -89,7 +179,7 @@ def measure(options: Options) -> Figures:
                             reached[regime, name, k][device_id] = earlier
                         else:
                             reached[regime, name, k][device_id].append(_judged(view, way(view)))
-    return {
+    figures = {
         "quick": options.quick,
         **_figures(reached, options),
         "devices": {
@@ -99,6 +189,9 @@ def measure(options: Options) -> Figures:
         "likeness": likeness(data),
         "table": _table(reached, options),
     }
+    if options.pictures is not None:
+        write_pictures(options.pictures, figures, tuple(WAYS))
+    return figures
 
 
 def _pool(
@@ -172,13 +265,9 @@ def _samples(data: FindData, free: Rows, k: int, seed: int) -> Rows:
 def _judged(view: View, cost: Floats) -> tuple[Floats, Floats]:
     """(problems,) speed that is kept, and whether the fastest was chosen."""
     rows, dataset = view.pool.judged, view.data.dataset
-    kept = _kept(cost, dataset.latency_secs[rows, view.pool.target], dataset.group[rows])
-    return kept, (kept >= 1).astype(np.float64)
-
-
-def _kept(cost: Floats, secs: Floats, group: Groups) -> Floats:
-    """(problems,) speed of each problem's candidate of least cost over the fastest one's."""
-    return np.asarray(secs[first_of(secs, group)] / secs[first_of(cost, group)])
+    secs, group = dataset.latency_secs[rows, view.pool.target], dataset.group[rows]
+    chosen, fastest = secs[first_of(cost, group)], secs[first_of(secs, group)]
+    return fastest / chosen, (chosen <= fastest).astype(np.float64)
 
 
 def likeness(data: FindData) -> dict[str, dict[str, dict[str, float]]]:
@@ -194,8 +283,13 @@ def likeness(data: FindData) -> dict[str, dict[str, dict[str, float]]]:
             if place == other or not len(both):
                 continue
             secs, group = dataset.latency_secs[both], dataset.group[both]
-            kept = _kept(secs[:, place], secs[:, other], group)
-            found[source][target] = {"kept": float(kept.mean()), "problems": len(kept)}
+            chosen = secs[first_of(secs[:, place], group), other]
+            fastest = secs[first_of(secs[:, other], group), other]
+            found[source][target] = {
+                "kept": float((fastest / chosen).mean()),
+                "same_winner": float((chosen <= fastest).mean()),
+                "problems": len(chosen),
+            }
     return dict(found)
 
 

@@ -144,9 +144,10 @@ class Pool:
     judged: Rows
     trees_count: int
 
-    def inputs(self, rows: Rows) -> Singles:
-        """What trees read of some rows on the target."""
-        return tree_inputs(self.flat[rows], self.data.dataset.hardware[self.target])
+    @property
+    def hardware(self) -> Singles:
+        """(H,) data sheet of the target."""
+        return np.asarray(self.data.dataset.hardware[self.target])
 
 
 @dataclass(eq=False)
@@ -192,12 +193,6 @@ class View:
             regrets[column] = float(own[first_of(cost, group)].mean())
         return regrets
 
-    @property
-    def examples(self) -> tuple[Singles, Floats, Floats]:
-        """What trees learn from the samples: inputs, labels, weights."""
-        labels = -self.logs[self.samples, self.pool.target]
-        return self.pool.inputs(self.samples), labels, np.maximum(np.exp(labels), _LEAST_WEIGHT)
-
     def wins(self, column: int) -> Floats:
         """(K, Z) how often a solver was the fastest of a problem on a device, by kind."""
         rows = np.flatnonzero(self.logs[:, column] == 0)
@@ -233,9 +228,7 @@ def nearest_gpu(view: View) -> Floats:
     nearest, *_ = view.sources
     rows = view.pool.judged
     own = view.logs[rows, nearest]
-    others = view.logs[rows][:, view.sources]
-    count = np.isfinite(others).sum(axis=1)
-    mean = np.nansum(others, axis=1) / np.where(count, count, np.nan)
+    mean = _mean_of(view.logs[rows][:, view.sources])
     wins = view.wins(nearest)
     frequent = _NOWHERE - view.judged_from(wins / (1 + wins.max()))
     return np.where(np.isfinite(own), own, np.where(np.isfinite(mean), _UNKNOWN + mean, frequent))
@@ -295,16 +288,18 @@ def together_best(speed: Floats) -> list[int]:
 
 def trees_from_scratch(view: View) -> Floats:
     """Trees that the samples alone taught; without any, no opinion."""
-    pool = view.pool
+    pool, target = view.pool, view.pool.target
     if len(view.samples) < _LEAST_SAMPLES:
         return np.zeros(len(pool.judged))
-    raw = grow(*view.examples, count=pool.trees_count, seed=view.seed)
-    return -Trees(pack(raw)).margins(pool.inputs(pool.judged))
+    logs = -view.logs[view.samples, target]
+    x = tree_inputs(pool.flat[view.samples], pool.hardware)
+    raw = grow(x, logs, np.maximum(np.exp(logs), _LEAST_WEIGHT), count=pool.trees_count, seed=view.seed)
+    return -Trees(pack(raw)).margins(tree_inputs(pool.flat[pool.judged], pool.hardware))
 
 
 def pooled_trees(view: View) -> Floats:
     """Trees that the sources taught, which go on with the samples."""
-    return -_trees_of(view).margins(view.pool.inputs(view.pool.judged))
+    return -_trees_of(view).margins(tree_inputs(view.pool.flat[view.pool.judged], view.pool.hardware))
 
 
 def ours(view: View) -> Floats:
@@ -339,14 +334,23 @@ def _trees_of(view: View) -> Trees:
     pool = view.pool
     if len(view.samples) < _LEAST_SAMPLES:
         return pool.trees
-    x, logs, weight = view.examples
+    x = tree_inputs(pool.flat[view.samples], pool.hardware)
+    logs = -view.logs[view.samples, pool.target]
     said = pool.trees.margins(x)
     group = view.data.dataset.group[view.samples]
     level = (np.bincount(group, logs - said) / np.maximum(1, np.bincount(group)))[group]
     count = max(1, len(view.samples) // _SAMPLES_PER_TREE)
 
     # The level of a problem is nothing that trees could know.
+    weight = np.maximum(np.exp(logs), _LEAST_WEIGHT)
     return extended(pool.trees, x, logs - level, weight, count=count, seed=view.seed)
+
+
+def _mean_of(values: Floats) -> Floats:
+    """Means of rows without what is unknown; NaN where nothing is known."""
+    known = np.isfinite(values)
+    summed = np.where(known, values, 0.0).sum(axis=1)
+    return np.where(known.any(axis=1), summed / np.maximum(1, known.sum(axis=1)), np.nan)
 
 
 OURS = "ours"

@@ -12,7 +12,8 @@ import numpy as np
 import pytest
 
 from benchmarks import unlike
-from benchmarks.unlike_ways import SUFFIX, WAYS, FindData, View, read_databases
+from benchmarks.unlike import write_pictures
+from benchmarks.unlike_ways import SIMPLE, SUFFIX, WAYS, FindData, View, read_databases
 from transfer.adapt.base import Regime
 from transfer.features.flat import flat_inputs
 
@@ -87,3 +88,11 @@ def test_what_is_judged_is_not_seen(folder: Path, regime: Regime) -> None:
     other = view_of(replace(data, dataset=replace(data.dataset, latency_secs=latency)), regime)
     for name, way in WAYS.items():
         assert np.array_equal(way(view), way(other)), name
+
+
+def test_pictures_are_whole(figures: dict[str, Any], tmp_path: Path) -> None:
+    write_pictures(tmp_path, figures, tuple(WAYS))
+    curve, heat = ((tmp_path / f"unlike-{name}.svg").read_text() for name in ("curve", "devices"))
+    assert curve.count("<polyline") == 2 * len(WAYS)
+    assert all(name in heat for name in GPUS)
+    assert all(name in curve for name in SIMPLE)
