@@ -24,7 +24,6 @@ from hypothesis import strategies as st
 from agents.device import rpc_server
 from agents.device.worker import DeviceWorker
 from agents.host import rpc_tracker
-from agents.host.device_kinds import board_differences
 from agents.host.probe import probe, remote_descriptor
 from agents.host.rpc_tracker import Listed, NotYetError, listing, served
 from agents.programs.build import build
