@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 from msgspec.structs import replace
@@ -38,6 +39,12 @@ def batch(start: int, count: int, device: str = "dev-a", workload: Workload = OU
 def rows_of(records: list[Record]) -> pa.Table:
     devices = pa.array([record.device_id for record in records])
     return records_to_table(records).add_column(0, TABLE_SCHEMA.field("device_id"), devices)
+
+
+def with_column(table: pa.Table, name: str, values: Iterable[Any]) -> pa.Table:
+    """Rows as a store has them, with other values of a column."""
+    field = table.schema.field(name)
+    return table.set_column(table.schema.get_field_index(name), field, pa.array(values, field.type))
 
 
 #: Where all rows wait.
@@ -88,8 +95,9 @@ def opened(folder: Path) -> Iterator[WrittenStore]:
         yield store
 
 
-def fill(folder: Path, *, waiting: int = 5) -> Path:
-    """Several devices, files, versions, a checkpoint, and records that wait for the table."""
+def fill(folder: Path, *, rows: Sequence[int] = (300, 40, 60, 20)) -> Path:
+    """Several devices, files of so many rows, versions, a checkpoint, and records that wait for the table."""
+    first, second, third, fourth = rows
     with opened(folder) as store:
         put_workloads(folder / WORKLOADS, OURS, own=True)
         for name in ("dev-a", "dev-b"):
@@ -98,13 +106,12 @@ def fill(folder: Path, *, waiting: int = 5) -> Path:
             turn.put_snapshot(b"snapshot")
             turn.put_note("name", b"note")
             turn.keep_letter(LATE, "letter", 1, b"{}", most_rows=9, most_bytes=99)
-        store.append(batch(0, 300))
-        store.append(batch(300, 40, workload=OURS[1]))
+        store.append(batch(0, first))
+        store.append(batch(300, second, workload=OURS[1]))
         store.table.checkpoint()
-        store.append(batch(0, 60, device="dev-b"))
-        store.append(batch(400, 20))
-        if waiting:
-            store.take_in(batch(500, waiting))
+        store.append(batch(0, third, device="dev-b"))
+        store.append(batch(400, fourth))
+        store.take_in(batch(500, 5))
     return folder
 
 

@@ -33,6 +33,8 @@ settings.load_profile("fleet")
 # Ray reads its token once a process, so a Ray that a test starts and a cluster that a later one joins must
 # share it; it also keeps the tests from writing one into the home folder.
 os.environ["RAY_AUTH_TOKEN"] = "0123456789abcdef0123456789abcdef"
+# Ray reads it once, when it is imported: also by a test that starts none.
+os.environ["RAY_AUTH_MODE"] = "token"
 # Test processes run side by side, one on each core; with two threads each, they would wait for one another.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 

@@ -29,7 +29,6 @@ from fleet.engine.event_log import EventLog
 from fleet.engine.fleet_clock import MOST_STEP_SECS, FleetClock
 from fleet.engine.notices import Notices
 from fleet.errors import FleetError, StoreFull
-from fleet.interchange.export_store import export
 from fleet.planner.workload_discovery import WorkloadChoice
 from fleet.state.questions import StateReader
 from fleet.state.schema import STATE
@@ -38,7 +37,8 @@ from fleet.store.lanes import LaneSettings
 from fleet.store.store import Store
 from fleet.store.trace_lookup import Answer, StoreThread
 from fleet.transport.local import LocalTransport
-from tests.record_fixtures import make_batch, make_descriptor, make_spec, make_workload
+from tests import transport_fixtures
+from tests.record_fixtures import make_spec, make_workload, record_ids
 from tests.transport_fixtures import PROTOCOL, replay_spec
 
 WORKLOADS = [make_workload(number) for number in (1, 2, 3)]
@@ -59,14 +59,8 @@ class Killed(BaseException):
 
 @cache
 def _recorded() -> bytes:
-    with TemporaryDirectory() as name, Store.open(Path(name) / "store") as store:
-        store.put_device(make_spec(), make_descriptor())
-        store.put_workloads(WORKLOADS)
-        for workload in WORKLOADS:
-            store.append(make_batch(0, RECORDED, workload=workload.workload_id))
-        path = Path(name) / "recorded.parquet"
-        export(store, path, "parquet")
-        return path.read_bytes()
+    with TemporaryDirectory() as name:
+        return transport_fixtures.recorded_file(Path(name), RECORDED, WORKLOADS).read_bytes()
 
 
 def recorded_file(folder: Path) -> Path:
@@ -274,8 +268,7 @@ class Fleet:
 
     def record_ids(self) -> list[str]:
         """Ids of all stored records, with repetitions."""
-        reader = Store.read(self.folder / "store")
-        return [one for _, batch in reader.columns(["record_id"]) for one in batch.column(0).to_pylist()]
+        return record_ids(Store.read(self.folder / "store"))
 
     def set_aside(self, kind: str) -> list[dict[str, Any]]:
         """Records that were set aside as `late` or `refused`, with what is said of them."""

@@ -38,6 +38,11 @@ def filled(folder: Path, *batches: list[Record]) -> Path:
     return folder
 
 
+def contents(folder: Path) -> dict[str, bytes]:
+    """Every file of a folder by its path there."""
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
 def killed(folder: Path, copy: Path) -> Path:
     """What a kill would leave behind now."""
     return Path(shutil.copytree(folder, copy))

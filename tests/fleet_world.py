@@ -28,22 +28,15 @@ LIMITS = Limits(
 )
 
 
-def job(name: str, device: str, *, size: int = 2, expected_secs: float = 10.0) -> Job:
+def job(name: str, device: str) -> Job:
     return Job(
         job_id=JobId(name),
         device_id=DeviceId(device),
         workload_ids=(WorkloadId("w"),),
-        candidate_ids=tuple(CandidateId(f"{name}/{place}") for place in range(size)),
+        candidate_ids=(CandidateId(f"{name}/0"), CandidateId(f"{name}/1")),
         origin="random",
-        expected_secs=expected_secs,
+        expected_secs=10.0,
     )
-
-
-def finished(at_secs: float, device: str, job_id: str, fencing_token: int, **changes: Any) -> ev.JobFinished:
-    """A job under a lease that brought two records."""
-    told = {"incarnation": 1, "outcomes": {"ok": 2}, "device_secs": 10.0} | changes
-    of = {"device_id": DeviceId(device), "job_id": JobId(job_id), "fencing_token": fencing_token}
-    return ev.JobFinished(at_secs=at_secs, **of, **told)
 
 
 def request_of(entry: dict[str, Any]) -> Request:
@@ -66,13 +59,11 @@ def shown(state: FleetState, request_id: str) -> dict[str, Any]:
 class World:
     """Applies events as the coordinator does, and keeps books of its own."""
 
-    def __init__(self, limits: Limits = LIMITS) -> None:
-        self.limits = limits
-        self.state = FleetState(limits)
+    def __init__(self) -> None:
+        self.state = FleetState(LIMITS)
         self.now = 1_000_000.0
         #: What the journal would hold.
         self.journal: list[bytes] = []
-        self.refused = 0
         self.submitted: set[JobId] = set()
         #: How many grants there were when the job of an id was submitted; ids may be used again.
         self.born: dict[JobId, int] = {}
@@ -86,10 +77,10 @@ class World:
         #: Requests whose driver was started, and not ended since.
         self.driven: set[RequestId] = set()
 
-    def tell(self, event: Event) -> list[Instruction]:
+    def tell(self, event: Event) -> None:
         """Journal and apply an event if it is news; an impossible one must leave the state as it was."""
         if not self.state.is_news(event):
-            return []
+            return
         before = self.state.to_json()
         overdue = self._overdue(event)
         verdict = self._verdict(event)
@@ -101,19 +92,17 @@ class World:
         if refusal:
             assert "Last events" in refusal
             assert self.state.to_json() == before
-            self.refused += 1
-            return []
+            return
         self.journal.append(ev.encode_events([event]))
         self._note(event, made, overdue, before)
         if isinstance(event, ev.JobFinished):
             self._check_count(event, before, verdict)
         self._note_drivers(event, made)
         self.check()
-        return made
 
-    def replayed(self, limits: Limits | None = None) -> FleetState:
+    def replayed(self) -> FleetState:
         """The state that a coordinator gets from the journal."""
-        state = FleetState(limits or self.limits)
+        state = FleetState(LIMITS)
         for line in self.journal:
             state.apply(*ev.decode_events(line))
         return state
@@ -191,8 +180,9 @@ class World:
                 self.driven.add(one.request_id)
         running = {
             request_id
-            for request_id, found in self._requests()
-            if found["state"] == RequestState.RUNNING and RequestKind(found["kind"]).has_driver
+            for request_id in self.state.request_ids()
+            if self._kind(request_id).has_driver
+            and shown(self.state, request_id)["state"] == RequestState.RUNNING
         }
         assert self.driven == running
         # Fingerprints are the background's, and wait for no driver; an onboarding waits for onboardings only.
@@ -209,9 +199,6 @@ class World:
 
     def _kind(self, request_id: RequestId) -> RequestKind:
         return RequestKind(shown(self.state, request_id)["kind"])
-
-    def _requests(self) -> list[tuple[RequestId, dict[str, Any]]]:
-        return [(one, shown(self.state, one)) for one in self.state.request_ids()]
 
     def reserved(self) -> set[DeviceId]:
         """Devices that the driver of a running request measures on."""
@@ -235,7 +222,7 @@ class World:
         failures = {device_id: device["failures"] for device_id, device in now["devices"].items()}
         was = {job_id: entry["crashes"] for job_id, entry in before["leasing"]["jobs"]["entries"].items()}
         for device in before["leasing"]["devices"].values():
-            is_silent = device["heard_secs"] < now["now"] - self.limits.lease_secs / 2
+            is_silent = device["heard_secs"] < now["now"] - LIMITS.lease_secs / 2
             if device["leases"] and is_silent:
                 assert failures[device["device_id"]] == device["failures"]
                 for lease in device["leases"]:
@@ -297,13 +284,13 @@ class World:
         assert sorted(queued) == sorted(key for key, entry in entries.items() if entry["state"] == "queued")
         for device in leasing["devices"].values():
             assert bool(device["leases"]) == (device["state"] == "leased")
-            assert len(device["leases"]) <= self.limits.leases
+            assert len(device["leases"]) <= LIMITS.leases
             for lease in device["leases"]:
                 entry = entries[lease["job_id"]]
                 assert entry["job"]["device_id"] == device["device_id"]
                 assert entry["fencing_token"] == lease["fencing_token"] <= device["fencing_token"]
         for entry in entries.values():
-            is_over = entry["crashes"] >= self.limits.job_crashes
+            is_over = entry["crashes"] >= LIMITS.job_crashes
             assert is_over == (entry["state"] == "quarantined")
 
     def _check_accounts(self, jobs: dict[str, Any], entries: dict[str, Any]) -> None:

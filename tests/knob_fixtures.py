@@ -25,13 +25,6 @@ def cached(number: int, **changes: Any) -> dict[str, Any]:
     return {**made, "timestamp": START, **changes}
 
 
-def failed(number: int, word: str) -> dict[str, Any]:
-    """A result of a Kernel Tuner cache that has no time, and the word for why."""
-    made = cached(number, time=word)
-    del made["times"]
-    return made
-
-
 def cache_text(results: list[dict[str, Any]], **changes: Any) -> str:
     """A cache as Kernel Tuner writes it: a head, then a line a result."""
     head = {

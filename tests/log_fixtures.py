@@ -75,13 +75,13 @@ def ansor(number: int, *, target: str = CPU_TARGET, key: Any = ANSOR_KEY, **chan
     return {**line, **changes}
 
 
-def meta_schedule(number: int, *, index: int = 0, run_secs: Any = (3e-3, 4e-3)) -> list[Any]:
+def meta_schedule(number: int, *, index: int = 0) -> list[Any]:
     """One tuning record of a MetaSchedule database."""
     line: list[Any] = json.loads(_META_SCHEDULE)
     line[0] = index
     trace, *_ = line[1]
     trace[1][0][1][0] = 1 + number
-    line[1][1] = run_secs if run_secs is None else list(run_secs)
+    line[1][1] = [3e-3, 4e-3]
     return line
 
 

@@ -77,6 +77,12 @@ def make_record(number: int, *, device: str = "dev-a", workload: str = "a1b2", *
     return Record(**values | changes)
 
 
+def record_for(candidate: Candidate, **changes: Any) -> Record:
+    """An ok record of a candidate."""
+    names = ("candidate_id", "workload_id", "dialect", "trace", "origin")
+    return make_record(1, **{name: getattr(candidate, name) for name in names} | changes)
+
+
 def make_batch(start: int, count: int, **changes: Any) -> list[Record]:
     """Records with the numbers from `start` on."""
     return [make_record(number, **changes) for number in range(start, start + count)]

@@ -38,10 +38,10 @@ def play(lines: list[str], act: Callable[[str], object], value_of: Callable[[str
             act(line)
 
 
-def check_facts(value: Any, facts: str, between: str = ".") -> None:
+def check_facts(value: Any, facts: str) -> None:
     """Each line `PATH RELATION VALUE` must hold of a value."""
     for line in facts.strip().splitlines():
-        assert is_so(line.strip(), lambda path: place_in(value, path, between)), (line, value)
+        assert is_so(line.strip(), lambda path: place_in(value, path)), (line, value)
 
 
 def fields_of(text: str) -> dict[str, Any]:

@@ -3,11 +3,21 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from agents.device.messages import Batch, Message
-from agents.records import Candidate, DeviceId, DeviceKind, DeviceSpec, Lease, Protocol, Record, Replay
+from agents.records import (
+    Candidate,
+    DeviceId,
+    DeviceKind,
+    DeviceSpec,
+    Lease,
+    Protocol,
+    Record,
+    Replay,
+    Workload,
+)
 from fleet.interchange.export_store import export
 from fleet.store.store import Store
 from fleet.transport.transport import AgentTransport
@@ -17,13 +27,14 @@ WORKLOAD = make_workload(1)
 PROTOCOL = Protocol(repeat=3)
 
 
-def recorded_file(folder: Path, count: int = 40) -> Path:
-    """A file that replay devices answer from: `count` records of one device and workload."""
+def recorded_file(folder: Path, count: int = 40, workloads: Sequence[Workload] = (WORKLOAD,)) -> Path:
+    """A file that replay devices answer from: `count` records of one device and each workload."""
     path = folder / "recorded.parquet"
     with Store.open(folder / "recorded-store") as store:
         store.put_device(make_spec(), make_descriptor())
-        store.put_workloads([WORKLOAD])
-        store.append(make_batch(0, count, workload=WORKLOAD.workload_id))
+        store.put_workloads(workloads)
+        for one in workloads:
+            store.append(make_batch(0, count, workload=one.workload_id))
         export(store, path, "parquet")
     return path
 
@@ -51,10 +62,10 @@ def batch_of(candidates: tuple[Candidate, ...], *, attempt: int = 0) -> Batch:
     )
 
 
-def lease_of(device: str, fencing_token: int, job: str = "") -> Lease:
+def lease_of(device: str, fencing_token: int) -> Lease:
     return Lease(
         device_id=DeviceId(device),
-        job_id=job or f"job-{fencing_token}",
+        job_id=f"job-{fencing_token}",
         fencing_token=fencing_token,
         deadline_secs=2e9 + fencing_token,
     )

@@ -13,7 +13,17 @@ from tests.onboarding_fixtures import BROKEN, NEW, SOURCES, fill
 
 if TYPE_CHECKING:
     from fleet.models.versions import DatasetSnapshot
+    from fleet.store.store import Store
     from transfer.model.fleet_tlp import FleetTLP
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[Store]:
+    """An empty one, open for writing."""
+    from fleet.store.store import Store
+
+    with Store.open(tmp_path / "store") as opened:
+        yield opened
 
 
 @pytest.fixture(scope="session")

@@ -13,7 +13,6 @@ from fastapi import FastAPI
 from starlette.routing import Route
 
 from fleet.api.access import Access, declared, needed, needs
-from fleet.api.app import ApiSources
 from fleet.api.client import READ_TOKEN, TOKEN
 from fleet.api.score_service import ScoreSettings
 from fleet.api.server import ApiServer
@@ -22,7 +21,7 @@ from fleet.dashboard.dashboard import Dashboard
 from fleet.models.registry_reader import RegistryReader
 from fleet.requests.kinds import RequestDesk
 from tests.cli_fixtures import said
-from tests.fleet.api.test_api import a_view
+from tests.fleet.api.test_api import a_view, sources_of
 
 
 @pytest.fixture(scope="module")
@@ -34,9 +33,8 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def server(root: Path) -> Iterator[ApiServer]:
     """A server with every path that there is; nobody is behind the desk, and no score is ever made."""
     registry, desk = RegistryReader(root / "models"), RequestDesk()
-    sources = ApiSources(
-        view=a_view,
-        registry=registry,
+    sources = sources_of(
+        root / "models",
         desk=desk,
         scoring=ScoreSettings(models=root / "models", store=root / "store", most=0),
         dashboard=Dashboard(a_view, registry, root / "store", desk.listed),
@@ -51,16 +49,19 @@ def routes(server: ApiServer) -> list[Route]:
     return every
 
 
+READ = """
+/metrics /openapi.json /v1/status /v1/score /v1/devices /v1/devices/{device_id}
+/v1/models /v1/models/{device_id} /v1/models/{device_id}/model.safetensors
+"""
+
+
 def test_every_route_declares_who_may_use_it(server: ApiServer) -> None:
     paths = {route.path: declared(route) for route in routes(server)}
     assert [path for path, access in paths.items() if access is None] == []
     open_paths = {path for path, access in paths.items() if access is Access.OPEN}
     assert open_paths == {"/healthz", "/", "/static/{name}"}
     read = {path for path, access in paths.items() if access is Access.READER}
-    assert read == {
-        *("/metrics", "/openapi.json", "/v1/status", "/v1/devices", "/v1/devices/{device_id}", "/v1/models"),
-        *("/v1/models/{device_id}", "/v1/models/{device_id}/model.safetensors", "/v1/score"),
-    }
+    assert read == set(READ.split())
 
 
 def test_each_route_lets_in_who_it_says(server: ApiServer, root: Path) -> None:
@@ -72,7 +73,6 @@ def test_each_route_lets_in_who_it_says(server: ApiServer, root: Path) -> None:
     with httpx.Client(base_url=server.url, trust_env=False, timeout=60) as client:
         for route in routes(server):
             least = declared(route)
-            assert least is not None
             for method in (route.methods or set()) - {"HEAD"}:
                 path = route.path.format(**dict.fromkeys(route.param_convertors, "none"))
                 for access, token in tokens.items():

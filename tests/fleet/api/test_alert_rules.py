@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from contextlib import closing
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +11,7 @@ import pytest
 import yaml
 
 from fleet.api.server import ApiServer
-from tests.fleet.api.test_api import a_view, metrics, sources_of
+from tests.fleet.api.test_api import a_view, samples, sources_of
 
 RULES = Path(__file__).parents[3] / "docs" / "prometheus" / "alerts.yaml"
 _METRIC = re.compile(r"\b(?:fleet|process)_[a-z_]+\b")
@@ -30,10 +29,9 @@ def exported(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[dict[st
     folder = tmp_path_factory.mktemp("api")
     view = a_view() | {"training": {"state": "running", "failures": {"cpu": 2}}}
     found: dict[str, list[dict[str, str]]] = {}
-    with closing(ApiServer(replace(sources_of(folder / "models"), view=lambda: view), folder)) as server:
-        for family in metrics(server, folder).values():
-            for sample in family.samples:
-                found.setdefault(sample.name, []).append(dict(sample.labels))
+    with closing(ApiServer(sources_of(folder / "models", view=lambda: view), folder)) as server:
+        for sample in samples(server, folder):
+            found.setdefault(sample.name, []).append(dict(sample.labels))
     return found
 
 

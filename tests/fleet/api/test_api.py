@@ -16,8 +16,8 @@ from typing import Any
 
 import httpx
 import pytest
-from prometheus_client.metrics_core import Metric
 from prometheus_client.parser import text_string_to_metric_families
+from prometheus_client.samples import Sample
 
 from agents.host.process_control import ProcessName
 from fleet.api.app import ApiSources
@@ -35,7 +35,7 @@ from fleet.private_files import write_private
 from tests.cli_fixtures import said
 from tests.model_fixtures import SIZES, SPEC
 from tests.record_fixtures import make_spec
-from tests.scenario_fixtures import is_so, place_in
+from tests.scenario_fixtures import check_facts, is_so, place_in
 from tests.table_fixtures import cells
 from transfer.model.fleet_tlp import FleetTLP, model_config
 
@@ -62,7 +62,7 @@ HEALTH = {
 }
 
 
-def a_view(table_version: int = 3) -> dict[str, Any]:
+def a_view() -> dict[str, Any]:
     """What a coordinator that knows one device shows."""
     state = FleetState()
     spec = make_spec(BOARD)
@@ -75,7 +75,7 @@ def a_view(table_version: int = 3) -> dict[str, Any]:
         state=state,
         store=SimpleNamespace(
             path="runs/store",
-            version=table_version,
+            version=3,
             waiting_count=5,
             state=SimpleNamespace(device_sums=lambda: sums),
         ),
@@ -93,7 +93,7 @@ def a_view(table_version: int = 3) -> dict[str, Any]:
 
 def sources_of(models: Path, **sources: Any) -> ApiSources:
     """What a server shows: one device, and the models of a folder."""
-    return ApiSources(view=a_view, registry=RegistryReader(models), **sources)
+    return ApiSources(**{"view": a_view, "registry": RegistryReader(models), **sources})
 
 
 @pytest.fixture(scope="module")
@@ -121,9 +121,25 @@ def get(server: ApiServer, path: str, root: Path, **headers: str) -> httpx.Respo
         return client.get(path, headers=headers)
 
 
-def metrics(server: ApiServer, root: Path) -> dict[str, Metric]:
-    text = get(server, "/metrics", root).text
-    return {family.name: family for family in text_string_to_metric_families(text)}
+def connect(server: ApiServer) -> socket.socket:
+    return socket.create_connection(("127.0.0.1", int(server.url.rpartition(":")[2])), 30)
+
+
+def request_head(root: Path, path: str, *lines: str, method: str = "GET") -> bytes:
+    """The head of a request with the token, as it is sent."""
+    token = (root / TOKEN).read_text().strip()
+    head = (f"{method} {path} HTTP/1.1", "Host: h", f"Authorization: Bearer {token}", *lines, "")
+    return "".join(f"{line}\r\n" for line in head).encode()
+
+
+def samples(server: ApiServer, root: Path) -> list[Sample]:
+    families = text_string_to_metric_families(get(server, "/metrics", root).text)
+    return [one for family in families for one in family.samples]
+
+
+def metrics(server: ApiServer, root: Path) -> dict[str, float]:
+    """Values by name and labels."""
+    return {" ".join([one.name, *one.labels.values()]): one.value for one in samples(server, root)}
 
 
 def test_a_token_that_is_none_and_a_path_that_is_none_are_refused(server: ApiServer, tmp_path: Path) -> None:
@@ -196,7 +212,7 @@ def test_a_file_name_that_is_no_text_takes_the_view_from_nobody(tmp_path: Path, 
     name = os.fsdecode(b"f\xfcr.yaml")
     alarm = {"at": 15.0, "device_id": name, "text": f"{name}: cannot be used", "kind": "device_file"}
     view = {**a_view(), "alarms": [alarm], "clock": {"gap_secs": math.nan}}
-    with closing(ApiServer(replace(sources_of(models), view=lambda: view), tmp_path)) as server:
+    with closing(ApiServer(sources_of(models, view=lambda: view), tmp_path)) as server:
         answer = get(server, "/v1/status", tmp_path)
     assert answer.status_code == 200
     assert answer.json()["alarms"][0]["device_id"] == "f\\udcfcr.yaml"
@@ -222,48 +238,50 @@ def test_champions_pins_and_why_one_stays_show_at_once_and_damage_hides_no_devic
     registry = Registry(tmp_path / "models")
     model = FleetTLP(model_config(SPEC, SIZES), (BOARD,))
     with closing(ApiServer(sources_of(registry.folder), tmp_path)) as server:
+
+        def show(path: str) -> Any:
+            return get(server, f"/v1/{path}", tmp_path).json()
+
         assert get(server, f"/v1/models/{BOARD}", tmp_path).status_code == 404
         registry.publish(registry.add(model, {}), {BOARD: {}})
-        assert get(server, f"/v1/models/{BOARD}", tmp_path).json()["version"] == "v000001"
+        assert show(f"models/{BOARD}")["version"] == "v000001"
         registry.use(BOARD, "v000001", reason="for the release", pins=True)
         registry.publish(registry.add(model, {}), {BOARD: {}})
-        for found in (
-            get(server, "/v1/status", tmp_path).json()["devices"][BOARD],
-            get(server, "/v1/devices", tmp_path).json()[BOARD],
-            get(server, f"/v1/devices/{BOARD}", tmp_path).json(),
-        ):
-            assert found["pinned"] is True
-            assert found["retained"].startswith(f"v000002: {BOARD} is pinned to v000001")
-        listed = get(server, "/v1/models", tmp_path).json()["champions"][BOARD]
-        assert (listed["version"], listed["pinned_at"] > 0) == ("v000001", True)
+        shown = show(f"devices/{BOARD}")
+        assert shown["pinned"] is True
+        assert shown["retained"].startswith(f"v000002: {BOARD} is pinned to v000001")
+        assert show("status")["devices"] == show("devices") == {BOARD: shown}
+        check_facts(show("models")["champions"][BOARD], "version = v000001\npinned_at > 0")
         monkeypatch.setenv("FLEET_DAEMON__ROOT", str(tmp_path))
-        shown = said("status")
+        printed = said("status")
         stays = f"stays; challenger v000002: {BOARD} is pinned to v000001"
         for words in ("(pinned)", stays, "it drifts", "7 records, 5 on their way there"):
-            assert words in shown
+            assert words in printed
         (registry.folder / "registry.sqlite").write_text("{")
-        assert get(server, f"/v1/devices/{BOARD}", tmp_path).json()["pinned"] is False
+        assert show(f"devices/{BOARD}")["pinned"] is False
+
+
+EXPORTED = f"""
+fleet_records_total {BOARD} = 7
+fleet_lease_expiries_total {BOARD} = 0
+fleet_table_version = 3
+fleet_event_log_size_bytes = 4096
+fleet_oldest_unacknowledged_record_age_seconds = 1.5
+fleet_training_age_seconds = 12.5
+fleet_clock_gaps_total = 2
+fleet_api_connections >= 1
+fleet_disk_free_bytes store = 1000000000
+fleet_disk_free_bytes daemon = 100000000
+process_open_fds > 0
+"""
 
 
 def test_metrics_are_what_prometheus_reads(server: ApiServer, tmp_path: Path) -> None:
-    families = metrics(server, tmp_path)
-    records = families["fleet_records"].samples[0]
-    assert (records.labels, records.value) == ({"device": BOARD}, 7.0)
-    states = {sample.labels["state"]: sample.value for sample in families["fleet_device_state"].samples}
-    assert sum(states.values()) == 1
-    expected = {
-        "fleet_table_version": 3,
-        "fleet_event_log_size_bytes": 4096,
-        "fleet_oldest_unacknowledged_record_age_seconds": 1.5,
-        "fleet_training_age_seconds": 12.5,
-        "fleet_clock_gaps": 2,
-    }
-    assert {name: families[name].samples[0].value for name in expected} == expected
-    assert families["fleet_lease_expiries"].samples[0].labels == {"device": BOARD}
-    assert families["fleet_api_connections"].samples[0].value >= 1
-    assert 0 < families["process_open_fds"].samples[0].value < families["process_max_fds"].samples[0].value
-    free = {one.labels["folder"]: one.value for one in families["fleet_disk_free_bytes"].samples}
-    assert free == HEALTH["free_bytes"]
+    values = metrics(server, tmp_path)
+    check_facts(values, EXPORTED)
+    assert values["process_open_fds"] < values["process_max_fds"]
+    states = [value for name, value in values.items() if name.startswith("fleet_device_state ")]
+    assert sum(states) == 1
 
 
 def test_a_taken_port_and_a_bad_host_are_one_clear_line(tmp_path: Path, models: Path) -> None:

@@ -11,16 +11,12 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import httpx
 import pytest
 
-from fleet.api.app import ApiSources
-from fleet.api.client import TOKEN
 from fleet.api.connections import ConnectionLimits
 from fleet.api.server import ApiServer
-from fleet.models.registry_reader import RegistryReader
 from tests.conftest import until
-from tests.fleet.api.test_api import a_view, client_of
+from tests.fleet.api.test_api import a_view, connect, get, metrics, request_head, sources_of
 
 MOST = 32
 
@@ -29,16 +25,13 @@ class Started:
     """A server with a view that may be held up."""
 
     def __init__(self, folder: Path, **limits: Any) -> None:
+        self.folder = folder
         self.gate = threading.Event()
         self.gate.set()
         self.asked = threading.Semaphore(0)
         self.server = ApiServer(
-            ApiSources(view=self._view, registry=RegistryReader(folder / "models")),
-            folder,
-            limits=ConnectionLimits(**limits),
+            sources_of(folder / "models", view=self._view), folder, limits=ConnectionLimits(**limits)
         )
-        self.port = int(self.server.url.rpartition(":")[2])
-        self.token = (folder / TOKEN).read_text().strip()
         self.sockets = contextlib.ExitStack()
 
     def _view(self) -> dict[str, Any]:
@@ -47,22 +40,20 @@ class Started:
         return a_view()
 
     def connect(self, data: bytes = b"") -> socket.socket:
-        made = self.sockets.enter_context(socket.create_connection(("127.0.0.1", self.port), 30))
+        made = self.sockets.enter_context(connect(self.server))
         if data:
             made.sendall(data)
         return made
 
-    def head(self, path: str = "/v1/status", *lines: str) -> bytes:
-        wanted = (f"GET {path} HTTP/1.1", "Host: h", f"Authorization: Bearer {self.token}", *lines)
-        return "".join(f"{line}\r\n" for line in (*wanted, "")).encode()
+    def ask(self, *lines: str) -> socket.socket:
+        """Ask for the view, with the token and these lines of the head."""
+        return self.connect(request_head(self.folder, "/v1/status", *lines))
 
-    def get(self, path: str = "/v1/status") -> httpx.Response:
-        with client_of(self.server, self.token) as client:
-            return client.get(path)
+    def status(self) -> int:
+        return get(self.server, "/v1/status", self.folder).status_code
 
     def metric(self, name: str) -> float:
-        lines = self.get("/metrics").text.splitlines()
-        return next(float(line.split()[1]) for line in lines if line.startswith(f"{name} "))
+        return metrics(self.server, self.folder)[name]
 
 
 @pytest.fixture
@@ -103,12 +94,12 @@ def test_idle_connections_give_way_to_newer_ones_and_to_whoever_has_the_token(
 ) -> None:
     fleet = start(most=MOST, head_secs=60.0)
     idle = [fleet.connect() for _ in range(4 * MOST)]
-    assert fleet.get().status_code == 200
+    assert fleet.status() == 200
     until(lambda: sum(map(is_open, idle)) <= MOST)
     assert not any(map(is_open, idle[:MOST])), "the oldest go first"
     assert fleet.metric("fleet_api_connections") <= MOST
     assert fleet.metric("fleet_api_connections_limit") == MOST
-    assert fleet.metric('fleet_api_connections_refused_total{why="crowd"}') >= 3 * MOST
+    assert fleet.metric("fleet_api_connections_refused_total crowd") >= 3 * MOST
 
 
 def test_who_is_being_answered_is_not_pushed_out_and_where_all_are_a_new_one_is_closed(
@@ -116,7 +107,7 @@ def test_who_is_being_answered_is_not_pushed_out_and_where_all_are_a_new_one_is_
 ) -> None:
     fleet = start(most=4, head_secs=60.0)
     fleet.gate.clear()
-    asking = [fleet.connect(fleet.head("/v1/status", "Connection: close")) for _ in range(4)]
+    asking = [fleet.ask("Connection: close") for _ in range(4)]
     for _ in asking:
         assert fleet.asked.acquire(timeout=30)
     for _ in range(8):
@@ -144,26 +135,26 @@ def test_a_head_that_does_not_come_is_waited_for_so_long(start: Callable[..., St
             break
     else:
         pytest.fail("it is still open")
-    assert fleet.metric('fleet_api_connections_refused_total{why="time"}') >= 1
+    assert fleet.metric("fleet_api_connections_refused_total time") >= 1
 
 
 def test_a_kept_connection_must_ask_again_in_time(start: Callable[..., Started]) -> None:
     fleet = start(head_secs=2.0)
-    kept = http.client.HTTPConnection("127.0.0.1", fleet.port, timeout=30)
-    fleet.sockets.callback(kept.close)
+    kept = fleet.connect()
     for path in ("/v1/status", "/v1/devices"):
-        kept.request("GET", path, headers={"Authorization": f"Bearer {fleet.token}"})
-        found = kept.getresponse()
+        kept.sendall(request_head(fleet.folder, path))
+        found = http.client.HTTPResponse(kept)
+        found.begin()
         assert (found.status, bool(found.read())) == (200, True)
-    kept.sock.sendall(b"GET /v1/dev")
-    assert answer(kept.sock) == b""
-    assert fleet.metric('fleet_api_connections_refused_total{why="time"}') == 1
+    kept.sendall(b"GET /v1/dev")
+    assert answer(kept) == b""
+    assert fleet.metric("fleet_api_connections_refused_total time") == 1
 
 
 def test_an_answer_that_takes_too_long_ends(start: Callable[..., Started]) -> None:
     fleet = start(head_secs=60.0, request_secs=0.2)
     fleet.gate.clear()
-    assert answer(fleet.connect(fleet.head())) == b""
+    assert answer(fleet.ask()) == b""
 
 
 @pytest.mark.parametrize(
@@ -171,7 +162,7 @@ def test_an_answer_that_takes_too_long_ends(start: Callable[..., Started]) -> No
 )
 def test_a_body_is_refused_before_it_comes(start: Callable[..., Started], body: str) -> None:
     fleet = start(head_secs=60.0)
-    assert answer(fleet.connect(fleet.head("/v1/status", body))).startswith(b"HTTP/1.1 413")
+    assert answer(fleet.ask(body)).startswith(b"HTTP/1.1 413")
     stranger = f"POST /v1/status HTTP/1.1\r\nHost: h\r\n{body}\r\n\r\n".encode()
     assert answer(fleet.connect(stranger)).startswith(b"HTTP/1.1 401")
     assert not fleet.asked.acquire(blocking=False)
@@ -193,4 +184,4 @@ def test_a_head_without_end_is_refused(start: Callable[..., Started]) -> None:
         for _ in range(64):
             long.sendall(b"x" * 1024)
     assert answer(long)[:12] in (b"", b"HTTP/1.1 400")
-    assert fleet.get().status_code == 200
+    assert fleet.status() == 200

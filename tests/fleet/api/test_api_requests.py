@@ -8,7 +8,6 @@ import io
 import json
 import os
 import re
-import socket
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -18,7 +17,6 @@ from typing import Any
 import httpx
 import pytest
 
-from fleet.api.app import ApiSources
 from fleet.api.client import TOKEN, DaemonClient, DaemonRefused, find_daemon
 from fleet.api.connections import ConnectionLimits
 from fleet.api.requests import MOST_FOLLOWERS
@@ -33,13 +31,12 @@ from fleet.core.state import FleetState
 from fleet.core.words import RequestId
 from fleet.daemon.engine_options import daemon_of
 from fleet.errors import FleetError
-from fleet.models.registry_reader import RegistryReader
 from fleet.requests.kinds import MOST_BYTES, RequestDesk
 from fleet.requests.request_kind import KnownFleet
 from fleet.store.reader import HOLDER
 from tests.cli_fixtures import play_session
 from tests.conftest import until
-from tests.fleet.api.test_api import a_view, client_of
+from tests.fleet.api.test_api import a_view, client_of, connect, get, metrics, request_head, sources_of
 from tests.scenario_fixtures import place_in, play, read_scenarios
 
 FLEET = KnownFleet(families={"one": "cpu", "two": "gpu"}, trains=True)
@@ -55,7 +52,7 @@ class Daemon:
         self.view: dict[str, Any] = a_view()
         self.lock, self.is_over = threading.Lock(), threading.Event()
         self.server = ApiServer(
-            ApiSources(view=lambda: self.view, registry=RegistryReader(folder / "models"), desk=self.desk),
+            sources_of(folder / "models", view=lambda: self.view, desk=self.desk),
             folder,
             limits=ConnectionLimits(**limits),
             answer_secs=answer_secs,
@@ -156,37 +153,29 @@ def test_an_answer_that_does_not_come_says_what_is_not_known(start: Callable[...
     assert daemon.state.request_ids() == ["t1"]
 
 
-def events_of(lines: Iterator[str]) -> Iterator[dict[str, Any]]:
-    return (json.loads(line.removeprefix("data: ")) for line in lines if line.startswith("data: "))
-
-
 def test_a_follower_hears_of_every_state_up_to_the_end(start: Callable[..., Daemon]) -> None:
     daemon = start()
     submit(daemon)
-    with daemon.client() as client, client.stream("GET", "/v1/requests/t1/events") as answer:
-        assert answer.headers["content-type"].startswith("text/event-stream")
-        events = events_of(answer.iter_lines())
-        assert next(events)["state"] == "queued"
-        daemon.tell(ev.TrainingStarted(at_secs=110.0, family="cpu"))
-        assert next(events)["state"] == "running"
-        daemon.tell(ev.RequestProgressed(at_secs=120.0, request_id=RequestId("t1"), done=1, of=9))
-        assert next(events)["done"] == 1
-        daemon.tell(ev.TrainingFinished(at_secs=130.0, family="cpu", version="v1", serves={"one": "first"}))
-        assert [one["result"]["version"] for one in events] == ["v1"], "it ends with the request"
+    events = daemon.found().follow("t1")
+    assert next(events)["state"] == "queued"
+    daemon.tell(ev.TrainingStarted(at_secs=110.0, family="cpu"))
+    assert next(events)["state"] == "running"
+    daemon.tell(ev.RequestProgressed(at_secs=120.0, request_id=RequestId("t1"), done=1, of=9))
+    assert next(events)["done"] == 1
+    daemon.tell(ev.TrainingFinished(at_secs=130.0, family="cpu", version="v1", serves={"one": "first"}))
+    assert [one["result"]["version"] for one in events] == ["v1"], "it ends with the request"
     # And whoever comes later hears of the end at once.
-    with daemon.client() as client:
-        text = client.get("/v1/requests/t1/events").text
-    assert text.startswith("id: 4\nevent: succeeded\ndata: {")
+    answer = get(daemon.server, "/v1/requests/t1/events", daemon.folder)
+    assert answer.headers["content-type"].startswith("text/event-stream")
+    assert answer.text.startswith("id: 4\nevent: succeeded\ndata: {")
 
 
 def test_followers_are_bounded_and_those_who_leave_make_room(start: Callable[..., Daemon]) -> None:
     daemon = start(most=64)
     submit(daemon)
-    head = f"GET /v1/requests/t1/events HTTP/1.1\r\nHost: h\r\nAuthorization: Bearer {daemon.token}\r\n\r\n"
-    port = int(daemon.server.url.rpartition(":")[2])
-    followers = [socket.create_connection(("127.0.0.1", port), 30) for _ in range(MOST_FOLLOWERS)]
+    followers = [connect(daemon.server) for _ in range(MOST_FOLLOWERS)]
     for one in followers:
-        one.sendall(head.encode())
+        one.sendall(request_head(daemon.folder, "/v1/requests/t1/events"))
         assert one.recv(12) == b"HTTP/1.1 200", "and it reads no more"
     with daemon.client() as client:
         refused = client.get("/v1/requests/t1/events")
@@ -219,9 +208,8 @@ def test_a_client_follows_beyond_the_time_of_a_connection(start: Callable[..., D
     later.start()
     assert next(followed)["state"] == "running"
     later.join()
-    with daemon.client() as client:
-        refusals = [line for line in client.get("/metrics").text.splitlines() if 'why="time"' in line]
-    assert refusals == ['fleet_api_connections_refused_total{why="time"} 0.0'], "sent away in order"
+    refused = metrics(daemon.server, daemon.folder)["fleet_api_connections_refused_total time"]
+    assert refused == 0, "sent away in order"
     with pytest.raises(DaemonRefused, match="no request 't9'"):
         next(daemon.found().follow("t9"))
 

@@ -7,7 +7,6 @@ import json
 import os
 import re
 import signal
-import socket
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
@@ -29,9 +28,10 @@ from fleet.models.versions import load_snapshot
 from fleet.store.store import Store
 from tests.conftest import run_code
 from tests.dataset_fixtures import cpu_device
-from tests.fleet.api.test_api import client_of, get, metrics, sources_of
+from tests.fleet.api.test_api import client_of, connect, get, metrics, request_head, sources_of
 from tests.fleet.api.test_api_connections import answer as answer_on
 from tests.refresh_fixtures import DEVICES, candidates_of, make_store, small_model, some_workloads
+from tests.scenario_fixtures import check_facts
 from tests.table_fixtures import rows
 from transfer.adapt.kept import head_of
 from transfer.evaluate.rankers import KeptRanker
@@ -199,56 +199,56 @@ def test_numbers_that_no_score_comes_from_are_said(server: ApiServer, made: Path
     assert process_of(server) == before, "a stranger's workload ends no process"
 
 
-def raw(server: ApiServer, head: str, body: bytes = b"") -> str:
-    """Status line and the rest of the answer to a request that is sent by hand, until the end."""
-    port = int(server.url.rpartition(":")[2])
-    with socket.create_connection(("127.0.0.1", port), timeout=30) as line:
-        line.sendall(head.encode() + b"\r\n\r\n" + body)
-        return answer_on(line).decode()
+CHUNK = b"%x\r\n" % (1 << 20) + b"[" * (1 << 20) + b"\r\n"
 
 
-def head(root: Path, path: str, *lines: str, method: str = "POST") -> str:
-    token = (root / TOKEN).read_text().strip()
-    return "\r\n".join([f"{method} {path} HTTP/1.1", "Host: x", f"Authorization: Bearer {token}", *lines])
-
-
-def test_a_body_is_bounded_in_length_and_time(server: ApiServer, made: Path) -> None:
-    # Said to be too long: not a byte of it is read.
-    told = raw(server, head(made, "/v1/score", f"Content-Length: {2 << 20}"))
-    assert told.startswith("HTTP/1.1 413 ")
-    assert f"got {2 << 20} bytes at least, at most {1 << 20}" in told
-    # Found to be too long.
-    chunk = b"%x\r\n" % (1 << 20) + b"[" * (1 << 20) + b"\r\n"
-    told = raw(server, head(made, "/v1/score", "Transfer-Encoding: chunked"), chunk + b"1\r\n[\r\n")
-    assert told.startswith("HTTP/1.1 413 ")
-    # Too slow.
-    told = raw(server, head(made, "/v1/score", "Content-Length: 10"), b"{")
-    assert told.startswith("HTTP/1.1 408 ")
-    assert "got 1 bytes; send it at once" in told
+@pytest.mark.parametrize(
+    ("length", "body", "status", "words"),
+    [
+        # Said to be too long, of which not a byte is read, and found to be.
+        (f"Content-Length: {2 << 20}", b"", 413, f"got {2 << 20} bytes at least, at most {1 << 20}"),
+        ("Transfer-Encoding: chunked", CHUNK + b"1\r\n[\r\n", 413, ""),
+        ("Content-Length: 10", b"{", 408, "got 1 bytes; send it at once"),
+    ],
+    ids=["long", "endless", "slow"],
+)
+def test_a_body_is_bounded_in_length_and_time(
+    server: ApiServer, made: Path, length: str, body: bytes, status: int, words: str
+) -> None:
+    with connect(server) as line:
+        line.sendall(request_head(made, "/v1/score", length, method="POST") + body)
+        printed = answer_on(line).decode()
+    assert printed.startswith(f"HTTP/1.1 {status} ")
+    assert words in printed
 
 
 def test_the_openapi_description_tells_the_body(server: ApiServer, made: Path) -> None:
-    found = get(server, "/openapi.json", made).json()
-    body = found["paths"]["/v1/score"]["post"]["requestBody"]["content"]["application/json"]["schema"]
-    assert body["required"] == ["device", "workload", "traces"]
-    assert body["properties"]["traces"]["maxItems"] == MOST_TRACES
-    assert {"/v1/status", "/v1/models", "/metrics"} <= set(found["paths"])
+    paths = get(server, "/openapi.json", made).json()["paths"]
+    body = paths["/v1/score"]["post"]["requestBody"]["content"]["application/json"]["schema"]
+    check_facts(body, f"required = [device, workload, traces]\nproperties.traces.maxItems = {MOST_TRACES}")
+    assert {"/v1/status", "/v1/models", "/metrics"} <= paths.keys()
+
+
+#: What two questions add, one of which is refused.
+COUNTED = """
+fleet_score_seconds_sum > 0
+fleet_score_seconds_count = 2
+fleet_scored_candidates_total = 2
+fleet_score_requests = 0
+fleet_score_refused_total busy = 0
+fleet_score_refused_total request = 1
+fleet_score_refused_total failed = 0
+"""
 
 
 def test_metrics_tell_how_many_and_how_long(server: ApiServer, made: Path) -> None:
-    def counts() -> dict[str, float]:
-        samples = [one for family in metrics(server, made).values() for one in family.samples]
-        return {" ".join([one.name, *one.labels.values()]): one.value for one in samples}
-
-    before = counts()
+    before = metrics(server, made)
     assert post(server, made, asked()).status_code == 200
     assert post(server, made, asked(device="box.z")).status_code == 404
-    added = {name: value - before[name] for name, value in counts().items() if "fleet_score" in name}
-    assert added["fleet_score_seconds_sum"] > 0
-    expected = {"seconds_count": 2, "scored_candidates_total": 2, "requests": 0}
-    expected |= {"refused_total busy": 0, "refused_total request": 1, "refused_total failed": 0}
-    for name, count in expected.items():
-        assert added[f"fleet_score_{name}".replace("score_scored", "scored")] == count
+    added = {
+        name: value - before[name] for name, value in metrics(server, made).items() if "fleet_score" in name
+    }
+    check_facts(added, COUNTED)
 
 
 # ---- the process, and who waits for it ----

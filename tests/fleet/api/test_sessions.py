@@ -12,6 +12,8 @@ import pytest
 
 from fleet.api.access import Access
 from fleet.api.sessions import LOGIN_SECS, MOST_CODES, SESSION_SECS, SESSIONS, Keyring
+from tests.scenario_fixtures import fields_of
+from tests.table_fixtures import cells
 
 NOW = 1_800_000_000.0
 
@@ -41,25 +43,34 @@ def test_a_code_opens_one_session_in_time() -> None:
     assert not asked(keyring, {"authorization": f"Login {first}"}, "POST", "/v1/session")
 
 
+#: Headers beside a good cookie, some of which other servers have set, and whether that opens anything.
+HEADERS = """
+GET    | cookie: other=1; COOKIE                                   | yes
+GET    | cookie: 'prefs={"dark": true}; COOKIE; prefs={"dark": 1}' | yes
+GET    | cookie: alone; COOKIE; alone                              | yes
+GET    | cookie: path=/; COOKIE; path=/                            | yes
+GET    | cookie: a=b c; COOKIE; a=b c                              | yes
+GET    | cookie: COOKIE, sec-fetch-site: same-origin               | yes
+GET    | cookie: COOKIE, sec-fetch-site: cross-site                | no
+GET    | cookie: COOKIE, sec-fetch-site: same-site                 | no
+DELETE | cookie: COOKIE, host: '127.0.0.1:8640'                    | no
+DELETE | cookie: COOKIE, host: '127.0.0.1:8640', origin: 'null'    | no
+DELETE | cookie: COOKIE, host: '127.0.0.1:8640', origin: 'http://127.0.0.1:9999' | no
+DELETE | cookie: COOKIE, host: '127.0.0.1:8640', origin: 'http://127.0.0.1:8640' | yes
+"""
+
+
 def test_a_cookie_is_good_for_its_server_its_page_and_its_time() -> None:
     now = NOW
     keyring = Keyring("t" * 20, wall=lambda: now)
     header = keyring.cookie(8640)
     assert "HttpOnly; SameSite=Strict" in header
     cookie = header.split(";")[0]
-    assert asked(keyring, {"cookie": f"other=1; {cookie}"})
-    for other in ('prefs={"dark": true}', "alone", "path=/", "a=b c"):
-        assert asked(keyring, {"cookie": f"{other}; {cookie}; {other}"}), "it is of another server"
-    assert asked(keyring, {"cookie": cookie, "sec-fetch-site": "same-origin"})
-    for site in ("cross-site", "same-site"):
-        assert not asked(keyring, {"cookie": cookie, "sec-fetch-site": site})
     for changed in (cookie[:-1], cookie.replace("=", "=9"), cookie.replace("8640", "8641"), "a=\x01", ""):
         assert not asked(keyring, {"cookie": changed})
-    writes = {"cookie": cookie, "host": "127.0.0.1:8640"}
-    assert not asked(keyring, writes, "DELETE")
-    assert not asked(keyring, {**writes, "origin": "http://127.0.0.1:9999"}, "DELETE")
-    assert not asked(keyring, {**writes, "origin": "null"}, "DELETE")
-    assert asked(keyring, {**writes, "origin": "http://127.0.0.1:8640"}, "DELETE")
+    for method, text, may in cells(HEADERS):
+        headers = {key: value.replace("COOKIE", cookie) for key, value in fields_of(text).items()}
+        assert asked(keyring, headers, method) is (may == "yes"), (method, text)
     now += SESSION_SECS
     assert not asked(keyring, {"cookie": cookie})
 

@@ -10,7 +10,7 @@ import sqlite3
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing
 from itertools import islice
 from pathlib import Path
@@ -28,7 +28,7 @@ from fleet.store.catalog import read_devices, read_workloads
 from fleet.store.delta.log import TableSnapshot, load_snapshot
 from tests.archive_fixtures import batch, data_file, data_files, fill, flip, ids_of, opened, record_ids
 from tests.coordinator_fixtures import everything_measured, make_fleet
-from tests.disk_fixtures import failing
+from tests.disk_fixtures import contents, failing
 
 #: Kills of a running backup; each at another moment.
 KILLS = 6
@@ -51,13 +51,14 @@ def ids(folder: Path) -> set[str]:
     return set(record_ids(folder))
 
 
+def refused(words: str, call: Callable[..., object], *folders: Path) -> None:
+    with pytest.raises(StoreError, match=words):
+        call(*folders)
+
+
 def append(folder: Path, start: int, count: int) -> None:
     with opened(folder) as store:
         store.append(batch(start, count))
-
-
-def tree(folder: Path) -> dict[str, bytes]:
-    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
 def test_a_restored_store_is_whole_and_goes_on(
@@ -77,7 +78,7 @@ def test_a_restored_store_is_whole_and_goes_on(
     assert {tmp_path, tmp_path / "new", tmp_path / "new" / "deep"} <= durable
     found = verify(again)
     assert (found.damage, found.records, found.waiting) == ([], 420, 5)
-    assert tree(again / "imports") == tree(store / "imports")
+    assert contents(again / "imports") == contents(store / "imports")
     for read, name in ((read_workloads, "workloads"), (read_devices, "devices")):
         assert read(again / name) == read(store / name) != {}
     with opened(again) as writer:
@@ -139,29 +140,24 @@ def test_a_folder_that_is_something_else_is_refused(store: Path, tmp_path: Path)
         (tmp_path, "which is no backup"),
         (tmp_path / "home" / "thesis.tex", "is a file"),
     ):
-        with pytest.raises(StoreError, match=words):
-            back_up(store, folder)
-    with pytest.raises(StoreError, match="there is no store"):
-        back_up(tmp_path / "home", tmp_path / "backup")
+        refused(words, back_up, store, folder)
+    refused("there is no store", back_up, tmp_path / "home", tmp_path / "backup")
     back_up(store, tmp_path / "backup")
     other = fill(tmp_path / "other")
-    with pytest.raises(StoreError, match="backup of another store"):
-        back_up(other, tmp_path / "backup")
+    refused("backup of another store", back_up, other, tmp_path / "backup")
     assert verify_backup(tmp_path / "backup").damage == []
     assert (tmp_path / "home" / "thesis.tex").read_text() == "precious"
 
 
 def test_nothing_is_overwritten_by_a_restore(store: Path, tmp_path: Path) -> None:
     back_up(store, tmp_path / "backup")
-    before = tree(store)
-    with pytest.raises(StoreError, match="nothing is overwritten"):
-        restore(tmp_path / "backup", store)
-    assert tree(store) == before
+    before = contents(store)
+    refused("nothing is overwritten", restore, tmp_path / "backup", store)
+    assert contents(store) == before
     (tmp_path / "empty").mkdir()
     restore(tmp_path / "backup", tmp_path / "empty")
     assert verify(tmp_path / "empty").damage == []
-    with pytest.raises(StoreError, match="there is no whole backup"):
-        restore(tmp_path / "nowhere", tmp_path / "new")
+    refused("there is no whole backup", restore, tmp_path / "nowhere", tmp_path / "new")
     assert not (tmp_path / "new").exists()
 
 
@@ -172,18 +168,15 @@ def test_a_damaged_backup_is_found_and_not_restored(store: Path, tmp_path: Path)
     flip(broken, 77)
     found = verify_backup(folder)
     assert [one.what.split(";")[0] for one in found.damage] == ["bits have changed"]
-    with pytest.raises(StoreError, match="holds other bits"):
-        restore(folder, tmp_path / "again")
+    refused("holds other bits", restore, folder, tmp_path / "again")
     broken.unlink()
     assert "No such file" in verify_backup(folder).damage[0].what
-    with pytest.raises(StoreError, match="lacks"):
-        restore(folder, tmp_path / "again")
+    refused("lacks", restore, folder, tmp_path / "again")
     assert not list(tmp_path.glob("*again*")), "nothing is left of it"
     back_up(store, folder)
     assert verify_backup(folder).damage == []
     flip(folder / MANIFEST, 40)
-    with pytest.raises(StoreError, match="is damaged"):
-        restore(folder, tmp_path / "again")
+    refused("is damaged", restore, folder, tmp_path / "again")
 
 
 #: A place in the manifest, the value that somebody puts there, and words of the refusal.
@@ -238,38 +231,33 @@ def test_what_is_no_regular_file_is_not_restored(whole: Path, tmp_path: Path) ->
             restore(folder, tmp_path / "again")
     for text in ("[" * 100_000, "null", "\xff"):
         (folder / MANIFEST).write_text(text, encoding="latin-1")
-        with pytest.raises(StoreError, match="is damaged"):
-            restore(folder, tmp_path / "again")
+        refused("is damaged", restore, folder, tmp_path / "again")
 
 
 def test_what_is_damaged_is_not_backed_up_as_if_it_were_whole(store: Path, tmp_path: Path) -> None:
-    def refused(words: str, folder: Path) -> None:
-        with pytest.raises(StoreError, match=words):
-            back_up(store, folder)
-
     earlier, new = tmp_path / "backup", tmp_path / "new"
     back_up(store, earlier)
-    before = tree(earlier)
+    before = contents(earlier)
     older = data_files(store)
     append(store, 2000, 8)
     [newest] = set(data_files(store)) - set(older)
     flip(newest, 50)
-    refused(r"is damaged: its SHA-256", earlier)
-    assert before.items() <= tree(earlier).items(), "the earlier one is as it was"
+    refused(r"is damaged: its SHA-256", back_up, store, earlier)
+    assert before.items() <= contents(earlier).items(), "the earlier one is as it was"
     restore(earlier, tmp_path / "again")
     flip(newest, 50)
     largest = data_file(store)
     largest.rename(tmp_path / "moved")
-    refused("is missing in the store", new)
+    refused("is missing in the store", back_up, store, new)
     (tmp_path / "moved").rename(largest)
     with opened(store) as writer:
         writer.take_in(batch(3000, 5))
     with closing(sqlite3.connect(store / STATE)) as connection:
         connection.execute("UPDATE waiting SET body = x'00'")
         connection.commit()
-    refused(r"state.sqlite is damaged; `fleet store verify` says more", new)
+    refused(r"state.sqlite is damaged; `fleet store verify` says more", back_up, store, new)
     (store / STATE).unlink()
-    refused(r"there is no .*state.sqlite", new)
+    refused(r"there is no .*state.sqlite", back_up, store, new)
     assert not is_backup(new)
 
 

@@ -21,12 +21,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fleet.archive.verify import Verified, rebuild_state, verify
+from fleet.errors import StoreError
 from fleet.state.schema import STATE
 from fleet.state.state_file import StateFile
 from fleet.state.table import RecordsTable
 from fleet.state.table_log import TableLog
 from fleet.store.delta.log import file_sum, load_snapshot
-from fleet.store.delta.schema import FILE_SCHEMA
+from fleet.store.store import Store
 from tests.archive_fixtures import (
     OURS,
     batch,
@@ -38,8 +39,9 @@ from tests.archive_fixtures import (
     opened,
     record_ids,
     rows_of,
+    with_column,
 )
-from tests.table_fixtures import cells
+from tests.table_fixtures import cells, rows
 
 
 @pytest.fixture(scope="module")
@@ -99,11 +101,15 @@ def _cut_file(folder: Path) -> None:
     os.truncate(path, path.stat().st_size - 1)
 
 
+def _commit(folder: Path, version: int) -> Path:
+    return TableLog(folder / "records").commit_path(version)
+
+
 def _reworded(change: Callable[[str], str]) -> Damage:
     """Another commit 3."""
 
     def damage(folder: Path) -> None:
-        path = TableLog(folder / "records").commit_path(3)
+        path = _commit(folder, 3)
         path.write_text(change(path.read_text()))
 
     return damage
@@ -111,7 +117,7 @@ def _reworded(change: Callable[[str], str]) -> Damage:
 
 def _commit_action(folder: Path, **changes: Any) -> None:
     """Say something else of the file that commit 4 adds."""
-    path = TableLog(folder / "records").commit_path(4)
+    path = _commit(folder, 4)
     lines = [json.loads(line) for line in path.read_text().splitlines()]
     for line in lines:
         line.get("add", {}).update(changes)
@@ -128,7 +134,7 @@ def _in_state(query: str) -> Damage:
 
 
 def _file_of_commit_4(folder: Path) -> Path:
-    lines = map(json.loads, TableLog(folder / "records").commit_path(4).read_text().splitlines())
+    lines = map(json.loads, _commit(folder, 4).read_text().splitlines())
     [path] = [line["add"]["path"] for line in lines if "add" in line]
     return folder / "records" / path
 
@@ -152,10 +158,9 @@ def _rewritten(change: Callable[[Path, pa.Table], pa.Table]) -> Damage:
 
 
 def _set(table: pa.Table, name: str, row: int, value: Any) -> pa.Table:
-    field = FILE_SCHEMA.field(name)
     values = table.column(name).to_pylist()
     values[row] = value
-    return table.set_column(table.schema.get_field_index(name), field, pa.array(values, field.type))
+    return with_column(table, name, values)
 
 
 def _foreign_version(folder: Path) -> None:
@@ -170,42 +175,28 @@ def _older_state(folder: Path) -> None:
     (folder / STATE).write_bytes(older)
 
 
-#: What becomes of a store, the folder where it is found, and words that say so.
-DAMAGE: dict[str, tuple[Damage, str, str]] = {
-    "a missing file": (lambda folder: data_file(folder).unlink(), "records", "it is missing"),
-    "a file cut off": (_cut_file, "records", "bytes, the log says"),
-    "a doubled row": (
-        _rewritten(lambda _, table: pa.concat_tables([table, table.slice(0, 1)])),
-        *("records", "more than once"),
-    ),
-    "an extra row": (
-        lambda folder: _commit_action(folder, stats='{"numRecords": 19}'),
-        *("records", "it has 20 rows, the log says 19"),
-    ),
-    "a trace of another candidate": (
-        _rewritten(lambda _, table: _set(table, "trace", 3, "[[],[]]")),
-        *("records", "1 of 20 rows have another id"),
-    ),
-    "another latency": (
-        _rewritten(lambda _, table: _set(table, "latency_secs", 0, 1e-9)),
-        *("records", "rows cannot be stored"),
-    ),
-    "a damaged checkpoint": (
-        lambda folder: flip(next(folder.glob("records/_delta_log/*.checkpoint.parquet")), 40, 3),
-        *("records", ""),
-    ),
-    "a missing workload": (
-        lambda folder: (folder / "workloads" / f"{OURS[1].workload_id}.json").unlink(),
-        *("workloads", "40 records name it"),
-    ),
-    "a missing device": (
-        lambda folder: (folder / "devices/dev-b.jsonl").unlink(),
-        *("devices", "60 records name it"),
-    ),
-}
-
-#: Changes of the state file that only a comparison can tell, where they are found, and words that say so.
-CHANGES = """
+#: What becomes of a store, how the place begins where it is found, and words that say so.
+LOST = """
+a missing file               | records   | it is missing
+a file cut off               | records   | bytes, the log says
+a doubled row                | records   | more than once
+an extra row                 | records   | it has 20 rows, the log says 19
+a trace of another candidate | records   | 1 of 20 rows have another id
+another latency              | records   | rows cannot be stored
+a damaged checkpoint         | records   |
+a missing workload           | workloads | 40 records name it
+a missing device             | devices   | 60 records name it
+"""
+#: Likewise, of what making the state file again mends: the last ones are changes of it that only a comparison
+#: can tell.
+MENDED = """
+no state file                | state | it is missing
+an older state file          | records | ends at version 5, the state file names 4
+a version of somebody else   | records | version 5 was written by somebody else
+a torn last commit           | records | this commit is damaged
+commits that are gone        | records | commits are missing
+a torn commit in the middle  | records | this commit is damaged
+a commit without a line      | records | a commit lost a line
 DELETE FROM result WHERE latency_secs IN (SELECT max(latency_secs) FROM result) | state | have no result
 UPDATE result SET attempt = 7 WHERE latency_secs > 0.00100049 | state | of its results have no record
 UPDATE result SET outcome = 7 WHERE outcome = 4               | state | or another one
@@ -218,47 +209,47 @@ UPDATE data_file SET rows = 9                                 | state | what it 
 DELETE FROM data_file WHERE rows = 40                         | state | it does not say what
 DELETE FROM table_version                                     | records | the state file names None
 UPDATE table_version SET version = 9                          | records | names 9: commits are missing
+UPDATE table_version SET version = 2                          | records | version 4, the state file names 2
 INSERT INTO waiting SELECT number + 9, lane, devices, rows, since, body, sum FROM waiting | state | wait more
 """
-#: Likewise, of other damage that making the state file again mends.
-MENDED: dict[str, tuple[Damage, str, str]] = {
-    "no state file": (lambda folder: (folder / STATE).unlink(), STATE, "it is missing"),
-    "an older state file": (_older_state, "records", "ends at version 5, the state file names 4"),
-    "a version of somebody else": (_foreign_version, "records", "version 5 was written by somebody else"),
-    "a torn last commit": (
-        lambda folder: os.truncate(TableLog(folder / "records").commit_path(4), 300),
-        *("records", "this commit is damaged"),
-    ),
-    "commits that are gone": (
-        lambda folder: [TableLog(folder / "records").commit_path(number).unlink() for number in (3, 4)],
-        *("records", "commits are missing"),
-    ),
-    "a torn commit in the middle": (_reworded(lambda text: text[:-5]), "records", "this commit is damaged"),
-    "a commit without a line": (
-        _reworded(lambda text: text.splitlines()[0] + "\n"),
-        *("records", "a commit lost a line"),
-    ),
+CHANGES: dict[str, Damage] = {
+    "a missing file": lambda folder: data_file(folder).unlink(),
+    "a file cut off": _cut_file,
+    "a doubled row": _rewritten(lambda _, table: pa.concat_tables([table, table.slice(0, 1)])),
+    "an extra row": lambda folder: _commit_action(folder, stats='{"numRecords": 19}'),
+    "a trace of another candidate": _rewritten(lambda _, table: _set(table, "trace", 3, "[[],[]]")),
+    "another latency": _rewritten(lambda _, table: _set(table, "latency_secs", 0, 1e-9)),
+    "a damaged checkpoint": lambda folder: flip(next(folder.rglob("*.checkpoint.parquet")), 40, 3),
+    "a missing workload": lambda folder: (folder / "workloads" / f"{OURS[1].workload_id}.json").unlink(),
+    "a missing device": lambda folder: (folder / "devices/dev-b.jsonl").unlink(),
+    "no state file": lambda folder: (folder / STATE).unlink(),
+    "an older state file": _older_state,
+    "a version of somebody else": _foreign_version,
+    "a torn last commit": lambda folder: os.truncate(_commit(folder, 4), 300),
+    "commits that are gone": lambda folder: [_commit(folder, number).unlink() for number in (3, 4)],
+    "a torn commit in the middle": _reworded(lambda text: text[:-5]),
+    "a commit without a line": _reworded(lambda text: text.splitlines()[0] + "\n"),
 }
-for query, place, words in cells(CHANGES):
-    MENDED[query] = _in_state(query), place.replace("state", STATE), words
 
 
-def damaged(store: Path, damage: Damage, place: str, words: str) -> Verified:
-    """Damage a store, and find that where it is."""
-    damage(store)
+def damaged(store: Path, name: str, place: str, words: str) -> Verified:
+    """Damage a store, or change its state file by a query, and find that where it is."""
+    CHANGES.get(name, _in_state(name))(store)
     found = verify(store)
-    assert any(one.where.split("/")[0] == place and words in one.what for one in found.damage), found.damage
+    assert any(one.where.startswith(place) and words in one.what for one in found.damage), found.damage
     return found
 
 
-@pytest.mark.parametrize("name", DAMAGE)
-def test_damage_is_found_where_it_is(store: Path, name: str) -> None:
-    damaged(store, *DAMAGE[name])
+@pytest.mark.parametrize(("name", "place", "words"), cells(LOST))
+def test_damage_is_found_where_it_is(store: Path, name: str, place: str, words: str) -> None:
+    damaged(store, name, place, words)
 
 
-@pytest.mark.parametrize("name", MENDED)
-def test_what_the_table_tells_is_made_again(good: Path, store: Path, name: str) -> None:
-    found = damaged(store, *MENDED[name])
+@pytest.mark.parametrize(("name", "place", "words"), cells(MENDED))
+def test_what_the_table_tells_is_made_again(
+    good: Path, store: Path, name: str, place: str, words: str
+) -> None:
+    found = damaged(store, name, place, words)
     assert any("--rebuild" in one.next_step for one in found.damage)
     before = record_ids(good)
     if name == "an older state file":
@@ -278,7 +269,28 @@ def test_what_the_table_tells_is_made_again(good: Path, store: Path, name: str) 
     assert rebuild_state(store) == []
 
 
-def test_what_a_killed_writer_leaves_is_no_damage(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+#: What of that keeps a store from being opened, and words of the refusal.
+REFUSALS = """
+no state file              -> ends with version 4, its state file names version none
+an older state file        -> ends with version 5, its state file names version 4
+a version of somebody else -> version 5 of .* was written by somebody else
+UPDATE table_version SET version = 2 -> ends with version 4, its state file names version 2
+"""
+
+
+@pytest.mark.parametrize(("name", "words"), rows(REFUSALS))
+def test_a_table_that_its_state_file_does_not_name_is_not_written(store: Path, name: str, words: str) -> None:
+    CHANGES.get(name, _in_state(name))(store)
+    before = data_files(store)
+    with pytest.raises(StoreError, match=words):
+        Store.open(store)
+    assert data_files(store) == before
+
+
+@pytest.mark.parametrize("share", [0.0, 0.3, 0.99])
+def test_what_a_killed_writer_leaves_is_no_damage(
+    store: Path, monkeypatch: pytest.MonkeyPatch, share: float
+) -> None:
     partition = store / "records" / "device_id=dev-a"
     (partition / f"part-{99:020d}-0.parquet").write_bytes(b"PAR1 half a file")
     (store / "records/_delta_log/.00000000000000000009.json.abc.tmp").write_text("{")
@@ -291,13 +303,14 @@ def test_what_a_killed_writer_leaves_is_no_damage(store: Path, monkeypatch: pyte
         patch.setattr(RecordsTable, "_confirm", killed)
         with pytest.raises(KeyboardInterrupt):
             writer.table.flush(writer.lanes())
-    commit = TableLog(store / "records").commit_path(5)
+    commit = _commit(store, 5)
     assert commit.exists()
     found = verify(store)
     assert (found.damage, found.waiting, found.version) == ([], 5, 4)
-    os.truncate(commit, 300)
+    os.truncate(commit, int(share * commit.stat().st_size))
     assert verify(store).damage == []
     assert rebuild_state(store) == []
     with opened(store) as writer:
+        assert "was torn: kept as" in " ".join(writer.table.notes)
         writer.table.flush(writer.lanes())
     assert (verify(store).damage, record_ids(store)) == ([], before)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import replace
 
 import hypothesis.strategies as st
 import pytest
@@ -43,34 +42,6 @@ def given_by(asks: list[Ask], key: str) -> Counter[str]:
     return sum((Counter({getattr(ask, key): ask.count}) for ask in asks), Counter())
 
 
-def over_time(view: FleetView, turns: int, count: int = 32) -> Counter[tuple[str, str]]:
-    """Let the one device measure what is planned, again and again; candidates by workload and origin."""
-    (name,) = view.devices
-    counts: Counter[tuple[str, str]] = Counter()
-    for turn in range(turns):
-        asks = plan(view, {name: count}, seed=turn)
-        now = view.devices[name]
-        cells = dict(now.cells)
-        for ask in asks:
-            counts[ask.workload_id, ask.origin] += ask.count
-            cell = cells.get(ask.workload_id, Cell())
-            gap = ask.count if ask.origin is Origin.PAIRED else 0
-            cells[ask.workload_id] = replace(
-                cell, measured=cell.measured + ask.count, unpaired=cell.unpaired - gap
-            )
-        total = now.records + sum(ask.count for ask in asks)
-        view = replace(view, devices={name: replace(now, cells=cells, records=total)})
-    return counts
-
-
-def by_workload(view: FleetView) -> Counter[str]:
-    """What each workload gets over time, whatever the origin."""
-    counts: Counter[str] = Counter()
-    for (workload, _), count in over_time(view, turns=40).items():
-        counts[workload] += count
-    return counts
-
-
 def test_new_devices_come_first() -> None:
     view = fleet(device("old"), device("new", records=3), device("newest", records=0))
     order = list(dict.fromkeys(ask.device_id for ask in plan(view, room(view), seed=0)))
@@ -78,9 +49,13 @@ def test_new_devices_come_first() -> None:
 
 
 def test_large_workloads_get_more_but_not_everything() -> None:
-    counts = by_workload(fleet(device("d")))
+    view = fleet(device("d"))
+    counts = given_by(plan(view, room(view, 1280), seed=0), "workload_id")
     # A hundred times the FLOPs is ten times the worth; a sixteenth of all goes anywhere.
     assert 6 < counts["large"] / counts["small"] < 11
+    view = fleet(device("d", large=Cell(measured=1000)))
+    counts = given_by(plan(view, room(view), seed=0), "workload_id")
+    assert counts["small"] > counts["large"], "what was measured before counts"
 
 
 @pytest.mark.parametrize(
@@ -93,16 +68,11 @@ def test_a_workload_of_which_little_is_known_gets_more(narrow: float, wide: floa
     assert got["small"] > 2 * got["large"]
 
 
-def test_gaps_are_closed_and_no_more_than_there_are() -> None:
-    counts = over_time(fleet(device("d", large=Cell(unpaired=50), small=Cell(unpaired=7))), turns=20)
-    assert counts["large", Origin.PAIRED] == 50
-    assert counts["small", Origin.PAIRED] == 7
-
-
 #: What is so of a device and of each of its two workloads, how much is explored, and what it measures of 100.
 SHARES = """
 records: 0 | unpaired: 900               |      | paired: 60, random: 40
            | unpaired: 900               |      | paired: 25, random: 75
+           | unpaired: 4                 |      | paired: 8, random: 92
            | measured: 20                |      | evolved: 50, random: 50
 head: true | measured: 20                |      | model: 50, random: 50
 head: true | measured: 20, unpaired: 900 | 0.0  | paired: 25, model: 75

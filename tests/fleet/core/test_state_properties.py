@@ -16,7 +16,7 @@ from fleet.core import events as ev
 from fleet.core.events import Busy, DevicePolicy, GrantLease, JobId, TimeWindow
 from fleet.core.state import FleetState
 from fleet.core.words import Request, RequestId, RequestKind, RequestState
-from tests.fleet_world import LIMITS, World, finished, job, reopened, shown
+from tests.fleet_world import LIMITS, World, job, reopened, shown
 
 DEVICES = st.sampled_from(["a", "b"])
 ANY_DEVICE = st.sampled_from(["a", "a", "a", "b", "b", "b", "stranger"])
@@ -43,6 +43,9 @@ STEPS = st.sampled_from([-5.0, 0.0, 0.5, 2.0, 20.0, 61.0, 250.0, 5000.0])
 
 #: Kinds that a person asks for; fingerprints are of the background, and the state asks for them by itself.
 DRIVEN_KINDS = [kind for kind in RequestKind if kind.has_driver and kind is not RequestKind.FINGERPRINT]
+
+
+TRAININGS = [ev.TrainingStarted, ev.TrainingFinished, ev.TrainingFailed]
 
 
 class Fleet(RuleBasedStateMachine):
@@ -81,10 +84,10 @@ class Fleet(RuleBasedStateMachine):
     def added(self, device: str, policy: DevicePolicy, family: str) -> None:
         self.tell(ev.DeviceAdded, device, family=family, policy=policy)
 
-    @rule(device=ANY_DEVICE, now=SELDOM, is_left_out=st.booleans())
-    def changed(self, device: str, now: bool, is_left_out: bool) -> None:
+    @rule(device=ANY_DEVICE, now=SELDOM, event=st.sampled_from([ev.DeviceLeftOut, ev.DeviceChanged]))
+    def changed(self, device: str, now: bool, event: Any) -> None:
         if now:
-            self.tell(ev.DeviceLeftOut if is_left_out else ev.DeviceChanged, device, reason="its file")
+            self.tell(event, device, reason="its file")
 
     @rule(device=ANY_DEVICE, now=SELDOM)
     def retired(self, device: str, now: bool) -> None:
@@ -107,13 +110,9 @@ class Fleet(RuleBasedStateMachine):
         self.started(device, 0)
         self.passed(device, 0, "e1")
 
-    @rule(device=ANY_DEVICE, behind=BEHIND)
-    def refused(self, device: str, behind: int) -> None:
-        self.tell(ev.ProbeRefused, device, incarnation=self.incarnation(device, behind), reason="wrong CPU")
-
-    @rule(device=ANY_DEVICE, behind=BEHIND)
-    def died(self, device: str, behind: int) -> None:
-        self.tell(ev.AgentDied, device, incarnation=self.incarnation(device, behind), reason="killed")
+    @rule(device=ANY_DEVICE, behind=BEHIND, event=st.sampled_from([ev.ProbeRefused, ev.AgentDied]))
+    def fails(self, device: str, behind: int, event: Any) -> None:
+        self.tell(event, device, incarnation=self.incarnation(device, behind), reason="killed")
 
     @rule(
         device=ANY_DEVICE,
@@ -140,11 +139,14 @@ class Fleet(RuleBasedStateMachine):
             self.jobs += 1
             self.world.tell(ev.JobSubmitted(at_secs=self.at(), job=job(f"j{self.jobs}", device)))
 
-    @rule(data=st.data(), device=DEVICES)
-    def submitted_again(self, data: st.DataObject, device: str) -> None:
+    @rule(data=st.data(), device=DEVICES, is_cancelled=st.booleans())
+    def submitted_again_or_cancelled(self, data: st.DataObject, device: str, is_cancelled: bool) -> None:
         if self.world.submitted:
             name = data.draw(st.sampled_from(sorted(self.world.submitted)))
-            self.world.tell(ev.JobSubmitted(at_secs=self.at(), job=job(name, device)))
+            if is_cancelled:
+                self.tell(ev.JobCancelled, device, job_id=JobId(name))
+            else:
+                self.world.tell(ev.JobSubmitted(at_secs=self.at(), job=job(name, device)))
 
     def draw_grant(self, data: st.DataObject) -> GrantLease | None:
         """Mostly one of the last leases, sometimes any: results may come at any time, and again."""
@@ -157,9 +159,9 @@ class Fleet(RuleBasedStateMachine):
     def finished(self, data: st.DataObject, secs: float, astray: int) -> None:
         grant = self.draw_grant(data)
         if grant is not None:
-            of = grant.device_id, grant.job_id, grant.fencing_token + astray
+            leased = {"job_id": grant.job_id, "fencing_token": grant.fencing_token + astray}
             told = {"outcomes": {"ok": 1, "run_failed": 1}, "device_secs": secs}
-            self.world.tell(finished(self.at(), *of, incarnation=grant.incarnation, **told))
+            self.tell(ev.JobFinished, grant.device_id, incarnation=grant.incarnation, **leased, **told)
 
     @rule(device=DEVICES, kinds=st.lists(st.sampled_from(ENDS), min_size=1, max_size=5))
     def leases_end(self, device: str, kinds: list[str]) -> None:
@@ -173,16 +175,18 @@ class Fleet(RuleBasedStateMachine):
                 self.lease_ends(device, kind, *lease)
 
     def lease_ends(self, device: str, kind: str, job_id: JobId, fencing_token: int) -> None:
+        leased = {"job_id": job_id, "fencing_token": fencing_token}
         if kind == "died":
-            self.died(device, 0)
+            self.fails(device, 0, ev.AgentDied)
         elif kind == "expired":
             self.tick(61.0)
         elif kind == "crashed":
             self.at(5.0)
-            self.tell(ev.JobCrashed, device, job_id=job_id, fencing_token=fencing_token)
+            self.tell(ev.JobCrashed, device, **leased)
         else:
-            told = {"incarnation": self.incarnation(device, 0), "device_secs": 20.0}
-            self.world.tell(finished(self.at(5.0), device, job_id, fencing_token, **told))
+            self.at(5.0)
+            told = {"incarnation": self.incarnation(device, 0), "outcomes": {"ok": 2}, "device_secs": 20.0}
+            self.tell(ev.JobFinished, device, **leased, **told)
 
     @rule(data=st.data(), is_late=st.booleans())
     def crashed_or_late(self, data: st.DataObject, is_late: bool) -> None:
@@ -198,12 +202,6 @@ class Fleet(RuleBasedStateMachine):
         for lease in leases[place : place + 1]:
             self.tell(ev.LeaseReturned, device, job_id=lease["job_id"], fencing_token=lease["fencing_token"])
 
-    @rule(data=st.data(), device=DEVICES)
-    def cancelled(self, data: st.DataObject, device: str) -> None:
-        if self.world.submitted:
-            name = data.draw(st.sampled_from(sorted(self.world.submitted)))
-            self.tell(ev.JobCancelled, device, job_id=JobId(name))
-
     @rule(step=STEPS)
     def tick(self, step: float) -> None:
         self.world.tell(ev.Tick(at_secs=self.at(step)))
@@ -213,14 +211,9 @@ class Fleet(RuleBasedStateMachine):
         at_secs = self.at()
         self.world.tell(ev.ClockSet(at_secs=at_secs, wall_secs=max(0.0, at_secs + step)))
 
-    @rule(event=st.sampled_from([ev.CoordinatorStopping, ev.DiskFull]), now=SELDOM)
-    def trouble(self, event: Any, now: bool) -> None:
-        if now:
-            self.world.tell(event(at_secs=self.at()))
-
-    @rule()
-    def room_again(self) -> None:
-        self.world.tell(ev.DiskFreed(at_secs=self.at()))
+    @rule(event=st.sampled_from([*[ev.DiskFreed] * 8, ev.CoordinatorStopping, ev.DiskFull]))
+    def trouble(self, event: Any) -> None:
+        self.world.tell(event(at_secs=self.at()))
 
     @rule(
         records=st.dictionaries(DEVICES, st.integers(0, 500), max_size=2),
@@ -240,20 +233,15 @@ class Fleet(RuleBasedStateMachine):
     def drifted(self, device: str, event: Any) -> None:
         self.tell(event, device)
 
-    @rule(
-        event=st.sampled_from(["started", "finished", "failed", "published"]),
-        family=st.sampled_from(["cpu", "cpu", "cpu", "gpu"]),
-    )
-    def trained(self, event: str, family: str) -> None:
-        at_secs = self.at()
+    @rule(event=st.sampled_from(TRAININGS), family=st.sampled_from(["cpu", "cpu", "cpu", "gpu"]))
+    def trained(self, event: Any, family: str) -> None:
+        reason = {"reason": "no memory"} if event is ev.TrainingFailed else {}
         family = self.world.state.training()["family"] or family
-        told = {
-            "started": ev.TrainingStarted(at_secs=at_secs, family=family),
-            "finished": ev.TrainingFinished(at_secs=at_secs, family=family),
-            "failed": ev.TrainingFailed(at_secs=at_secs, family=family, reason="no memory"),
-            "published": ev.ModelPublished(at_secs=at_secs, version="v", device_ids=(DeviceId("a"),)),
-        }
-        self.world.tell(told[event])
+        self.world.tell(event(at_secs=self.at(), family=family, **reason))
+
+    @rule()
+    def published(self) -> None:
+        self.world.tell(ev.ModelPublished(at_secs=self.at(), version="v", device_ids=(DeviceId("a"),)))
 
     @rule(
         number=st.integers(0, 5),
@@ -364,7 +352,6 @@ class Fleet(RuleBasedStateMachine):
         times = {"submitted_at": None, "started_at": None, "ended_at": None}
         for request_id in state.request_ids():
             shown = state.request(request_id)
-            assert shown is not None
             is_over = RequestState(shown["state"]).is_end
             assert (shown["ended_at"] is not None) is is_over
             has_driver = RequestKind(shown["kind"]).has_driver
@@ -396,8 +383,8 @@ class Fleet(RuleBasedStateMachine):
             for one in self.world.state.open_requests():
                 if one.kind.has_driver and shown(self.world.state, one.request_id)["state"] == "running":
                     self.driver_ended(one.request_id, "")
-            self.trained("started", "cpu")
-            self.trained("finished", "cpu")
+            self.trained(ev.TrainingStarted, "cpu")
+            self.trained(ev.TrainingFinished, "cpu")
             self.tick(1e6)
         assert self.world.state.open_requests() == []
 

@@ -21,7 +21,7 @@ from fleet.interchange import export_parquet, export_source
 from fleet.interchange.export_store import FORMATS, ExportResult, export
 from fleet.store.noise import settled
 from fleet.store.store import Store
-from tests.disk_fixtures import failing
+from tests.disk_fixtures import contents, failing
 from tests.record_fixtures import (
     make_batch,
     make_descriptor,
@@ -29,6 +29,7 @@ from tests.record_fixtures import (
     make_spec,
     make_workload,
 )
+from tests.table_fixtures import cells
 
 WORKLOAD = make_workload(1, (("resnet-50", 2),))
 
@@ -59,11 +60,6 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Store]:
     with made_store(tmp_path_factory.mktemp("export")) as made:
         made.flush()
         yield made
-
-
-def contents(folder: Path) -> dict[Path, bytes]:
-    """Every file of a folder."""
-    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
 def test_every_column_of_every_record_is_there_and_each_row_says_what_was_measured(
@@ -155,16 +151,16 @@ def test_nothing_to_export_is_one_clear_error_and_leaves_nothing(fmt: str, tmp_p
     assert [path.name for path in tmp_path.iterdir()] == ["store"]
 
 
-@pytest.mark.parametrize(
-    ("name", "fmt", "words"),
-    [
-        ("x", "parqet", r"unknown format 'parqet'.*parquet.*autotvm"),
-        ("x.jsonl.gz", "ansor", "one file holds one device, got dev-a, dev-b"),
-        ("folder.parquet", "parquet", "is a folder"),
-        ("thesis", "parquet", "not replaced"),
-        ("thesis/chapter.txt", "meta_schedule", "is a file"),
-    ],
-)
+REFUSALS = """
+x                  | parqet        | unknown format 'parqet'.*parquet.*autotvm
+x.jsonl.gz         | ansor         | one file holds one device, got dev-a, dev-b
+folder.parquet     | parquet       | is a folder
+thesis             | parquet       | not replaced
+thesis/chapter.txt | meta_schedule | is a file
+"""
+
+
+@pytest.mark.parametrize(("name", "fmt", "words"), cells(REFUSALS))
 def test_what_cannot_be_exported_there_is_refused_and_nothing_changes(
     store: Store, tmp_path: Path, name: str, fmt: str, words: str
 ) -> None:
@@ -173,7 +169,7 @@ def test_what_cannot_be_exported_there_is_refused_and_nothing_changes(
     (tmp_path / "thesis" / "chapter.txt").write_text("years")
     with pytest.raises(FleetError, match=words):
         export(store, tmp_path / name, fmt, replace=True)
-    assert contents(tmp_path) == {tmp_path / "thesis" / "chapter.txt": b"years"}
+    assert contents(tmp_path) == {"thesis/chapter.txt": b"years"}
 
 
 @pytest.mark.parametrize("name", ["all.parquet", "all"])

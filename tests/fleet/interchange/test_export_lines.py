@@ -1,4 +1,4 @@
-"""Lines of the old tuners, read by a plain reader of their format, and round trips through the importer."""
+"""Lines of the old tuners, read by a plain reader of their format, round trips, and what strangers wrote."""
 
 from __future__ import annotations
 
@@ -13,15 +13,18 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from agents.records import Outcome, Record
-from fleet.interchange.export_lines import hardware_params, target_text
+from fleet.errors import FleetError
+from fleet.interchange.export_lines import target_text
 from fleet.interchange.export_store import export
 from fleet.interchange.import_logs import ImportRequest, import_logs
 from fleet.interchange.import_report import WORKLOAD_LINE
 from fleet.interchange.logs.targets import parse_target
 from fleet.store.store import Store
-from tests.log_fixtures import DATA
+from tests.knob_fixtures import cache_text, cached
+from tests.log_fixtures import DATA, ansor, run, run_lines, write_log
 from tests.record_fixtures import make_descriptor, make_record, make_spec, make_workload
 
+GOLDEN = Path(__file__).parent / "golden"
 #: Items after the tag in Ansor's own reader: i a whole number, s a text, l a list of whole numbers.
 STEPS = {
     **{"AN": "iii", "FU": "il", "PR": "iis", "RE": "il", "SP": "iiili", "FSP": "iiii", "FFSP": "iilii"},
@@ -93,7 +96,7 @@ def test_outcomes_become_error_numbers_and_failures_their_mark(tmp_path: Path) -
     trace = '[[["GetSBlock",[],["matmul","main"],["b0"]],["ComputeInline",["b0"],[],[]]],[]]'
     words: dict[str, Any] = {"workload": make_workload(1).workload_id, "trace": trace}
     with Store.open(tmp_path / "store") as store:
-        store.put_device(make_spec(), make_descriptor())
+        store.put_device(make_spec(), make_descriptor(ansor_params=(9, 32, 128, 0, 0, 0, 0, 0)))
         store.put_workloads([make_workload(1)])
         for number, outcome in enumerate(Outcome):
             ran = (1e-3, 2e-3) if outcome in (Outcome.OK, Outcome.REJECTED) else ()
@@ -112,6 +115,7 @@ def test_outcomes_become_error_numbers_and_failures_their_mark(tmp_path: Path) -
         Outcome.BUILD_TIMEOUT: [[1e10], 6],
         Outcome.RUN_TIMEOUT: [[1e10], 7],
     }
+    assert lines[0]["i"][0][2] == [1, 32, 128, 0, 0, 0, 0, 0], "the caches of its host, its own threads"
     # Neither says anything of the candidate, and the format has no word for either.
     no_word = ": the format has no word for it"
     skipped = {f"lost{no_word}": 1, f"rejected{no_word}": 1, "its trace cannot be read": 1}
@@ -136,6 +140,38 @@ def test_traces_and_targets_of_others_that_are_none_cost_only_their_record(
         store.append([replace(one, candidate_id=f"{number:032x}") for number, one in enumerate(made)])
         result = export(store, tmp_path / "out.jsonl", dialect)
     assert (result.records, result.skipped) == (3, {"its trace cannot be read": 5})
+
+
+@pytest.mark.parametrize("form", ["kernel_tuner", "t4"])
+def test_configurations_of_others_that_are_none_are_left_out_and_counted(tmp_path: Path, form: str) -> None:
+    run(tmp_path, GOLDEN / "kernel_tuner" / "logs")
+    path = tmp_path / "store"
+    with Store.open(path) as store:
+        known = next(iter(store.workloads()))
+        modules = ("no JSON", "[]", '{"kernel":5,"tool":"t","problem":1}', "[" * 300 + "]" * 300)
+        others = [replace(make_workload(number), module_json=one) for number, one in enumerate(modules)]
+        store.put_workloads(others)
+        traces = ("no trace", "[1]", '{"a":{}}', "[" * 100_000, '{"a":NaN}')
+        made = [make_record(1, workload=known, trace=trace, dialect="knobs") for trace in traces]
+        made += [make_record(1, workload=one.workload_id, trace="{}", dialect="knobs") for one in others]
+        store.append([replace(one, candidate_id=f"{number:032x}") for number, one in enumerate(made)])
+        result = export(store, tmp_path / "out", form, ["dev-a"])
+    assert result.records == 6
+    assert result.skipped == {"its trace cannot be read": 5, "its workload is no kernel of a tuner": 4}
+
+
+def test_records_of_other_tools_are_left_out_with_a_reason(tmp_path: Path) -> None:
+    log = write_log(tmp_path / "a.json", [ansor(1, target="cuda -arch=sm_80")])
+    run(tmp_path, log, GOLDEN / "triton" / "logs")
+    with pytest.raises(FleetError, match=r"dialect ansor.*measured by triton, not by helion"):
+        export(Store.read(tmp_path / "store"), tmp_path / "out", "helion")
+    assert not (tmp_path / "out").exists()
+
+
+def test_name_of_a_stranger_is_no_path(tmp_path: Path) -> None:
+    run_lines(tmp_path, cache_text([cached(0)], kernel_name="../../../evil\n"))
+    files = export(Store.read(tmp_path / "store"), tmp_path / "out", "kernel_tuner").files
+    assert all((tmp_path / "out" / "dev-a") in path.resolve().parents for path in files)
 
 
 @pytest.mark.tvm
@@ -166,12 +202,6 @@ def test_live_candidates_become_lines_that_a_plain_reader_takes(
     assert {step[3] for step in tiled} >= {128}
     # One schedule for each candidate: what tells them apart has survived.
     assert len({json.dumps(line["i"][1]) for line in lines}) == len(lines)
-
-
-def test_a_cpu_has_ansors_hardware_parameters() -> None:
-    host = make_descriptor(ansor_params=(9, 32, 128, 0, 0, 0, 0, 0))
-    assert hardware_params(make_spec(), host) == [1, 32, 128, 0, 0, 0, 0, 0]
-    assert hardware_params(None, None) == [1, 64, 64, 0, 0, 0, 0, 0]
 
 
 @given(

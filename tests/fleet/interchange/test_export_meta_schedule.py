@@ -11,12 +11,12 @@ import numpy as np
 import pytest
 from msgspec.structs import replace
 
-from agents.records import Candidate, DeviceId, DeviceSpec, Outcome, Protocol, Record, Workload
+from agents.records import Candidate, DeviceSpec, Outcome, Protocol, Record, Workload
 from agents.sandbox.job import CandidateJob
 from agents.sandbox.pool import WorkerPool
 from fleet.interchange.export_store import export
 from fleet.store.store import Store
-from tests.record_fixtures import make_descriptor, make_record, make_workload
+from tests.record_fixtures import make_descriptor, make_record, make_workload, record_for
 
 pytestmark = pytest.mark.tvm
 
@@ -61,19 +61,16 @@ def workload(network: Any, generic_spec: DeviceSpec) -> Workload:
 def measured(
     pool: WorkerPool, workload: Workload, generic_spec: DeviceSpec, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[tuple[Store, list[Record]]]:
-    """A store with five real measurements of the workload, and one that failed."""
+    """A store with five real measurements of the workload, one that failed, and one without a module."""
     folder = tmp_path_factory.mktemp("export")
     question = {"op": "propose", "workload_id": workload.workload_id, "family": "cpu", "count": 5, "seed": 3}
     traces = pool.ask({**question, "exclude": []}, workload)["traces"]
     candidates = [Candidate(workload_id=workload.workload_id, trace=trace) for trace in traces]
     jobs = [CandidateJob(candidate=one, workload=workload, protocol=QUICK) for one in candidates]
     records = [
-        make_record(
-            result.job,
-            device=generic_spec.device_id,
-            workload_id=workload.workload_id,
-            candidate_id=candidates[result.job].candidate_id,
-            trace=candidates[result.job].trace,
+        record_for(
+            candidates[result.job],
+            device_id=generic_spec.device_id,
             outcome=result.outcome,
             run_secs=result.run_secs,
             error=result.error,
@@ -82,12 +79,14 @@ def measured(
         for result in pool.run(jobs)
     ]
     assert {record.outcome for record in records} == {Outcome.OK}
+    imported = replace(make_workload(2), module_json='{"args_info":[],"dialect":"meta_schedule","index":0}')
     with Store.open(folder / "store") as store:
         store.put_device(generic_spec, make_descriptor())
-        store.put_workloads([workload])
+        store.put_workloads([workload, imported])
         store.append(records)
-        failed = make_record(4, device=generic_spec.device_id, workload=workload.workload_id)
-        store.append([failed])
+        for number, of in ((4, workload), (1, imported)):
+            about = {"device": generic_spec.device_id, "workload": of.workload_id, "trace": "[[],[]]"}
+            store.append([make_record(number, **about)])
         yield store, records
 
 
@@ -97,7 +96,8 @@ def database(measured: tuple[Store, list[Record]], tmp_path_factory: pytest.Temp
     folder = tmp_path_factory.mktemp("exported") / "databases"
     result = export(store, folder, "meta_schedule")
     assert result.records == len(records)
-    assert result.skipped == {"failed: a database holds latencies only": 1}
+    reasons = ("failed: a database holds latencies only", "the module of its workload is not known")
+    assert result.skipped == dict.fromkeys(reasons, 1)
     return folder / "generic"
 
 
@@ -146,18 +146,3 @@ def test_relax_applies_the_best_schedule(
 
     assert has_schedule(tuned)
     assert not has_schedule(network)
-
-
-def test_a_workload_without_module_is_left_out_and_said(tmp_path: Path, generic_spec: DeviceSpec) -> None:
-    known, about = make_workload(1), '{"args_info":[],"dialect":"meta_schedule","index":0}'
-    imported = replace(make_workload(2), module_json=about)
-    with Store.open(tmp_path / "store") as store:
-        store.put_device(generic_spec, make_descriptor())
-        store.put_workloads([known, imported])
-        rows = [
-            make_record(n, device="generic", workload=one.workload_id, trace="[[],[]]")
-            for n, one in ((1, known), (2, imported))
-        ]
-        store.append(rows)
-        result = export(store, tmp_path / "out", "meta_schedule", [DeviceId("generic")])
-    assert (result.records, result.skipped) == (1, {"the module of its workload is not known": 1})

@@ -18,6 +18,7 @@ from tests.knob_fixtures import (
     t4_text,
 )
 from tests.log_fixtures import DATA, read_lines, records, run
+from tests.table_fixtures import cells
 
 HUB = DATA / "kernel_tuner_hub"
 
@@ -117,12 +118,18 @@ def test_items_in_any_layout() -> None:
             assert items.head == {"head": [1], "x": 2}
 
 
+SHEETS = """
+NVIDIA A100-PCIE-40GB | memory_bytes_per_sec | 1555000000000
+NVIDIA A100 80GB PCIe | memory_bytes_per_sec | 1935000000000
+NVIDIA RTX A4000      | arch                 | sm_86
+AMD Radeon PRO W6600  | sheet                | AMD Radeon PRO W6600
+mi250x                | thread_warp_size     | 64
+"""
+
+
 def test_data_sheets_name_their_source() -> None:
-    assert gpu_sheet("NVIDIA A100-PCIE-40GB")["memory_bytes_per_sec"] == "1555000000000"
-    assert gpu_sheet("NVIDIA A100 80GB PCIe")["memory_bytes_per_sec"] == "1935000000000"
-    assert gpu_sheet("NVIDIA RTX A4000")["arch"] == "sm_86"
-    assert gpu_sheet("AMD Radeon PRO W6600")["sheet"].startswith("AMD Radeon PRO W6600")
-    assert gpu_sheet("mi250x")["thread_warp_size"] == "64"
+    for name, key, value in cells(SHEETS):
+        assert gpu_sheet(name)[key].startswith(value)
     assert gpu_sheet("NVIDIA A4000000") == gpu_sheet("") == gpu_sheet("board-7") == {}
 
 

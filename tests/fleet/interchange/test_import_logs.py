@@ -1,9 +1,6 @@
 from __future__ import annotations
 
 import json
-import signal
-import subprocess
-import sys
 import time
 from collections import Counter
 from pathlib import Path
@@ -16,6 +13,7 @@ from fleet.errors import FleetError
 from fleet.interchange.import_logs import ImportRequest, import_logs
 from fleet.models.versions import load_snapshot
 from fleet.store.store import Store
+from tests.conftest import running
 from tests.dataset_fixtures import gmm_trace
 from tests.knob_fixtures import cache_text, cached
 from tests.log_fixtures import (
@@ -194,16 +192,10 @@ def test_a_killed_import_goes_on(tmp_path: Path) -> None:
     for file in range(4):
         write_log(tmp_path / "logs" / f"{file}.json.gz", [autotvm(n + 500 * file) for n in range(600)])
     for wait_secs in (0.05, 0.2):
-        child = subprocess.Popen(
-            [sys.executable, "-c", IMPORTER, str(tmp_path / "store"), str(tmp_path / "logs")],
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        assert child.stdout.readline() == "ready\n"
-        time.sleep(wait_secs)
-        child.send_signal(signal.SIGKILL)
-        child.stdout.close()
-        child.wait()
+        with running(IMPORTER, tmp_path / "store", tmp_path / "logs") as child:
+            time.sleep(wait_secs)
+            child.kill()
+            child.wait()
     before = len(records(tmp_path))
     report = run(tmp_path, tmp_path / "logs")
     assert report.counts.lines == 2400

@@ -65,14 +65,21 @@ def test_what_does_not_follow_is_left_out(function: str, args: str) -> None:
     assert len(found.shapes) == args.count("(")
 
 
-def test_blocks_tell_the_operator_of_a_database() -> None:
-    shapes = ((1, 832, 7, 7), (48, 832, 1, 1), (1, 48, 1, 1), (1, 48, 7, 7))
-    found = block_operator(["pad_temp", "conv2d_nchw", "T_add"], shapes, ("float32",) * 4)
-    assert (found.name, found.flops) == ("C2D", 2 * 48 * 49 * 832)
-    winograd = block_operator(["data_pack", "bgemm", "inverse", "conv2d_winograd"], shapes, ("float32",) * 4)
-    assert (winograd.name, winograd.flops) == ("C2D", 0.0)
-    assert block_operator(["pad_temp", "pool_max"], shapes[:2], ("float32",) * 2).name == "pool_max"
-    assert block_operator([], (), ()).name == "meta_schedule"
+SHAPES = ((1, 832, 7, 7), (48, 832, 1, 1), (1, 48, 1, 1), (1, 48, 7, 7))
+#: Blocks of a program, how many of those shapes it has | its operator and FLOPs: here 2 x 48 x 49 x 832.
+BLOCKS = """
+pad_temp conv2d_nchw T_add                | 4 | C2D           | 3913728
+data_pack bgemm inverse conv2d_winograd   | 4 | C2D           | 0
+pad_temp pool_max                         | 2 | pool_max      | 0
+                                          | 0 | meta_schedule | 0
+"""
+
+
+@pytest.mark.parametrize(("blocks", "count", "name", "flops"), cells(BLOCKS))
+def test_blocks_tell_the_operator_of_a_database(blocks: str, count: str, name: str, flops: str) -> None:
+    shapes = SHAPES[: int(count)]
+    found = block_operator(blocks.split(), shapes, ("float32",) * len(shapes))
+    assert (found.name, found.flops) == (name, float(flops))
 
 
 def test_what_is_no_target_is_rejected() -> None:

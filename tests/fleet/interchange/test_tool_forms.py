@@ -13,7 +13,7 @@ import yaml
 from fleet.interchange.import_files import find_logs
 from fleet.interchange.line_reader import UNREAD_FORMAT
 from fleet.interchange.logs.json_values import Rejected
-from fleet.interchange.logs.targets import units_per_second, unix_secs
+from fleet.interchange.logs.targets import unix_secs
 from tests.cli_fixtures import refusal
 from tests.log_fixtures import ansor, read_lines, write_log
 from tests.table_fixtures import cells
@@ -55,7 +55,11 @@ UNITS = """
 # Without repeats there is the time that was measured.
 {unit: us, times: {}}               | {timeunit: milliseconds}  | 1e6
 {unit: us, times: {runtimes: []}}   | {timeunit: milliseconds}  | 1e6
+{unit: "s "}         | {}                                       | 1
+{unit: ss}           | {}                                       | 1
 {unit: ticks}        | {}                                       | the unit of time is not known
+{unit: GFLOP/s}      | {}                                       | the unit of time is not known
+{unit: MHz}          | {}                                       | the unit of time is not known
 {}                   | {timeunit: fortnights}                   | the unit of time is not known
 {unit: us}           | {timeunit: ms}                           | the units of time contradict each other
 {timestamp: soon}    | {}                                       | timestamp is not a time
@@ -86,33 +90,26 @@ def test_times_are_read_in_the_unit_that_stands_closest_or_are_rejected(
         assert found.all_secs == pytest.approx(2000.0 / float(expected))
 
 
-def test_a_word_of_no_unit_is_none() -> None:
-    words = (None, 3, "", "x" * 1000, "GFLOP/s", "MHz", "s ", "ss")
-    assert list(map(units_per_second, words)) == [*[None] * 6, 1.0, 1.0]
+DATES = """
+2024-07-10T07:36:36+00:00
+2024-07-10T07:36:36Z
+2024-07-10 07:36:36
+2024-07-10 07:36:36 UTC
+2024-07-10T09:36:36.000000123+02:00
+2024-07-10 09:36:36 +0200
+2024/07/10 07:36:36
+20240710T073636Z
+Wed, 10 Jul 2024 07:36:36 GMT
+Wed Jul 10 07:36:36 2024
+Wed Jul 10 07:36:36 UTC 2024
+1720596996
+1720596996000
+"""
 
 
 @pytest.mark.parametrize(
     "date",
-    [
-        "2024-07-10T07:36:36+00:00",
-        "2024-07-10T07:36:36Z",
-        "2024-07-10 07:36:36",
-        "2024-07-10 07:36:36 UTC",
-        "2024-07-10T09:36:36.000000123+02:00",
-        "2024-07-10 09:36:36 +0200",
-        "2024/07/10 07:36:36",
-        "20240710T073636Z",
-        "Wed, 10 Jul 2024 07:36:36 GMT",
-        "Wed Jul 10 07:36:36 2024",
-        "Wed Jul 10 07:36:36 UTC 2024",
-        AT,
-        float(AT),
-        str(AT),
-        AT * 1000,
-        AT * 1_000_000,
-        AT * 1_000_000_000,
-        f"{AT}000",
-    ],
+    [*DATES.strip().splitlines(), AT, float(AT), AT * 1000, AT * 1_000_000, AT * 1_000_000_000],
 )
 def test_dates_of_many_tools_are_read(date: Any) -> None:
     assert unix_secs(date) == AT

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from itertools import pairwise
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -23,7 +24,7 @@ from fleet.planner.batch_plan import (
 )
 from fleet.planner.selection import allocate, best_traces, choose_workloads
 from fleet.store.noise import noise_floor
-from tests.record_fixtures import make_record, make_workload
+from tests.record_fixtures import make_record, make_workload, record_for
 
 ONE, TWO = DeviceId("one"), DeviceId("two")
 BOTH = (ONE, TWO)
@@ -45,17 +46,10 @@ def known(names: str) -> dict[WorkloadId, Workload]:
     return {WorkloadId(name): workload(name) for name in names}
 
 
-def record(candidate: Candidate, **changes: object) -> Record:
-    outcome = changes.get("outcome", Outcome.OK)
-    values: dict[str, object] = {
-        "candidate_id": candidate.candidate_id,
-        "trace": candidate.trace,
-        "outcome": outcome,
-        "run_secs": (1e-3,) if outcome is Outcome.OK else (),
-        "environment_id": "e",
-        "origin": candidate.origin,
-    }
-    return make_record(1, workload=candidate.workload_id, **{"device_id": ONE} | values | changes)
+def record(candidate: Candidate, **changes: Any) -> Record:
+    run_secs = () if "outcome" in changes else (1e-3,)
+    values = {"device_id": ONE, "run_secs": run_secs, "environment_id": "e"}
+    return record_for(candidate, **values | changes)
 
 
 _DONE = st.lists(st.tuples(st.sampled_from([ONE, TWO]), st.sampled_from("abcdef"), st.integers(0, 11)))
@@ -158,7 +152,6 @@ def test_an_aa_run_measures_the_same_candidates_twice(attempts: list[int], count
     assert jobs == plan_noise(reversed(records), known("a"), count=count, seed=seed)
     measured = [record(one, attempt=job.attempt, measured_at=NOW) for job in jobs for one in job.candidates]
     floor = noise_floor([*records, *measured])
-    assert floor is not None
     assert floor.pairs == len(chosen)
 
 

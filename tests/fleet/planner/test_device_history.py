@@ -16,7 +16,7 @@ from fleet.planner.noise_runs import plan_run
 from fleet.planner.selection import best_traces
 from fleet.store.store import Store
 from tests.fake_fleet import FakeFleet
-from tests.record_fixtures import make_record, make_spec, make_workload
+from tests.record_fixtures import make_record, make_spec, make_workload, record_for
 
 ONE, TWO, OTHER = DeviceId("one"), DeviceId("two"), DeviceId("of-gpu")
 SPECS = {name: make_spec(name) for name in (ONE, TWO)}
@@ -40,12 +40,9 @@ def measured(device_id: DeviceId, draws: random.Random) -> Iterator[Record]:
             outcome = draws.choices((Outcome.OK, Outcome.RUN_FAILED, Outcome.LOST), (6, 1, 2))[0]
             flag = draws.choices(("", "suspect", "stopped_early"), (6, 1, 1))[0]
             is_killer = outcome is Outcome.RUN_FAILED and draws.random() < 0.5
-            yield make_record(
-                1,
-                device=device_id,
-                workload=candidate.workload_id,
-                candidate_id=candidate.candidate_id,
-                trace=candidate.trace,
+            yield record_for(
+                candidate,
+                device_id=device_id,
                 origin=draws.choice(("noise", "remeasure", "confirm")) if attempt else candidate.origin,
                 outcome=outcome,
                 run_secs=(draws.uniform(1e-3, 2e-3),) if outcome is Outcome.OK else (),

@@ -37,8 +37,8 @@ A, B, C, D = map(DeviceId, "abcd")
 SPACES = {A: "x", B: "x", C: "x"}
 
 
-def drawn(count: int, workload: Workload = WORKLOAD) -> list[Candidate]:
-    return [Candidate(workload_id=workload.workload_id, trace=f"[[{number}]]") for number in range(count)]
+def drawn(count: int) -> list[Candidate]:
+    return [Candidate(workload_id=WORKLOAD.workload_id, trace=f"[[{number}]]") for number in range(count)]
 
 
 class Lab:
@@ -140,7 +140,6 @@ def test_every_request_is_answered_once_with_enough(
                 requests.unanswered([name], lambda request: request.request_id in unanswered)
                 return
             question = requests.answered(name)
-            assert question is not None
             for request in question.requests:
                 assert unanswered.pop(request.request_id).count <= count
 
@@ -216,24 +215,14 @@ def test_neighbours_wait_for_a_new_device_as_long_as_it_needs_their_cores(state:
     assert lab.want(A) == {A}, "it has no agent"
 
 
-@pytest.mark.parametrize(
-    "change",
-    [
-        lambda lab: lab.planner.set_workloads([B], [OTHER]),
-        lambda lab: lab.take_in(make_batch(0, NEW_RECORDS, workload=WORKLOAD.workload_id, device=B)),
-    ],
-    ids=["it measures others", "it has enough"],
-)
-def test_nobody_waits_for_a_neighbour_that_is_not_new_or_of_another_group(
-    state: StateFile, change: Any
-) -> None:
-    lab = neighbours(state)
-    change(lab)
+@pytest.mark.parametrize("why", ["it measures others", "it has enough", "its policy is closed"])
+def test_nobody_waits_for_a_neighbour_that_needs_no_cores(state: StateFile, why: str) -> None:
+    lab = neighbours(state, is_open=lambda device: device != B or "closed" not in why)
+    if "others" in why:
+        lab.planner.set_workloads([B], [OTHER])
+    elif "enough" in why:
+        lab.take_in(make_batch(0, NEW_RECORDS, workload=WORKLOAD.workload_id, device=B))
     assert lab.want(A) == {A}
-
-
-def test_nobody_waits_for_a_neighbour_whose_policy_is_closed(state: StateFile) -> None:
-    assert neighbours(state, is_open=lambda device: device != B).want(A) == {A}
 
 
 def test_what_devices_take_turns_for() -> None:

@@ -31,13 +31,16 @@ def test_every_second_is_given_once(span: Interval, first: list[Interval], secon
     assert parts["first"] == alone["first"], "a less important layer took time from a more important one"
 
 
-def test_a_ledger_tells_wall_time_and_work_apart() -> None:
+def test_a_ledger_tells_wall_time_and_work_apart_in_80_columns(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
     clock = SimpleNamespace(now=1000.0)
     ledger = Ledger(lambda: clock.now)
     with ledger.proposing([ONE]):
         clock.now += 3
     clock.now += 100  # nobody works for the device
-    with ledger.measuring([ONE]):
+    with ledger.measuring([ONE, DeviceId("unused")]):
         records = [
             # Two processes side by side: one builds while the other times.
             make_record(1, build_secs=2.0, wait_secs=1.0, timing_secs=4.0, measured_at=clock.now + 7),
@@ -46,33 +49,21 @@ def test_a_ledger_tells_wall_time_and_work_apart() -> None:
         clock.now += 10
         ledger.stored(ONE, records)
         clock.now += 60  # another device is still at work
-    [spent] = ledger.spent()
-    assert spent.records == 2
+    spent, unused = ledger.spent()
+    assert (spent.records, unused.records) == (2, 0)
     assert spent.work == {"propose": 3.0, "build": 5.0, "wait": 5.0, "time": 6.0}
     assert list(spent.wall) == list(PARTS)
     assert spent.wall == pytest.approx({"propose": 3.0, "build": 2.0, "wait": 1.0, "time": 6.0, "rest": 1.0})
     assert spent.wall_secs == pytest.approx(13.0)
     assert spent_from(json.loads(json.dumps([asdict(spent)]))) == [spent], "it travels with its request"
-
-
-def test_the_table_reads_well_at_80_columns(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("COLUMNS", "80")
-    clock = SimpleNamespace(now=1000.0)
-    ledger = Ledger(lambda: clock.now)
-    with ledger.measuring([ONE, DeviceId("unused")]):
-        record = make_record(1, build_secs=2.0, wait_secs=0.0, timing_secs=4.0, measured_at=clock.now + 6)
-        clock.now += 6
-        ledger.stored(ONE, [record])
-        clock.now += 0.25  # another device is still at work
-    print_spending(ledger.spent())
+    print_spending([spent, unused])
     lines = capsys.readouterr().out.splitlines()
     assert max(map(len, lines)) <= 80
-    assert lines[0].split()[-7:] == ["records", *PARTS, "all"]
-    assert lines[1].split() == ["one", "1", "0.0", "2.0", "0.0", "4.0", "0.0", "6.0"]
-    assert lines[2].split()[-6:] == ["0.000", "2.000", "0.000", "4.000", "0.000", "6.000"]
-    assert not any("unused" in line for line in lines)
+    head, wall, work, *notes = lines
+    assert not any("unused" in line for line in notes)
+    assert head.split()[-7:] == ["records", *PARTS, "all"]
+    assert wall.split() == ["one", "2", "3.0", "2.0", "1.0", "6.0", "1.0", "13.0"]
+    assert work.split()[-6:] == ["1.500", "2.500", "2.500", "3.000", "0.500", "6.500"]
     print_spending([])
     assert capsys.readouterr().out == ""
 

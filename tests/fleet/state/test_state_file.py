@@ -12,19 +12,14 @@ from pathlib import Path
 import psutil
 import pytest
 
-from agents.records import CandidateId, DeviceId, Outcome, WorkloadId
 from fleet.errors import StoreError, StoreFull, StoreLocked, disk_errors
 from fleet.state.questions import StateReader
-from fleet.state.rows import Result
+from fleet.state.rows import result_of
 from fleet.state.state_file import StateFile
+from tests.record_fixtures import make_batch
+from tests.table_fixtures import rows
 
-WORKLOAD, DEVICE = WorkloadId("0" * 16), DeviceId("board")
-PAGE_BYTES = 4096
-
-
-def result(number: int, attempt: int = 0) -> Result:
-    candidate_id = CandidateId(f"{number:032x}")
-    return Result(WORKLOAD, DEVICE, "e", candidate_id, attempt, Outcome.OK, 1e-3, 1.0, False)
+FIRST, SECOND = map(result_of, make_batch(1, 2))
 
 
 def test_a_torn_turn_is_dropped_and_damage_before_it_is_named(tmp_path: Path) -> None:
@@ -51,8 +46,17 @@ def test_a_torn_turn_is_dropped_and_damage_before_it_is_named(tmp_path: Path) ->
     damaged.close()
 
 
-@pytest.mark.parametrize("made", ["text", "other", "newer"])
-def test_a_file_that_is_none_of_this_version_is_refused_in_one_line(tmp_path: Path, made: str) -> None:
+STRANGERS = """
+text  -> not a database
+other -> application id is 0x7
+newer -> layout 9, this version reads
+"""
+
+
+@pytest.mark.parametrize(("made", "words"), rows(STRANGERS))
+def test_a_file_that_is_none_of_this_version_is_refused_in_one_line(
+    tmp_path: Path, made: str, words: str
+) -> None:
     path = tmp_path / "state.sqlite"
     if made == "text":
         path.write_text("not a database, but long enough for a header of one\n" * 10)
@@ -62,49 +66,39 @@ def test_a_file_that_is_none_of_this_version_is_refused_in_one_line(tmp_path: Pa
         connection.execute("PRAGMA application_id=7" if made == "other" else "PRAGMA user_version=9")
         connection.close()
     before = path.read_bytes()
-    words = {
-        "text": "not a database",
-        "other": "application id is 0x7",
-        "newer": "layout 9, this version reads",
-    }
     for opening in (StateFile, StateReader):
-        with pytest.raises(StoreError, match=words[made]) as caught:
+        with pytest.raises(StoreError, match=words) as caught:
             opening(path)
         assert "\n" not in str(caught.value)
     assert path.read_bytes() == before
 
 
-def test_two_writers_are_refused_and_readers_see_one_moment(tmp_path: Path) -> None:
-    state = StateFile(tmp_path / "state.sqlite")
+def test_two_writers_are_refused_and_readers_see_one_moment(state: StateFile) -> None:
     with state.turn() as turn:
-        turn.add_results([result(1)])
-    with StateReader(tmp_path / "state.sqlite") as reader:
+        turn.add_results([FIRST])
+    with StateReader(state.path) as reader:
         with state.turn() as turn:
-            turn.add_results([result(2)])
-            other = StateFile.__new__(StateFile)
+            turn.add_results([SECOND])
             with pytest.raises(StoreLocked, match="is being written by another process"):
-                StateFile.__init__(other, tmp_path / "state.sqlite")
-        assert reader.are_stored([result(1), result(2)]) == [True, False]
+                StateFile(state.path)
+        assert reader.are_stored([FIRST, SECOND]) == [True, False]
         with pytest.raises(sqlite3.OperationalError, match="readonly"):
             reader._connection.execute("DELETE FROM result")
-    state.close()
 
 
-def test_a_full_disk_refuses_a_turn_whole_and_the_next_one_goes_on(tmp_path: Path) -> None:
-    state = StateFile(tmp_path / "state.sqlite")
+def test_a_full_disk_refuses_a_turn_whole_and_the_next_one_goes_on(state: StateFile) -> None:
     with state.turn() as turn:
         turn.add_events(b"kept")
     [pages] = state._connection.execute("PRAGMA page_count").fetchone()
     state._connection.execute(f"PRAGMA max_page_count={pages + 2}")
     with pytest.raises(StoreFull, match="nothing of it was kept"), state.turn() as turn:  # noqa: PT012
-        turn.add_results([result(1)])
-        turn.add_waiting(0, [DeviceId("new")], 1, bytes(100 * PAGE_BYTES), 1.0)
+        turn.add_results([FIRST])
+        turn.add_waiting(0, ["new"], 1, bytes(400_000), 1.0)
     with state.turn() as turn:
-        turn.add_results([result(2)])
-        turn.add_waiting(0, [DeviceId("other")], 1, b"w", 1.0)
-    assert state.are_stored([result(1), result(2)]) == [False, True]
+        turn.add_results([SECOND])
+        turn.add_waiting(0, ["other"], 1, b"w", 1.0)
+    assert state.are_stored([FIRST, SECOND]) == [False, True]
     assert [piece.device_ids for piece in state.waiting()] == [("other",)]
-    state.close()
 
 
 def test_a_file_on_a_network_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -23,9 +23,10 @@ from agents.records import DeviceKind, Outcome, Record
 from fleet.errors import StoreError, StoreFull, StoreLocked
 from fleet.state import table as table_module
 from fleet.store.catalog import read_device
-from fleet.store.delta.schema import SCHEMA_KEY, TABLE_SCHEMA, batch_to_records, records_to_table
+from fleet.store.delta.schema import SCHEMA_KEY, TABLE_SCHEMA
 from fleet.store.reader import DeviceCounts
 from fleet.store.store import AppendResult, Store
+from tests.dataset_fixtures import changed
 from tests.disk_fixtures import filled, killed
 from tests.record_fixtures import (
     make_batch,
@@ -35,17 +36,11 @@ from tests.record_fixtures import (
     make_workload,
     storable_records,
 )
+from tests.table_fixtures import rows
 
 
 def data_files(folder: Path) -> set[Path]:
     return set((folder / "records").glob("device_id=*/*.parquet"))
-
-
-@pytest.fixture
-def store(tmp_path: Path) -> Iterator[Store]:
-    """An empty one."""
-    with Store.open(tmp_path / "s") as opened:
-        yield opened
 
 
 @settings(max_examples=20, deadline=None)
@@ -108,40 +103,20 @@ def test_people_can_query_plain_columns(store: Store) -> None:
 
 
 #: The coordinator sets others aside before: `test_dead_letters.py`.
-UNSTORABLE: list[tuple[str, dict[str, Any]]] = [
-    ("record layout 3, this version writes 2 only", {"schema": 3}),
-    (r"device '\.\./x' cannot be stored", {"device_id": "../x"}),
-    ("'C0FFEE' cannot be stored: its id is no hexadecimal number", {"candidate_id": "C0FFEE"}),
-    ("'c0f' cannot be stored", {"candidate_id": "c0f"}),
-]
+UNSTORABLE = r"""
+schema: 3            -> record layout 3, this version writes 2 only
+device_id: ../x      -> device '\.\./x' cannot be stored
+candidate_id: C0FFEE -> 'C0FFEE' cannot be stored: its id is no hexadecimal number
+candidate_id: c0f    -> 'c0f' cannot be stored
+"""
 
 
-@pytest.mark.parametrize(("words", "changes"), UNSTORABLE)
-def test_a_record_that_cannot_be_held_refuses_the_batch(
-    store: Store, words: str, changes: dict[str, Any]
-) -> None:
+@pytest.mark.parametrize(("changes", "words"), rows(UNSTORABLE))
+def test_a_record_that_cannot_be_held_refuses_the_batch(store: Store, changes: str, words: str) -> None:
     with pytest.raises(StoreError, match=words):
-        store.append([make_record(1), replace(make_record(2), **changes)])
+        store.append([make_record(1), changed(make_record(2), changes)])
     assert (list(store.records()), store.rows, store.waiting()) == ([], 0, [])
     assert store.append([make_record(1)]).appended == 1
-
-
-@pytest.mark.parametrize(
-    ("column", "value", "words"),
-    [
-        ("schema", pa.scalar(3, pa.int32()), "has layout 3, this version reads 2 only"),
-        ("protocol", pa.scalar("{}"), "cannot be read: record: protocol: lacks build_timeout_sec"),
-        ("outcome", pa.scalar("fine"), "cannot be read: 'fine'"),
-    ],
-)
-def test_a_row_that_this_version_cannot_read_is_one_clear_error(
-    column: str, value: pa.Scalar, words: str
-) -> None:
-    table = records_to_table(make_batch(0, 2))
-    place = table.column_names.index(column)
-    table = table.set_column(place, table.schema.field(column), pa.repeat(value, table.num_rows))
-    with pytest.raises(StoreError, match=f"a record of device dev-a {words}"):
-        list(batch_to_records("dev-a", table.to_batches()[0]))
 
 
 def test_a_second_writer_is_told_who_writes_and_readers_are_not_held_up(store: Store) -> None:
@@ -176,25 +151,21 @@ def test_a_store_is_made_only_where_asked_and_nothing_else_is_there(tmp_path: Pa
     assert list(file.parent.iterdir()) == [file]
 
 
-@pytest.mark.parametrize(
-    ("configuration", "message"),
-    [
-        ({}, "tensor-fleet did not write it"),
-        (
-            {SCHEMA_KEY: "3"},
-            "has store layout 3, this version reads 2; open it with the",
-        ),
-        ({SCHEMA_KEY: "one"}, "has store layout one"),
-    ],
-)
-def test_other_tables_and_layouts_are_refused(
-    tmp_path: Path, configuration: dict[str, str], message: str
-) -> None:
+#: The layout of a table, as it says itself, and words of the refusal.
+LAYOUTS = """
+none -> tensor-fleet did not write it
+3    -> has store layout 3, this version reads 2; open it with the
+one  -> has store layout one
+"""
+
+
+@pytest.mark.parametrize(("layout", "message"), rows(LAYOUTS))
+def test_other_tables_and_layouts_are_refused(tmp_path: Path, layout: str, message: str) -> None:
     DeltaTable.create(
         tmp_path / "records",
         schema=TABLE_SCHEMA,
         partition_by=["device_id"],
-        configuration=configuration,
+        configuration={} if layout == "none" else {SCHEMA_KEY: layout},
         raise_if_key_not_exists=False,
     )
     for call in (Store.open, Store.read):

@@ -122,26 +122,20 @@ def commits(folder: Path) -> list[int]:
 def test_versions_can_be_read_for_a_week_whatever_the_dates_of_their_commits(
     tmp_path: Path, host: Host
 ) -> None:
-    with Store.open(tmp_path) as store:
-        for start in range(3):
-            store.append(make_batch(start, 1))
-            store.flush()
-        middle = store.version
-        store.upkeep()
-        for start in range(3, 6):
-            store.append(make_batch(start, 1))
-            store.flush()
-        for _ in range(6):
-            # deltalake would go by these.
-            age_files(tmp_path / "records" / "_delta_log", 100 * DAY)
-            host.run(DAY)
-            store.upkeep()
+    filled(tmp_path, *(make_batch(start, 1) for start in range(3)))
+    middle = Store.read(tmp_path).version
+    upkeep(tmp_path)
+    filled(tmp_path, *(make_batch(start, 1) for start in range(3, 6)))
+    for _ in range(6):
+        # deltalake would go by these.
+        age_files(tmp_path / "records" / "_delta_log", 100 * DAY)
+        host.run(DAY)
+        upkeep(tmp_path)
     assert commits(tmp_path)[0] == 0
     assert list(Store.read(tmp_path, version=middle).records()) == make_batch(0, 3)
     host.run(DAY)
-    with Store.open(tmp_path) as store:
-        store.upkeep()
-        newest = store.version
+    upkeep(tmp_path)
+    newest = Store.read(tmp_path).version
     left = commits(tmp_path)
     assert left[0] > 0, "what a checkpoint of more than a week ago stands for is gone"
     assert left[-1] == newest

@@ -7,7 +7,6 @@ import os
 import random
 import shutil
 from collections import Counter
-from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -28,9 +27,6 @@ from fleet.store.store import Store
 from tests.disk_fixtures import failing, killed
 from tests.record_fixtures import make_batch, make_record
 
-#: Nothing goes on by itself.
-WAITING = LaneSettings(devices=2, rows_per_device=1 << 30, wait_secs=1e9)
-
 
 class Clock:
     """Seconds that a test sets."""
@@ -39,19 +35,6 @@ class Clock:
 
     def __call__(self) -> float:
         return self.now
-
-
-@pytest.fixture
-def store(tmp_path: Path) -> Iterator[Store]:
-    """An empty one, of which nothing goes on by itself."""
-    with Store.open(tmp_path / "s", settings=WAITING) as opened:
-        yield opened
-
-
-def fail_a_turn(store: Store) -> None:
-    """Let a turn fail that would bring what the store has taken."""
-    with suppress(ZeroDivisionError), store.state.turn():
-        raise ZeroDivisionError
 
 
 def of_devices(names: str, start: int, count: int) -> list[Record]:
@@ -208,7 +191,8 @@ class Stores(RuleBasedStateMachine):
         records = self.batch(names, 1)
         self.store.take(records)
         if not is_kept:  # its turn fails, and is tried again
-            fail_a_turn(self.store)
+            with suppress(ZeroDivisionError), self.store.state.turn():
+                raise ZeroDivisionError
         self.store.settle()
 
     @rule(
