@@ -33,7 +33,7 @@ def test_any_lines_come_back_plain_and_packed(
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "log"
         path.write_bytes(gzip.compress(data) if packed else data)
-        if not packed and data.startswith(b"\x1f\x8b"):
+        if not packed and data.startswith((b"\x1f\x8b", b"BZh")):
             return  # looks packed
         found, damage = lines_of(path, chunk=chunk)
     expected = data.removeprefix(b"\xef\xbb\xbf").split(b"\n")
