@@ -1,16 +1,14 @@
 from __future__ import annotations
 
-import json
 import os
 import re
 import signal
 import socket
-import struct
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -48,6 +46,7 @@ from agents.sandbox.job import CandidateJob
 from agents.sandbox.pool import WorkerPool
 from benchmarks.bad_programs import EMPTY_TRACE, calling
 from tests.conftest import child_settings, run_code, until
+from tests.host_fixtures import GREETING, framed, listener
 from tests.record_fixtures import ANY_JSON
 
 pytestmark = [pytest.mark.tvm, pytest.mark.filterwarnings("ignore:build is deprecated")]
@@ -282,41 +281,12 @@ def test_a_tracker_that_is_not_there_is_named() -> None:
         assert_lost(RpcLink(nowhere, "box", wait_secs=0.0), rf"no RPC tracker answers at {nowhere} .*start")
 
 
-@contextmanager
-def listener(answer: Callable[[socket.socket], None]) -> Iterator[str]:
-    """Address of something that is no tracker; `answer` is called with each connection."""
-    with socket.create_server(("127.0.0.1", 0)) as server:
-
-        def run() -> None:
-            with suppress(OSError):
-                while True:
-                    connection, _ = server.accept()
-                    with connection, suppress(OSError):
-                        answer(connection)
-
-        thread = threading.Thread(target=run)
-        thread.start()
-        try:
-            yield f"127.0.0.1:{server.getsockname()[1]}"
-        finally:
-            server.shutdown(socket.SHUT_RDWR)
-            thread.join()
-
-
 def test_a_tracker_that_never_answers_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rpc_tracker, "ANSWER_SECS", 0.3)
     with listener(
         lambda connection: connection.recv(1) and connection.recv(3) and connection.recv(1)
     ) as silent:
         assert "timed out" in served(silent, "box")
-
-
-GREETING = struct.pack("<i", rpc_tracker.TRACKER_MAGIC)
-
-
-def framed(value: Any) -> bytes:
-    text = json.dumps(value).encode()
-    return struct.pack("<i", len(text)) + text
 
 
 @given(
