@@ -21,6 +21,8 @@ from pathlib import Path
 
 from agents.errors import AgentError
 
+#: Names the folder of the locks where containers of one host share another one, or share no timing cores.
+LOCK_FOLDER_VARIABLE = "FLEET_LOCKS"
 #: Where such files lie: the first of these in which every user may make files and remove only their own.
 _FOLDERS = (Path("/run/lock"), Path("/tmp"))
 _ROOT = 0
@@ -37,7 +39,9 @@ class HostLockError(AgentError):
 
 
 def shared_folder() -> Path:
-    """The folder of the locks: the same for all users of a host, whatever their `TMPDIR`."""
+    """The folder of the locks: the same for all users of a host, whatever their `TMPDIR`, or `FLEET_LOCKS`."""
+    if named := os.environ.get(LOCK_FOLDER_VARIABLE):
+        return Path(named)
     return next((folder for folder in _FOLDERS if _is_shared(folder)), Path(tempfile.gettempdir()))
 
 
