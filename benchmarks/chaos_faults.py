@@ -20,7 +20,7 @@ import os
 import signal
 import stat
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -29,18 +29,16 @@ from typing import Any
 from benchmarks.chaos_power import names_in
 from benchmarks.chaos_sqlite import SqliteFaults
 
-_NEEDS_ROOM = frozenset({"write", "open", "mkdir", "link", "fsync", "fdatasync"})
-_ALL = _NEEDS_ROOM | {"replace", "rename", "unlink", "remove", "rmdir", "utime", "truncate", "ftruncate"}
+_NEEDS_ROOM = frozenset({"write", "pwrite", "open", "mkdir", "link", "fsync", "fdatasync"})
+_RENAMES, _REMOVALS = frozenset({"replace", "rename"}), frozenset({"unlink", "remove"})
+_OTHERS = frozenset({"rmdir", "utime", "truncate", "ftruncate"})
 #: Faults of the disk: what the system says then, and of which steps.
 DISK_FAULTS = {
     "full": (errno.ENOSPC, _NEEDS_ROOM),
-    "read_only": (errno.EROFS, _ALL),
-    "failing": (errno.EIO, _NEEDS_ROOM | {"rename"}),
+    "read_only": (errno.EROFS, _NEEDS_ROOM | _RENAMES | _REMOVALS | _OTHERS),
+    "failing": (errno.EIO, _NEEDS_ROOM | _RENAMES),
 }
-#: What may happen at a step. `torn`: a write stops half-way, then the process dies.
-FAULTS = ("kill", "torn", *DISK_FAULTS)
-
-_CHANGES = frozenset("wax+")
+_CREATES = os.O_CREAT | os.O_TRUNC
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,7 +52,7 @@ class Plan:
     trace: str = ""
     #: Number of the step, from 1; 0 for none.
     at: int = 0
-    #: One of `FAULTS`.
+    #: `kill`, one of `DISK_FAULTS`, or `torn`: a write stops half-way, then the process dies.
     fault: str = "kill"
     #: Steps for which a fault of the disk lasts.
     fault_steps: int = 1
@@ -67,21 +65,20 @@ class FaultPoints:
 
     Args:
         plan: Where to fail.
-        told: Called when a fault of the disk begins.
+        notify: Called when a fault of the disk begins.
 
     Attributes:
         steps: How many steps were counted.
         waits_for_disk: Whether SQLite gets its syncs; not in a system that is to be caught without.
     """
 
-    def __init__(self, plan: Plan, told: Callable[[], None] = lambda: None) -> None:
+    def __init__(self, plan: Plan, notify: Callable[[], None] = lambda: None) -> None:
         self.steps = 0
         self.waits_for_disk = True
-        self._plan, self._told, self._has_begun = plan, told, False
+        self._plan, self._notify, self._has_begun = plan, notify, False
         self._root = os.path.realpath(plan.folder)
         self._lock = threading.RLock()
-        self._real_write, self._real_kill = os.write, os.kill
-        self._real_link, self._real_fsync = os.link, os.fsync
+        self._real_write, self._real_kill, self._real_link = os.write, os.kill, os.link
         self._trace = -1
         if plan.trace:
             Path(plan.trace).mkdir(parents=True, exist_ok=True)
@@ -90,20 +87,15 @@ class FaultPoints:
 
     def install(self) -> None:
         """Replace what changes files; there is no way back."""
-        noted: dict[Callable[..., None], tuple[str, ...]] = {
-            self._two_paths: ("replace", "rename", "link"),
-            self._unlink: ("unlink", "remove"),
-            self._path_of: ("mkdir", "rmdir", "utime", "truncate", "ftruncate"),
-            self._os_open: ("open",),
+        wrappers: dict[Callable[..., Any], Collection[str]] = {
+            self._change: (*_RENAMES, *_REMOVALS, *_OTHERS, "link", "mkdir", "open"),
+            self._fsync: ("fsync", "fdatasync"),
+            self._write: ("write", "pwrite"),
         }
-        for before, names in noted.items():
+        for wrapper, names in wrappers.items():
             for name in names:
-                setattr(os, name, _after(partial(before, name), getattr(os, name)))
-        for name in ("fsync", "fdatasync"):
-            setattr(os, name, self._of_fsync(name, getattr(os, name)))
-        for name in ("write", "pwrite"):
-            setattr(os, name, self._of_write(getattr(os, name)))
-        opened = self._of_open(io.open)
+                setattr(os, name, partial(wrapper, name, getattr(os, name)))
+        opened: Any = partial(self._open, io.open)
         io.open = builtins.open = opened
         self._sqlite = SqliteFaults(self)
 
@@ -111,7 +103,7 @@ class FaultPoints:
         """Count a step and do what the plan says.
 
         Args:
-            what: Kind of the step.
+            what: Kind of the step: name of a function of `os`.
             path: What it changes.
             data: Of a write: the bytes.
             write: Of a write: what writes bytes for real.
@@ -133,14 +125,12 @@ class FaultPoints:
                 if at < plan.at + plan.fault_steps and what in steps:
                     if not self._has_begun:
                         self._has_begun = True
-                        self._told()
+                        self._notify()
                     raise OSError(number, os.strerror(number), path)
-                return
-            if at > plan.at:
-                return
-            if plan.fault == "torn" and write is not None and data is not None:
-                write(bytes(data)[: len(data) // 2])
-            self._real_kill(os.getpid(), signal.SIGKILL)
+            elif at == plan.at:
+                if plan.fault == "torn" and write is not None:
+                    write(bytes(data)[: len(data) // 2])
+                self._real_kill(os.getpid(), signal.SIGKILL)
 
     def _counts(self, path: str) -> bool:
         return path.startswith(self._root + os.sep) or path == self._root
@@ -160,6 +150,13 @@ class FaultPoints:
         if self._trace >= 0 and self._counts(path):
             self._real_write(self._trace, (json.dumps(said) + "\n").encode())
 
+    def note_synced(self, path: str, status: os.stat_result, names: dict[str, int] | None = None) -> None:
+        """Note what a sync has confirmed: the size of a file, or the names in a folder."""
+        if names is None:
+            self.note(path, inode=status.st_ino, size=status.st_size)
+        else:
+            self.note(path, folder=status.st_ino, names=names)
+
     def keep(self, path: str) -> None:
         """Give a file that is about to lose its name another one: a power cut may bring it back."""
         if self._trace >= 0 and self._counts(path):
@@ -167,82 +164,59 @@ class FaultPoints:
                 inode = os.lstat(path).st_ino
                 self._real_link(path, Path(self._plan.trace) / str(inode))
 
-    def _two_paths(self, name: str, _: Any, target: Any, **__: Any) -> None:
-        path = self._path(target)
-        self.step("link" if name == "link" else "rename", path)
-        if name != "link":
-            self.keep(path)  # of what it replaces
-
-    def _unlink(self, name: str, path: Any, *, dir_fd: int | None = None) -> None:
+    def _change(self, name: str, real: Callable[..., Any], *args: Any, **options: Any) -> Any:
+        is_read = name == "open" and not args[1] & _CREATES
         # With `dir_fd` it is `shutil.rmtree`, which no part of the system uses on its own files.
-        where = self._path(path) if dir_fd is None else ""
-        self.step(name, where)
-        self.keep(where)
-
-    def _path_of(self, name: str, path: Any, *_: Any, **__: Any) -> None:
-        self.step(name, self._path(path))
-
-    def _os_open(
-        self, name: str, path: Any, flags: int, *_: Any, dir_fd: int | None = None, **__: Any
-    ) -> None:
-        if flags & (os.O_CREAT | os.O_TRUNC) and dir_fd is None:
-            self.step(name, self._path(path))
-
-    def _of_fsync(self, name: str, real: Callable[[Any], None]) -> Callable[[Any], None]:
-        def call(file: Any) -> None:
-            descriptor = file if isinstance(file, int) else file.fileno()
-            path = self._path(descriptor)
+        if not is_read and options.get("dir_fd") is None:
+            path = self._path(args[1] if name in _RENAMES or name == "link" else args[0])
             self.step(name, path)
-            if self._trace < 0 or not self._counts(path):
-                return real(descriptor)
-            # Before the call: what is written while it runs may or may not be in it.
-            found = os.fstat(descriptor)
-            names = names_in(path) if stat.S_ISDIR(found.st_mode) else None
-            real(descriptor)
-            if names is None:
-                self.note(path, inode=found.st_ino, size=found.st_size)
-            else:
-                self.note(path, folder=found.st_ino, names=names)
-            return None
+            if name in _RENAMES | _REMOVALS:  # of a rename what it replaces
+                self.keep(path)
+        return real(*args, **options)
 
-        return call
+    def _fsync(self, name: str, real: Callable[[Any], None], file: Any) -> None:
+        descriptor = file if isinstance(file, int) else file.fileno()
+        path = self._path(descriptor)
+        self.step(name, path)
+        if not self._counts(path):
+            return real(descriptor)
+        # Before the call: what is written while it runs may or may not be in it.
+        status = os.fstat(descriptor)
+        names = names_in(path) if stat.S_ISDIR(status.st_mode) else None
+        real(descriptor)
+        return self.note_synced(path, status, names)
 
-    def _of_write(self, real: Callable[..., int]) -> Callable[..., int]:
-        def call(descriptor: int, data: Any, *rest: int) -> int:
-            self.step("write", self._path(descriptor), data, lambda part: real(descriptor, part, *rest))
-            return real(descriptor, data, *rest)
+    def _write(self, _: str, real: Callable[..., int], descriptor: int, data: Any, *rest: int) -> int:
+        self.step("write", self._path(descriptor), data, lambda part: real(descriptor, part, *rest))
+        return real(descriptor, data, *rest)
 
-        return call
-
-    def _of_open(self, real: Callable[..., Any]) -> Callable[..., Any]:
-        points = self
-
-        class File(io.FileIO):
-            def write(self, data: Any) -> int:
-                path = points._path(self.fileno())
-                points.step("write", path, data, super().write)
-                return int(super().write(data))
-
-        def call(file: Any, mode: str = "r", buffering: int = -1, *args: Any, **kwargs: Any) -> Any:
-            changes = not isinstance(file, int) and _CHANGES & set(mode)
-            path = points._path(file) if changes else ""
-            if not points._counts(path):
-                return real(file, mode, buffering, *args, **kwargs)
-            points.step("open", path)
-            raw = File(file, mode.replace("b", "").replace("t", ""))
-            if buffering == 0:
-                return raw
-            whole = io.BufferedRandom(raw) if "+" in mode else io.BufferedWriter(raw)
-            return whole if "b" in mode else io.TextIOWrapper(whole, *args, **kwargs)
-
-        return call
+    def _open(
+        self,
+        real: Callable[..., Any],
+        file: Any,
+        mode: str = "r",
+        buffering: int = -1,
+        *more: Any,
+        **options: Any,
+    ) -> Any:
+        changes = not isinstance(file, int) and set("wax+") & set(mode)
+        path = self._path(file) if changes else ""
+        if not self._counts(path):
+            return real(file, mode, buffering, *more, **options)
+        self.step("open", path)
+        raw = _File(file, mode.replace("b", "").replace("t", ""))
+        raw.points = self
+        if buffering == 0:
+            return raw
+        whole = io.BufferedRandom(raw) if "+" in mode else io.BufferedWriter(raw)
+        return whole if "b" in mode else io.TextIOWrapper(whole, *more, **options)
 
 
-def _after(before: Callable[..., None], real: Callable[..., Any]) -> Callable[..., Any]:
-    """A function that does something before another one, with the same arguments."""
+class _File(io.FileIO):
+    """A file whose writes are steps."""
 
-    def call(*args: Any, **kwargs: Any) -> Any:
-        before(*args, **kwargs)
-        return real(*args, **kwargs)
+    points: FaultPoints
 
-    return call
+    def write(self, data: Any) -> int:
+        self.points.step("write", self.points._path(self.fileno()), data, super().write)
+        return int(super().write(data))

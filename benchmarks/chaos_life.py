@@ -31,6 +31,7 @@ from benchmarks.chaos_faults import FaultPoints, Plan
 from benchmarks.chaos_history import HistoryLog
 from benchmarks.made_up import make_records, put_measured, record_of, workload_of
 from fleet.interchange.export_store import export
+from fleet.json_types import JsonDict
 from fleet.models.versions import is_held_out
 from fleet.store.reader import StoreReader
 from fleet.store.store import Store
@@ -48,16 +49,23 @@ _TRACE = Path(__file__).with_name("chaos_trace.json")
 def make_recorded(path: Path) -> None:
     """Write the file that the replay devices answer from."""
     with Store.open(path.parent / "recorded") as store:
-        every = workloads()
-        put_measured(store, RECORDED, every, [record for one in every for record in _records(one)], probe())
+        records = [
+            record_of(candidate, run_secs=(secs, 1.01 * secs, 1.02 * secs))
+            for workload in workloads()
+            for candidate, secs in candidates(workload)
+        ]
+        put_measured(store, RECORDED, workloads(), records, probe())
         export(store, path, "parquet")
 
 
 def workloads() -> list[Workload]:
     """Those that are learnt from, then those that are held out."""
-    every = [_workload(number) for number in range(40 * _HELD)]
-    held = [one for one in every if is_held_out(one)][:_HELD]
-    return [one for one in every if not is_held_out(one)][:_LEARNT] + held
+    parts: tuple[list[Workload], list[Workload]] = ([], [])
+    for number in range(40 * _HELD):
+        shapes = ((2, 128, 128 + number), (2, 128 + number, 64), (2, 128, 64))
+        workload = workload_of(f"{number:016x}", name=f"GMM_{number}", arg_shapes=shapes, flops=4194304.0)
+        parts[is_held_out(workload)].append(workload)
+    return parts[0][:_LEARNT] + parts[1][:_HELD]
 
 
 def candidates(workload: Workload) -> Iterator[tuple[Candidate, float]]:
@@ -72,21 +80,8 @@ def candidates(workload: Workload) -> Iterator[tuple[Candidate, float]]:
         yield Candidate(workload_id=workload.workload_id, trace=trace), secs
 
 
-def _workload(number: int) -> Workload:
-    return workload_of(
-        f"{number:016x}",
-        name=f"GMM_{number}",
-        arg_shapes=((2, 128, 128 + number), (2, 128 + number, 64), (2, 128, 64)),
-        flops=4194304.0,
-    )
-
-
-def _records(workload: Workload) -> list[Record]:
-    return [record_of(one, run_secs=(secs, 1.01 * secs, 1.02 * secs)) for one, secs in candidates(workload)]
-
-
 #: Records of a batch.
-BATCH = 5
+_BATCH = 5
 _CHECKPOINT_EVERY, _CHECKPOINT_PAGES = 5, 40
 
 _Part = TypeVar("_Part")
@@ -101,25 +96,23 @@ class Load:
             "fsync" for a system that does not wait for the disk, which a power cut must show.
     """
 
-    def __init__(self, arguments: dict[str, Any]) -> None:
+    def __init__(self, arguments: JsonDict) -> None:
         self.root, self.disk = Path(arguments["root"]), Path(arguments["disk"])
         self.batches = range(arguments["first"], arguments["first"] + arguments["batches"])
         self.rng = random.Random(arguments["seed"])
         self.log = HistoryLog(self.root / "history.jsonl")
-        told = partial(self.log.add, "trouble", by="disk fault")
-        self.points = FaultPoints(Plan(**arguments["plan"]), told)
+        self.points = fault_points(arguments["plan"], self.log)
         # Checkpoints often enough to be hit.
         fleet.store.writer.CHECKPOINT_EVERY = _CHECKPOINT_EVERY
         agents.row_file.CHECKPOINT_PAGES = fleet.state.schema.CHECKPOINT_PAGES = _CHECKPOINT_PAGES
-        self.points.install()
         if arguments["sabotage"] == "fsync":
             setattr(os, "fsync", lambda _: None)  # noqa: B010  # for the type checker it is a function
             self.points.waits_for_disk = False
 
     def measured(self, batch: int) -> list[Record]:
         """New records of a batch, most of one device."""
-        most = make_records(batch * BATCH, BATCH - 1)
-        records = [*most, *make_records((batch + 1) * BATCH - 1, 1, "other")]
+        most = make_records(batch * _BATCH, _BATCH - 1)
+        records = [*most, *make_records((batch + 1) * _BATCH - 1, 1, "other")]
         self.log.add("measured", records=ids_of(records))
         return records
 
@@ -140,21 +133,26 @@ class Load:
             look: Writes down what is there.
             take: Takes in one batch.
         """
-        batches = iter(self.batches)
-        batch = next(batches, None)
-        is_first = True
-        while batch is not None or is_first:
+        batches, has_looked = list(self.batches), False
+        while batches or not has_looked:
             with suppress(errors), opened() as part:
                 look(part)
-                is_first = False
-                while batch is not None:
-                    take(part, batch)
-                    batch = next(batches, None)
+                has_looked = True
+                while batches:
+                    take(part, batches[0])
+                    del batches[0]
         self.finish()
 
     def finish(self) -> None:
         """Tell how many steps there were."""
         (self.root / "steps").write_text(str(self.points.steps))
+
+
+def fault_points(plan: JsonDict, log: HistoryLog) -> FaultPoints:
+    """Install the fault points of this process, which tell a history of a fault of the disk."""
+    points = FaultPoints(Plan(**plan), partial(log.add, "trouble", by="disk fault"))
+    points.install()
+    return points
 
 
 def set_defaults(constructor: Any, **values: Any) -> None:

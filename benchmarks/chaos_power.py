@@ -21,7 +21,7 @@ _BEGIN = re.compile(r'\{"(?:inode|folder)"')
 _SECTOR_BYTES = 512
 
 
-def _said(path: Path) -> Iterator[dict[str, Any]]:
+def _lines(path: Path) -> Iterator[dict[str, Any]]:
     """What a trace says, line by line.
 
     A kill may cut a line, and another process writes on behind it: the step of such a line was not taken.
@@ -33,7 +33,7 @@ def _said(path: Path) -> Iterator[dict[str, Any]]:
                 break
 
 
-def power_cut(folder: Path, trace: Path, rng: random.Random) -> int:
+def power_cut(folder: Path, trace: Path, rng: random.Random) -> None:
     """Leave of a folder what a power cut may leave: what no fsync has confirmed is cut, or gone, by chance.
 
     Every file is cut at a random byte behind what was on the disk for certain. Bytes that were overwritten
@@ -44,91 +44,77 @@ def power_cut(folder: Path, trace: Path, rng: random.Random) -> int:
         folder: The folder given to the fault points.
         trace: Their trace; it starts afresh afterwards, because then all that is left is on the disk.
         rng: Decides.
-
-    Returns:
-        How many bytes and names were taken or brought back.
     """
     sizes: dict[int, int] = {}
     former: dict[int, list[tuple[int, bytes]]] = {}
     names: dict[int, dict[str, int]] = {}  # by the folder's number: it may be renamed after
-    if (trace / "trace.jsonl").exists():
-        for said in _said(trace / "trace.jsonl"):
-            if "folder" in said:
-                names[said["folder"]] = said["names"]
-            elif "was" in said:
-                former.setdefault(said["inode"], []).append((said["offset"], bytes.fromhex(said["was"])))
-            else:
-                sizes[said["inode"]] = said["size"]
-                former.pop(said["inode"], None)
-    changed = _cut_names(Path(os.path.realpath(folder)), names, trace, rng)
+    for line in _lines(trace / "trace.jsonl"):
+        if "folder" in line:
+            names[line["folder"]] = line["names"]
+        elif "was" in line:
+            former.setdefault(line["inode"], []).append((line["offset"], bytes.fromhex(line["was"])))
+        else:
+            sizes[line["inode"]] = line["size"]
+            former.pop(line["inode"], None)
+    _cut_names(folder, names, trace, rng)
     for path in sorted(folder.rglob("*")):
-        if path.is_file() and not path.is_symlink():
-            changed += _bring_back(path, former.get(path.stat().st_ino, []), rng)
-            found = path.stat()
-            safe = min(sizes.get(found.st_ino, 0), found.st_size)
-            if safe < found.st_size and rng.random() < 0.8:
-                cut = rng.randint(safe, found.st_size)
-                os.truncate(path, cut)
-                if rng.random() < 0.2:  # some file systems leave zeros where data never arrived
-                    os.truncate(path, found.st_size)
-                changed += found.st_size - cut
+        if not path.is_file() or path.is_symlink():
+            continue
+        inode = path.stat().st_ino
+        _bring_back(path, former.get(inode, []), rng)
+        size = path.stat().st_size
+        safe = min(sizes.get(inode, 0), size)
+        if safe < size and rng.random() < 0.8:
+            os.truncate(path, rng.randint(safe, size))
+            if rng.random() < 0.2:  # some file systems leave zeros where data never arrived
+                os.truncate(path, size)
     shutil.rmtree(trace)
     mark_durable(folder, trace)
-    return changed
 
 
-def _bring_back(path: Path, former: Sequence[tuple[int, bytes]], rng: random.Random) -> int:
-    """Put bytes back that were overwritten or cut off, sector by sector, each by chance; returns how many."""
-    changed = 0
+def _bring_back(path: Path, former: Sequence[tuple[int, bytes]], rng: random.Random) -> None:
+    """Put bytes back that were overwritten or cut off, sector by sector, each by chance."""
     with path.open("r+b") as stream:
         for offset, was in reversed(former):
             for start in range(0, len(was), _SECTOR_BYTES):
                 if rng.random() < 0.5:
                     stream.seek(offset + start)
-                    changed += stream.write(was[start : start + _SECTOR_BYTES])
-    return changed
+                    stream.write(was[start : start + _SECTOR_BYTES])
 
 
-def _cut_names(folder: Path, names: dict[int, dict[str, int]], trace: Path, rng: random.Random) -> int:
-    changed = 0
+def _cut_names(folder: Path, names: dict[int, dict[str, int]], trace: Path, rng: random.Random) -> None:
     durable = names.get(folder.stat().st_ino, {})
     now = names_in(str(folder))
-    former: dict[int | None, str] = {one: name for name, one in durable.items() if now.get(name) != one}
+    former: dict[int | None, str] = {inode: name for name, inode in durable.items() if now.get(name) != inode}
     for name in sorted({*durable, *now}):
         path, before, after = folder / name, durable.get(name), now.get(name)
         if (old := former.get(after)) is not None and not (folder / old).exists():
             # Renamed: it has one of its names, whichever.
             if rng.random() < 0.5:
                 path.rename(folder / old)
-                changed += 1
             continue
-        if before == after or rng.random() < 0.5:
+        spare = trace / str(before)
+        # Without a spare it was removed by code that the fault points do not see: take it that it is gone.
+        if before == after or rng.random() < 0.5 or (before is not None and not spare.exists()):
             continue
-        kept = trace / str(before)
-        if before is not None and not kept.exists():
-            continue  # removed by code that the fault points do not see: take it that it is gone
-        changed += 1
         if after is not None:
             shutil.rmtree(path) if path.is_dir() else path.unlink()
         if before is not None:
-            os.link(kept, path)
-    for entry in sorted(os.scandir(folder), key=lambda one: one.name):
-        if entry.is_dir(follow_symlinks=False):
-            changed += _cut_names(Path(entry.path), names, trace, rng)
-    return changed
+            os.link(spare, path)
+    for inner in sorted(path for path in folder.iterdir() if path.is_dir() and not path.is_symlink()):
+        _cut_names(inner, names, trace, rng)
 
 
 def mark_durable(folder: Path, trace: Path) -> None:
     """Write a trace that says: all that is in the folder now has reached the disk."""
     trace.mkdir(parents=True, exist_ok=True)
-    root = Path(os.path.realpath(folder))
     with (trace / "trace.jsonl").open("w") as stream:
-        for place in (root, *sorted(root.rglob("*"))):
-            found = place.stat()
-            if place.is_dir():
-                stream.write(json.dumps({"folder": found.st_ino, "names": names_in(str(place))}) + "\n")
-            else:
-                stream.write(json.dumps({"inode": found.st_ino, "size": found.st_size}) + "\n")
+        for path in (folder, *folder.rglob("*")):
+            status = path.stat()
+            line: dict[str, object] = {"inode": status.st_ino, "size": status.st_size}
+            if path.is_dir():
+                line = {"folder": status.st_ino, "names": names_in(str(path))}
+            stream.write(json.dumps(line) + "\n")
 
 
 def names_in(folder: str) -> dict[str, int]:

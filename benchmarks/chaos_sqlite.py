@@ -11,7 +11,6 @@ import ctypes
 import errno
 import os
 import sqlite3
-import stat
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -104,7 +103,7 @@ class SqliteFaults:
         path, real, _ = self._files[file]
         if code := self._step("truncate", path):
             return code
-        self._keep_bytes(file, size, max(0, os.stat(path).st_size - size))  # noqa: PTH116
+        self._keep_bytes(file, size, max(0, Path(path).stat().st_size - size))
         return int(real.truncate(file, size))
 
     def _sync(self, file: int, flags: int) -> int:
@@ -114,13 +113,13 @@ class SqliteFaults:
         if not self._points.waits_for_disk:
             return 0
         # Before the call: what is written while it runs may or may not be in it.
-        found, folder = os.stat(path), os.path.dirname(path)  # noqa: PTH116,PTH120
-        names = names_in(folder) if is_unnamed else None
+        status, folder = Path(path).stat(), Path(path).parent
+        names = names_in(str(folder)) if is_unnamed else None
         code = int(real.sync(file, flags))
-        if code == 0 and stat.S_ISREG(found.st_mode):
-            self._points.note(path, inode=found.st_ino, size=found.st_size)
+        if code == 0:
+            self._points.note_synced(path, status)
             if names is not None:  # SQLite syncs the folder of a new log with it
-                self._points.note(path, folder=os.stat(folder).st_ino, names=names)  # noqa: PTH116
+                self._points.note_synced(path, folder.stat(), names)
                 self._files[file] = (path, real, False)
         return code
 
@@ -131,9 +130,9 @@ class SqliteFaults:
                 return code
             self._points.keep(path)
         code = int(self._real.delete(ctypes.addressof(self._real), name, wants_sync))
-        folder = os.path.dirname(path)  # noqa: PTH120
+        folder = Path(path).parent
         if code == 0 and wants_sync and self._points.waits_for_disk:
-            self._points.note(path, folder=os.stat(folder).st_ino, names=names_in(folder))  # noqa: PTH116
+            self._points.note_synced(path, folder.stat(), names_in(str(folder)))
         return code
 
     def _step(self, what: str, path: str, data: Any = None, write: Callable[[Any], int] | None = None) -> int:
@@ -148,9 +147,9 @@ class SqliteFaults:
     def _keep_bytes(self, file: int, offset: int, count: int) -> None:
         """Write what is about to be overwritten or cut off to the trace."""
         path, real, _ = self._files[file]
-        found = os.stat(path)  # noqa: PTH116
-        count = min(count, found.st_size - offset)
+        status = Path(path).stat()
+        count = min(count, status.st_size - offset)
         if count > 0:
             was = ctypes.create_string_buffer(count)
             if real.read(file, ctypes.addressof(was), count, offset) == 0:
-                self._points.note(path, inode=found.st_ino, offset=offset, was=was.raw.hex())
+                self._points.note(path, inode=status.st_ino, offset=offset, was=was.raw.hex())
