@@ -140,7 +140,7 @@ class Bench:
             yield
 
     def fleet_arguments(self, run: Run) -> Figures:
-        """What `chaos_fleet.run_fleet` wants to know beside the arguments of a life."""
+        """What `chaos_fleet.fleet_load` wants to know beside the arguments of a life."""
         guilt = run.rng.random() < 0.5
         return {"recorded": str(self._recorded()), "to_the_end": False, "is_guilty": guilt, "often": 1.0}
 

@@ -42,7 +42,7 @@ _MODULES = (
     "fleet.refresh.freshness_look",
     "fleet.models.training",
     "fleet.refresh.run",
-    "benchmarks.chaos_load",
+    "benchmarks.chaos_fleet",
 )
 
 

@@ -11,21 +11,31 @@ is the host that the coordinator believes to be on.
 from __future__ import annotations
 
 import contextlib
+import multiprocessing
 import os
 import signal
+import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
-from typing import Any
 
-from agents.errors import SpoolFull
+from agents.errors import SpoolError, SpoolFull
 from agents.records import DeviceId, Protocol
-from benchmarks.chaos_children import Forks
-from benchmarks.chaos_life import RECORDED, WORKLOADS, Load, set_defaults
-from benchmarks.chaos_models import KEEP, fork_trainings, watch_registry
-from benchmarks.chaos_watch import Watched, look
+from benchmarks.chaos_children import DISK_FAILED, REFUSED, Forks
+from benchmarks.chaos_faults import DISK_FAULTS
+from benchmarks.chaos_load import (
+    RECORDED,
+    WORKLOADS,
+    Load,
+    make_recorded,
+    set_defaults,
+    spool_load,
+    state_load,
+)
+from benchmarks.chaos_models import KEEP, fork_trainings, models_load, trainer_load, watch_registry
+from benchmarks.chaos_watch import Watched, look, look_at_fleet, observer_load
 from benchmarks.fleet_up import patience, wait_until
 from benchmarks.made_up import replay_specs
 from fleet.core.words import Limits
@@ -34,7 +44,8 @@ from fleet.engine.coordinator import Coordinator
 from fleet.engine.event_log import EventLog
 from fleet.engine.fleet_clock import FleetClock
 from fleet.engine.notices import Notices
-from fleet.errors import StoreFull
+from fleet.errors import StoreError, StoreFull
+from fleet.json_types import JsonDict
 from fleet.models.registry import Registry
 from fleet.models.registry_reader import RegistryReader
 from fleet.planner.candidate_ranker import CandidateRanker, Uncertainty
@@ -77,38 +88,46 @@ _PAUSE_SECS = (30.0, 90.0, 5000.0)
 _STILL_TURNS = 30
 
 
-def run_fleet(load: Load, forks: Forks, arguments: dict[str, Any]) -> None:
-    """Look, then go on as a coordinator.
+def fleet_load(arguments: JsonDict) -> None:
+    """Look, then go on as a coordinator, for as many turns as there are batches; with 0 only look.
 
     Args:
-        load: Its history, disk, dice, and as many batches as there shall be turns; with 0 it only looks.
-        forks: Forks trainings.
-        arguments: `recorded` (from `benchmarks.chaos_life`), `plan` (of the trainings too), `is_guilty`
-            and `often` (`Trouble`), `to_the_end` (hurt nobody, and wait for what runs).
-
-    Raises:
-        StartRefused: The disk was full before anything could begin.
-        FleetError: The disk failed.
+        arguments: Those of `chaos_load.Load` (the plan is of the trainings too), `recorded` (from
+            `make_recorded`), `is_guilty` and `often` (`Trouble`), `to_the_end` (hurt nobody, and wait for
+            what runs).
     """
+    forks = Forks(multiprocessing.get_context("fork"))  # before anything of this process begins a thread
+    load = Load(arguments)
     set_defaults(EventLog.__init__, compact_bytes=_EVENT_BYTES)
-    with _starting():
+    has_begun = False
+    try:
         look(load.log, load.disk)
-    if not load.batches:
-        return
-    Watched(load.log).install()
-    watch_registry(load.log)
-    fork_trainings(forks, load, arguments["plan"])
-    host = Host(load)
-    with contextlib.ExitStack() as stack:
-        with _starting():
-            fleet = stack.enter_context(_opened(load, host, Path(arguments["recorded"])))
-        trouble = Trouble(load, fleet, arguments["is_guilty"], arguments["often"])
-        for _ in load.batches:
-            fleet.turn()
-            if not arguments["to_the_end"]:
-                trouble.hurt_somebody()
-        if arguments["to_the_end"]:
-            fleet.settle()
+        if load.batches:
+            Watched(load.log).install()
+            watch_registry(load.log)
+            fork_trainings(forks, load, arguments["plan"])
+            with _opened(load, Host(load), Path(arguments["recorded"])) as fleet:
+                has_begun = True
+                _go_on(load, fleet, arguments)
+    except (StoreError, SpoolError) as error:
+        # It says so in one line and ends; the same command goes on.
+        print(f"the disk failed: {error}", file=sys.stderr)
+        if not has_begun and isinstance(error, StoreFull | SpoolFull):
+            os._exit(REFUSED)
+        if arguments["plan"]["fault"] not in DISK_FAULTS:
+            raise
+        os._exit(DISK_FAILED)
+    load.finish()
+
+
+def _go_on(load: Load, fleet: Fleet, arguments: JsonDict) -> None:
+    trouble = Trouble(load, fleet, arguments["is_guilty"], arguments["often"])
+    for _ in load.batches:
+        fleet.turn()
+        if not arguments["to_the_end"]:
+            trouble.hurt_somebody()
+    if arguments["to_the_end"]:
+        fleet.settle()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -176,18 +195,6 @@ def _opened(load: Load, host: Host, recorded: Path) -> Iterator[Fleet]:
             clock=clock,
         )
         yield Fleet(coordinator=Coordinator(context), transport=transport, refresher=refresher, host=host)
-
-
-class StartRefused(Exception):  # noqa: N818  # no error: a start on a full disk is to be refused
-    """There was no room to start; the same command goes on once there is."""
-
-
-@contextlib.contextmanager
-def _starting() -> Iterator[None]:
-    try:
-        yield
-    except (StoreFull, SpoolFull) as error:
-        raise StartRefused from error
 
 
 class Host:
@@ -305,3 +312,23 @@ class Trouble:
             return False
         os.kill(child.pid, number)
         return True
+
+
+def look_at_fleet_load(arguments: JsonDict) -> None:
+    """Look at the folder of a `fleet up` that has ended."""
+    load = Load(arguments)
+    look_at_fleet(load.log, load.disk)
+
+
+#: What a child can do: functions of its arguments.
+LOADS: dict[str, Callable[[JsonDict], None]] = {
+    "spool": spool_load,
+    "state": state_load,
+    "models": models_load,
+    "observer": observer_load,
+    # The file that the replay devices of `fleet_load` answer from.
+    "recorded": lambda arguments: make_recorded(Path(arguments["recorded"])),
+    "fleet": fleet_load,
+    "trainer": trainer_load,
+    "look_at_fleet": look_at_fleet_load,
+}

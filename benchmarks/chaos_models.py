@@ -26,7 +26,7 @@ from agents.records import DeviceId
 from benchmarks.chaos_children import ALIVE, Forks
 from benchmarks.chaos_faults import DISK_FAULTS
 from benchmarks.chaos_history import HistoryLog
-from benchmarks.chaos_life import Load, fault_points, set_defaults
+from benchmarks.chaos_load import Load, fault_points, set_defaults
 from fleet.errors import FleetError
 from fleet.json_types import Json, JsonDict
 from fleet.models.registry import Registry

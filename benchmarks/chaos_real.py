@@ -95,17 +95,14 @@ class RealFleet:
         """Stop each kind of process, then kill each kind, some times; returns what was measured."""
         try:
             self._start()
-            for _ in range(rounds):
-                for role in ("coordinator", "trainer", "raylet"):
-                    self._wait_for_record()
-                    self._pause(role)
+            for role in ("coordinator", "trainer", "raylet"):
+                self._wait_for_record()
+                self._pause(role)
             # So far no agent has died of anything: what is quarantined now was blamed for a pause.
             self._kill_coordinator()
             self._log.add("guilty")
-            for number in range(rounds):
+            for _ in range(rounds):
                 self._kill_each()
-                if number == 0:
-                    self._wedge()
             code = self._up.stop(patience(WAIT_SECS))
             self._look_at_rest()
         finally:
@@ -233,17 +230,6 @@ class RealFleet:
             self._rest()
             self._start()
         self._secs["raylet_back_secs"].append(elapsed())
-
-    def _wedge(self) -> None:
-        """Kill the agent of the real device until it is quarantined."""
-
-        def kill_again() -> bool:
-            if (agent := self._find("agent")) is not None:
-                agent.kill()
-                self._log.add("killed", by="agent kill")
-            return bool(self._of_local("state") == "quarantined")
-
-        wait_until(kill_again, "a quarantine", patience(3 * WAIT_SECS), pause_secs=0.2)
 
     def _look_at_rest(self) -> None:
         """Look at a copy of everything, as the next start would find it, once nothing runs any more."""

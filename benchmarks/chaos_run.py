@@ -102,12 +102,12 @@ class Run:
         mark_durable(self.disk, self.root / "trace")
         self._forks = forks
         self._log = HistoryLog(self.root / "history.jsonl")
-        #: Whether to break a promise on purpose (`benchmarks.chaos_life`).
+        #: Whether to break a promise on purpose (`benchmarks.chaos_load`).
         self.sabotage = ""
         self._lives = 0
 
     def arguments(self, *, at: int = 0, fault: str = "kill", batches: int = BATCHES) -> JsonDict:
-        """Arguments of the next life; see `chaos_life.Load`."""
+        """Arguments of the next life; see `chaos_load.Load`."""
         self._lives += 1
         plan = {"folder": str(self.disk), "trace": str(self.root / "trace"), "at": at, "fault": fault}
         if fault in DISK_FAULTS:

@@ -23,7 +23,7 @@ from agents.codec import record_from_json
 from agents.records import Record
 from agents.spool.disk_spool import Spool
 from benchmarks.chaos_history import HistoryLog, read_history
-from benchmarks.chaos_life import candidates, ids_of, stored_in, workloads
+from benchmarks.chaos_load import candidates, ids_of, stored_in, workloads
 from benchmarks.chaos_models import look_at_models, name_of
 from fleet.api.client import ask
 from fleet.core.events import Event as FleetEvent
