@@ -80,8 +80,8 @@ def measure(options: Options) -> Figures:
             live = run_live(folder / "live", markers, found, seed=options.seed, candidates=options.live)
         executed = sorted(path.name for path in markers.iterdir())
     if executed:
-        # As `make_case` names them: seed, case, place in the case.
-        found.find("any", "executed", executed[0].split("-", 1)[1].rpartition("-")[0], str(executed[:5]))
+        case = executed[0].partition("-")[2].partition("+")[0]  # as `marker_of` has it
+        found.find("any", "executed", case, str(executed[:5]))
     if live.get("reached_device") or not live.get("module_is_ours", True):
         found.find("live", "reached a device as it came", "live", json.dumps(live))
     for find in found.finds.values():

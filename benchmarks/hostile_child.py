@@ -94,6 +94,11 @@ def question_of(name: str) -> Question:
     return Question(case=name, stages=tuple(stage for stage, is_due in stages.items() if is_due))
 
 
+def marker_of(name: str, seed: int, markers: str) -> str:
+    """Beginning of the paths of folders that code of a case would make."""
+    return f"{markers}/{seed}-{name}+"
+
+
 def make_case(name: str, seed: int, markers: str, folder: Path) -> Made:
     """Write a case.
 
@@ -103,13 +108,13 @@ def make_case(name: str, seed: int, markers: str, folder: Path) -> Made:
         markers: Folder in which code of the case would make a folder.
         folder: To make.
     """
-    rng, marker = Random(f"hostile/{seed}/{name}"), f"{markers}/{seed}-{name}"
+    rng, marker = Random(f"hostile/{seed}/{name}"), marker_of(name, seed, markers)
     folder.parent.mkdir(parents=True, exist_ok=True)
     if name.isdigit():
         return make_log(rng, folder, marker)
     if kind := kind_of(name):
         return kind[1](rng, folder, marker)
-    return copy_find(name, folder, f"{marker}-0")
+    return copy_find(name, folder, marker)
 
 
 def started_peak_mb() -> float:
@@ -170,7 +175,7 @@ def serve(asked: TextIO, events: TextIO, stages: Mapping[str, Callable[[Work], A
         question = json.loads(line)
         tell({"began": "making"})
         name, seed, markers = question["case"], question["seed"], question["markers"]
-        work = Work(Path(tempfile.mkdtemp(dir=question["folder"])), f"{markers}/{seed}-{name}")
+        work = Work(Path(tempfile.mkdtemp(dir=question["folder"])), marker_of(name, seed, markers))
         made = make_case(name, seed, markers, work.logs)
         work.counts |= {"lines": made.lines, "attacks": made.attacks, "files": len(list(work.logs.iterdir()))}
         os.chdir(work.folder)

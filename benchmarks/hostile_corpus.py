@@ -20,7 +20,7 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from benchmarks.hostile_values import SEEDS, damaged, deep_text, line_of, number, text, with_fault
+from benchmarks.hostile_values import SEEDS, damaged, deep_text, line_of, number, with_fault
 
 CORPUS = SEEDS.parent
 #: Dialects of cases and their shares in per cent; `mixed` files hold lines of all three.
@@ -65,15 +65,15 @@ def _seed_lines(name: str, *, with_markers: bool = True) -> list[str]:
     return [line for line in lines if with_markers or MARKER not in line]
 
 
-def with_marker(whole: str, marker: str) -> str:
-    """A text of code that makes the folder `marker`.
+def padded(marker: str) -> str:
+    """A folder's path, as long as code of the corpus wants it.
 
     Raises:
-        ValueError: The path is longer than code of the corpus can hold.
+        ValueError: It is longer.
     """
     if len(marker) > _MARKER_LENGTH:
         raise ValueError(f"{marker} has more than {_MARKER_LENGTH} characters")
-    return whole.replace(MARKER, marker.rjust(_MARKER_LENGTH, "/"))
+    return marker.rjust(_MARKER_LENGTH, "/")
 
 
 def attack_steps(kind: int, marker: str) -> list[Any]:
@@ -84,7 +84,7 @@ def attack_steps(kind: int, marker: str) -> list[Any]:
         marker: Folder that the code makes; empty where it ends the process with `hostile_live.EXIT_CODE`.
     """
     line = _seed_lines("attacks")[kind if marker else kind + 5]
-    return list(json.loads(with_marker(line, marker)))
+    return list(json.loads(line.replace(MARKER, padded(marker))))
 
 
 def make_log(rng: Random, folder: Path, marker: str) -> Made:
@@ -93,7 +93,7 @@ def make_log(rng: Random, folder: Path, marker: str) -> Made:
     Args:
         rng: Decides everything.
         folder: To make.
-        marker: Beginning of the names of folders that code in it would make.
+        marker: Folder that code in it would make.
     """
     folder.mkdir()
     dialect = rng.choices(list(DIALECTS), list(DIALECTS.values()))[0]
@@ -101,17 +101,19 @@ def make_log(rng: Random, folder: Path, marker: str) -> Made:
         data = rng.choice(sorted((SEEDS / "bombs").iterdir())).read_bytes()
         (folder / "bomb.json.gz").write_bytes(data)
         return Made(dialect, gzip.decompress(data).count(b"\n"))
-    workloads = []
+    workloads: list[Any] = []
     if is_database := dialect == "meta_schedule":
         hashes = [rng.getrandbits(64) for _ in range(3)]  # some pretend to be the same program
         workloads = [_workload_line(rng, rng.choice(hashes)) for _ in range(rng.choice((1, 2, 6)))]
-    beside = rng.choice((workloads, workloads, [], []))
-    if beside:
-        (folder / WORKLOADS).write_bytes(b"".join(line_of(rng, line) + b"\n" for line in beside))
     source = LineSource(rng, dialect, rng.choice(("", "", "", "-gpu")), rng.random() < 0.5, len(workloads))
-    first = [] if beside or rng.random() < 0.5 else workloads
-    lines = _lines(source, first, marker)
+    wholes = [source.next() for _ in range(rng.choice((1, 10, 40, 60, 90)))]
+    place = rng.choice(("beside", "beside", "front", "none"))
+    if place == "beside" and workloads:
+        (folder / WORKLOADS).write_bytes(b"\n".join(_raw_lines(rng, workloads)))
+    lines = _raw_lines(rng, workloads + wholes if place == "front" else wholes)
     data = rng.choice((b"", b"", b"", b"\xef\xbb\xbf")) + b"\n".join(lines) + rng.choice((b"\n", b""))
+    attacks = data.count(MARKER.encode())
+    data = data.replace(MARKER.encode(), padded(marker).encode())
     name = b"database_tuning_record.json" if is_database else rng.choice(_NAMES)
     if is_packed := rng.random() < 0.5:
         data = gzip.compress(data, mtime=0, compresslevel=1)
@@ -119,7 +121,7 @@ def make_log(rng: Random, folder: Path, marker: str) -> Made:
     if rng.random() < (0.3 if is_packed else 0.1):
         data = damaged(rng, data)
     (folder / os.fsdecode(name)).write_bytes(data)
-    return Made(dialect, len(lines), sum(marker.encode() in line for line in lines))
+    return Made(dialect, len(lines), attacks)
 
 
 @dataclass(frozen=True)
@@ -157,20 +159,15 @@ class LineSource:
         return whole
 
 
-def _lines(source: LineSource, first: list[Any], marker: str) -> list[bytes]:
-    """Lines of a log; how often lines and bytes are faulty is drawn for the whole file."""
-    rng = source.rng
+def _raw_lines(rng: Random, wholes: list[Any]) -> list[bytes]:
+    """Lines of a file; how often values and bytes are faulty is drawn for the whole file."""
     faults = rng.choice((0.0, 0.1, 0.1, 0.5))
     lines: list[bytes] = []
-    for place in range(rng.choice((1, 10, 40, 60, 90))):
-        whole = first[place] if place < len(first) else source.next()
+    for whole in wholes:
         while rng.random() < faults:
             whole = with_fault(rng, whole)
-        line = line_of(rng, whole).decode(errors="surrogateescape")
-        raw = with_marker(line, f"{marker}-{place}").encode(errors="surrogateescape")
-        if rng.random() < faults / 8:
-            raw = damaged(rng, raw)
-        lines.append(raw)
+        raw = line_of(rng, whole)
+        lines.append(damaged(rng, raw) if rng.random() < faults / 8 else raw)
         if rng.random() < 0.05:
             lines.append(rng.choice((raw, b"", b"# comment", b" ")))
     return lines
@@ -215,12 +212,10 @@ def module(rng: Random) -> Any:
 
 def _workload_line(rng: Random, structural_hash: int) -> list[str]:
     """`[structural hash, module]`; a few are cut, or no base64."""
-    encoded, shown = packed(deep_text(module(rng))), str(structural_hash)
+    encoded = packed(deep_text(module(rng)))
     if rng.random() < 0.05:
-        encoded = rng.choice((encoded[: len(encoded) // 2], "!" + encoded, "", "AAAA" * 50))
-    if rng.random() < 0.05:
-        shown = rng.choice((text(rng)[:200], str(2**64), "-1", "0" * 50, "\u00b2"))
-    return [shown, encoded]
+        encoded = rng.choice((encoded[: len(encoded) // 2], "!" + encoded, "AAAA" * 50))
+    return [rng.choice((*[str(structural_hash)] * 60, str(2**64), "-1", "0" * 50, "\u00b2")), encoded]
 
 
 def corpus_names() -> list[str]:

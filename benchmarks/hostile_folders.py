@@ -176,7 +176,7 @@ def make_dataset(rng: Random, folder: Path, marker: str) -> Made:
         marker: Beginning of the names of folders that a trace in it would make where it is replayed.
     """
     if rng.random() < 0.3:
-        steps = [attack_steps(kind, f"{marker}-{kind}") for kind in (0, 4)]
+        steps = [attack_steps(kind, f"{marker}{kind}") for kind in (0, 4)]
         write_dataset(folder, [record(0), *(record(1 + kind, one) for kind, one in enumerate(steps))])
         return Made("dataset", attacks=2)
     kind = rng.randrange(6)

@@ -24,7 +24,7 @@ from rich.console import Console
 from agents.records import Candidate, DeviceId, Family, Record, Workload, canonical_json
 from benchmarks.fleet_up import write_fleet
 from benchmarks.harness import run_bounded, stopwatch
-from benchmarks.hostile_corpus import attack_steps, packed, seeds, with_marker
+from benchmarks.hostile_corpus import MARKER, attack_steps, packed, padded, seeds
 from benchmarks.hostile_run import SLOW_STAGES, Found
 from fleet.json_types import JsonDict
 from fleet.planner.progress import TerminalDisplay
@@ -79,7 +79,9 @@ def attacked(honest: Sequence[list[Any]], number: int, markers: str, rng: Random
     marker = f"{markers}-{number}"
     foreign = attack_steps(number % _KINDS, "" if number % 3 == 2 else marker)
     shifted = [[place + len(foreign), choice] for place, choice in decisions]
-    anything = json.loads(with_marker(json.dumps(rng.choice(seeds("meta_schedule"))[1][0]), marker))
+    anything = json.loads(
+        json.dumps(rng.choice(seeds("meta_schedule"))[1][0]).replace(MARKER, padded(marker))
+    )
     ways: tuple[list[Any], ...] = (
         [foreign, []],
         [[*steps, *foreign], decisions],

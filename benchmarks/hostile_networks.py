@@ -1,13 +1,12 @@
 """Network files of strangers: attacks by every text that torch or TVM runs, two zip readers, faults, bombs.
 
-Attacks change an honest `.pt2` archive written by hand, which is what torch 2.13 writes; zip files hold an
+Attacks change an honest `.pt2` archive made by hand, which is what torch 2.13 writes; zip files hold an
 honest and a hostile entry of one name, of which two readers see one each. Bombs that `test_archive.py` has
 are left out. Nothing here needs torch.
 """
 
 from __future__ import annotations
 
-import copy
 import io
 import json
 import struct
@@ -19,7 +18,7 @@ from random import Random
 from typing import Any
 
 from benchmarks.hostile_corpus import MARKER, Made
-from benchmarks.hostile_values import damaged, deep_text, seed_json, with_faults
+from benchmarks.hostile_values import SEEDS, damaged, deep_text, seed_json, with_faults
 from fleet.json_types import JsonDict
 
 #: Entries of an archive by their names within its folder.
@@ -29,8 +28,6 @@ MODEL = "models/model.json"
 WEIGHTS = "data/weights/model_weights_config.json"
 CONSTANTS = "data/constants/model_constants_config.json"
 EXAMPLES = "data/sample_inputs/model.pt"
-#: Key and file of the tensor of each list.
-_TENSORS = {WEIGHTS: ("w", "weight_0"), CONSTANTS: ("c", "tensor_0")}
 _SHAPE = (2, 4)
 _FLOAT = 7
 _ROOT = "network"
@@ -60,53 +57,39 @@ def attacks() -> dict[str, list[list[tuple[list[str | int], Any]]]]:
     return dict(seed_json("networks")["attacks"])
 
 
+def honest() -> Entries:
+    """An archive that torch loads: relu(x + w) * c, with a weight and a constant."""
+    return _entries((SEEDS / "network.pt2").read_bytes())
+
+
+def _entries(content: bytes) -> Entries:
+    with zipfile.ZipFile(io.BytesIO(content)) as zipped:
+        return {name.partition("/")[2]: zipped.read(name) for name in zipped.namelist()}
+
+
 def program() -> JsonDict:
-    """relu(x + w) * c, with a weight and a constant, as torch describes it."""
-    return dict(copy.deepcopy(seed_json("networks")["program"]))
+    """Its graph, as torch describes it."""
+    return dict(json.loads(honest()[MODEL]))
 
 
 def tensors(name: str, **changes: Any) -> bytes:
-    """The list of weights or of constants, with changes in its entry."""
-    key, file = _TENSORS[name]
-    entry = {
-        "path_name": file,
-        "is_param": name == WEIGHTS,
-        "use_pickle": False,
-        "tensor_meta": tensor_meta(),
-    }
-    return json.dumps({"config": {key: entry | changes}}).encode()
+    """Its list of weights or of constants, with changes in the only entry."""
+    whole = json.loads(honest()[name])
+    next(iter(whole["config"].values())).update(changes)
+    return json.dumps(whole).encode()
 
 
-def honest() -> Entries:
-    """An archive that torch loads."""
-    return {
-        "data/weights/weight_0": struct.pack("<8f", *range(8)),
-        WEIGHTS: tensors(WEIGHTS),
-        "data/constants/tensor_0": struct.pack("<8f", *[2.0] * 8),
-        CONSTANTS: tensors(CONSTANTS),
-        MODEL: json.dumps(program()).encode(),
-        EXAMPLES: examples(),
-        "archive_format": b"pt2",
-        "archive_version": b"0",
-        ".data/version": b"6\n",
-        "byteorder": b"little",
-        ".data/serialization_id": b"0" * 40,
-    }
-
-
-def examples(before: bytes = b"", storage: bytes = b"\0" * 32) -> bytes:
-    """Example inputs ((x,), {}) as `torch.save` writes them.
+def examples(before: bytes = b"", storage: bytes = bytes(32)) -> bytes:
+    """Its example inputs ((x,), {}), as `torch.save` writes them.
 
     Args:
         before: Opcodes that leave nothing on the stack, run first.
         storage: Bytes of x.
     """
-    place = b"(X\x07\0\0\0storagectorch\nFloatStorage\nX\x01\0\0\x000X\x03\0\0\0cpuK\x08tQ"
-    rebuilt = b"ctorch._utils\n_rebuild_tensor_v2\n(" + place + b"K\0K\x02K\x04\x86K\x04K\x01\x86\x89"
-    rebuilt += b"ccollections\nOrderedDict\n)RtR"
-    pickle = b"\x80\x02" + before + rebuilt + b"\x85}\x86."
+    entries = _entries(honest()[EXAMPLES])
+    pickle = entries["data.pkl"]
     return archive(
-        {"data.pkl": pickle, "data/0": storage, "version": b"3\n", "byteorder": b"little"}, root="archive"
+        {**entries, "data.pkl": pickle[:2] + before + pickle[2:], "data/0": storage}, root="archive"
     )
 
 
@@ -291,7 +274,7 @@ def make_networks(rng: Random, folder: Path, marker: str, count: int = 1) -> Mad
     folder.mkdir()
     attacks = 0
     for place in range(count):
-        content = rng.choices(list(_SHARES), list(_SHARES.values()))[0](rng, f"{marker}-{place}")
+        content = rng.choices(list(_SHARES), list(_SHARES.values()))[0](rng, f"{marker}{place}")
         attacks += marker.encode() in content
         (folder / f"network{place}.pt2").write_bytes(content)
     return Made("network", attacks=attacks)

@@ -2,7 +2,7 @@
 
 Each stage calls what the command line calls, on a store of the case's own. An error that `fleet` would print
 as one line is a refusal; anything else that is raised is a crash. `benchmarks.hostile_child` takes the time
-and the memory. A script of a stranger's trace is a crash, and so is an export that holds an attack.
+and the memory. An export that holds an attack is a crash; scripts are in `test_cli_lookup`.
 """
 
 from __future__ import annotations
@@ -10,12 +10,11 @@ from __future__ import annotations
 import io
 import random
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import closing, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
@@ -34,9 +33,6 @@ from fleet.errors import FleetError
 from fleet.interchange.export_store import FORMATS, export
 from fleet.store.store import Store
 from transfer.errors import TransferError
-
-if TYPE_CHECKING:
-    from fleet.store.reader import StoreReader
 
 #: What `fleet.cli.app` turns into one clear line.
 TYPED = (FleetError, AgentError, TransferError, OSError)
@@ -246,10 +242,10 @@ def reader_case(work: Work) -> None:
 
 
 def open_dataset_case(work: Work) -> None:
-    """`fleet datasets open` into a store of ours, then scripts, pages, exports and training data of it.
+    """`fleet datasets open` into a store of ours, then exports and training data of it.
 
     Raises:
-        AssertionError: A script or an export would hand out what a stranger wrote.
+        AssertionError: An export for other tuners holds a stranger's attack.
     """
     from fleet.datasets.admission import open_dataset
     from fleet.models.versions import load_snapshot
@@ -258,9 +254,6 @@ def open_dataset_case(work: Work) -> None:
         put_measured(store, DEVICE, [WORKLOAD], [record(99)])
         open_dataset(work.logs, store)
     reader = Store.read(work.store)
-    for candidate_id in {row.candidate_id for row in reader.records(device_id=f"lab.{DEVICE}")}:
-        scripts = list(_scripts(reader, candidate_id))
-        assert not any(scripts), f"scripts of a stranger's trace: {scripts}"
     for form in FORMATS:
         with suppress(*TYPED):
             paths = export(reader, work.folder / f"export-{form}", form).files
@@ -268,19 +261,6 @@ def open_dataset_case(work: Work) -> None:
             is_attack = form != "parquet" and any(work.marker.encode() in path.read_bytes() for path in paths)
             assert not is_attack, f"the export as {form} holds an attack"
     load_snapshot(reader)
-
-
-def _scripts(reader: StoreReader, candidate_id: str) -> Iterator[str]:
-    """The scripts of a candidate that the page and `fleet show --script` hand out."""
-    from fleet.cli.lookup import _script
-    from fleet.coverage.lookup import find
-    from fleet.dashboard.workload_view import candidate_view
-
-    yield candidate_view(reader, WORKLOAD.workload_id, candidate_id, [f"lab.{DEVICE}", DEVICE])["script"]
-    row = find(reader, candidate_id)
-    assert row is not None
-    with suppress(*TYPED):
-        yield _script(reader, row)
 
 
 def load_models_case(work: Work) -> None:
