@@ -17,19 +17,17 @@ import contextlib
 import ctypes
 import errno
 import io
-import json
 import os
 import signal
 import sqlite3
-import stat
 import threading
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
-from benchmarks.chaos_power import names_in
+from benchmarks.chaos_power import content_of, copy_path
 
 _NEEDS_ROOM = frozenset({"write", "pwrite", "open", "mkdir", "link", "fsync", "fdatasync"})
 _RENAMES, _REMOVALS = frozenset({"replace", "rename"}), frozenset({"unlink", "remove"})
@@ -41,6 +39,8 @@ DISK_FAULTS = {
     "failing": (errno.EIO, _NEEDS_ROOM | _RENAMES),
 }
 _CREATES = os.O_CREAT | os.O_TRUNC
+
+_Code = TypeVar("_Code")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,12 +80,7 @@ class FaultPoints:
         self._plan, self._notify, self._has_begun = plan, notify, False
         self._root = os.path.realpath(plan.folder)
         self._lock = threading.RLock()
-        self._real_write, self._real_kill, self._real_link = os.write, os.kill, os.link
-        self._trace = -1
-        if plan.trace:
-            Path(plan.trace).mkdir(parents=True, exist_ok=True)
-            path = Path(plan.trace) / "trace.jsonl"
-            self._trace = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        self._real_kill, self._real_link = os.kill, os.link
 
     def install(self) -> None:
         """Replace what changes files; there is no way back."""
@@ -147,24 +142,32 @@ class FaultPoints:
         text = Path(os.fsdecode(path)).absolute()
         return str(text.parent.resolve() / text.name)
 
-    def note(self, path: str, **said: Any) -> None:
-        """Write to the trace, of a path below the folder."""
-        if self._trace >= 0 and self._counts(path):
-            self._real_write(self._trace, (json.dumps(said) + "\n").encode())
+    def sync(
+        self, path: str, source: Path, real: Callable[[], _Code], read: Callable[[Path], bytes] = content_of
+    ) -> _Code:
+        """Sync a file or folder, and copy to the trace what has reached the disk for certain then.
 
-    def note_synced(self, path: str, status: os.stat_result, names: dict[str, int] | None = None) -> None:
-        """Note what a sync has confirmed: the size of a file, or the names in a folder."""
-        if names is None:
-            self.note(path, inode=status.st_ino, size=status.st_size)
-        else:
-            self.note(path, folder=status.st_ino, names=names)
+        Args:
+            path: What is synced.
+            source: Leads there, even if it has lost its name.
+            real: Does it.
+            read: Reads it.
+        """
+        if not self._plan.trace or not self._counts(path):
+            return real()
+        # Before the call: what is written while it runs may or may not be in it.
+        target, content = copy_path(source.stat().st_ino, Path(self._plan.trace)), read(source)
+        code = real()
+        fresh = target.with_suffix(f".{threading.get_ident()}")  # whole, whenever a kill comes
+        fresh.write_bytes(content)
+        fresh.replace(target)
+        return code
 
     def keep(self, path: str) -> None:
         """Give a file that is about to lose its name another one: a power cut may bring it back."""
-        if self._trace >= 0 and self._counts(path):
+        if self._plan.trace and self._counts(path):
             with contextlib.suppress(OSError):
-                inode = os.lstat(path).st_ino
-                self._real_link(path, Path(self._plan.trace) / str(inode))
+                self._real_link(path, Path(self._plan.trace) / str(os.lstat(path).st_ino))
 
     def _change(self, name: str, real: Callable[..., Any], *args: Any, **options: Any) -> Any:
         is_read = name == "open" and not args[1] & _CREATES
@@ -180,13 +183,7 @@ class FaultPoints:
         descriptor = file if isinstance(file, int) else file.fileno()
         path = self._path(descriptor)
         self.step(name, path)
-        if not self._counts(path):
-            return real(descriptor)
-        # Before the call: what is written while it runs may or may not be in it.
-        status = os.fstat(descriptor)
-        names = names_in(path) if stat.S_ISDIR(status.st_mode) else None
-        real(descriptor)
-        return self.note_synced(path, status, names)
+        self.sync(path, Path(f"/proc/self/fd/{descriptor}"), lambda: real(descriptor))
 
     def _write(self, _: str, real: Callable[..., int], descriptor: int, data: Any, *rest: int) -> int:
         self.step("write", self._path(descriptor), data, lambda part: real(descriptor, part, *rest))
@@ -300,32 +297,36 @@ class SqliteFaults:
 
         if code := self._step("write", path, ctypes.string_at(data, count), part):
             return code
-        self._keep_bytes(file, offset, count)
         return int(real.write(file, data, count, offset))
 
     def _truncate(self, file: int, size: int) -> int:
         path, real, _ = self._files[file]
         if code := self._step("truncate", path):
             return code
-        self._keep_bytes(file, size, max(0, Path(path).stat().st_size - size))
         return int(real.truncate(file, size))
 
     def _sync(self, file: int, flags: int) -> int:
         path, real, is_unnamed = self._files[file]
-        if code := self._step("fsync", path):
-            return code
-        if not self._points.waits_for_disk:
-            return 0
-        # Before the call: what is written while it runs may or may not be in it.
-        status, folder = Path(path).stat(), Path(path).parent
-        names = names_in(str(folder)) if is_unnamed else None
-        code = int(real.sync(file, flags))
-        if code == 0:
-            self._points.note_synced(path, status)
-            if names is not None:  # SQLite syncs the folder of a new log with it
-                self._points.note_synced(path, folder.stat(), names)
+        code = self._step("fsync", path)
+        if code == 0 and self._points.waits_for_disk:
+            # Whoever opens and closes the file himself takes SQLite's locks away.
+            code = self._points.sync(
+                path, Path(path), lambda: int(real.sync(file, flags)), lambda _: self._content(file)
+            )
+            if is_unnamed:  # SQLite syncs the folder of a new log with it
+                self._sync_folder(path)
                 self._files[file] = (path, real, False)
         return code
+
+    def _content(self, file: int) -> bytes:
+        path, real, _ = self._files[file]
+        content = ctypes.create_string_buffer(Path(path).stat().st_size)
+        real.read(file, ctypes.addressof(content), len(content), 0)
+        return content.raw
+
+    def _sync_folder(self, path: str) -> None:
+        folder = Path(path).parent
+        self._points.sync(str(folder), folder, lambda: 0)
 
     def _delete(self, _: int, name: int, wants_sync: int) -> int:
         path = os.fsdecode(ctypes.string_at(name))
@@ -334,9 +335,8 @@ class SqliteFaults:
                 return code
             self._points.keep(path)
         code = int(self._real.delete(ctypes.addressof(self._real), name, wants_sync))
-        folder = Path(path).parent
         if code == 0 and wants_sync and self._points.waits_for_disk:
-            self._points.note_synced(path, folder.stat(), names_in(str(folder)))
+            self._sync_folder(path)
         return code
 
     def _step(self, what: str, path: str, data: Any = None, write: Callable[[Any], int] | None = None) -> int:
@@ -347,13 +347,3 @@ class SqliteFaults:
             codes = {errno.ENOSPC: sqlite3.SQLITE_FULL, errno.EROFS: sqlite3.SQLITE_READONLY}
             return codes.get(error.errno or 0, sqlite3.SQLITE_IOERR)
         return 0
-
-    def _keep_bytes(self, file: int, offset: int, count: int) -> None:
-        """Write what is about to be overwritten or cut off to the trace."""
-        path, real, _ = self._files[file]
-        status = Path(path).stat()
-        count = min(count, status.st_size - offset)
-        if count > 0:
-            was = ctypes.create_string_buffer(count)
-            if real.read(file, ctypes.addressof(was), count, offset) == 0:
-                self._points.note(path, inode=status.st_ino, offset=offset, was=was.raw.hex())
