@@ -13,7 +13,7 @@ import tempfile
 import zlib
 from collections.abc import Callable
 from contextlib import suppress
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -91,28 +91,21 @@ def _rewrite(path: Path, change: Callable[[pa.Table], pa.Table]) -> None:
         writer.add_key_value_metadata(kept)
 
 
-def _with_text(name: str, content: str) -> Callable[[pa.Table], pa.Table]:
+def _with_text(table: pa.Table, name: str, length: int) -> pa.Table:
     """One text in a column of all rows, kept once."""
-
-    def change(table: pa.Table) -> pa.Table:
-        shared = pa.DictionaryArray.from_arrays(pa.array(np.zeros(len(table), np.int32)), pa.array([content]))
-        return table.set_column(table.schema.get_field_index(name), name, shared)
-
-    return change
+    content = "a" * length if name == "candidate_id" else json.dumps({"a": "a" * length})
+    shared = pa.DictionaryArray.from_arrays(pa.array(np.zeros(len(table), np.int32)), pa.array([content]))
+    return table.set_column(table.schema.get_field_index(name), name, shared)
 
 
-def _with_repeats(count: int) -> Callable[[pa.Table], pa.Table]:
+def _with_repeats(table: pa.Table, count: int) -> pa.Table:
     """A first row of so many repeats, all the same, and others without any."""
-
-    def change(table: pa.Table) -> pa.Table:
-        ends = np.full(len(table) + 1, count, np.int32)
-        ends[0] = 0
-        place = table.schema.get_field_index("run_secs")
-        field = table.schema.field(place)
-        lists = pa.ListArray.from_arrays(pa.array(ends), pa.array(np.zeros(count)), type=field.type)
-        return table.set_column(place, field, lists)
-
-    return change
+    ends = np.full(len(table) + 1, count, np.int32)
+    ends[0] = 0
+    place = table.schema.get_field_index("run_secs")
+    field = table.schema.field(place)
+    lists = pa.ListArray.from_arrays(pa.array(ends), pa.array(np.zeros(count)), type=field.type)
+    return table.set_column(place, field, lists)
 
 
 def _equal_rows(table: pa.Table) -> pa.Table:
@@ -128,12 +121,12 @@ def _equal_rows(table: pa.Table) -> pa.Table:
 
 #: By name: records that a bomb has at first, and what becomes of them. Each takes some kilobytes.
 PARQUET_BOMBS: dict[str, tuple[int, Callable[[pa.Table], pa.Table]]] = {
-    "a text that all rows share": (4096, _with_text("environment", '{"a":"' + "a" * 250_000 + '"}')),
-    "an id that all rows share": (4096, _with_text("candidate_id", "a" * 250_000)),
-    "one long text": (23, _with_text("environment", '{"a":"' + "a" * (100 << 20) + '"}')),
+    "a text that all rows share": (4096, partial(_with_text, name="environment", length=250_000)),
+    "an id that all rows share": (4096, partial(_with_text, name="candidate_id", length=250_000)),
+    "one long text": (23, partial(_with_text, name="environment", length=100 << 20)),
     "rows that are equal": (23, _equal_rows),
-    "many repeats": (23, _with_repeats(40_000_000)),
-    "repeats within the bound of a row group": (23, _with_repeats(16_000_000)),
+    "many repeats": (23, partial(_with_repeats, count=40_000_000)),
+    "repeats within the bound of a row group": (23, partial(_with_repeats, count=16_000_000)),
 }
 
 
