@@ -11,22 +11,32 @@ is the host that the coordinator believes to be on.
 from __future__ import annotations
 
 import contextlib
+import multiprocessing
 import os
 import signal
+import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
-from typing import Any
 
-from agents.errors import SpoolFull
+from agents.errors import SpoolError, SpoolFull
 from agents.records import DeviceId, Protocol
-from benchmarks.chaos_children import STILL, Forks, wake_training
-from benchmarks.chaos_life import RECORDED, WORKLOADS, Load, set_defaults
-from benchmarks.chaos_models import KEEP, fork_trainings, watch_registry
-from benchmarks.chaos_watch import Watched, look
-from benchmarks.fleet_up import patience
+from benchmarks.chaos_children import DISK_FAILED, REFUSED, Forks
+from benchmarks.chaos_faults import DISK_FAULTS
+from benchmarks.chaos_load import (
+    RECORDED,
+    WORKLOADS,
+    Load,
+    make_recorded,
+    set_defaults,
+    spool_load,
+    state_load,
+)
+from benchmarks.chaos_models import KEEP, fork_trainings, models_load, trainer_load, watch_registry
+from benchmarks.chaos_watch import Watched, look, look_at_fleet, observer_load
+from benchmarks.fleet_up import patience, wait_until
 from benchmarks.made_up import replay_specs
 from fleet.core.words import Limits
 from fleet.engine.context import CoordinatorSettings, EngineContext
@@ -34,7 +44,8 @@ from fleet.engine.coordinator import Coordinator
 from fleet.engine.event_log import EventLog
 from fleet.engine.fleet_clock import FleetClock
 from fleet.engine.notices import Notices
-from fleet.errors import StoreFull
+from fleet.errors import StoreError, StoreFull
+from fleet.json_types import JsonDict
 from fleet.models.registry import Registry
 from fleet.models.registry_reader import RegistryReader
 from fleet.planner.candidate_ranker import CandidateRanker, Uncertainty
@@ -77,45 +88,50 @@ _PAUSE_SECS = (30.0, 90.0, 5000.0)
 _STILL_TURNS = 30
 
 
-def run_fleet(load: Load, forks: Forks, arguments: dict[str, Any]) -> None:
-    """Look, then go on as a coordinator.
+def fleet_load(arguments: JsonDict) -> None:
+    """Look, then go on as a coordinator, for as many turns as there are batches; with 0 only look.
 
     Args:
-        load: Its history, disk, dice, and as many batches as there shall be turns; with 0 it only looks.
-        forks: Forks trainings.
-        arguments: `recorded` (from `benchmarks.chaos_life`), `plan` (of the trainings too), `is_guilty`
-            and `often` (`Trouble`), `to_the_end` (hurt nobody, and wait for what runs).
-
-    Raises:
-        StartRefused: The disk was full before anything could begin.
-        FleetError: The disk failed.
+        arguments: Those of `chaos_load.Load` (the plan is of the trainings too), `recorded` (from
+            `make_recorded`), `is_guilty` and `often` (`Trouble`), `to_the_end` (hurt nobody, and wait for
+            what runs).
     """
-    history = load.root / "history.jsonl"
+    forks = Forks(multiprocessing.get_context("fork"))  # before anything of this process begins a thread
+    load = Load(arguments)
     set_defaults(EventLog.__init__, compact_bytes=_EVENT_BYTES)
-    with _starting():
-        look(load.log, history, load.disk)
-    if not load.batches:
-        return
-    Watched(load.log).install()
-    watch_registry(load.log)
-    fork_trainings(forks, load.root, arguments["plan"], load.log, load.rng)
-    host = Host(load)
-    with contextlib.ExitStack() as stack:
-        with _starting():
-            fleet = stack.enter_context(_opened(load, host, Path(arguments["recorded"])))
-        trouble = Trouble(
-            load, fleet.transport, host, fleet.refresher, arguments["is_guilty"], arguments["often"]
-        )
-        for _ in load.batches:
-            fleet.turn()
-            if not arguments["to_the_end"]:
-                trouble.somebody(fleet.coordinator.view())
-        if arguments["to_the_end"]:
-            fleet.settle()
+    has_begun = False
+    try:
+        look(load.log, load.disk)
+        if load.batches:
+            Watched(load.log).install()
+            watch_registry(load.log)
+            fork_trainings(forks, load, arguments["plan"])
+            with _opened(load, Host(load), Path(arguments["recorded"])) as fleet:
+                has_begun = True
+                _go_on(load, fleet, arguments)
+    except (StoreError, SpoolError) as error:
+        # It says so in one line and ends; the same command goes on.
+        print(f"the disk failed: {error}", file=sys.stderr)
+        if not has_begun and isinstance(error, StoreFull | SpoolFull):
+            os._exit(REFUSED)
+        if arguments["plan"]["fault"] not in DISK_FAULTS:
+            raise
+        os._exit(DISK_FAILED)
+    load.finish()
+
+
+def _go_on(load: Load, fleet: Fleet, arguments: JsonDict) -> None:
+    trouble = Trouble(load, fleet, arguments["is_guilty"], arguments["often"])
+    for _ in load.batches:
+        fleet.turn()
+        if not arguments["to_the_end"]:
+            trouble.hurt_somebody()
+    if arguments["to_the_end"]:
+        fleet.settle()
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Fleet:
+class Fleet:
     """A coordinator with its transport and its refresher."""
 
     coordinator: Coordinator
@@ -134,28 +150,29 @@ class _Fleet:
         """Turn until nothing is under way, and end in order.
 
         Raises:
-            RuntimeError: Something goes on for ever.
+            LateError: Something goes on for ever.
         """
-        ends_at = time.monotonic() + patience(_SETTLE_SECS)
         self.coordinator.stop()
-        while not self.coordinator.is_quiet or self.refresher.view["state"] != "idle":
-            if time.monotonic() > ends_at:
-                raise RuntimeError(f"the fleet does not come to rest: {self.coordinator.view()}")
-            self.turn()
+        wait_until(
+            lambda: self.coordinator.is_quiet and self.refresher.view["state"] == "idle",
+            "the fleet to come to rest",
+            patience(_SETTLE_SECS),
+            meanwhile=self.turn,
+            pause_secs=0.0,
+        )
         self.transport.close()
         self.coordinator.close()
 
 
 @contextlib.contextmanager
-def _opened(load: Load, host: Host, recorded: Path) -> Iterator[_Fleet]:
+def _opened(load: Load, host: Host, recorded: Path) -> Iterator[Fleet]:
     disk, models = load.disk, load.disk / "models"
     clock = FleetClock(wall=lambda: host.wall, steady=lambda: host.steady)
-    requests_per_poll = load.rng.choice((1, 3, 64))
     transport = LocalTransport(
         protocol=Protocol(),
         spool_root=disk / "spool",
         heartbeat_secs=0.0,
-        requests_per_poll=requests_per_poll,
+        requests_per_poll=load.rng.choice((1, 3, 64)),
     )
     settings = CoordinatorSettings(
         protocol=Protocol(),
@@ -163,14 +180,13 @@ def _opened(load: Load, host: Host, recorded: Path) -> Iterator[_Fleet]:
         limits=_LIMITS,
         upkeep_secs=60.0,
     )
-    specs = replay_specs(DEVICES, recorded, RECORDED)
     refresher = Refresher(Registry(models), disk / "store", disk / "fleet" / "refresh", _REFRESH, clock)
     with Store.open(disk / "store", settings=_LANES) as store:
         context = EngineContext(
             root=disk / "fleet",
             store=store,
             transport=transport,
-            specs=specs,
+            specs=replay_specs(DEVICES, recorded, RECORDED),
             settings=settings,
             notices=Notices(None),
             trainer=refresher,
@@ -178,20 +194,7 @@ def _opened(load: Load, host: Host, recorded: Path) -> Iterator[_Fleet]:
             uncertainty=Uncertainty(RegistryReader(models)),
             clock=clock,
         )
-        coordinator = Coordinator(context)
-        yield _Fleet(coordinator=coordinator, transport=transport, refresher=refresher, host=host)
-
-
-class StartRefused(Exception):  # noqa: N818  # no error: a start on a full disk is to be refused
-    """There was no room to start; the same command goes on once there is."""
-
-
-@contextlib.contextmanager
-def _starting() -> Iterator[None]:
-    try:
-        yield
-    except (StoreFull, SpoolFull) as error:
-        raise StartRefused from error
+        yield Fleet(coordinator=Coordinator(context), transport=transport, refresher=refresher, host=host)
 
 
 class Host:
@@ -233,97 +236,99 @@ class Host:
         self._log.add("trouble", by="pause")
 
 
-@dataclass(eq=False)
 class Trouble:
     """Hurts somebody now and then.
 
-    Attributes:
-        load: Whose history is told of what is no kill, and whose dice decide.
-        transport: To the agents.
-        host: Whose clock is set.
-        refresher: Whose training is killed and stopped.
+    Args:
+        load: Its history gets what is no kill, its dice decide.
+        fleet: Whom it hurts.
         is_guilty: Whether agents die of what they do; else only of what is done to them.
         often: Times as often as usual.
     """
 
-    load: Load
-    transport: LocalTransport
-    host: Host
-    refresher: Refresher
-    is_guilty: bool
-    often: float
-    _frozen: set[tuple[DeviceId, int]] = field(default_factory=set)
-    _still_turns: int = 0
+    def __init__(self, load: Load, fleet: Fleet, is_guilty: bool, often: float) -> None:
+        self._load, self._fleet, self._is_guilty, self._often = load, fleet, is_guilty, often
+        self._registry = Registry(load.disk / "models")
+        self._frozen: set[tuple[DeviceId, int]] = set()
+        #: Turns until the training goes on that stands still.
+        self._still_turns = 0
+        if is_guilty:
+            load.log.add("guilty")
 
-    def __post_init__(self) -> None:
-        self._rng, self._registry = self.load.rng, Registry(self.load.disk / "models")
-        #: Remembers which training was stopped.
-        self._still = self.load.root / STILL
-        wake_training(self._still)  # of the life before
-        if self.is_guilty:
-            self.load.log.add("guilty")
-
-    def somebody(self, view: Mapping[str, Any]) -> None:
+    def hurt_somebody(self) -> None:
         """Perhaps hurt somebody; to be called between two turns."""
         self._still_turns -= 1
         if not self._still_turns:
-            wake_training(self._still)
-        device_id = DeviceId(self._rng.choice(sorted(view["devices"])))
-        name = (device_id, view["devices"][device_id]["incarnation"])
-        chances: list[tuple[float, Callable[[], None]]] = [
-            (0.02, lambda: self._crash(*name)),
-            (0.04, lambda: self._freeze(*name)),
-            (0.04, self._thaw),
-            (0.02, self.host.set_clock),
-            (0.02, self._stop_training),
-            (0.01, self._kill_training),
-            (0.01, lambda: self._take_back(device_id)),
-        ]
-        dice = self._rng.random() / self.often
-        for chance, happens in chances:
-            dice -= chance
-            if dice < 0:
-                happens()
-                return
+            self._signal_training(signal.SIGCONT)
+        devices, rng = self._fleet.coordinator.view()["devices"], self._load.rng
+        device_id = DeviceId(rng.choice(sorted(devices)))
+        agent = (device_id, devices[device_id]["incarnation"])
+        chances: dict[Callable[[], object], float] = {
+            lambda: self._crash(*agent): 0.02,
+            lambda: self._freeze(*agent): 0.04,
+            self._thaw: 0.04,
+            self._fleet.host.set_clock: 0.02,
+            self._stop_training: 0.02,
+            lambda: self._signal_training(signal.SIGKILL): 0.01,
+            lambda: self._take_back(device_id): 0.01,
+            lambda: None: max(0.0, 1 / self._often - 0.16),
+        }
+        rng.choices(list(chances), list(chances.values()))[0]()
 
     def _crash(self, device_id: DeviceId, incarnation: int) -> None:
         if (device_id, incarnation) not in self._frozen:
-            is_blameless = not self.is_guilty or self._rng.random() < 0.5
-            is_done = self._rng.random() < 0.5
-            self.transport.crash(device_id, incarnation, is_done=is_done, is_blameless=is_blameless)
+            is_blameless = not self._is_guilty or self._load.rng.random() < 0.5
+            is_done = self._load.rng.random() < 0.5
+            self._fleet.transport.crash(device_id, incarnation, is_done=is_done, is_blameless=is_blameless)
 
     def _freeze(self, device_id: DeviceId, incarnation: int) -> None:
         if (device_id, incarnation) not in self._frozen:
-            self.transport.freeze(device_id, incarnation)
+            self._fleet.transport.freeze(device_id, incarnation)
             self._frozen.add((device_id, incarnation))
 
     def _thaw(self) -> None:
-        for name in self._frozen:
+        for agent in self._frozen:
             with contextlib.suppress(KeyError):
-                self.transport.thaw(*name)
+                self._fleet.transport.thaw(*agent)
         self._frozen.clear()
 
     def _stop_training(self) -> None:
-        pid = self._training_pid()
-        if pid is not None and not self._still.exists():
-            self._still.write_text(str(pid))
-            os.kill(pid, signal.SIGSTOP)
+        if self._still_turns <= 0 and self._signal_training(signal.SIGSTOP):
             self._still_turns = _STILL_TURNS
-            self.load.log.add("trouble", by="pause")
-
-    def _kill_training(self) -> None:
-        if (pid := self._training_pid()) is not None:
-            os.kill(pid, signal.SIGKILL)
+            self._load.log.add("trouble", by="pause")
 
     def _take_back(self, device_id: DeviceId) -> None:
-        wake_training(self._still)  # it may hold the registry's lock
+        self._signal_training(signal.SIGCONT)  # it may hold the registry's lock
         champion = self._registry.champions().get(device_id)
         if champion is not None and set(champion.before) & set(self._registry.versions()):
-            with contextlib.suppress(
-                OSError
-            ):  # whoever asked on a full disk is told so, and nothing has changed
+            # Whoever asks on a full disk hears so, and nothing has changed.
+            with contextlib.suppress(OSError):
                 self._registry.use(device_id, self._registry.before(device_id), reason="by hand")
 
-    def _training_pid(self) -> int | None:
-        child = self.refresher._child
-        return None if child is None or child.has_ended else child.pid
+    def _signal_training(self, number: int) -> bool:
+        """Send a signal to the training; false if none runs."""
+        child = self._fleet.refresher._child
+        if child is None or child.has_ended:
+            return False
+        os.kill(child.pid, number)
+        return True
+
+
+def look_at_fleet_load(arguments: JsonDict) -> None:
+    """Look at the folder of a `fleet up` that has ended."""
+    load = Load(arguments)
+    look_at_fleet(load.log, load.disk)
+
+
+#: What a child can do: functions of its arguments.
+LOADS: dict[str, Callable[[JsonDict], None]] = {
+    "spool": spool_load,
+    "state": state_load,
+    "models": models_load,
+    "observer": observer_load,
+    # The file that the replay devices of `fleet_load` answer from.
+    "recorded": lambda arguments: make_recorded(Path(arguments["recorded"])),
+    "fleet": fleet_load,
+    "trainer": trainer_load,
+    "look_at_fleet": look_at_fleet_load,
+}

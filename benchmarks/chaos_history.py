@@ -20,12 +20,11 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -48,9 +47,8 @@ class Event(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     places: dict[str, tuple[str, ...]] = {}
     #: Of a `look`: state of each job; None if nobody looked.
     states: dict[str, str] | None = None
-    #: Of a `look`: how many results the system says it has counted; None if it does not say. Of `seen`: the
-    #: same of the records that it says it has.
-    counted: int | None = None
+    #: Of a `look`: how many results the system says it has counted. Of `seen`: records that it says it has.
+    counted: int = 0
     #: Of a `look` and of `seen`: versions and champions that are not whole, one sentence each.
     halves: tuple[str, ...] = ()
     #: The same: whatever else should not be.
@@ -72,6 +70,7 @@ class HistoryLog:
     """
 
     def __init__(self, path: Path) -> None:
+        self.path = path
         self._descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
         # The fault points replace `os.write` later; what was there before is not one of them.
         self._write = os.write
@@ -80,19 +79,14 @@ class HistoryLog:
         """Write one event: its kind, and other fields of `Event`."""
         self._write(self._descriptor, Event(kind=kind, **values).to_line())
 
-    def note(self, values: Iterable[Mapping[str, Any]]) -> None:
-        """Write what no checker reads, but who looks for the cause of a verdict."""
-        lines = "".join(json.dumps({"kind": "note", **value}) + "\n" for value in values)
-        self._write(self._descriptor, lines.encode())
-
 
 def read_history(path: Path) -> list[Event]:
-    """Read a log; notes, and lines torn by a kill, say nothing and are left out."""
-    found: list[Event] = []
+    """Read a log; lines torn by a kill say nothing and are left out."""
+    events: list[Event] = []
     for line in path.read_bytes().splitlines() if path.exists() else ():
         with suppress(msgspec.DecodeError):
-            found.append(_LINE.decode(line))
-    return [event for event in found if event.kind != "note"]
+            events.append(_LINE.decode(line))
+    return events
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -115,7 +109,7 @@ class Verdict:
     @property
     def is_clean(self) -> bool:
         """Whether nothing is wrong."""
-        return not any(getattr(self, one.name) for one in fields(self))
+        return self == Verdict()
 
 
 def check(history: Sequence[Event]) -> Verdict:
@@ -176,7 +170,7 @@ class _Checker:
             case "seen":
                 for place, names in event.places.items():
                     self._promised[place].update(names)
-                self._told = max(self._told, event.counted or 0)
+                self._told = max(self._told, event.counted)
             case "look":
                 self._look(event)
 
@@ -191,7 +185,13 @@ class _Checker:
             self._add("duplicated", (one for one, count in found.items() if count > 1))
             self._add("invented", (one for one in found if one not in self._made))
         if "store" in places:
-            self._count(event.counted, len(event.places["store"]))
+            stored = len(event.places["store"])
+            if event.counted > stored:
+                self._add(
+                    "duplicated", [f"{event.counted - stored} results counted beyond those in the store"]
+                )
+            if self._told > stored:
+                self._add("lost", [f"{self._told - stored} records that the API told of"])
         if "registry" in places:
             for changes in self._publications:
                 found_of = changes & places["registry"].keys()
@@ -199,12 +199,6 @@ class _Checker:
                     self._add("half_published", [f"{len(found_of)} of {sorted(changes)}"])
         if event.states is not None:
             self._account(event.states)
-
-    def _count(self, counted: int | None, stored: int) -> None:
-        if counted is not None and counted > stored:
-            self._add("duplicated", [f"{counted - stored} results counted beyond those in the store"])
-        if self._told > stored:
-            self._add("lost", [f"{self._told - stored} records that the API told of"])
 
     def _account(self, states: Mapping[str, str]) -> None:
         for job in self._submitted:

@@ -1,146 +1,205 @@
-"""What the children of `benchmarks.chaos` do until they are killed; the process that forks them runs this.
+"""One life of a child of `benchmarks.chaos`: its history, its fault points, its records; spools and stores.
 
 Each load opens its part as any process would after a crash, writes down in the history what it finds, and
-goes on working; it never cleans up. The real spool, state file, registry and coordinator are used as they
-are, with more frequent checkpoints and moves into the table, so that kills fall into those too. The arguments
-are those of `chaos_life.Load`. A turn of the state file holds results, rows that wait, an event and now and
-then a candidate, a letter or a snapshot; a look says which turns are there in part.
+goes on working; it never cleans up. All parts are used as they are, with more frequent checkpoints and moves
+into the table, so that kills fall into those too.
+
+Replay devices answer from schedules whose latencies follow from the tiles: a small model learns them in a
+second, and a challenger is judged on held-out workloads as in a real fleet.
 """
 
 from __future__ import annotations
 
-import contextlib
-import importlib
+import json
+import math
 import os
-import sys
-from collections import Counter
-from collections.abc import Iterator, Sequence
+import random
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, suppress
+from functools import partial
 from pathlib import Path
+from typing import Any, TypeVar
 
-from deltalake import DeltaTable
-
+import agents.row_file
+import fleet.state.schema
+import fleet.store.writer
 from agents.errors import SpoolError, SpoolFull
-from agents.records import Candidate, Record, record_id_of
+from agents.host.probe import probe
+from agents.records import Candidate, DeviceId, Record, Workload, canonical_json, record_id_of
 from agents.spool.disk_spool import Spool
-from benchmarks.chaos_children import DISK_FAILED, REFUSED, serve, spawner
-from benchmarks.chaos_faults import DISK_FAULTS
-from benchmarks.chaos_fleet import StartRefused, run_fleet
-from benchmarks.chaos_life import BATCH, Load, ids_of, make_recorded
-from benchmarks.chaos_models import models_load, trainer_load
-from benchmarks.chaos_watch import look_at_fleet, observer_load
+from benchmarks.chaos_faults import FaultPoints, Plan
+from benchmarks.chaos_history import HistoryLog
+from benchmarks.made_up import make_records, put_measured, record_of, workload_of
 from fleet.errors import StoreError, StoreFull
+from fleet.interchange.export_store import export
 from fleet.json_types import JsonDict
-from fleet.state.rows import pack, result_of, unpack, with_device
-from fleet.state.state_file import StateFile
-from fleet.state.table import RecordsTable
-from fleet.state.turn import Turn
-from fleet.store.delta.log import RECORDS
-from fleet.store.delta.schema import records_to_table
-from fleet.store.lanes import Lanes, LaneSettings
+from fleet.models.versions import is_held_out
+from fleet.store.lanes import LaneSettings
+from fleet.store.reader import StoreReader
+from fleet.store.store import Store
 
-#: Turns between two moves of rows into the table, and versions between two checkpoints of it.
-_FLUSH_EVERY, _SUM_UP_EVERY = 3, 4
-_FAMILY, _MOST_LETTERS = "cpu", 20
-#: The two devices of a batch have a lane each.
-_LANES = Lanes(LaneSettings(devices=1))
+#: The device that was recorded.
+RECORDED = DeviceId("bench")
+#: Workloads that are learnt from, and those that the rule holds out: enough to judge a head.
+_LEARNT, _HELD = 9, 4
+WORKLOADS = _LEARNT + _HELD
+_TILES, _INNER, _UNROLLS = 5, 4, 4
+#: A matrix multiplication: two loops are tiled, the block is unrolled.
+_TRACE = Path(__file__).with_name("chaos_trace.json")
+
+
+def make_recorded(path: Path) -> None:
+    """Write the file that the replay devices answer from."""
+    with Store.open(path.parent / "recorded") as store:
+        records = [
+            record_of(candidate, run_secs=(secs, 1.01 * secs, 1.02 * secs))
+            for workload in workloads()
+            for candidate, secs in candidates(workload)
+        ]
+        put_measured(store, RECORDED, workloads(), records, probe())
+        export(store, path, "parquet")
+
+
+def workloads() -> list[Workload]:
+    """Those that are learnt from, then those that are held out."""
+    parts: tuple[list[Workload], list[Workload]] = ([], [])
+    for number in range(40 * _HELD):
+        shapes = ((2, 128, 128 + number), (2, 128 + number, 64), (2, 128, 64))
+        workload = workload_of(f"{number:016x}", name=f"GMM_{number}", arg_shapes=shapes, flops=4194304.0)
+        parts[is_held_out(workload)].append(workload)
+    return parts[0][:_LEARNT] + parts[1][:_HELD]
+
+
+def candidates(workload: Workload) -> Iterator[tuple[Candidate, float]]:
+    """Unlike candidates of a workload, and the seconds that each takes."""
+    instructions = json.loads(_TRACE.read_text())
+    for place in range(_TILES * _INNER * _UNROLLS):
+        rest, unroll = divmod(place, _UNROLLS)
+        tile, inner = rest % _TILES, rest // _TILES
+        tiles = [[3, [128 // 2 ** (tile + 1), 2, 1, 2**tile]], [5, [64 // 2**inner, 2**inner]]]
+        trace = canonical_json([instructions, [*tiles, [8, unroll]]])
+        secs = 1e-3 * math.exp(-(tile + 0.3 * inner + 0.2 * unroll) / 2)
+        yield Candidate(workload_id=workload.workload_id, trace=trace), secs
+
+
+#: Rows go on to the table, and its files are joined, often enough to be hit.
+_LANES = LaneSettings(devices=1, rows_per_device=10)
+_UPKEEP_EVERY = 4
+#: Records of a batch.
+_BATCH = 5
+_CHECKPOINT_EVERY, _CHECKPOINT_PAGES = 5, 40
+
+_Part = TypeVar("_Part")
+
+
+class Load:
+    """What all loads share: history, fault points, batches of records.
+
+    Args:
+        arguments: `root` (history, traces), `disk` (folder under the fault points), `first` (number of the
+            first new batch), `batches`, `plan` (fields of `chaos_faults.Plan`), `seed`, and `sabotage`:
+            "fsync" for a system that does not wait for the disk, which a power cut must show.
+    """
+
+    def __init__(self, arguments: JsonDict) -> None:
+        self.root, self.disk = Path(arguments["root"]), Path(arguments["disk"])
+        self.batches = range(arguments["first"], arguments["first"] + arguments["batches"])
+        self.rng = random.Random(arguments["seed"])
+        self.log = HistoryLog(self.root / "history.jsonl")
+        self.points = fault_points(arguments["plan"], self.log)
+        # Checkpoints often enough to be hit.
+        fleet.store.writer.CHECKPOINT_EVERY = _CHECKPOINT_EVERY
+        agents.row_file.CHECKPOINT_PAGES = fleet.state.schema.CHECKPOINT_PAGES = _CHECKPOINT_PAGES
+        if arguments["sabotage"] == "fsync":
+            setattr(os, "fsync", lambda _: None)  # noqa: B010  # for the type checker it is a function
+            self.points.waits_for_disk = False
+
+    def measured(self, batch: int) -> list[Record]:
+        """New records of a batch, most of one device."""
+        most = make_records(batch * _BATCH, _BATCH - 1)
+        records = [*most, *make_records((batch + 1) * _BATCH - 1, 1, "other")]
+        self.log.add("measured", records=ids_of(records))
+        return records
+
+    def work_off(
+        self,
+        opened: Callable[[], AbstractContextManager[_Part]],
+        errors: type[Exception],
+        look: Callable[[_Part], None],
+        take: Callable[[_Part, int], None],
+    ) -> None:
+        """Open a part, look at it, and give it all batches; after an error of the disk once more from there.
+
+        A full or failing disk may keep a part from opening, and may leave the end of a batch unknown.
+
+        Args:
+            opened: Opens the part, as a start after a kill does.
+            errors: What the part says of the disk.
+            look: Writes down what is there.
+            take: Takes in one batch.
+        """
+        batches, has_looked = list(self.batches), False
+        while batches or not has_looked:
+            with suppress(errors), opened() as part:
+                look(part)
+                has_looked = True
+                while batches:
+                    take(part, batches[0])
+                    del batches[0]
+        self.finish()
+
+    def finish(self) -> None:
+        """Tell how many steps there were."""
+        (self.root / "steps").write_text(str(self.points.steps))
+
+
+def fault_points(plan: JsonDict, log: HistoryLog) -> FaultPoints:
+    """Install the fault points of this process, which tell a history of a fault of the disk."""
+    points = FaultPoints(Plan(**plan), partial(log.add, "trouble", by="disk fault"))
+    points.install()
+    return points
+
+
+def set_defaults(constructor: Any, **values: Any) -> None:
+    """Give arguments of a constructor other defaults."""
+    defaults = constructor.__kwdefaults__
+    assert values.keys() <= defaults.keys()
+    defaults.update(values)
+
+
+def ids_of(records: Iterable[Record]) -> tuple[str, ...]:
+    """Their names in a history."""
+    return tuple(record.record_id for record in records)
+
+
+def stored_in(store: StoreReader) -> tuple[str, ...]:
+    """Names of all records of a store, with repetitions."""
+    return tuple(one for _, batch in store.columns(["record_id"]) for one in batch.column(0).to_pylist())
 
 
 def state_load(arguments: JsonDict) -> None:
-    """Take in batches, each in a turn; move rows on, join files and put snapshots now and then."""
+    """Put batches into a store, each in a turn; look after its table now and then."""
     load = Load(arguments)
-    store = load.disk / "store"
 
-    @contextlib.contextmanager
-    def opened() -> Iterator[tuple[StateFile, RecordsTable]]:
-        with contextlib.closing(StateFile(store / "state.sqlite")) as state:
-            yield state, RecordsTable(store / RECORDS, state)
+    def look(store: Store) -> None:
+        results = {
+            record_id_of(candidate_id, device_id, environment_id, attempt)
+            for _, device_id, environment_id, candidate_id, attempt, *_ in store.state.results()
+        }
+        rows = stored_in(store)
+        wrong = f"{len(results ^ {*rows})} results and rows do not belong together"
+        load.log.add("look", places={"store": rows}, wrong=(wrong,) if results != {*rows} else ())
 
-    def look(part: tuple[StateFile, RecordsTable]) -> None:
-        _look(load, *part)
+    def take(store: Store, batch: int) -> None:
+        with suppress(StoreFull):
+            records = load.measured(batch)
+            for _ in range(load.rng.choice((1, 1, 2))):  # the acknowledgement was lost, so they come again
+                store.append(records)
+                load.log.add("acknowledged", by="store", records=ids_of(records))
+            if batch % _UPKEEP_EVERY == 0:
+                store.upkeep(retention_hours=0.0)
 
-    def take(part: tuple[StateFile, RecordsTable], batch: int) -> None:
-        state, table = part
-        with contextlib.suppress(StoreFull):
-            _turn(load, state, batch)
-            if batch % _FLUSH_EVERY == 0:
-                table.flush({lane for lane, *_ in state.waiting_sizes()})
-                if table.version % _SUM_UP_EVERY == 0:
-                    table.compact({file.device_id for file in state.files()})
-                    table.checkpoint()
-                    table.delete_unused(table.version)
-
-    load.work_off(opened, StoreError, look, take)
-
-
-def _turn(load: Load, state: StateFile, batch: int) -> None:
-    records = load.measured(batch)
-    before = [*(state.snapshot() or b"").split(), *state.events()]
-    if b"%d" % batch in before:  # the end of its turn was not known, and it was kept
-        return
-    one = records[0]
-    first = Candidate(workload_id=one.workload_id, dialect=one.dialect, trace=one.trace)
-    with state.turn() as turn:
-        _take_in(turn, records)
-        if batch % 4 == 3:
-            turn.put_snapshot(b"\n".join([*before, b"%d" % batch]))
-        else:
-            turn.add_events(b"%d" % batch)
-        turn.add_candidates(_FAMILY, first.workload_id, [first])
-        turn.keep_letter("late", str(batch), 1, b"letter", most_rows=_MOST_LETTERS, most_bytes=1 << 20)
-    load.log.add("acknowledged", by="state", records=ids_of(records))
-    load.log.add("acknowledged", by="rows", records=ids_of(records))
-    if load.rng.random() < 0.3:  # the acknowledgement was lost, so the agent sends them again
-        with state.turn() as turn:
-            _take_in(turn, records)
-
-
-def _take_in(turn: Turn, records: Sequence[Record]) -> None:
-    """Add results, and the rows of those that are new."""
-    flags = turn.add_results(map(result_of, records))
-    for record, is_new in zip(records, flags, strict=True):
-        if is_new:
-            lane = _LANES.number(record.device_id)
-            row = with_device(record.device_id, records_to_table([record]))
-            turn.add_waiting(lane, [record.device_id], 1, pack(row), record.measured_at)
-
-
-def _look(load: Load, state: StateFile, table: RecordsTable) -> None:
-    """Write down what is there."""
-    stored = DeltaTable(table.folder).to_pyarrow_table(columns=["record_id"]).column(0).to_pylist()
-    waiting = [one for rows in state.waiting() for one in unpack(rows.body).column("record_id").to_pylist()]
-    results = [
-        record_id_of(candidate_id, device_id, environment_id, attempt)
-        for _, device_id, environment_id, candidate_id, attempt, *_ in state.results()
-    ]
-    batches = Counter([*(state.snapshot() or b"").split(), *state.events()])
-    wrong = [
-        f"the turn {name.decode()} was applied {count} times" for name, count in batches.items() if count > 1
-    ]
-    if {*stored, *waiting} != set(results):
-        wrong.append(
-            f"{len({*stored, *waiting} ^ set(results))} results and rows that do not belong together"
-        )
-    if len(results) != BATCH * len(batches):
-        wrong.append(f"{len(results)} results of {len(batches)} turns")
-    letters = len(list(state.letters("late")))
-    if letters < min(len(batches), 0.9 * _MOST_LETTERS):
-        wrong.append(f"{letters} letters of {len(batches)} turns")
-    files = {file.path for file in state.files()}
-    if not files >= set(DeltaTable(table.folder).get_add_actions(flatten=True).column("path").to_pylist()):
-        wrong.append("the table has data files that the state file does not name")
-    places = {"state": tuple(results), "rows": (*stored, *waiting)}
-    load.log.add("look", places=places, wrong=tuple(wrong))
-
-
-_IMPORTED_LATE = (
-    "torch._dynamo",
-    "torch.utils.tensorboard",
-    "xgboost",
-    "transfer.adapt.kept",
-    "fleet.refresh.freshness_look",
-    "fleet.models.training",
-    "fleet.refresh.run",
-)
+    load.work_off(lambda: Store.open(load.disk / "store", settings=_LANES), StoreError, look, take)
 
 
 def spool_load(arguments: JsonDict) -> None:
@@ -152,71 +211,17 @@ def spool_load(arguments: JsonDict) -> None:
 
     def take(spool: Spool, batch: int) -> None:
         records = load.measured(batch)
-        _put(spool, records)
+        is_full = True
+        while is_full:
+            with suppress(SpoolFull):
+                spool.put(records)
+                is_full = False
         load.log.add("acknowledged", by="spool", records=ids_of(records))
         if batch % 3 == 2:
-            _acknowledge_some(load, spool)
+            pending = ids_of(spool.pending())
+            some = pending if load.rng.random() < 0.3 else pending[: len(pending) // 2]
+            load.log.add("released", records=some)
+            for _ in range(load.rng.choice((1, 1, 2))):  # a message that comes twice
+                spool.acknowledge(some)
 
     load.work_off(lambda: Spool(load.disk / "spool"), SpoolError, look, take)
-
-
-def _put(spool: Spool, records: list[Record]) -> None:
-    while True:
-        with contextlib.suppress(SpoolFull):
-            return spool.put(records)
-
-
-def _acknowledge_some(load: Load, spool: Spool) -> None:
-    pending = ids_of(spool.pending())
-    gone = pending if load.rng.random() < 0.3 else pending[: len(pending) // 2]
-    load.log.add("released", records=gone)
-    for _ in range(load.rng.choice((1, 1, 2))):  # a message that comes twice
-        spool.acknowledge(gone)
-
-
-def fleet_load(arguments: JsonDict) -> None:
-    """Be a whole coordinator for `batches` turns; see `benchmarks.chaos_fleet`."""
-    forks = spawner({"trainer": trainer_load})  # before anything of this process begins a thread
-    load = Load(arguments)
-    try:
-        run_fleet(load, forks, arguments)
-    except StartRefused:
-        os._exit(REFUSED)
-    except (StoreError, SpoolError) as error:
-        if arguments["plan"]["fault"] not in DISK_FAULTS:
-            raise
-        # It says so in one line and ends; the same command goes on.
-        print(f"the disk failed: {error}", file=sys.stderr)
-        os._exit(DISK_FAILED)
-    load.finish()
-
-
-def look_at_fleet_load(arguments: JsonDict) -> None:
-    """Look at the folder of a `fleet up` that has ended."""
-    load = Load(arguments)
-    look_at_fleet(load.log, load.root / "history.jsonl", load.disk)
-    load.finish()
-
-
-def main() -> None:
-    """Fork children for `benchmarks.chaos_children.Children`."""
-    # What a training imports when it first needs it: once here is cheaper than in every child.
-    for name in _IMPORTED_LATE:
-        importlib.import_module(name)
-    answers = os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)
-    loads = {
-        "spool": spool_load,
-        "state": state_load,
-        "models": models_load,
-        "observer": observer_load,
-        # The file that the replay devices of `fleet_load` answer from.
-        "recorded": lambda arguments: make_recorded(Path(arguments["recorded"])),
-        "fleet": fleet_load,
-        "look_at_fleet": look_at_fleet_load,
-    }
-    serve(loads, sys.stdin.buffer, answers)
-
-
-if __name__ == "__main__":
-    main()

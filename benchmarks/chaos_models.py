@@ -13,13 +13,10 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
-import random
 import signal
 import subprocess
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from functools import partial
-from io import FileIO
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -27,13 +24,13 @@ from typing import Any
 from agents.host import child_process as child
 from agents.records import DeviceId
 from benchmarks.chaos_children import ALIVE, Forks
-from benchmarks.chaos_faults import DISK_FAULTS, FaultPoints, Plan
+from benchmarks.chaos_faults import DISK_FAULTS
 from benchmarks.chaos_history import HistoryLog
-from benchmarks.chaos_life import Load, set_defaults
+from benchmarks.chaos_load import Load, fault_points, set_defaults
 from fleet.errors import FleetError
 from fleet.json_types import Json, JsonDict
 from fleet.models.registry import Registry
-from fleet.models.registry_file import Champion, Change, RegistryFile
+from fleet.models.registry_file import Change, RegistryFile
 from fleet.models.registry_reader import RegistryReader
 from fleet.refresh.process import main
 from transfer.errors import TransferError
@@ -54,72 +51,56 @@ class ForkedProcess:
     """What `agents.host.child_process` asks of a `subprocess.Popen`.
 
     Args:
-        command: Of a refresh: its last part is the request.
-        stdout, stderr: Where to write.
         forks: Forks it.
-        arguments: More for `trainer_load`: `history`, `alive`, `plan`.
-        log: Told when it was killed.
+        arguments: Of `trainer_load`.
+        log: Gets a line when it was killed.
     """
 
-    def __init__(
-        self,
-        command: Sequence[str],
-        *,
-        stdout: FileIO,
-        stderr: FileIO,
-        forks: Forks,
-        arguments: Json,
-        log: HistoryLog,
-        **_: Any,
-    ) -> None:
+    def __init__(self, forks: Forks, arguments: Json, log: HistoryLog) -> None:
         self._forks, self._log = forks, log
-        # It opens the files anew: those of this process are not there where it is forked.
-        given = {**arguments, "request": command[-1], "stdout": _path_of(stdout), "stderr": _path_of(stderr)}
-        self.pid = forks.start("trainer", given)
+        self.pid = forks.start("trainer", arguments)
 
     def wait(self) -> int:
         """Wait for its end: its exit code."""
         code = self._forks.wait(self.pid)
         if code == -signal.SIGKILL:
-            self._log.add("killed", by="trainer")
+            self._log.add("killed", by="trainer kill")
         return code
 
-    def kill(self) -> None:
-        """End it at once."""
-        os.kill(self.pid, signal.SIGKILL)
 
-
-def _path_of(stream: FileIO) -> str:
-    return str(Path(f"/proc/self/fd/{stream.fileno()}").readlink())
-
-
-def fork_trainings(forks: Forks, root: Path, plan: Json, log: HistoryLog, rng: random.Random) -> None:
+def fork_trainings(forks: Forks, load: Load, plan: Json) -> None:
     """Let every training of this process be forked, half of them with the fault of a plan at some step."""
-    places = {"history": str(root / "history.jsonl"), "alive": str(root / ALIVE)}
 
     def opened(command: Sequence[str], **options: Any) -> ForkedProcess:
-        at = rng.randint(1, _STEPS) if plan["at"] and rng.random() < _UNLUCKY else 0
-        given = {**places, "plan": {**plan, "at": at, "die_at": 0}}
-        return ForkedProcess(command, forks=forks, arguments=given, log=log, **options)
+        is_unlucky = plan["at"] and load.rng.random() < _UNLUCKY
+        at = load.rng.randint(1, _STEPS) if is_unlucky else 0
+        arguments = {"root": str(load.root), "request": command[-1], "plan": {**plan, "at": at, "die_at": 0}}
+        for name in ("stdout", "stderr"):
+            # It opens the files anew: those of this process are not there where it is forked.
+            arguments[name] = str(Path(f"/proc/self/fd/{options[name].fileno()}").readlink())
+        return ForkedProcess(forks, arguments, load.log)
 
     made = SimpleNamespace(Popen=opened, DEVNULL=subprocess.DEVNULL)
     setattr(child, "subprocess", made)  # noqa: B010  # for the type checker it is a module
 
 
 def trainer_load(arguments: JsonDict) -> None:
-    """Be the process of a refresh; the arguments are those of `ForkedProcess`."""
+    """Be the process of a refresh.
+
+    Args:
+        arguments: `root` (of the history), `request`, `stdout` and `stderr` (files), `plan` (of the faults).
+    """
+    root = Path(arguments["root"])
     os.setsid()
     for name, number in (("stdout", 1), ("stderr", 2)):
         os.dup2(os.open(arguments[name], os.O_WRONLY | os.O_APPEND), number)
     # Who cuts the power waits until nobody holds it any more.
-    fcntl.flock(os.open(arguments["alive"], os.O_RDWR | os.O_CREAT), fcntl.LOCK_SH)
+    fcntl.flock(os.open(root / ALIVE, os.O_RDWR | os.O_CREAT), fcntl.LOCK_SH)
     set_defaults(TrainConfig.__init__, trees=_TREES, sizes=SIZES)
-    log = HistoryLog(Path(arguments["history"]))
+    log = HistoryLog(root / "history.jsonl")
     watch_registry(log)
-    told: Callable[[], None] = partial(log.add, "trouble", by="disk fault")
-    FaultPoints(Plan(**arguments["plan"]), told).install()
-    code = main([arguments["request"]])
-    os._exit(code)
+    fault_points(arguments["plan"], log)
+    os._exit(main([arguments["request"]]))
 
 
 #: So small that it is written in a few milliseconds.
@@ -142,14 +123,11 @@ def watch_registry(log: HistoryLog) -> None:
     real = RegistryFile.commit
 
     def commit(self: RegistryFile, champions: Any, changes: Sequence[Change]) -> None:
-        last = self.state().serial
-        numbered = [replace(one, serial=last + place) for place, one in enumerate(changes, start=1)]
-        names = tuple(map(name_of, numbered))
-        if names:
-            log.add("publication", records=names)
+        first = self.state().serial + 1
+        names = tuple(name_of(replace(one, serial=first + place)) for place, one in enumerate(changes))
+        log.add("publication", records=names)
         real(self, champions, changes)
-        if names:
-            log.add("acknowledged", by="registry", records=names)
+        log.add("acknowledged", by="registry", records=names)
 
     RegistryFile.commit = commit  # type: ignore[method-assign]
 
@@ -161,34 +139,31 @@ def look_at_models(models: Path) -> tuple[tuple[str, ...], tuple[str, ...]]:
         Names of all changes of champions, and what is not whole, one sentence each.
     """
     reader = RegistryReader(models)
-    halves = []
-    for version in reader.versions():
+    halves: list[str] = []
+    changes: list[Change] = []
+
+    def attempt(what: str, act: Callable[[], object]) -> None:
         try:
-            checkpoint.load(models / version)
-        except _NOT_READ as error:
-            halves.append(f"version {version}: {error}")
-    try:
-        champions, changes = _champions(reader)
-    except _NOT_READ as error:
-        return (), (*halves, f"champions: {error}")
-    last = {one.device_id: one.version for one in changes}
-    for device_id, champion in champions.items():
-        try:
-            reader.load(champion.ref)[0].head(device_id)
+            act()
         except (*_NOT_READ, KeyError) as error:
-            halves.append(f"champion {champion.version} of {device_id}: {error}")
-        if last.get(device_id) != champion.version:
-            halves.append(f"{device_id} has {champion.version}, its last change says {last.get(device_id)}")
+            halves.append(f"{what}: {error}")
+
+    def read_champions() -> None:
+        champions, serial = reader.champions(), -1
+        while serial != reader.state().serial:  # both are of one moment
+            serial = reader.state().serial
+            champions, changes[:] = reader.champions(), reader.history()
+        last = {change.device_id: change.version for change in changes}
+        for device_id, champion in champions.items():
+            what = f"champion {champion.version} of {device_id}, last changed to {last.get(device_id)}"
+            attempt(what, lambda ref=champion.ref, name=device_id: reader.load(ref)[0].head(name))
+            if last.get(device_id) != champion.version:
+                halves.append(what)
+
+    for version in reader.versions():
+        attempt(f"version {version}", lambda version=version: checkpoint.load(models / version))
+    attempt("champions", read_champions)
     return tuple(map(name_of, changes)), tuple(halves)
-
-
-def _champions(reader: RegistryReader) -> tuple[dict[DeviceId, Champion], list[Change]]:
-    """Who serves, and how that came about: both of one moment."""
-    while True:
-        serial = reader.state().serial
-        found = reader.champions(), reader.history()
-        if reader.state().serial == serial:
-            return found
 
 
 def models_load(arguments: JsonDict) -> None:

@@ -1,7 +1,7 @@
 """`fleet up` as it is, on a real profile of this host and replay devices; its processes are killed in turn.
 
-`Wreck` kills and takes the time. What the coordinator promises is written down inside of it, so it is started
-through this module: `python -m benchmarks.chaos_real HISTORY up ...` is `fleet up ...`.
+`RealFleet.wreck` kills and takes the time. What the coordinator promises is written down inside of it, so it
+is started through this module: `python -m benchmarks.chaos_real HISTORY up ...` is `fleet up ...`.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import sys
 import time
 from collections import defaultdict
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -36,7 +37,7 @@ from fleet.errors import FleetError
 from fleet.json_types import JsonDict
 
 _TRAINER = "fleet.refresh.process"
-WAIT_SECS, _STOP_SECS = 180.0, 180.0
+WAIT_SECS = 180.0
 #: Short, so that an agent that was stopped by a signal is past its lease soon; and a wedged device back.
 LEASE_SECS = 8.0
 _DAEMON = {
@@ -63,317 +64,229 @@ def watched_up(history: Path, *arguments: str) -> Sequence[str]:
 
 
 class RealFleet:
-    """One fleet on the disk, and its coordinator while there is one.
+    """One fleet on the disk, and its coordinator while there is one; its processes are stopped and killed.
 
     Args:
         root: Folder of everything.
         recorded: What the replay devices answer from.
-
-    Attributes:
-        local: Id of the real device.
-        slow_starts: Starts that Ray was too slow for.
+        look: Writes down what a folder holds.
     """
 
-    def __init__(self, root: Path, recorded: Path) -> None:
-        self.root, self.disk, self.history = root, root / "disk", root / "history.jsonl"
-        self.slow_starts = 0
-        self.local, profile = least_profile()
+    def __init__(self, root: Path, recorded: Path, look: Callable[[Path], None]) -> None:
+        self._root, self._disk, self._look = root, root / "disk", look
+        self._log = HistoryLog(root / "history.jsonl")
+        #: The real device.
+        self._local, profile = least_profile()
         replay = replay_device(recorded, "bench")
         settings = write_fleet(
             root,
-            {self.local: profile, "replay-a": replay, "replay-b": replay},
-            self.disk,
+            {self._local: profile, "replay-a": replay, "replay-b": replay},
+            self._disk,
             workloads={"networks": ["bert-tiny"], "count": 3, "noise_samples": 0},
             training={"epochs": 1},
             daemon=_DAEMON,
         )
-        told = ("--config", str(settings), "--models", str(self.disk / "models"))
-        self.up = Program(watched_up(self.history, *told), root / "up.log")
+        options = ("--config", str(settings), "--models", str(self._disk / "models"))
+        self._up = Program(watched_up(self._log.path, *options), root / "up.log")
+        #: Seconds of each kind, by key of the JSON.
+        self._secs: dict[str, list[float]] = defaultdict(list)
 
-    def start(self) -> float:
+    def wreck(self, rounds: int) -> JsonDict:
+        """Stop each kind of process, then kill each kind, some times; returns what was measured."""
+        try:
+            self._start()
+            for role in ("coordinator", "trainer", "raylet"):
+                self._wait_for_record()
+                self._pause(role)
+            # So far no agent has died of anything: what is quarantined now was blamed for a pause.
+            self._kill_coordinator()
+            self._log.add("guilty")
+            for _ in range(rounds):
+                self._kill_each()
+            code = self._up.stop(patience(WAIT_SECS))
+            self._look_at_rest()
+        finally:
+            self._up.kill()
+        if code:
+            raise LateError(f"SIGTERM ended it with {code}")
+        return self._secs
+
+    def _kill_each(self) -> None:
+        self._wait_for_record()
+        at_secs = time.time()
+        self._secs["agent_back_secs"].append(self._agent_back(lambda: self._kill("agent")))
+        self._secs["agent_measures_secs"].append(self._measured_after(at_secs))
+        self._kill("worker")
+        self._wait_for_record()
+        # Stopped for good, an agent is ended, and another one takes its place.
+        self._agent_back(lambda: self._stop("agent"))
+        self._kill("trainer")
+        self._kill_coordinator()
+        self._kill_raylet()
+
+    def _start(self) -> float:
         """Give the command, the same every time; returns the seconds until a device can be used."""
         elapsed = stopwatch()
-        self.begin()
-        self.until(lambda: any(self.is_usable(name) for name in self.states()), "usable", START_SECS)
+        for _ in range(_MOST_STARTS):
+            self._up.start()
+            self._until(lambda: self._is_over or READY in self._up.told(), "start", START_SECS, may_end=True)
+            if not self._is_over or _RAY_SLOW not in self._up.told():
+                break
+        self._until(lambda: any(map(self._is_usable, self._states())), "usable device", START_SECS)
         return elapsed()
 
-    def begin(self) -> None:
-        """Give the command, and wait until it says that it is up.
-
-        Raises:
-            LateError: It is not, or it ended.
-        """
-        for _ in range(_MOST_STARTS):
-            self.up.start()
-            self.until(lambda: self.is_over or READY in self.up.told(), "ready", START_SECS, may_end=True)
-            if not self.is_over:
-                return
-            if _RAY_SLOW not in self.up.told():
-                break
-            self.slow_starts += 1
-        raise LateError(f"the coordinator ended at its start: {self.up.told()[-1500:]}")
-
     @property
-    def is_over(self) -> bool:
+    def _is_over(self) -> bool:
         """Whether the coordinator has ended."""
-        return self.up.code is not None
+        return self._up.code is not None
 
-    def of_local(self, name: str) -> Any:
-        """What the API says of the real device; 0 while it says nothing."""
-        return self.states().get(self.local, {}).get(name) or 0
-
-    def states(self) -> dict[str, JsonDict]:
+    def _states(self) -> dict[str, JsonDict]:
         """What the API says of each device; empty while it says nothing."""
         try:
-            view = ask(self.disk / "fleet", "/v1/status") or {}
+            view = ask(self._disk / "fleet", "/v1/status") or {}
         except FleetError:
             return {}
-        return dict(view["devices"]) if view.get("coordinator", {}).get("pid") == self.up.pid else {}
+        return dict(view["devices"]) if view.get("coordinator", {}).get("pid") == self._up.pid else {}
 
-    def is_usable(self, name: str, after: int = 0) -> bool:
+    def _of_local(self, name: str) -> Any:
+        """What the API says of the real device; 0 while it says nothing."""
+        return self._states().get(self._local, {}).get(name) or 0
+
+    def _is_usable(self, name: str, after: int = 0) -> bool:
         """Whether a device's agent, a later one than `after`, is up."""
-        found = self.states().get(name, {})
-        return found.get("state") in ("idle", "leased") and found["incarnation"] > after
+        device = self._states().get(name, {})
+        return device.get("state") in ("idle", "leased") and device["incarnation"] > after
 
-    def find(self, role: str) -> psutil.Process | None:
-        """A living process: `coordinator`, `raylet`, `agent`, `builder`, `timer` or `trainer`."""
+    def _find(self, role: str) -> psutil.Process | None:
+        """A living process: `coordinator`, `raylet`, `agent`, `worker` or `trainer`."""
+        top = psutil.Process(self._up.pid)
         if role == "coordinator":
-            return psutil.Process(self.up.pid)
-        found = []
-        timing = _lock_holders()
-        for process in psutil.Process(self.up.pid).children(recursive=True):
-            try:
-                name = Path(f"/proc/{process.pid}/comm").read_text().strip()
-                line = " ".join(process.cmdline())
-            except (OSError, psutil.Error):
-                continue
-            is_agent = line.startswith("ray::AgentHostActor") or name.startswith("ray::AgentHost")
-            is_worker = name == "fleet-worker"
-            if (
-                (role == "raylet" and name == "raylet")
-                or (role == "trainer" and _TRAINER in line)
-                or (role == "agent" and is_agent and _has_children(process))
-                or (role == "timer" and is_worker and process.pid in timing)
-                or (role == "builder" and is_worker and process.pid not in timing)
-            ):
-                found.append(process)
-        return random.choice(found) if found else None
+            return top
+        processes = [process for process in top.children(recursive=True) if _role_of(process) == role]
+        return random.choice(processes) if processes else None
 
-    def kill(self, role: str) -> None:
-        """Kill a process of a role; with the coordinator until all that ends with it is gone."""
-        self.signal(role, signal.SIGKILL)
-        if role == "coordinator":
-            self.ended()
-
-    def signal(self, role: str, number: int) -> psutil.Process:
-        """Send a signal to a process of a role, and return it; waits for one.
-
-        Raises:
-            LateError: There is none.
-        """
-        process = self.until(lambda: self.find(role), f"a {role} to send signal {number}", WAIT_SECS)
+    def _signal(self, role: str, number: int) -> psutil.Process:
+        """Send a signal to a process of a role, and return it; waits for one."""
+        process = self._until(lambda: self._find(role), f"{role} to send signal {number}")
         assert process is not None
         process.send_signal(number)
         return process
 
-    def agent_back(self, hurt: Callable[[], None]) -> float:
-        """Hurt the agent of the real device; returns the seconds until its next one is up."""
-        name = self.local
-        self.until(lambda: self.is_usable(name), name, WAIT_SECS)
-        before = self.states()[name]["incarnation"]
-        hurt()
-        elapsed = stopwatch()
-        self.until(lambda: self.is_usable(name, before), f"the next agent of {name}", WAIT_SECS)
-        return elapsed()
-
-    def measured_after(self, at_secs: float) -> float:
-        """Wait until the real device has a record that was measured after a moment; returns when that was.
-
-        Args:
-            at_secs: Unix seconds.
-        """
-
-        def last() -> float:
-            found = float(self.of_local("last_record_at"))
-            return found if found > at_secs else 0.0
-
-        return self.until(last, f"a record of {self.local}", WAIT_SECS)
-
-    def wait_for_records(self, more: int) -> None:
-        """Wait until the real device has some more records."""
-        goal = self.of_local("records") + more
-        self.until(lambda: self.of_local("records") >= goal, f"{more} records", 120)
-
-    def stop(self) -> int:
-        """End it in order; returns its exit code."""
-        code = self.up.stop(patience(_STOP_SECS))
-        self.ended()
-        return code
-
-    def look(self, run: Callable[[Path], None]) -> None:
-        """Look at a copy of everything, as the next start would find it; only while nothing runs."""
-        copy = self.root / "copy"
-        shutil.copytree(self.disk, copy / "disk")
-        run(copy / "disk")
-        shutil.rmtree(copy)
-
-    def ended(self) -> None:
-        """Wait until all processes are gone: agents end with their raylet, which ends with its driver."""
-        what = "the end of all processes"
-        self.until(lambda: self.is_over and not self._left(), what, WAIT_SECS, may_end=True)
-
-    def _left(self) -> list[int]:
-        """Processes of this fleet's agents that still have a spool open, and of its trainings."""
-        left = []
-        mark = str(self.disk / "spool")
-        for process in psutil.process_iter():
-            try:
-                is_trainer = _TRAINER in process.cmdline() and str(self.disk) in " ".join(process.cmdline())
-                if is_trainer or any(one.path.startswith(mark) for one in process.open_files()):
-                    left.append(process.pid)
-            except psutil.Error:
-                continue
-        return left
-
-    def until(self, look: Callable[[], _Answer], what: str, secs: float, *, may_end: bool = False) -> _Answer:
-        """Wait for something, longer on a crowded host; in vain at once if the coordinator has ended."""
-
-        def not_over() -> None:
-            if self.is_over and not may_end:
-                raise LateError(f"no {what}: the coordinator has ended")
-
-        try:
-            return wait_until(look, what, patience(secs), meanwhile=not_over, pause_secs=0.05)
-        except LateError as error:
-            raise LateError(f"{error}: {self.states()} {self.up.told()[-1500:]}") from None
-
-
-def _has_children(process: psutil.Process) -> bool:
-    """Whether it is the agent of a device that is measured: replay devices have no worker processes."""
-    try:
-        return bool(process.children())
-    except psutil.Error:
-        return False
-
-
-def _lock_holders() -> set[int]:
-    """Processes that hold a file lock; of the workers only the one that times does."""
-    lines = Path("/proc/locks").read_text().splitlines()
-    return {int(line.split()[4]) for line in lines if " FLOCK " in line and "->" not in line}
-
-
-#: How long a process is stopped: beyond its lease.
-_PAUSE_SECS = LEASE_SECS + 2
-
-
-class Wreck:
-    """Hurts a fleet, and takes the time until all is back.
-
-    Args:
-        fleet: Not started yet.
-        look: Writes down what a folder holds.
-        killed: Told of each kill: target and fault.
-    """
-
-    def __init__(
-        self, fleet: RealFleet, look: Callable[[Path], None], killed: Callable[[str, str], None]
-    ) -> None:
-        self._fleet, self._look, self._killed = fleet, look, killed
-        self._log = HistoryLog(fleet.history)
-        #: Seconds of each kind, by key of the JSON.
-        self._secs: dict[str, list[float]] = defaultdict(list)
-
-    def run(self, rounds: int) -> JsonDict:
-        """Stop each kind of process, then kill each kind, some times; returns what was measured."""
-        fleet, secs = self._fleet, self._secs
-        fleet.start()
-        for _ in range(rounds):
-            fleet.wait_for_records(1)
-            for role in ("coordinator", "trainer", "raylet"):
-                self._pause(role)
-        # So far no agent has died of anything: what is quarantined now was blamed for a pause.
-        self._kill_coordinator()
-        self._log.add("guilty")
-        for number in range(rounds):
-            fleet.wait_for_records(1)
-            at_secs = time.time()
-            secs["agent_back_secs"].append(fleet.agent_back(lambda: self._kill("agent")))
-            secs["agent_measures_secs"].append(fleet.measured_after(at_secs) - at_secs)
-            for role in ("builder", "timer"):
-                self._kill(role)
-                fleet.wait_for_records(1)
-            secs["agent_back_after_sigstop_secs"].append(fleet.agent_back(self._freeze))
-            self._kill("trainer")
-            self._kill_coordinator()
-            secs["raylet_back_secs"].append(self._kill_raylet())
-            if number == 0:
-                self._wedge()
-        code = fleet.stop()
-        if code != 0:
-            raise LateError(f"SIGTERM ended it with {code}")
-        fleet.look(self._look)
-        return {**secs, "slow_starts_of_ray": fleet.slow_starts}
-
     def _kill(self, role: str) -> None:
-        self._fleet.kill(role)
-        self._killed(role, "kill")
+        self._signal(role, signal.SIGKILL)
+        self._log.add("killed", by=f"{role} kill")
 
-    def _kill_coordinator(self) -> None:
-        self._kill("coordinator")
-        self._fleet.look(self._look)
-        at_secs = time.time()
-        self._secs["coordinator_back_secs"].append(self._fleet.start())
-        self._secs["coordinator_measures_secs"].append(self._fleet.measured_after(at_secs) - at_secs)
-
-    def _freeze(self) -> None:
-        """Stop an agent for good: it is ended, and another one takes its place."""
-        self._fleet.signal("agent", signal.SIGSTOP)
-        self._killed("agent", "SIGSTOP beyond the lease")
+    def _stop(self, role: str) -> psutil.Process:
         self._log.add("trouble", by="pause")
+        return self._signal(role, signal.SIGSTOP)
 
     def _pause(self, role: str) -> None:
         """Stop a process until it is past any lease; then all goes on."""
-        fleet = self._fleet
-        process = fleet.signal(role, signal.SIGSTOP)
-        self._log.add("trouble", by="pause")
-        time.sleep(_PAUSE_SECS)
+        process = self._stop(role)
+        time.sleep(LEASE_SECS + 2)
         try:
             process.send_signal(signal.SIGCONT)
         except psutil.NoSuchProcess:
             raise LateError(f"the {role} has ended while it was stopped") from None
-        fleet.until(lambda: fleet.is_usable(fleet.local), f"{fleet.local} after a pause", WAIT_SECS)
-        fleet.wait_for_records(1)
+        self._until(lambda: self._is_usable(self._local), "device after a pause")
 
-    def _wedge(self) -> None:
-        """Kill the agent of the real device until it is quarantined."""
-        name, deaths = self._fleet.local, 0
-        began = time.monotonic()
-        while time.monotonic() < began + patience(3 * WAIT_SECS):
-            if self._fleet.of_local("state") == "quarantined":
-                return
-            agent = self._fleet.find("agent")
-            if agent is not None:
-                agent.kill()
-                self._killed("agent", "kill")
-                deaths += 1
-            time.sleep(0.2)
-        raise LateError(f"{name} was not quarantined after {deaths} deaths: {self._fleet.states().get(name)}")
+    def _agent_back(self, hurt: Callable[[], object]) -> float:
+        """Hurt the agent of the real device; returns the seconds until its next one is up."""
+        self._until(lambda: self._is_usable(self._local), "device")
+        before = self._of_local("incarnation")
+        hurt()
+        elapsed = stopwatch()
+        self._until(lambda: self._is_usable(self._local, before), "next agent")
+        return elapsed()
 
-    def _kill_raylet(self) -> float:
-        """Kill the raylet: seconds until all devices can be used again, after a new start if need be."""
-        names = list(self._fleet.states())
-        before = {name: found["incarnation"] for name, found in self._fleet.states().items()}
+    def _measured_after(self, at_secs: float) -> float:
+        """Wait for a record that was measured after a moment, in Unix seconds; the seconds until it."""
+        self._until(lambda: self._of_local("last_record_at") > at_secs, "record")
+        return float(self._of_local("last_record_at")) - at_secs
+
+    def _wait_for_record(self) -> None:
+        """Wait until the real device has one more record."""
+        before = self._of_local("records")
+        self._until(lambda: self._of_local("records") > before, "further record")
+
+    def _kill_coordinator(self) -> None:
+        self._kill("coordinator")
+        self._look_at_rest()
+        at_secs = time.time()
+        self._secs["coordinator_back_secs"].append(self._start())
+        self._secs["coordinator_measures_secs"].append(self._measured_after(at_secs))
+
+    def _kill_raylet(self) -> None:
+        """Kill the raylet, and wait for all devices, after a new start if need be."""
+        before = {name: device["incarnation"] for name, device in self._states().items()}
         self._kill("raylet")
         elapsed = stopwatch()
+        self._until(
+            lambda: self._is_over or all(self._is_usable(*pair) for pair in before.items()),
+            "devices after their raylet's end",
+            may_end=True,
+        )
+        if self._is_over:
+            self._rest()
+            self._start()
+        self._secs["raylet_back_secs"].append(elapsed())
 
-        def is_back() -> bool:
-            return self._fleet.is_over or all(self._fleet.is_usable(name, before[name]) for name in names)
+    def _look_at_rest(self) -> None:
+        """Look at a copy of everything, as the next start would find it, once nothing runs any more."""
+        self._rest()
+        copy = self._root / "copy"
+        shutil.copytree(self._disk, copy)
+        self._look(copy)
+        shutil.rmtree(copy)
 
-        self._fleet.until(is_back, "the devices after their raylet's end", WAIT_SECS, may_end=True)
-        if self._fleet.is_over:
-            self._fleet.ended()
-            self._fleet.start()
-        return elapsed()
+    def _rest(self) -> None:
+        """Wait until all processes are gone: agents end with their raylet, which ends with its driver."""
+        self._until(lambda: self._is_over and not self._is_left(), "end of all processes", may_end=True)
+
+    def _is_left(self) -> bool:
+        """Whether an agent of this fleet still has a spool open, or one of its trainings runs."""
+        spools = str(self._disk / "spool")
+        for process in psutil.process_iter():
+            with suppress(psutil.Error):
+                line = " ".join(process.cmdline())
+                paths = [file.path for file in process.open_files()]
+                if (_TRAINER in line and str(self._disk) in line) or any(
+                    path.startswith(spools) for path in paths
+                ):
+                    return True
+        return False
+
+    def _until(
+        self, look: Callable[[], _Answer], what: str, secs: float = WAIT_SECS, *, may_end: bool = False
+    ) -> _Answer:
+        """Wait for something, longer on a crowded host; in vain at once if the coordinator has ended.
+
+        Raises:
+            LateError: It did not come.
+        """
+
+        def not_over() -> None:
+            if self._is_over and not may_end:
+                raise LateError("the coordinator has ended")
+
+        try:
+            return wait_until(look, what, patience(secs), meanwhile=not_over, pause_secs=0.05)
+        except LateError as error:
+            raise LateError(f"no {what}: {error}: {self._states()} {self._up.told()[-1500:]}") from None
+
+
+def _role_of(process: psutil.Process) -> str:
+    """What a process of a fleet is, as `RealFleet` names it; empty of any other."""
+    try:
+        name, line = Path(f"/proc/{process.pid}/comm").read_text().strip(), " ".join(process.cmdline())
+        if _TRAINER in line:
+            return "trainer"
+        is_agent = line.startswith("ray::AgentHostActor") or name.startswith("ray::AgentHost")
+        if is_agent and process.children():  # agents of replay devices have no worker processes
+            return "agent"
+    except (OSError, psutil.Error):
+        return ""
+    return {"raylet": "raylet", "fleet-worker": "worker"}.get(name, "")
 
 
 def main() -> None:

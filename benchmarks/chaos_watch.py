@@ -15,16 +15,15 @@ import math
 import random
 import time
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
-
-import msgspec
 
 from agents.codec import record_from_json
 from agents.records import Record
 from agents.spool.disk_spool import Spool
 from benchmarks.chaos_history import HistoryLog, read_history
-from benchmarks.chaos_life import candidates, stored_in, workloads
+from benchmarks.chaos_load import candidates, ids_of, stored_in, workloads
 from benchmarks.chaos_models import look_at_models, name_of
 from fleet.api.client import ask
 from fleet.core.events import Event as FleetEvent
@@ -32,6 +31,7 @@ from fleet.core.events import JobCancelled, JobFinished, JobId, JobSubmitted, Re
 from fleet.core.words import Limits
 from fleet.engine.event_log import EventLog
 from fleet.errors import FleetError, StoreFull
+from fleet.json_types import JsonDict
 from fleet.models.registry_reader import RegistryReader
 from fleet.planner.candidate_ranker import CandidateRanker
 from fleet.state.contents import LATE
@@ -52,11 +52,10 @@ class Observer:
     """
 
     def __init__(self, log: HistoryLog, disk: Path) -> None:
-        self._log, self._models, self._store = log, disk / "models", disk / "store"
-        self._daemon = disk / "fleet"
-        self._reader = RegistryReader(self._models)
+        self._log, self._disk = log, disk
+        self._reader = RegistryReader(disk / "models")
         self._workload = workloads()[0]
-        self._candidates = [one for one, _ in itertools.islice(candidates(self._workload), _SCORED)]
+        self._candidates = [pair[0] for pair in itertools.islice(candidates(self._workload), _SCORED)]
         self._serial = 0
         self._known: set[str] = set()
         self._has_read = False
@@ -78,7 +77,7 @@ class Observer:
     def look_at_table(self) -> None:
         """Note new records."""
         try:
-            fresh = tuple(one for one in stored_in(Store.read(self._store)) if one not in self._known)
+            fresh = set(stored_in(Store.read(self._disk / "store"))) - self._known
         except StoreFull:
             return  # a state file that nobody has open is no file to look at without some room
         except FleetError as error:
@@ -86,38 +85,34 @@ class Observer:
                 self._log.add("seen", wrong=(f"the table cannot be read: {error}",))
             return
         self._has_read = True
-        self._known.update(fresh)
-        if fresh:
-            self._log.add("seen", places={"store": fresh})
+        self._known |= fresh
+        self._log.add("seen", places={"store": tuple(fresh)})
 
     def look_at_api(self) -> None:
         """Note how many records the daemon tells of, if one answers."""
-        try:
-            view = ask(self._daemon, "/v1/status")
-        except FleetError:
-            return  # it was killed while it answered, or stands still
-        if view is not None:
-            self._log.add("seen", by="API", counted=view["store"]["records"])
+        with suppress(FleetError):  # it was killed while it answered, or stands still
+            if (view := ask(self._disk / "fleet", "/v1/status")) is not None:
+                self._log.add("seen", by="API", counted=view["store"]["records"])
 
     def _score(self, device_id: str) -> None:
         ranker = CandidateRanker(self._reader)
-        before = self._reader.champion(device_id)
-        found = ranker.rank(self._workload, device_id, self._candidates)
-        if found is None and before != self._reader.champion(device_id):
-            return  # it was taken back and pruned since
-        why = ""
-        if found is None:
-            why = ranker.why_not(device_id)
-        elif not all(math.isfinite(one) and one > 0 for one in found.scores):
-            why = f"it scores {found.scores}"
-        told = (f"champion {before} seen from outside: {why}",) if found is None or why else ()
-        self._log.add("seen", by="champion", halves=told)
+        champion = self._reader.champion(device_id)
+        ranked = ranker.rank(self._workload, device_id, self._candidates)
+        fault = ""
+        if ranked is None:
+            if champion != self._reader.champion(device_id):
+                return  # it was taken back and pruned since
+            fault = f"it does not score: {ranker.why_not(device_id)}"
+        elif not all(math.isfinite(score) and score > 0 for score in ranked.scores):
+            fault = f"it scores {ranked.scores}"
+        halves = (f"champion {champion} seen from outside: {fault}",) if fault else ()
+        self._log.add("seen", by="champion", halves=halves)
 
 
-def observer_load(arguments: dict[str, Any]) -> None:
+def observer_load(arguments: JsonDict) -> None:
     """Look until killed; `root` and `disk` as for any load."""
-    root = Path(arguments["root"])
-    observer = Observer(HistoryLog(root / "history.jsonl"), Path(arguments["disk"]))
+    log = HistoryLog(Path(arguments["root"]) / "history.jsonl")
+    observer = Observer(log, Path(arguments["disk"]))
     for number in itertools.count():
         observer.look_at_champions()
         if number % _SELDOM == 0:
@@ -127,14 +122,16 @@ def observer_load(arguments: dict[str, Any]) -> None:
 
 
 Real = Callable[..., Any]
-#: Events that may end a job.
-_ENDS = (JobFinished, JobCancelled)
 #: What a training comes to.
-_TRAININGS = {"TrainingStarted": "begun", "TrainingFinished": "finished", "TrainingFailed": "failed"}
+_TRAININGS = {"TrainingStarted": "begun", "TrainingFinished": "finished"}
 
 
 class Watched:
-    """Writes down what the system promises, around the functions that do."""
+    """Writes down what the system promises, around the functions that do.
+
+    Args:
+        log: Where to write.
+    """
 
     def __init__(self, log: HistoryLog) -> None:
         self._log = log
@@ -149,11 +146,10 @@ class Watched:
         _wrap(EventLog, "_keep", self._keep)
         _wrap(EventLog, "commit", self._commit)
 
-    def _put(self, real: Real, spool: Spool, records: Sequence[Record], *args: Any) -> None:
-        names = tuple(one.record_id for one in records)
-        self._log.add("measured", records=names)
-        real(spool, records, *args)
-        self._log.add("acknowledged", by="spool", records=names)
+    def _put(self, real: Real, spool: Spool, records: Sequence[Record], *more: Any) -> None:
+        self._log.add("measured", records=ids_of(records))
+        real(spool, records, *more)
+        self._log.add("acknowledged", by="spool", records=ids_of(records))
 
     def _acknowledge(self, real: Real, spool: Spool, record_ids: Iterable[str]) -> None:
         names = tuple(record_ids)
@@ -161,21 +157,17 @@ class Watched:
         real(spool, names)
 
     def _take(self, real: Real, store: Store, records: Sequence[Record]) -> Any:
-        names = tuple(one.record_id for one in records)
-        if names:  # they came from agents, whose own word may not be known
-            self._log.add("measured", records=names)
+        # They came from agents, whose own word may not be known.
+        self._log.add("measured", records=ids_of(records))
         fresh = real(store, records)
-        self._taken += names
+        self._taken += ids_of(records)
         return fresh
 
     def _keep(self, real: Real, event_log: EventLog, events: Sequence[FleetEvent]) -> None:
         # Before the disk, because a kill may come before anybody can say that it ended.
-        names = [
-            # A request that ends takes its jobs along.
-            event.request_id if isinstance(event, RequestEnded) else event.job_id
-            for event in events
-            if isinstance(event, (*_ENDS, RequestEnded))
-        ]
+        names = [event.job_id for event in events if isinstance(event, JobFinished | JobCancelled)]
+        # A request that ends takes its jobs along.
+        names += [event.request_id for event in events if isinstance(event, RequestEnded)]
         if names:
             self._log.add("ending", jobs=tuple(names))
         real(event_log, events)
@@ -185,15 +177,14 @@ class Watched:
 
     def _commit(self, real: Real, event_log: EventLog) -> Any:
         done = real(event_log)
-        events = done[0] if done is not None else []
-        self._log.note(msgspec.to_builtins(events))
-        for event in events:
+        for event in done[0] if done is not None else ():
             if isinstance(event, JobSubmitted):
                 self._log.add("submitted", by=event.job.request_id, jobs=(event.job.job_id,))
-            elif isinstance(event, _ENDS) and event_log.state.job_state(event.job_id) is None:
-                self._log.add("ended", by="done", jobs=(event.job_id,))
-            elif (what := _TRAININGS.get(type(event).__name__)) is not None:
-                self._log.add("training", by=what)
+            elif isinstance(event, JobFinished | JobCancelled):
+                if event_log.state.job_state(event.job_id) is None:
+                    self._log.add("ended", by="done", jobs=(event.job_id,))
+            elif (name := type(event).__name__) in _TRAININGS:
+                self._log.add("training", by=_TRAININGS[name])
         return done
 
 
@@ -208,13 +199,13 @@ def _wrap(owner: type, name: str, around: Callable[..., Any]) -> None:
     setattr(owner, name, call)
 
 
-def look_at_fleet(log: HistoryLog, history: Path, disk: Path) -> None:
+def look_at_fleet(log: HistoryLog, disk: Path) -> None:
     """Look at the folder of a `fleet up` that has ended; what only its coordinator promised is known."""
-    names = tuple(_spooled(disk))
+    names = _spooled(disk)
     changes, _ = look_at_models(disk / "models")
     log.add("measured", records=(*names, *changes))
     log.add("acknowledged", by="spool", records=names)
-    look(log, history, disk)
+    look(log, disk)
 
 
 def late_records(file: Questions) -> set[str]:
@@ -226,16 +217,16 @@ def late_records(file: Questions) -> set[str]:
     }
 
 
-def _spooled(disk: Path) -> list[str]:
+def _spooled(disk: Path) -> tuple[str, ...]:
     """Records in the spools of all devices."""
-    spooled: list[str] = []
-    for folder in sorted(one for one in disk.glob("spool/*") if one.is_dir()):
+    names: tuple[str, ...] = ()
+    for folder in disk.glob("spool/*/"):
         with Spool(folder) as spool:
-            spooled += (one.record_id for one in spool.pending())
-    return spooled
+            names += ids_of(spool.pending())
+    return names
 
 
-def look(log: HistoryLog, history: Path, disk: Path) -> None:
+def look(log: HistoryLog, disk: Path) -> None:
     """Write down all that is there, by the way that every start takes."""
     store = Store.open(disk / "store")
     try:
@@ -244,23 +235,22 @@ def look(log: HistoryLog, history: Path, disk: Path) -> None:
         state = EventLog(store.state, Limits()).state
     finally:
         store.abandon()  # what waits for the table waits on
-    known = read_history(history)
-    ending = {job for event in known if event.kind == "ending" for job in event.jobs}
+    history = read_history(log.path)
+    # The state forgets jobs that ended; that it ended one, the history says.
+    ending = {name for event in history if event.kind == "ending" for name in event.jobs}
     states: dict[str, str] = {}
-    request_of = {job: event.by for event in known if event.kind == "submitted" for job in event.jobs}
-    for job, request_id in request_of.items():
-        found = state.job_state(JobId(job))
-        # The state forgets jobs that ended; that it ended this one, the history tells.
-        if found is not None or job in ending or request_id in ending:
-            states[job] = "done" if found is None else str(found)
+    for event in history:
+        for job in event.jobs if event.kind == "submitted" else ():
+            job_state = state.job_state(JobId(job))
+            if job_state is not None or {job, event.by} & ending:
+                states[job] = str(job_state or "done")
     counted = sum(sum(state.describe(one)["outcomes"].values()) for one in state.device_ids())
     if sum(state.job_counts().values()) != state.jobs_submitted:
         raise RuntimeError(f"{state.jobs_submitted} jobs submitted, but {state.job_counts()}")
-    spooled = tuple(_spooled(disk))
     changes, halves = look_at_models(disk / "models")
     log.add(
         "look",
-        places={"spool": spooled, "store": stored, "late": tuple(sorted(late)), "registry": changes},
+        places={"spool": _spooled(disk), "store": stored, "late": tuple(late), "registry": changes},
         states=states,
         counted=counted,
         halves=halves,

@@ -32,7 +32,7 @@ _NEEDED = {
     ),
     "daemon networks": "freshness gpu_visit networks networks_corpus pretrained search",
     "measure train": "scoring training tvm_sides unlike",
-    "daemon tensorboard": "chaos chaos_load",
+    "daemon tensorboard": "chaos",
     "dev": "dashboard pictures",
     "": "disturbing_load",
     "train": "gpus",

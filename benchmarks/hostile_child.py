@@ -18,20 +18,19 @@ import shutil
 import sys
 import tempfile
 import traceback
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from random import Random
-from typing import TextIO
+from typing import Any, TextIO
 
 import pyarrow as pa
 
-from benchmarks.hostile_corpus import Case, corpus_case, make_case
-from benchmarks.hostile_datasets import make_dataset
-from benchmarks.hostile_model_folders import make_backup, make_models
-from benchmarks.hostile_networks import make_archive
+from benchmarks.hostile_corpus import Made, copy_find, make_log
+from benchmarks.hostile_folders import make_backup, make_dataset, make_models
+from benchmarks.hostile_networks import make_networks
 from benchmarks.hostile_run import Question, own_secs
-from benchmarks.hostile_stages import STAGES, TYPED, Unaccounted, Work, counts_of
+from benchmarks.hostile_stages import STAGES, TYPED, Unaccounted, Work
 from benchmarks.made_up import own_mb
 from fleet.json_types import JsonDict
 
@@ -42,27 +41,18 @@ _READ_EVERY = 10
 #: Stages of a find of the corpus.
 _CORPUS_STAGES = ("import", "command", "dataset", "replay", "export", "training")
 
-
-@dataclass(frozen=True)
-class Kind:
-    """One kind of case."""
-
-    stage: str
-    #: Writes a folder, given dice and the marker of an attack.
-    folder: Callable[[Random, Path, str], None] | None = None
-    #: Network files in one case.
-    networks: int = 1
-
-
-KINDS = {
-    "dataset": Kind("open-dataset", make_dataset),
-    "models": Kind("load-models", lambda rng, folder, _: make_models(rng, folder)),
-    "backup": Kind("restore-backup", lambda rng, folder, _: make_backup(rng, folder)),
-    "recording": Kind("replay-file", make_dataset),
-    "network": Kind("archive"),
-    "networks": Kind("reader", networks=_TOGETHER),
+#: Writes a case into a new folder, given dice and the beginning of the names of an attack's folders.
+Maker = Callable[[Random, Path, str], Made]
+#: Stage and maker of each kind of case that is no log.
+KINDS: dict[str, tuple[str, Maker]] = {
+    "dataset": ("open-dataset", make_dataset),
+    "models": ("load-models", make_models),
+    "backup": ("restore-backup", make_backup),
+    "recording": ("replay-file", make_dataset),
+    "network": ("archive", make_networks),
+    "networks": ("reader", partial(make_networks, count=_TOGETHER)),
 }
-_FOLDERS = [name for name, kind in KINDS.items() if kind.folder is not None]
+_FOLDERS = ("dataset", "models", "backup", "recording")
 
 
 def folder_names(count: int) -> list[str]:
@@ -73,80 +63,58 @@ def folder_names(count: int) -> list[str]:
 def network_names(count: int) -> list[str]:
     """Names of the cases of so many network files.
 
-    Each is checked, which most do not pass; some are read then: some attacks on the graph pass the check,
-    without what they carry.
+    Each is checked, which most do not pass; some more are read then: some attacks on the graph pass the
+    check, without what they carry.
     """
     groups = range(0, count // _READ_EVERY, _TOGETHER)
     return [*(f"network-{number}" for number in range(count)), *(f"networks-{start}" for start in groups)]
 
 
-def kind_of(name: str) -> Kind | None:
-    """The kind that a name tells; None of a log."""
+def kind_of(name: str) -> tuple[str, Maker] | None:
+    """Stage and maker of a named case; None of a log."""
     kind, _, number = name.partition("-")
     return KINDS.get(kind) if number.isdigit() else None
 
 
-def questions_of(names: Iterable[str]) -> list[Question]:
-    """Named cases, each through the stage of its kind; a log through all of a find."""
-    kinds = {name: kind_of(name) for name in names}
-    return [
-        Question(case=name, stages=(kind.stage,) if kind else _CORPUS_STAGES) for name, kind in kinds.items()
-    ]
+def question_of(name: str) -> Question:
+    """A case through its stages: logs are imported and read, some replayed, exported and trained on."""
+    if kind := kind_of(name):
+        return Question(case=name, stages=(kind[0],))
+    if not name.isdigit():
+        return Question(case=name, stages=_CORPUS_STAGES)
+    number = int(name)
+    stages = {
+        "import": True,
+        "command": number % 75 == 0,
+        "dataset": True,
+        "replay": number % 4 == 0,
+        "export": number % 4 == 0,
+        "training": number % 25 == 1,
+    }
+    return Question(case=name, stages=tuple(stage for stage, is_due in stages.items() if is_due))
 
 
-def stages_of_log(number: int) -> tuple[str, ...]:
-    """Stages of a generated log: all are imported and read, some replayed, exported and trained on."""
-    stages = ["import"]
-    if number % 75 == 0:
-        stages.append("command")
-    stages.append("dataset")
-    if number % 4 == 0:
-        stages += ["replay", "export"]
-    if number % 25 == 1:
-        stages.append("training")
-    return tuple(stages)
+def marker_of(name: str, seed: int, markers: str) -> str:
+    """Beginning of the paths of folders that code of a case would make."""
+    return f"{markers}/{seed}-{name}+"
 
 
-def case_of(name: str, seed: int, markers: str) -> Case:
-    """Make a case.
+def make_case(name: str, seed: int, markers: str, folder: Path) -> Made:
+    """Write a case.
 
     Args:
         name: Of the case.
         seed: Of all cases.
         markers: Folder in which code of the case would make a folder.
+        folder: To make.
     """
+    rng, marker = Random(f"hostile/{seed}/{name}"), marker_of(name, seed, markers)
+    folder.parent.mkdir(parents=True, exist_ok=True)
     if name.isdigit():
-        return make_case(seed, int(name), markers)
-    kind = kind_of(name)
-    if kind is None:
-        return corpus_case(name, markers)
-    word, _, number = name.partition("-")
-    if (write := kind.folder) is None:
-        return _networks(name, int(number), kind.networks, seed, markers)
-    marker = f"{markers}/{seed}-{name}"
-    return Case(
-        name=name,
-        dialect=word,
-        form="folder",
-        files=((word.encode(), b""),),
-        lines=0,
-        make=lambda folder: write(Random(f"hostile/{seed}/{name}"), folder, marker),
-        marker=marker,
-    )
-
-
-def _networks(name: str, first: int, count: int, seed: int, markers: str) -> Case:
-    """One network file, or some together."""
-    several = [make_archive(seed, first + more, markers) for more in range(count)]
-    if count == 1:
-        return several[0]
-    return replace(
-        several[0],
-        name=name,
-        dialect="network reader",
-        files=tuple((f"{place}.pt2".encode(), case.files[0][1]) for place, case in enumerate(several)),
-        markers=sum(case.markers for case in several),
-    )
+        return make_log(rng, folder, marker)
+    if kind := kind_of(name):
+        return kind[1](rng, folder, marker)
+    return copy_find(name, folder, marker)
 
 
 def started_peak_mb() -> float:
@@ -165,46 +133,38 @@ def forget_peak() -> None:
 def where(error: BaseException) -> str:
     """Kind of an error, and the deepest line of this project that it came through."""
     root = str(Path(__file__).resolve().parents[1])
-    frames = [one for one in traceback.extract_tb(error.__traceback__) if one.filename.startswith(root)]
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename.startswith(root)]
     place = f"{frames[-1].filename[len(root) + 1 :]}:{frames[-1].name}" if frames else "elsewhere"
     return f"{type(error).__name__} in {place}"
 
 
-def run_stage(name: str, run: Callable[[Work], None], work: Work) -> JsonDict:
+def run_stage(name: str, run: Callable[[Work], Any], work: Work) -> JsonDict:
     """Take a case through one stage, which is the function `run`.
 
     Returns:
         How it ended (`ok`, `refused`, `crash`, `unaccounted`), what was raised, seconds and memory.
     """
     forget_peak()
-    started_before_mb = started_peak_mb()
-    began = own_secs(os.getpid())
-    ended, text, kind = "ok", "", ""
+    started_before_mb, began = started_peak_mb(), own_secs(os.getpid())
+    how, text, kind = "ok", "", ""
     try:
         run(work)
-        if name in work.refusals:
-            ended, text = "refused", work.refusals[name]
+        if work.refusal:
+            how, text = "refused", work.refusal
     except TYPED as refusal:
-        ended, text = "refused", str(refusal)
+        how, text = "refused", str(refusal)
     except Unaccounted as fault:
-        ended, text, kind = "unaccounted", str(fault), "Unaccounted"
+        how, text, kind = "unaccounted", str(fault), "Unaccounted"
     except Exception as error:
-        ended, kind = "crash", where(error)
-        text = "".join(traceback.format_exception(error, limit=-6))[-2000:]
-    started_mb = started_peak_mb()
+        how, kind = "crash", where(error)
+        text = "".join(traceback.format_exception(error, limit=-6))
+    secs, started_mb = own_secs(os.getpid()) - began, started_peak_mb()
     # The kernel never forgets that peak: an earlier case has it, unless it has risen.
-    most_mb = max(own_mb("VmHWM"), started_mb if started_mb > started_before_mb else 0.0)
-    return {
-        "ended": name,
-        "how": ended,
-        "kind": kind,
-        "text": text[:2000],
-        "secs": own_secs(os.getpid()) - began,
-        "peak_mb": most_mb,
-    }
+    peak_mb = max(own_mb("VmHWM"), started_mb if started_mb > started_before_mb else 0.0)
+    return {"ended": name, "how": how, "kind": kind, "text": text[-2000:], "secs": secs, "peak_mb": peak_mb}
 
 
-def serve(asked: TextIO, events: TextIO, stages: Mapping[str, Callable[[Work], None]]) -> None:
+def serve(asked: TextIO, events: TextIO, stages: Mapping[str, Callable[[Work], Any]]) -> None:
     """Answer until nothing more is asked."""
 
     def tell(event: JsonDict) -> None:
@@ -214,26 +174,24 @@ def serve(asked: TextIO, events: TextIO, stages: Mapping[str, Callable[[Work], N
     for line in asked:
         question = json.loads(line)
         tell({"began": "making"})
-        case = case_of(question["case"], question["seed"], question["markers"])
-        folder = Path(tempfile.mkdtemp(dir=question["folder"]))
-        work = Work(case, folder)
-        try:
-            os.chdir(folder)
-            case.write(work.logs)
-            for name in question["stages"]:
-                tell({"began": name})
-                told = run_stage(name, stages[name], work)
-                tell(told)
-                # Without a store there is nothing further to read.
-                if name == "import" and not work.store.exists():
-                    break
-        finally:
-            os.chdir(question["folder"])
-            shutil.rmtree(folder, ignore_errors=True)
-        tell({"done": case.name, "dialect": case.dialect, "form": case.form, **counts_of(work)})
+        name, seed, markers = question["case"], question["seed"], question["markers"]
+        work = Work(Path(tempfile.mkdtemp(dir=question["folder"])), marker_of(name, seed, markers))
+        made = make_case(name, seed, markers, work.logs)
+        work.counts |= {"lines": made.lines, "attacks": made.attacks, "files": len(list(work.logs.iterdir()))}
+        os.chdir(work.folder)
+        for stage in question["stages"]:
+            tell({"began": stage})
+            work.refusal = ""
+            tell(run_stage(stage, stages[stage], work))
+            # Without a store there is nothing further to read.
+            if stage == "import" and not work.store.exists():
+                break
+        os.chdir(question["folder"])
+        shutil.rmtree(work.folder, ignore_errors=True)
+        tell({"done": made.kind, "counts": work.counts})
 
 
-def main(stages: Mapping[str, Callable[[Work], None]] = STAGES) -> None:
+def main(stages: Mapping[str, Callable[[Work], Any]] = STAGES) -> None:
     """Keep standard output for events: what the program prints goes to standard error.
 
     Args:

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import json
 import sys
-import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -24,15 +23,14 @@ from rich.console import Console
 
 from agents.records import Candidate, DeviceId, Family, Record, Workload, canonical_json
 from benchmarks.fleet_up import write_fleet
-from benchmarks.harness import run_bounded
-from benchmarks.hostile_corpus import attack_steps, packed, seeds, with_marker
+from benchmarks.harness import run_bounded, stopwatch
+from benchmarks.hostile_corpus import MARKER, attack_steps, packed, padded, seeds
+from benchmarks.hostile_run import SLOW_STAGES, Found
 from fleet.json_types import JsonDict
 from fleet.planner.progress import TerminalDisplay
 
 if TYPE_CHECKING:
-    from benchmarks.hostile_run import Found
     from fleet.drivers.session import EngineSession
-    from fleet.planner.collect import Collection
     from fleet.planner.settings import Pools
 
 STRANGER, OWN = DeviceId("stranger"), DeviceId("own")
@@ -43,15 +41,13 @@ _PROTOCOL = {
 }
 #: Candidates of our own beside the stranger's, and honest traces that attacks are put into.
 _OWN_SAMPLES, _HONEST = 4, 8
-#: The whole stage.
-_LIMIT_SECS = 600.0
 #: Exit code of a process that was made to end by foreign code.
 EXIT_CODE = 113
 #: Rows and columns of every matrix of the public program.
 _EXTENT = 64
 _TARGET = {"kind": "llvm", "num-cores": 1}
-#: Ways to run code, and ways to put them into a trace.
-_KINDS, _WAYS = 5, 5
+#: Ways to run code.
+_KINDS = 5
 
 
 def programs(marker: str) -> tuple[Any, Any]:
@@ -60,25 +56,14 @@ def programs(marker: str) -> tuple[Any, Any]:
     from tvm import te, tirx
 
     shape = (_EXTENT, _EXTENT)
-
-    def made(called: bool) -> Any:
-        left, right = te.placeholder(shape, name="A"), te.placeholder(shape, name="B")
-        along = te.reduce_axis((0, _EXTENT), name="k")
-        product = te.compute(
-            shape, lambda i, j: te.sum(left[i, along] * right[along, j], axis=along), name="C"
-        )
-
-        def element(i: Any, j: Any) -> Any:
-            value = tirx.erf(product[i, j])
-            if not called:
-                return value
-            call = tirx.call_extern("int32", "mkdir", marker, tirx.IntImm("int32", 448))
-            return value + tirx.Cast("float32", call)
-
-        result = te.compute(shape, element, name="D")
-        return tvm.IRModule({"main": te.create_prim_func([left, right, result])})
-
-    return made(False), made(True)
+    left, right = te.placeholder(shape, name="A"), te.placeholder(shape, name="B")
+    along = te.reduce_axis((0, _EXTENT), name="k")
+    product = te.compute(shape, lambda i, j: te.sum(left[i, along] * right[along, j], axis=along), name="C")
+    call = tirx.call_extern("int32", "mkdir", marker, tirx.IntImm("int32", 448))
+    honest = te.compute(shape, lambda i, j: tirx.erf(product[i, j]), name="D")
+    calling = te.compute(shape, lambda i, j: tirx.erf(product[i, j]) + tirx.Cast("float32", call), name="D")
+    modules = [tvm.IRModule({"main": te.create_prim_func([left, right, last])}) for last in (honest, calling)]
+    return modules[0], modules[1]
 
 
 def attacked(honest: Sequence[list[Any]], number: int, markers: str, rng: Random) -> list[Any]:
@@ -93,17 +78,18 @@ def attacked(honest: Sequence[list[Any]], number: int, markers: str, rng: Random
     steps, decisions = honest[number % len(honest)]
     marker = f"{markers}-{number}"
     foreign = attack_steps(number % _KINDS, "" if number % 3 == 2 else marker)
-    way = number // _KINDS % _WAYS
-    if way == 0:
-        return [foreign, []]
-    if way == 1:
-        return [[*steps, *foreign], decisions]
-    if way == 2:
-        return [[*foreign, *steps], [[place + len(foreign), choice] for place, choice in decisions]]
-    if way == 3:
-        return [steps, decisions]
-    trace: list[Any] = json.loads(with_marker(json.dumps(rng.choice(seeds("meta_schedule"))[1][0]), marker))
-    return trace
+    shifted = [[place + len(foreign), choice] for place, choice in decisions]
+    anything = json.loads(
+        json.dumps(rng.choice(seeds("meta_schedule"))[1][0]).replace(MARKER, padded(marker))
+    )
+    ways: tuple[list[Any], ...] = (
+        [foreign, []],
+        [[*steps, *foreign], decisions],
+        [[*foreign, *steps], shifted],
+        [steps, decisions],
+        anything,
+    )
+    return ways[number // _KINDS % len(ways)]
 
 
 def write_database(folder: Path, workload_id: str, modules: Sequence[bytes], traces: Sequence[Any]) -> Path:
@@ -120,7 +106,7 @@ def write_database(folder: Path, workload_id: str, modules: Sequence[bytes], tra
     return log
 
 
-class Watched(TerminalDisplay):
+class _Watcher(TerminalDisplay):
     """Keeps what was stored, and why candidates were refused; shows nothing."""
 
     def __init__(self) -> None:
@@ -135,25 +121,6 @@ class Watched(TerminalDisplay):
     def stored(self, device_id: DeviceId, records: Sequence[Record]) -> None:
         """See `Watcher`."""
         self.records += records
-
-
-def _measured(
-    session: EngineSession,
-    collection: Collection,
-    watcher: Watched,
-    workload: Workload,
-    traces: Sequence[Any],
-) -> int:
-    """Measure what planning chooses, then the traces whatever they are; how many records came of the plan."""
-    session.ready([OWN])
-    pools = collection.propose([workload])
-    collection.measure(_pools(workload, ["[[],[]]"]))
-    collection.measure(pools)
-    collection.measure_noise(only_due=False)
-    planned = len(watcher.records)
-    # Whatever planning lets through, the device itself must refuse what is no trace of ours.
-    collection.measure(_pools(workload, [canonical_json(one) for one in traces]))
-    return planned
 
 
 def offer(folder: Path, markers: Path, seed: int, count: int) -> JsonDict:
@@ -180,46 +147,53 @@ def offer(folder: Path, markers: Path, seed: int, count: int) -> JsonDict:
     public, foreign = programs(f"{markers}/{seed}-module")
     workload = workload_from_module(public, name="public", operator="GMM")
     drawn = DesignSpace(workload, Family.CPU).sample(_HONEST, seed=seed + 1).candidates
-    honest = [json.loads(one.trace) for one in drawn]
+    honest = [json.loads(candidate.trace) for candidate in drawn]
     traces = [attacked(honest, place, f"{markers}/{seed}-live", rng) for place in range(count)]
     # The stranger's module comes first, under the hash of the public one.
-    modules = [tvm.ir.save_json(one).encode() for one in (foreign, public)]
+    modules = [tvm.ir.save_json(program).encode() for program in (foreign, public)]
     log = write_database(folder, workload.workload_id, modules, traces)
     with Store.open(folder / "store") as store:
         request = ImportRequest(paths=(log,), device_id=STRANGER, devices_folder=folder / "none")
         imported = import_logs(store, request)
-        known = {one.trace for one in store.records(device_id=STRANGER)}
+        offered = {record.trace for record in store.records(device_id=STRANGER)}
         store.put_workloads([workload], own=True)
     device = {"kind": "local", "family": "cpu", "target": _TARGET}
     settings = load_fleet(write_fleet(folder, {OWN: device}, folder, protocol=_PROTOCOL)).config
-    how = CollectSettings(samples=len(known) + _OWN_SAMPLES, seed=seed, noise=2)
-    watcher = Watched()
+    how = CollectSettings(samples=len(offered) + _OWN_SAMPLES, seed=seed, noise=2)
+    witness = _Watcher()
 
-    def work(session: EngineSession) -> int:
-        collection = Collection(session, select_devices(settings), how, watcher)
-        return _measured(session, collection, watcher, workload, traces)
+    def work(session: EngineSession) -> set[str]:
+        collection = Collection(session, select_devices(settings), how, witness)
+        session.ready([OWN])
+        pools = collection.propose([workload])
+        collection.measure(_pools(workload, ["[[],[]]"]))
+        collection.measure(pools)
+        collection.measure_noise(only_due=False)
+        measured = {record.trace for record in witness.records}
+        # Whatever planning lets through, the device itself must refuse what is no trace of ours.
+        collection.measure(_pools(workload, [canonical_json(trace) for trace in traces]))
+        return measured
 
     up = UpOptions(models=folder / "models")
     arguments = {"devices": [OWN]}
-    planned = run_embedded(settings, RequestKind.COLLECTION, arguments, up, Console(quiet=True), work)
-    measured = {one.trace for one in watcher.records[:planned]}
+    measured = run_embedded(settings, RequestKind.COLLECTION, arguments, up, Console(quiet=True), work)
     # The coordinator takes modules from the store, where the stranger's came first.
     stored = Store.read(folder / "store").workloads()[workload.workload_id]
     return {
         "candidates": count,
         "imported": imported.imported,
         "rejected": dict(imported.counts.rejected),
-        "refused": dict(watcher.reasons),
-        "reached_device": len(measured & known - {canonical_json(one) for one in honest}),
-        "ended_by_exit": sum(f"status {EXIT_CODE}" in record.error for record in watcher.records),
+        "refused": dict(witness.reasons),
+        "reached_device": len(measured & offered - {canonical_json(trace) for trace in honest}),
+        "ended_by_exit": sum(f"status {EXIT_CODE}" in record.error for record in witness.records),
         "module_is_ours": stored.module_json == workload.module_json,
     }
 
 
 def _pools(workload: Workload, traces: Sequence[str]) -> Pools:
     """Candidates as planning would give them."""
-    made = [Candidate(workload_id=workload.workload_id, trace=one) for one in dict.fromkeys(traces)]
-    return {Family.CPU: {workload.workload_id: made}}
+    candidates = [Candidate(workload_id=workload.workload_id, trace=trace) for trace in dict.fromkeys(traces)]
+    return {Family.CPU: {workload.workload_id: candidates}}
 
 
 def run_live(folder: Path, markers: Path, found: Found, *, seed: int, candidates: int) -> JsonDict:
@@ -228,23 +202,18 @@ def run_live(folder: Path, markers: Path, found: Found, *, seed: int, candidates
     Args:
         folder: Where it works.
         markers: Folder that foreign code would write to.
-        found: Takes the tally of the stage.
+        found: Takes the end of the stage.
         seed: Of the traces.
         candidates: How many are offered.
     """
     folder.mkdir(parents=True)
-    command = [sys.executable, "-P", "-m", "benchmarks.hostile_live", str(folder), str(markers)]
-    command += [str(seed), str(candidates)]
-    tally, began = found.stage("live"), time.monotonic()
-    tally.files = candidates
-    ended = run_bounded(command, _LIMIT_SECS)
-    tally.longest_secs = time.monotonic() - began
-    if ended.code == 0:
-        return dict(json.loads(ended.printed.splitlines()[-1]))
-    tally.hangs, tally.crashes = int(ended.code is None), int(ended.code is not None)
-    kind = "hang" if ended.code is None else f"ended with {ended.code}"
-    found.find("live", kind, "live", ended.errors[-3_000:])
-    return {}
+    words = (str(folder), str(markers), str(seed), str(candidates))
+    elapsed = stopwatch()
+    ended = run_bounded([sys.executable, "-P", "-m", "benchmarks.hostile_live", *words], SLOW_STAGES["live"])
+    how = {0: "ok", None: "hang"}.get(ended.code, "crash")
+    about = {"kind": f"ended with {ended.code}", "text": ended.errors[-3_000:]}
+    found.take("live", {"ended": "live", "how": how, "secs": elapsed(), "peak_mb": 0.0, **about})
+    return dict(json.loads(ended.printed.splitlines()[-1])) if how == "ok" else {}
 
 
 if __name__ == "__main__":

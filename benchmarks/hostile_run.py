@@ -11,8 +11,8 @@ import subprocess
 import sys
 import threading
 import time
-from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, suppress
 from dataclasses import dataclass, field
@@ -36,78 +36,59 @@ TARGET_MB = 1_024.0
 SLOW_STAGES = {
     **dict.fromkeys(("command", "training", "making", "open-dataset", "replay-file", "load-models"), 60.0),
     "reader": 300.0,
+    "live": 600.0,
 }
 _POLL_SECS = 0.1
 _ERRORS_KEPT = 3_000
 
 
 @dataclass
-class Tally:
-    """What was seen of one stage."""
-
-    files: int = 0
-    refused: int = 0
-    crashes: int = 0
-    hangs: int = 0
-    longest_secs: float = 0.0
-    peak_memory_mb: float = 0.0
-
-
-@dataclass
 class Found:
     """Everything that was seen."""
 
-    stages: dict[str, Tally] = field(default_factory=dict)
-    #: Sums of the counts of cases, by dialect.
-    dialects: dict[str, Counter[str]] = field(default_factory=dict)
+    #: How often a stage ended how: `ok`, `refused`, `crash`, `unaccounted`, `hang`, `memory`.
+    ended: Counter[tuple[str, str]] = field(default_factory=Counter)
+    #: Sums of the counts of cases, by dialect or kind of folder.
+    kinds: defaultdict[str, Counter[str]] = field(default_factory=lambda: defaultdict(Counter))
     #: One entry a kind of find: stage, what it is, how often, the first case, its text.
     finds: dict[tuple[str, str], JsonDict] = field(default_factory=dict)
     done: int = 0
+    #: Of stages with the bound of `LIMIT_SECS`.
+    longest_secs: float = 0.0
+    peak_memory_mb: float = 0.0
     lock: threading.Lock = field(default_factory=threading.Lock)
 
-    def stage(self, name: str) -> Tally:
-        """The tally of a stage."""
-        return self.stages.setdefault(name, Tally())
+    def count(self, how: str) -> int:
+        """How many stages of any case ended so."""
+        return sum(number for (_, end), number in self.ended.items() if end == how)
 
     def find(self, stage: str, kind: str, case: str, text: str) -> None:
         """Count a find; the text of the first of its kind is kept."""
-        known = self.finds.setdefault(
-            (stage, kind), {"stage": stage, "kind": kind, "times": 0, "case": case, "text": text, "kept": ""}
-        )
-        known["times"] += 1
+        first = {"stage": stage, "kind": kind, "times": 0, "case": case, "text": text, "kept": ""}
+        self.finds.setdefault((stage, kind), first)["times"] += 1
 
     def take(self, case: str, event: JsonDict) -> None:
-        """Count the end of a stage, as a child told it, or as it was ended."""
-        name, how, text = event["ended"], event["how"], event["text"]
-        tally = self.stage(name)
-        tally.files += 1
-        tally.refused += how == "refused"
-        tally.longest_secs = max(tally.longest_secs, event["secs"])
-        tally.peak_memory_mb = max(tally.peak_memory_mb, event["peak_mb"])
-        if how in ("crash", "unaccounted"):
-            tally.crashes += how == "crash"
-            self.find(name, event["kind"], case, text)
-        if how == "hang" or event["secs"] > SLOW_STAGES.get(name, LIMIT_SECS):
-            tally.hangs += 1
-            self.find(name, "hang", case, f"{event['secs']} s {text}")
-        if event["peak_mb"] > TARGET_MB:
-            self.find(name, "memory", case, f"{event['peak_mb']:,.0f} MiB {text}")
+        """Count the end of a stage, or of a case that is through."""
+        with self.lock:
+            if "ended" in event:
+                self._take_end(case, event)
+            if "done" in event:
+                self.done += 1
+                self.kinds[event["done"]].update(event["counts"])
 
-    def finish(self, event: JsonDict) -> None:
-        """Count a case that is through."""
-        counts = self.dialects.setdefault(event["dialect"], Counter())
-        counts["cases"] += 1
-        counts.update({key: value for key, value in event.items() if type(value) is int})
-        self.done += 1
-
-    def ended(self, case: str, stage: str, why: str, text: str) -> None:
-        """Count a case whose child did not live to tell."""
-        how = why if why in ("hang", "memory") else "crash"
-        secs, peak_mb = PATIENCE_SECS * (how == "hang"), MOST_MB * (how == "memory")
-        event = {"ended": stage, "how": how, "kind": why, "text": text, "secs": secs, "peak_mb": peak_mb}
-        self.take(case, event)
-        self.dialects.setdefault("ended", Counter())["cases"] += 1
-        self.done += 1
+    def _take_end(self, case: str, event: JsonDict) -> None:
+        stage, how, text = event["ended"], event["how"], f"{event['secs']:.1f} s: {event['text']}"
+        limit_secs = SLOW_STAGES.get(stage, LIMIT_SECS)
+        if limit_secs == LIMIT_SECS:
+            self.longest_secs = max(self.longest_secs, event["secs"])
+        self.peak_memory_mb = max(self.peak_memory_mb, event["peak_mb"])
+        if how in ("ok", "refused") and event["secs"] > limit_secs:
+            how = "hang"
+        elif how in ("ok", "refused") and event["peak_mb"] > TARGET_MB:
+            how = "memory"
+        self.ended[stage, how] += 1
+        if how not in ("ok", "refused"):
+            self.find(stage, event["kind"] or how, case, text)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -129,9 +110,7 @@ class Child:
         module: What it runs.
     """
 
-    def __init__(
-        self, folder: Path, seed: int, markers: Path, module: str = "benchmarks.hostile_child"
-    ) -> None:
+    def __init__(self, folder: Path, seed: int, markers: Path, module: str) -> None:
         self._folder, self._module = folder, module
         self._about = {"folder": str(folder), "seed": seed, "markers": str(markers)}
         self._errors = folder / "stderr"
@@ -139,69 +118,57 @@ class Child:
 
     def ask(self, question: Question, found: Found) -> None:
         """Take one case through its stages, and count what comes of it."""
-        process, case, stage = self._ready(), question.case, "making"
+        process, stage, event = self._ready(), "making", JsonDict()
         assert process.stdin is not None
-        with suppress(OSError):  # it is gone: the loop below sees that
-            asked = {"case": case, "stages": question.stages, **self._about}
+        with suppress(OSError):  # it is gone: what comes next says so
+            asked = {"case": question.case, "stages": question.stages, **self._about}
             process.stdin.write(json.dumps(asked).encode() + b"\n")
-        while True:
-            event, why = _next(process, stage)
-            if event is None:
-                text = self._errors.read_bytes()[-_ERRORS_KEPT:].decode(errors="replace")
-                self.close()
-                with found.lock:
-                    found.ended(case, stage, why, text)
-                return
-            with found.lock:
-                if "ended" in event:
-                    found.take(case, event)
-                elif "done" in event:
-                    found.finish(event)
-                    return
+        while "done" not in event:
+            event = _next(process, stage)
             stage = event.get("began", stage)
+            if event.get("is_over"):
+                event["text"] = self._errors.read_bytes()[-_ERRORS_KEPT:].decode(errors="replace")
+                self.close()
+            found.take(question.case, event)
 
     def _ready(self) -> subprocess.Popen[bytes]:
-        if self._process is not None and self._process.poll() is None:
-            return self._process
-        self.close()
-        self._folder.mkdir(parents=True, exist_ok=True)
-        with self._errors.open("wb") as errors:
-            self._process = subprocess.Popen(
-                [sys.executable, "-P", "-m", self._module],
-                bufsize=0,  # what is read ahead would not wake who waits for more
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=errors,
-                env={**environment(), "OMP_NUM_THREADS": "1", "TQDM_DISABLE": "1"},
-                start_new_session=True,
-            )
+        if self._process is None or self._process.poll() is not None:
+            self.close()
+            self._folder.mkdir(parents=True, exist_ok=True)
+            with self._errors.open("wb") as errors:
+                self._process = subprocess.Popen(
+                    [sys.executable, "-P", "-m", self._module],
+                    bufsize=0,  # what is read ahead would not wake who waits for more
+                    stdin=subprocess.PIPE,
+                    stdout=subprocess.PIPE,
+                    stderr=errors,
+                    env={**environment(), "OMP_NUM_THREADS": "1", "TQDM_DISABLE": "1"},
+                    start_new_session=True,
+                )
         return self._process
 
     def close(self) -> None:
         """End the process, and what it started."""
-        process, self._process = self._process, None
-        if process is None:
-            return
-        if process.poll() is None:
-            kill_with_children(process.pid)
-        process.wait()
-        for pipe in (process.stdin, process.stdout):
-            assert pipe is not None
-            pipe.close()
+        if self._process is not None:
+            with self._process:  # which closes its pipes
+                if self._process.poll() is None:
+                    kill_with_children(self._process.pid)
+            self._process = None
 
 
-def _next(process: subprocess.Popen[bytes], stage: str) -> tuple[JsonDict | None, str]:
-    """The next event; None where the child ended, or has to be."""
+def _next(process: subprocess.Popen[bytes], stage: str) -> JsonDict:
+    """The next event; where the child ended or has to be, that its stage and its case are over."""
     assert process.stdout is not None
-    began, most = own_secs(process.pid), SLOW_STAGES.get(stage, PATIENCE_SECS)
-    while not select.select([process.stdout], [], [], _POLL_SECS)[0]:
-        if own_secs(process.pid) - began > most:
-            return None, "hang"
-        if _resident_mb(process.pid) > MOST_MB:
-            return None, "memory"
-    if line := process.stdout.readline():
-        return json.loads(line), ""
-    return None, f"ended with {process.wait()}"
+    began, most_secs = own_secs(process.pid), SLOW_STAGES.get(stage, PATIENCE_SECS)
+    how, secs, peak_mb = "crash", 0.0, 0.0
+    while how == "crash" and not select.select([process.stdout], [], [], _POLL_SECS)[0]:
+        secs, peak_mb = own_secs(process.pid) - began, _resident_mb(process.pid)
+        how = "hang" if secs > most_secs else "memory" if peak_mb > MOST_MB else how
+    if how == "crash" and (line := process.stdout.readline()):
+        return dict(json.loads(line))
+    kind = how if how != "crash" else f"ended with {process.wait()}"
+    about = {"how": how, "kind": kind, "secs": secs, "peak_mb": peak_mb}
+    return {"ended": stage, **about, "done": "ended", "counts": {}, "is_over": True}
 
 
 def own_secs(pid: int) -> float:
@@ -224,7 +191,7 @@ def _resident_mb(pid: int) -> float:
 
 
 def run(
-    questions: Iterable[Question],
+    questions: Sequence[Question],
     folder: Path,
     *,
     seed: int,
@@ -236,7 +203,7 @@ def run(
     """Take cases through their stages.
 
     Args:
-        questions: The cases; taken one by one as children become free.
+        questions: The cases.
         folder: Where the children work.
         seed: Of generated cases.
         markers: Folder that code in a case would write to.
@@ -244,24 +211,13 @@ def run(
         workers: Children at once.
         module: What a child runs.
     """
-    waiting, lock = iter(questions), threading.Lock()
+    # Trainings last: they load torch, whose memory is none of what the others take.
+    in_order = sorted(questions, key=lambda question: "training" in question.stages)
 
     def work(number: int) -> None:
         with closing(Child(folder / f"child-{number}", seed, markers, module)) as child:
-            while True:
-                with lock:
-                    question = next(waiting, None)
-                if question is None:
-                    return
+            for question in in_order[number::workers]:
                 child.ask(question, found)
 
     with ThreadPoolExecutor(workers) as pool:
         list(pool.map(work, range(workers)))
-
-
-def split_by_training(questions: Sequence[Question]) -> tuple[list[Question], list[Question]]:
-    """Cases without and with a training, which loads torch: memory is told apart so."""
-    return (
-        [one for one in questions if "training" not in one.stages],
-        [one for one in questions if "training" in one.stages],
-    )

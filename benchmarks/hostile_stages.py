@@ -2,33 +2,30 @@
 
 Each stage calls what the command line calls, on a store of the case's own. An error that `fleet` would print
 as one line is a refusal; anything else that is raised is a crash. `benchmarks.hostile_child` takes the time
-and the memory. A script of a trace that attacks, or an export that holds one, counts as if it had run.
+and the memory. An export that holds an attack is a crash; scripts are in `test_cli_lookup`.
 """
 
 from __future__ import annotations
 
 import io
-import os
 import random
-import subprocess
-import sys
-from collections import Counter
-from collections.abc import Callable, Iterator
+import shutil
+from collections.abc import Callable
 from contextlib import closing, suppress
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
 from msgspec.structs import replace
 
 from agents.errors import AgentError
-from agents.host.process_control import environment
 from agents.networks.network_name import NetworkRefusedError
 from agents.records import DeviceId, DeviceKind, DeviceSpec, Family, Protocol, Replay
-from benchmarks.hostile_corpus import Case
-from benchmarks.hostile_datasets import WORKLOAD, faulty_footer, faulty_values, record
-from benchmarks.hostile_model_folders import VERSION
-from benchmarks.hostile_values import damaged
+from benchmarks.fleet_up import verb
+from benchmarks.harness import run_bounded
+from benchmarks.hostile_corpus import WORKLOADS
+from benchmarks.hostile_folders import BOARD as DEVICE
+from benchmarks.hostile_folders import VERSION, WORKLOAD, record, spoil_records
 from benchmarks.made_up import put_measured
 from fleet.daemon.replay_files import ready
 from fleet.datasets.dataset_files import RECORDS
@@ -37,12 +34,8 @@ from fleet.interchange.export_store import FORMATS, export
 from fleet.store.store import Store
 from transfer.errors import TransferError
 
-if TYPE_CHECKING:
-    from fleet.store.reader import StoreReader
-
 #: What `fleet.cli.app` turns into one clear line.
 TYPED = (FleetError, AgentError, TransferError, OSError)
-DEVICE = DeviceId("board")
 #: Workloads and candidates of each that are replayed.
 _REPLAYED = 4
 #: Seconds that the confined process may take to read some archives.
@@ -61,12 +54,13 @@ class Unaccounted(Exception):  # noqa: N818 - a finding, not a fault of this pro
 class Work:
     """One case while it goes through the stages."""
 
-    case: Case
     folder: Path
-    #: Of the import: `lines`, `imported`, `duplicates`, `rejected`, and lines without an account.
-    counts: Counter[str] = field(default_factory=Counter)
-    #: Where each stage was refused.
-    refusals: dict[str, str] = field(default_factory=dict)
+    #: Beginning of the names of folders that code of the case would make.
+    marker: str
+    #: Files, lines and attacks; of the import what became of the lines.
+    counts: dict[str, int] = field(default_factory=dict)
+    #: Why a part of the stage was refused.
+    refusal: str = ""
 
     @property
     def store(self) -> Path:
@@ -80,7 +74,14 @@ class Work:
 
     def log(self) -> Path:
         """Path of the case's log."""
-        return self.logs / os.fsdecode(self.case.files[0][0])
+        return next(path for path in self.logs.iterdir() if path.name != WORKLOADS)
+
+    def attempt(self, act: Callable[[], object]) -> None:
+        """Do a part of a stage, which may be refused."""
+        try:
+            act()
+        except TYPED as refusal:
+            self.refusal = str(refusal)
 
 
 def expected_lines(data: bytes) -> int:
@@ -100,19 +101,17 @@ def import_case(work: Work) -> None:
     request = ImportRequest(
         paths=(work.log(),), device_id=DEVICE, devices_folder=work.folder / "no-device-files", again=True
     )
-    found = check_request(request)
+    files = check_request(request)
     with Store.open(work.store) as store:
-        report = import_logs(store, request, files=found).to_json()
-    counts = work.counts
-    counts.update({name: report[name] for name in ("lines", "imported", "duplicates")})
-    counts["rejected"] = sum(report["rejected_by_reason"].values())
-    kept = sum(one.records for one in Store.read(work.store).counts().values())
-    data = work.case.files[0][1]
+        report = import_logs(store, request, files=files).to_json()
+    imported, rejected = report["imported"], sum(report["rejected_by_reason"].values())
+    kept = sum(counts.records for counts in Store.read(work.store).counts().values())
+    data = work.log().read_bytes()
     lines = report["lines"] if data.startswith(b"\x1f\x8b") else expected_lines(data)
-    accounted = counts["imported"] + counts["duplicates"] + counts["rejected"]
-    counts["unaccounted"] = abs(lines - accounted) + abs(kept - counts["imported"])
-    if counts["unaccounted"]:
-        raise Unaccounted(f"{lines} lines in the file, {kept} records in the store: {dict(counts)}")
+    missing = abs(lines - imported - report["duplicates"] - rejected) + abs(kept - imported)
+    work.counts |= {"imported": imported, "rejected": rejected, "unaccounted_lines": missing}
+    if missing:
+        raise Unaccounted(f"{lines} lines in the file, {kept} records in the store: {report}")
 
 
 def command_case(work: Work) -> None:
@@ -121,19 +120,15 @@ def command_case(work: Work) -> None:
     Raises:
         AssertionError: It ended otherwise than with one clear line, or printed control characters.
     """
-    command = [sys.executable, "-P", "-m", "fleet.cli", "import", "--device", DEVICE, "--store", "cli-store"]
-    command += [*(["--json"] if len(work.case.name) % 2 else []), "--", str(work.log())]
-    done = subprocess.run(
-        command, cwd=work.folder, env=environment(), capture_output=True, timeout=_COMMAND_SECS, check=False
-    )
-    told = done.stdout + done.stderr
-    assert done.returncode in (0, 1), f"fleet import ended with {done.returncode}: {told[-500:]!r}"
-    assert b"Traceback" not in told, f"fleet import raised: {told[-500:]!r}"
-    bad = sorted({byte for byte in told if byte < 32 and byte not in b"\n\t"} | ({127} & {*told}))
-    assert not bad, f"fleet import printed the bytes {bad}: {told[-500:]!r}"
-    assert done.returncode == 0 or done.stderr.rstrip().rpartition(b"\n")[2].startswith(b"fleet: "), (
-        f"no clear line: {done.stderr!r}"
-    )
+    command = verb("import", "--device", DEVICE, "--store", "cli-store", "--", str(work.log()))
+    ended = run_bounded(command, _COMMAND_SECS)
+    printed = ended.printed + ended.errors
+    assert ended.code in (0, 1), f"fleet import ended with {ended.code}: {printed[-500:]!r}"
+    assert "Traceback" not in printed, f"fleet import raised: {printed[-500:]!r}"
+    controls = {sign for sign in printed if sign < " " or sign == "\x7f"} - {"\n", "\t"}
+    assert not controls, f"fleet import printed {controls}: {printed[-500:]!r}"
+    last_line = ended.errors.rstrip().rpartition("\n")[2]
+    assert ended.code == 0 or last_line.startswith("fleet: "), f"no clear line: {ended.errors!r}"
 
 
 def dataset_case(work: Work) -> None:
@@ -156,74 +151,56 @@ def replay_case(work: Work) -> None:
     """A replay device that answers from the imported records, then from the same file with a fault in it."""
     from agents.device.replay_records import check_apart
 
-    spec = replay_spec(work)
+    devices = Store.read(work.store).devices()
+    if DEVICE not in devices:
+        raise FleetError("nothing was imported")
+    spec = replay_spec(work, work.store, devices[DEVICE].spec.family)
     replay_all(spec)
     assert spec.replay is not None
-    faulty = faulty_copy(Path(spec.replay.records), random.Random(work.case.name), work.folder)
-    try:
-        # As `fleet` does before an agent opens a file: libraries may end the process that reads it.
-        check_apart(faulty, DEVICE)
-        replay_all(spec, Replay(records=str(faulty), device=DEVICE, noise=True, failures=True))
-    except TYPED as refusal:
-        work.refusals["replay"] = str(refusal)
+    faulty = work.folder / "faulty.parquet"
+    shutil.copyfile(spec.replay.records, faulty)
+    spoil_records(random.Random(work.marker), faulty)
+    # As `fleet` does before an agent opens a file: libraries may end the process that reads it.
+    work.attempt(lambda: check_apart(faulty, DEVICE))
+    if not work.refusal:
+        replay = Replay(records=str(faulty), device=DEVICE, noise=True, failures=True)
+        work.attempt(lambda: replay_all(replace(spec, replay=replay)))
 
 
-def replay_spec(work: Work) -> DeviceSpec:
-    """The spec of a device that replays the case's records."""
-    known = Store.read(work.store).devices()
-    if DEVICE not in known:
-        raise FleetError("nothing was imported")
-    spec = replace(
-        known[DEVICE].spec,
-        device_id=DeviceId("replayed"),
+def replay_spec(work: Work, records: Path, family: Family = Family.CPU) -> DeviceSpec:
+    """The spec of a device that replays records of a store or of a file."""
+    replayed = DeviceId("replayed")
+    spec = DeviceSpec(
+        device_id=replayed,
         kind=DeviceKind.REPLAY,
+        family=family,
         target_json="{}",
-        replay=Replay(records=str(work.store), device=DEVICE),
+        replay=Replay(records=str(records), device=DEVICE, noise=True, failures=True),
     )
-    return ready({spec.device_id: spec}, work.folder / "replay")[spec.device_id]
+    return ready({replayed: spec}, work.folder / "replay")[replayed]
 
 
-def replay_all(spec: DeviceSpec, changed: Replay | None = None) -> None:
+def replay_all(spec: DeviceSpec) -> None:
     """Propose, evolve and measure on a replay device."""
     from agents.device.messages import Batch
     from agents.device.replay import ReplayWorker
     from agents.programs.networks import NETWORKS
 
-    if changed is not None:
-        spec = replace(spec, replay=changed)
     with closing(ReplayWorker(spec)) as worker:
         for workload in worker.network_workloads(sorted(NETWORKS))[:_REPLAYED]:
             candidates = worker.propose(workload, _REPLAYED, seed=0)
-            parents = [one.trace for one in candidates[:2]]
+            parents = [candidate.trace for candidate in candidates[:2]]
             candidates += worker.evolve(workload, parents, _REPLAYED, seed=0)
-            worker.measure(
-                Batch(
-                    candidates=tuple(candidates),
-                    workloads={workload.workload_id: workload},
-                    protocol=Protocol(),
-                )
-            )
-
-
-def faulty_copy(path: Path, rng: random.Random, folder: Path) -> Path:
-    """A copy of an exported file with a fault: in its bytes, in a value, or in the footer."""
-    made = folder / "faulty.parquet"
-    kind = rng.randrange(3)
-    if kind == 0:
-        made.write_bytes(damaged(rng, path.read_bytes()))
-    else:
-        (faulty_values if kind == 1 else faulty_footer)(path, made, rng)
-    return made
+            workloads = {workload.workload_id: workload}
+            worker.measure(Batch(candidates=tuple(candidates), workloads=workloads, protocol=Protocol()))
 
 
 def export_case(work: Work) -> None:
     """`fleet export` in every other format."""
     reader = Store.read(work.store)
     for form in ("ansor", "autotvm", "meta_schedule"):
-        try:
-            export(reader, work.folder / f"export-{form}", form, [DEVICE])
-        except TYPED as refusal:
-            work.refusals.setdefault("export", str(refusal))
+        place = work.folder / f"export-{form}"
+        work.attempt(partial(export, reader, place, form, [DEVICE]))
 
 
 def archive_case(work: Work) -> None:
@@ -254,7 +231,7 @@ def reader_case(work: Work) -> None:
     """
     from agents.networks.reader import ask
 
-    files = [str(work.logs / name.decode()) for name, _ in work.case.files]
+    files = [str(path) for path in work.logs.iterdir()]
     question = {"op": "workloads", "networks": files, "family": Family.CPU}
     try:
         answer = ask(question, timeout_secs=_READER_SECS)
@@ -265,40 +242,25 @@ def reader_case(work: Work) -> None:
 
 
 def open_dataset_case(work: Work) -> None:
-    """`fleet datasets open` into a store of ours, then scripts, pages, exports and training data of it."""
+    """`fleet datasets open` into a store of ours, then exports and training data of it.
+
+    Raises:
+        AssertionError: An export for other tuners holds a stranger's attack.
+    """
     from fleet.datasets.admission import open_dataset
     from fleet.models.versions import load_snapshot
 
     with Store.open(work.store) as store:
-        put_measured(store, "board", [WORKLOAD], [record(99)])
+        put_measured(store, DEVICE, [WORKLOAD], [record(99)])
         open_dataset(work.logs, store)
     reader = Store.read(work.store)
-    marker = work.case.marker
-    for candidate_id in {one.candidate_id for one in reader.records(device_id="lab.board")}:
-        if any(_scripts(reader, candidate_id)):
-            Path(f"{marker}-script").mkdir(exist_ok=True)
     for form in FORMATS:
-        place = work.folder / f"export-{form}"
         with suppress(*TYPED):
-            files = export(reader, place, form).files
+            paths = export(reader, work.folder / f"export-{form}", form).files
             # Parquet is data; the other forms are read by tuners that replay what they find.
-            if form != "parquet" and any(marker.encode() in path.read_bytes() for path in files):
-                Path(f"{marker}-{form}").mkdir(exist_ok=True)
+            is_attack = form != "parquet" and any(work.marker.encode() in path.read_bytes() for path in paths)
+            assert not is_attack, f"the export as {form} holds an attack"
     load_snapshot(reader)
-
-
-def _scripts(reader: StoreReader, candidate_id: str) -> Iterator[str]:
-    """The scripts of a candidate that the page and `fleet show --script` hand out."""
-    from fleet.cli.lookup import _script
-    from fleet.coverage.lookup import find
-    from fleet.dashboard.workload_view import candidate_view
-
-    view = candidate_view(reader, WORKLOAD.workload_id, candidate_id, ["lab.board", "board"])
-    yield view["script"]
-    found = find(reader, candidate_id)
-    assert found is not None
-    with suppress(*TYPED):
-        yield _script(reader, found)
 
 
 def load_models_case(work: Work) -> None:
@@ -309,14 +271,6 @@ def load_models_case(work: Work) -> None:
     from fleet.report.model_card import write_card
     from transfer.model import checkpoint
 
-    refusals: list[str] = []
-
-    def attempt(act: Callable[[], Any]) -> None:
-        try:
-            act()
-        except TYPED as refusal:
-            refusals.append(str(refusal))
-
     def cards() -> None:
         shown = show_version(RegistryReader(work.logs), VERSION)
         for ending in ("md", "html"):
@@ -325,15 +279,13 @@ def load_models_case(work: Work) -> None:
     def champions() -> None:
         registry = RegistryReader(work.logs)
         registry.history()
-        for one in registry.champions().values():
-            registry.load(one.ref)
+        for champion in registry.champions().values():
+            registry.load(champion.ref)
 
-    attempt(cards)
-    attempt(champions)
-    attempt(lambda: checkpoint.load(work.logs / VERSION))
-    attempt(lambda: read_shipped(Family.CPU, work.logs / VERSION))
-    if refusals:
-        work.refusals["load-models"] = refusals[0]
+    work.attempt(cards)
+    work.attempt(champions)
+    work.attempt(lambda: checkpoint.load(work.logs / VERSION))
+    work.attempt(lambda: read_shipped(Family.CPU, work.logs / VERSION))
 
 
 def restore_backup_case(work: Work) -> None:
@@ -341,22 +293,14 @@ def restore_backup_case(work: Work) -> None:
     from fleet.archive.backup import restore, verify_backup
     from fleet.archive.verify import verify
 
-    with suppress(*TYPED):
-        verify_backup(work.logs)
+    work.attempt(lambda: verify_backup(work.logs))
     restore(work.logs, work.folder / "restored")
     verify(work.folder / "restored")
 
 
 def replay_file_case(work: Work) -> None:
     """A replay device of a stranger's file, as its device file names it."""
-    spec = DeviceSpec(
-        device_id=DeviceId("replayed"),
-        kind=DeviceKind.REPLAY,
-        family=Family.CPU,
-        target_json="{}",
-        replay=Replay(records=str(work.logs / RECORDS), device=DeviceId("board"), noise=True, failures=True),
-    )
-    replay_all(ready({spec.device_id: spec}, work.folder / "replay")[spec.device_id])
+    replay_all(replay_spec(work, work.logs / RECORDS))
 
 
 #: Stages by name, in their order.
@@ -374,9 +318,3 @@ STAGES: dict[str, Callable[[Work], None]] = {
     "restore-backup": restore_backup_case,
     "replay-file": replay_file_case,
 }
-
-
-def counts_of(work: Work) -> dict[str, int]:
-    """What became of a case's lines."""
-    case = work.case
-    return {"files": len(case.files), "made_lines": case.lines, "markers": case.markers, **work.counts}

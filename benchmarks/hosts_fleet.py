@@ -258,7 +258,7 @@ class TwoHostFleet:
         copy = self._root / "copy"
         shutil.copytree(self._disk, copy)
         shutil.copytree(self._far_spool, copy / "spool" / FAR_DEVICE)
-        look_at_fleet(self._log, self._history, copy)
+        look_at_fleet(self._log, copy)
         return check(read_history(self._history))
 
     def _ray(self, side: str, device: str, *options: str) -> Service:

@@ -5,7 +5,6 @@ The campaigns are the tests; here each has a turn, on a system as it is and on o
 
 from __future__ import annotations
 
-import json
 import os
 import random
 import signal
@@ -90,7 +89,7 @@ def test_a_history_is_judged(history: str, verdict: Verdict, tmp_path: Path) -> 
     assert check(events) == verdict
     path = tmp_path / "history.jsonl"
     torn = b'{"kind":"acknowl'
-    path.write_bytes(b"".join(one.to_line() for one in events) + b'{"kind":"note","jobs":3}\n' + torn)
+    path.write_bytes(b"".join(one.to_line() for one in events) + torn)
     assert read_history(path) == events
 
 
@@ -105,19 +104,17 @@ def test_a_power_cut_takes_nothing_that_was_durable(seed: int) -> None:
         disk, trace = Path(folder, "disk"), Path(folder, "trace")
         disk.mkdir()
         (disk / "old").write_bytes(b"o" * 100)
+        (disk / "pages").write_bytes(b"p" * 1024 + b"o" * 2048 + b"p" * 1024)
         mark_durable(disk, trace)
         with (disk / "old").open("ab") as stream:
             stream.write(b"n" * 100)
         (disk / "new").write_bytes(b"x")
         (disk / "folder").mkdir()
-        (disk / "pages").write_bytes(b"p" * 4096)
-        inode = (disk / "pages").stat().st_ino
-        with (trace / "trace.jsonl").open("a") as stream:  # as if pages 1 and 2 were overwritten since
-            stream.write(json.dumps({"inode": inode, "offset": 0, "was": "00" * 64})[:60])  # cut by a kill
-            stream.write(json.dumps({"inode": inode, "size": 4096}) + "\n")
-            stream.write(json.dumps({"inode": inode, "offset": 1024, "was": b"o".hex() * 2048}) + "\n")
+        with (disk / "pages").open("r+b") as stream:
+            stream.seek(1024)
+            stream.write(b"p" * 2048)
         power_cut(disk, trace, random.Random(seed))
-        pages = (disk / "pages").read_bytes() if (disk / "pages").exists() else b"p" * 4096
+        pages = (disk / "pages").read_bytes()
         assert pages[:1024] + pages[3072:] == b"p" * 2048
         sectors = {pages[at : at + 512] for at in range(1024, 3072, 512)}
         assert sectors <= {b"p" * 512, b"o" * 512}
@@ -134,12 +131,11 @@ def test_a_power_cut_takes_nothing_that_was_durable(seed: int) -> None:
 def bench(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
     made = Bench(tmp_path_factory.mktemp("chaos"), seed=1, kills_in_a_row=2)
     yield made
-    made.close()
+    made.forks.close()
 
 
 def run_of(bench: Bench, what: str, seed: int = 0) -> tuple[Run, Tally]:
-    tally = Tally()
-    return Run(bench.base, bench.children, tally, seed, what), tally
+    return Run(bench.base, bench.forks, seed, what), Tally()
 
 
 @pytest.mark.parametrize("load", ["spool", "state", "models"])
@@ -148,9 +144,9 @@ def test_without_fsync_a_power_cut_shows(bench: Bench, load: str) -> None:
     for seed in range(4):
         run, tally = run_of(bench, load, seed)
         run.sabotage = "fsync"
-        bench.children.run(load, run.arguments())
+        bench.forks.run(load, run.arguments())
         run.cut_power()
-        bench.children.run(load, run.arguments(batches=1))
+        bench.forks.run(load, run.arguments(batches=1))
         tally.judge(run.root, load)
         lost += tally.faults["lost"]
     assert lost
@@ -163,7 +159,7 @@ def test_versions_and_champions_that_are_not_whole_are_found(bench: Bench) -> No
     newest.write_bytes(newest.read_bytes()[:-1])
     observed = run.root / "seen"
     observed.mkdir()
-    watching = bench.children.start("observer", {"root": str(observed), "disk": str(run.disk)})
+    watching = bench.forks.start("observer", {"root": str(observed), "disk": str(run.disk)})
     try:
         wait_until(
             lambda: any(one.halves for one in read_history(observed / "history.jsonl")),
@@ -172,7 +168,7 @@ def test_versions_and_champions_that_are_not_whole_are_found(bench: Bench) -> No
         )
     finally:
         os.kill(watching, signal.SIGKILL)
-        bench.children.wait(watching)
+        bench.forks.wait(watching)
     run.live("models", 0)
     assert not tally.judge(run.root, "models")
     assert tally.faults["half_published"] >= 2, tally.failures  # the version, and the heads that it serves
@@ -186,7 +182,7 @@ def test_clock_steps_pauses_and_dead_trainings_cost_nothing_and_blame_nobody(ben
         for _ in range(2):
             # The coordinator never gets to this step; trainings die at steps of their own.
             arguments = run.arguments(at=1 << 20, batches=200) | given
-            code = bench.children.run_and_kill("fleet", arguments, patience(10), pause_at_secs=1)
+            code = bench.forks.run_and_kill("fleet", arguments, patience(10), pause_at_secs=1)
             run.ended("coordinator", code, "kill")
         bench.settle(run, given)
     assert tally.judge(run.root, "fleet"), tally.failures
@@ -212,8 +208,8 @@ def test_nothing_is_lost_whatever_dies_and_whenever(bench: Bench) -> None:
     found = bench.tally.to_json()
     assert "\n\n".join(found["failures"]) == ""
     assert [found[name] for name in ("lost", "duplicated", "unaccounted", "half_published")] == [0] * 4
-    assert {"coordinator", "models", "spool", "state"} <= set(found["by_target"])
-    assert {"kill", "moment", "power_cut", "torn"} <= set(found["by_fault"])
+    words = {word for fault in found["by_fault"] for word in fault.split()}
+    assert {"coordinator", "models", "spool", "state", "kill", "moment", "power", "torn"} <= words
     assert found["disk_faults"] >= 3
     assert found["trainings"] >= 2
     assert found["kills"] > 15

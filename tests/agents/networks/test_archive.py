@@ -14,7 +14,7 @@ import pytest
 
 from agents.networks.archive import rewrite_archive
 from agents.networks.network_name import NetworkRefusedError, read_network_name
-from benchmarks.hostile_archives import (
+from benchmarks.hostile_networks import (
     EXAMPLES,
     MODEL,
     WEIGHTS,
@@ -26,8 +26,9 @@ from benchmarks.hostile_archives import (
     honest,
     program,
     tensor_meta,
+    tensors,
+    with_attack,
 )
-from benchmarks.hostile_networks import with_attack
 from tests.network_fixtures import save_program
 from tests.table_fixtures import rows
 
@@ -110,10 +111,7 @@ def test_what_is_not_listed_is_refused_by_its_name(change: str, message: str) ->
 
 
 def _other_weight(**changes: Any) -> Entries:
-    made = honest()
-    config = json.loads(made[WEIGHTS])
-    config["config"]["w"] |= changes
-    return {**made, WEIGHTS: json.dumps(config).encode()}
+    return {**honest(), WEIGHTS: tensors(WEIGHTS, **changes)}
 
 
 @pytest.mark.parametrize(

@@ -36,7 +36,7 @@ from agents.records import (
     content_hash,
     record_id_of,
 )
-from benchmarks.hostile_datasets import PARQUET_BOMBS, write_bomb
+from benchmarks.hostile_folders import PARQUET_BOMBS, write_bomb
 from fleet.archive.verify import verify as verify_store
 from fleet.cli.app import run
 from fleet.datasets.admission import open_dataset, verify
