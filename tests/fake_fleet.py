@@ -11,7 +11,6 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from typing import Any, TypeVar
 
-from agents.programs.derivation import Derivation
 from agents.records import (
     Candidate,
     CandidateId,
@@ -132,12 +131,6 @@ class FakeFleet:
         drawn = (f"{parent}/{number}" for number in range(self.children) for parent in parents)
         made = _fresh(workload, drawn, count, exclude, "evolved")
         return self._answer(made, device_id, "evolve", workload, parents, count, seed, exclude)
-
-    def derive(self, device_id: DeviceId, workload: Workload, traces: Sequence[str]) -> Future[Derivation]:
-        good = [f"derived-{one}" for one in traces if "evil" not in one]
-        refused = Counter("its instructions are evil" for one in traces if "evil" in one)
-        made = Derivation(tuple(_fresh(workload, good, len(good), (), "derived")), refused)
-        return self._answer(made, device_id, "derive", workload, traces)
 
     def measure(
         self,

@@ -12,7 +12,6 @@ import pytest
 import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from msgspec.structs import fields
 
 from agents.records import DeviceId, DeviceKind, Family, Protocol
 from fleet.config.device_files import load_device, parse_device
@@ -239,6 +238,13 @@ file {schema: 2}                                 | write schema: 1
 file {schema: true}                              | write schema: 1
 file {daemon: {policy: {idle_onli: true}}}       | f.yaml: daemon.policy.idle_onli: ... 'idle_only'
 file {daemon: {policies: {box: {secs_per_our: 1.0}}}} | daemon.policies.box.secs_per_our: ... 'secs_per_hour'?
+file {daemon: {policy: {windows: [""]}}}         | f.yaml: daemon.policy ... 22:00-06:30
+file {daemon: {policy: {windows: ["22-23"]}}}    | f.yaml: daemon.policy ... 22:00-06:30
+file {daemon: {policy: {windows: ["25:00-26:00"]}}} | f.yaml: daemon.policy ... 22:00-06:30
+file {daemon: {policy: {windows: ["10:00-10:00"]}}} | f.yaml: daemon.policy ... 22:00-06:30
+file {daemon: {policy: {windows: ["10:00-24:30"]}}} | f.yaml: daemon.policy ... 22:00-06:30
+file {daemon: {policy: {windows: ["1:00-2:00"]}}} | f.yaml: daemon.policy ... 22:00-06:30
+file {daemon: {policy: {windows: ["10:00"]}}}    | f.yaml: daemon.policy ... 22:00-06:30
 file {store: {token: hunter2}}                   | f.yaml: store.token: unknown key ... !hunter2
 flag daemon.policy.windows=[]                    | flag: daemon.policy.windows: unknown ... 'policy'
 flag onboarding.strategy=majik                   | flag: onboarding.strategy: ... 'multitask'
@@ -293,16 +299,6 @@ def test_a_file_may_be_missing_unless_it_is_named(tmp_path: Path, monkeypatch: p
     assert FleetConfig().timing_protocol() == Protocol()
     with pytest.raises(ConfigError, match=r"no\.yaml: cannot be read"):
         load_fleet(Path("no.yaml"), environ={})
-
-
-@given(st.data())
-def test_a_protocol_section_that_is_accepted_makes_a_protocol(data: st.DataObject) -> None:
-    numbers = st.integers(-1, 20_000) | st.floats(-1, 20_000) | st.booleans()
-    file = data.draw(st.dictionaries(st.sampled_from([field.name for field in fields(Protocol)]), numbers))
-    with suppress(ConfigError):
-        config = resolve({"schema": 1, "protocol": file}, "f", {}, {}).config
-        protocol = config.timing_protocol()
-        assert all(getattr(protocol, name) == value for name, value in file.items())
 
 
 @pytest.mark.parametrize(

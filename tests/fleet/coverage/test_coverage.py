@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -31,12 +30,6 @@ def counts(coverage: Coverage, device: DeviceId) -> tuple[int, int]:
 
 def tell(store: Store, coverage: Coverage, records: list[Record]) -> None:
     coverage.add(store.take(records))
-
-
-@pytest.fixture
-def store(tmp_path: Path) -> Iterator[Store]:
-    with Store.open(tmp_path / "store") as opened:
-        yield opened
 
 
 @pytest.fixture(params=["told", "kept", "read"])

@@ -1,4 +1,4 @@
-"""An engine inside of a command, over replay devices: no Ray, no TVM. Real: `test_real_collection.py`."""
+"""An engine inside of a command, over replay devices: no Ray, no TVM. Real: `test_untrusted_import.py`."""
 
 from __future__ import annotations
 

@@ -27,7 +27,6 @@ from fleet.transport.local import LocalTransport
 from tests.conftest import TEMPORARY
 from tests.coordinator_fixtures import (
     ALL,
-    OFFERED,
     ONE,
     WORKLOADS,
     Announcer,
@@ -38,7 +37,6 @@ from tests.coordinator_fixtures import (
     make_fleet,
     without_room,
 )
-from tests.state_fixtures import change_choice
 from tests.walk_fixtures import ROOT, calls_between_files, strays
 
 
@@ -132,23 +130,6 @@ def test_a_head_chooses_among_drawn_candidates(tmp_path: Path) -> None:
     assert {record.model_version for record in chosen} == {"v000009"}
     others = {(record.origin, record.model_version) for record in records if record.origin != "model"}
     assert {version for _, version in others} == {""}, others
-
-
-@pytest.mark.parametrize("are_fewer", [False, True], ids=["the same workloads", "fewer workloads"])
-def test_jobs_of_before_go_on_as_far_as_their_workloads_are_measured_now(
-    fleet: Fleet, are_fewer: bool
-) -> None:
-    with fleet.coordinator() as (coordinator, transport), mock.patch.object(transport, "measure"):
-        Fleet.turn_until(coordinator, lambda one: one.view()["jobs"]["leased"] == 2)
-    # As after a change of the settings that choose the workloads.
-    kept = change_choice(fleet.folder / "store", lambda ids: ids[:1] if are_fewer else None)
-    count = 2 * OFFERED * len(kept or WORKLOADS)
-    view = fleet.run(lambda one: fleet.clock.skip(1.0) > 0 and one.view()["store"]["records"] >= count)
-    check_books(fleet, view)
-    measured = {one.workload_id for one in Store.read(fleet.folder / "store").records()}
-    assert measured == set(kept or [one.workload_id for one in WORKLOADS])
-    if not are_fewer:
-        assert view["jobs"]["cancelled"] == 0
 
 
 @given(number=st.integers(1, 150))

@@ -13,13 +13,11 @@ from unittest import mock
 import msgspec
 import pytest
 
-from agents.device.messages import Asked, Failed, Heartbeat, Message, MorePending, Results
+from agents.device.messages import AgentGone, Asked, Failed, Heartbeat, Message, MorePending, Results
 from agents.records import LeaseTag
 from agents.spool.disk_spool import Spool
 from fleet.core.events import (
-    AgentDied,
     DeviceAdded,
-    DeviceState,
     GrantLease,
     JobCrashed,
     JobState,
@@ -165,49 +163,24 @@ def leased_state() -> FleetState:
     return state
 
 
+WORK = {"what": Asked.MEASURE, "error": "no worker starts", "lease": LeaseTag(job_id="job", fencing_token=1)}
+
+
 @pytest.mark.parametrize("is_blameless", [False, True])
-def test_a_host_that_cannot_measure_blames_no_job(is_blameless: bool) -> None:
-    failed = Failed(
-        device_id=ONE,
-        incarnation=1,
-        what=Asked.MEASURE,
-        error="no worker process starts",
-        lease=LeaseTag(job_id="job", fencing_token=1),
-        is_blameless=is_blameless,
-    )
+@pytest.mark.parametrize(("kind", "about"), [(Failed, WORK), (AgentGone, {"reason": "killed"})])
+def test_an_end_with_a_cause_outside_blames_no_job(
+    kind: type[Message], about: dict[str, Any], is_blameless: bool
+) -> None:
+    message = kind(device_id=ONE, incarnation=1, is_blameless=is_blameless, **about)
     state = leased_state()
-    [event] = events_of(failed, state, 5.0, 5.0)
-    assert isinstance(event, AgentDied if is_blameless else JobCrashed)
-    state.apply(event)
+    events = events_of(message, state, 5.0, 5.0)
+    assert any(isinstance(one, JobCrashed) for one in events) is not is_blameless
+    for event in events:
+        state.apply(event)
     # Either way the device gets another agent, and the job is still there.
     assert state.describe(ONE)["incarnation"] == 2
     assert state.describe(ONE)["failures"] == 1
     assert state.job_counts()[JobState.QUEUED] == 1
-
-
-@pytest.mark.parametrize("is_blameless", [False, True])
-def test_a_job_is_quarantined_by_deaths_of_its_own_only(fleet: Fleet, is_blameless: bool) -> None:
-    fleet.specs = {ONE: fleet.specs[ONE]}
-
-    def shown(coordinator: Coordinator) -> dict[str, Any]:
-        fleet.clock.skip(1.0)
-        device: dict[str, Any] = coordinator.view()["devices"][ONE]
-        return device
-
-    with fleet.coordinator() as (coordinator, transport):
-        for incarnation in range(1, 5):
-            fleet.turn_until(
-                coordinator,
-                lambda it, now=incarnation: shown(it)["incarnation"] == now and bool(shown(it)["leases"]),
-            )
-            transport.crash(ONE, incarnation, is_blameless=is_blameless)
-        fleet.turn_until(coordinator, lambda it: shown(it)["incarnation"] == 5)
-        # With so few deaths the device itself is not given up.
-        assert shown(coordinator)["state"] != DeviceState.QUARANTINED
-        if is_blameless:
-            assert coordinator.view()["jobs"]["quarantined"] == 0
-            fleet.turn_until(coordinator, everything_measured(fleet), 400)
-        coordinator.close()
 
 
 # ---- a long spool ----

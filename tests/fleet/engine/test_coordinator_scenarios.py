@@ -19,7 +19,7 @@ from fleet.store.store import Store
 from fleet.transport.local import LocalTransport
 from tests.coordinator_fixtures import ReplayFiles, make_fleet, write_replay_device
 from tests.scenario_fixtures import fields_of, is_so, place_in, play, read_scenarios
-from tests.state_fixtures import forget_candidates
+from tests.state_fixtures import choose_first_workloads, forget_candidates
 from tests.transport_fixtures import PROTOCOL
 
 SCENARIOS = read_scenarios(Path(__file__).with_name("coordinator_scenarios.txt"))
@@ -65,6 +65,8 @@ class Scenario:
                 self.withheld["put"].start()
             case "limits", _:
                 self.fleet.limits = Limits(**fields_of(rest))
+            case "workloads", [count]:
+                choose_first_workloads(self.fleet.folder / "store", int(count))
             case "forget", _:
                 forget_candidates(self.fleet.folder / "store")
             case "start", _:
@@ -138,6 +140,8 @@ class Scenario:
                 ids = self.fleet.record_ids()
                 assert len(set(ids)) == len(ids)
                 return len(ids)
+            case "workloads":
+                return len({one.workload_id for one in store.records()})
             case "origins":
                 return sorted({one.origin for one in store.records(device_id=device)})
             case "environments":

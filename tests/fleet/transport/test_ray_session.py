@@ -1,6 +1,6 @@
 """Starts of Ray: cores of the devices of a host, signals, hosts with other versions than the coordinator's.
 
-`test_real_collection.py` starts Ray for real.
+`test_untrusted_import.py` starts Ray for real.
 """
 
 from __future__ import annotations
