@@ -150,6 +150,7 @@ class ModelScenario:
             "found": self.found,
             "versions": self.registry.versions(),
             "last": asdict(history[-1]) if history else None,
+            "since": self.registry.environments_since(),
             "serials": [change.serial for change in history],
             "has_file": (self.registry.folder / REGISTRY).exists(),
             **{device: asdict(champion) for device, champion in champions.items()},

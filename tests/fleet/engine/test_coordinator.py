@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import math
 import re
 import tempfile
 from collections.abc import Sequence
@@ -19,7 +18,6 @@ from agents.device.messages import Message, WorkloadsListed
 from agents.device.replay import ReplayWorker
 from agents.records import Candidate, Descriptor, DeviceId, ModelRef, Workload
 from fleet.core.events import ModelPublished
-from fleet.engine.event_log import EventLog
 from fleet.errors import FleetError
 from fleet.planner.candidate_ranker import Ranking
 from fleet.store.store import Store
@@ -35,7 +33,6 @@ from tests.coordinator_fixtures import (
     everything_measured,
     killed_at,
     make_fleet,
-    without_room,
 )
 from tests.walk_fixtures import ROOT, calls_between_files, strays
 
@@ -148,26 +145,6 @@ def test_a_kill_at_any_step_loses_nothing_and_counts_nothing_twice(number: int) 
         counted = sum(sum(one["outcomes"].values()) for one in view["devices"].values())
         # A job whose records were stored before its lease was granted again counts none of them.
         assert counted <= 2 * ALL
-
-
-def test_a_state_file_without_room_holds_everything_back(fleet: Fleet) -> None:
-    left = [0.0]
-    full = without_room(EventLog, "_keep", left, lambda _, events: bool(events))
-    with full, fleet.coordinator() as (coordinator, transport):
-        fleet.turn(coordinator, 4)
-        left[0] = math.inf
-        with (
-            mock.patch.object(transport, "acknowledge") as acknowledge,
-            mock.patch.object(transport, "measure") as grant,
-        ):
-            fleet.turn(coordinator, 10, 3.0)
-            assert not acknowledge.called
-            assert not grant.called
-        assert coordinator.view()["coordinator"]["state"] == "disk_full"
-        left[0] = 0.0
-        view = fleet.finish(coordinator)
-    assert view["store"]["records"] == 2 * ALL
-    check_books(fleet, view)
 
 
 def test_foreign_events_are_refused_in_one_sentence(fleet: Fleet) -> None:

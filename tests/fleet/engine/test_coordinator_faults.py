@@ -27,8 +27,6 @@ from fleet.core.events import (
 from fleet.core.state import FleetState
 from fleet.engine.coordinator import Coordinator
 from fleet.engine.ingest import events_of
-from fleet.state import table
-from fleet.store.lanes import LaneSettings
 from fleet.store.store import Store
 from fleet.transport.local import LocalTransport
 from tests.coordinator_fixtures import (
@@ -39,7 +37,6 @@ from tests.coordinator_fixtures import (
     make_fleet,
     without_room,
 )
-from tests.disk_fixtures import failing
 from tests.fleet_world import job
 
 
@@ -97,36 +94,6 @@ def test_a_record_that_the_store_refuses_is_set_aside_and_everything_goes_on(fle
 
 
 # ---- no room ----
-
-
-def table_without_room() -> Any:
-    """A table that has no room; log and state file have."""
-    return mock.patch.object(table, "write_deltalake", failing())
-
-
-def check_all(fleet: Fleet, view: dict[str, Any]) -> None:
-    assert view["coordinator"]["state"] == "running"
-    assert view["store"]["records"] == 2 * ALL
-    ids = fleet.record_ids()
-    assert len(ids) == len(set(ids)) == 2 * ALL
-    assert not fleet.set_aside("late")
-    assert view["jobs"]["leased"] == view["jobs"]["quarantined"] == 0
-
-
-def test_a_table_without_room_is_told_and_gone_on_with(fleet: Fleet) -> None:
-    fleet.lanes = LaneSettings(wait_secs=0.0)  # what waits goes on to the table with every turn
-    with fleet.coordinator() as (coordinator, _):
-        fleet.turn(coordinator, 2)
-        with table_without_room():
-            fleet.turn(coordinator, 60, 3.0)
-            view = coordinator.view()
-            assert view["coordinator"]["state"] == "disk_full"
-            epochs = [one["fencing_token"] for one in view["devices"].values()]
-            fleet.turn(coordinator, 30, 10.0)
-            view = coordinator.view()
-            assert [one["fencing_token"] for one in view["devices"].values()] == epochs
-            assert sum("no lease is granted until there is room" in line for line in fleet.lines) == 1
-        check_all(fleet, fleet.finish(coordinator, 600))
 
 
 def test_a_full_disk_at_the_daily_run_or_at_the_list_of_workloads_ends_nothing(fleet: Fleet) -> None:

@@ -12,17 +12,29 @@ import pytest
 
 from agents.records import DeviceId
 from fleet.core.words import Limits, Request, RequestId, RequestKind
+from fleet.engine.event_log import EventLog
 from fleet.engine.roster import Roster, RosterError
+from fleet.errors import StoreFull
+from fleet.state import table
 from fleet.state.questions import StateReader
 from fleet.state.schema import STATE
+from fleet.store.lanes import LaneSettings
 from fleet.store.store import Store
 from fleet.transport.local import LocalTransport
 from tests.coordinator_fixtures import ReplayFiles, make_fleet, write_replay_device
+from tests.disk_fixtures import failing
 from tests.scenario_fixtures import fields_of, is_so, place_in, play, read_scenarios
 from tests.state_fixtures import choose_first_workloads, forget_candidates
 from tests.transport_fixtures import PROTOCOL
 
 SCENARIOS = read_scenarios(Path(__file__).with_name("coordinator_scenarios.txt"))
+
+
+#: What has no room.
+FULL = {
+    "table": lambda: mock.patch.object(table, "write_deltalake", failing()),
+    "log": lambda: mock.patch.object(EventLog, "_keep", side_effect=StoreFull("no room")),
+}
 
 
 class Scenario:
@@ -67,6 +79,11 @@ class Scenario:
                 self.fleet.limits = Limits(**fields_of(rest))
             case "workloads", [count]:
                 choose_first_workloads(self.fleet.folder / "store", int(count))
+            case "lanes", _:
+                self.fleet.lanes = LaneSettings(**fields_of(rest))
+            case "full", [place]:
+                self.withheld[place] = FULL[place]()
+                self.withheld[place].start()
             case "forget", _:
                 forget_candidates(self.fleet.folder / "store")
             case "start", _:
@@ -117,7 +134,7 @@ class Scenario:
         match word:
             case "quiet":
                 return self.coordinator.is_quiet
-            case "jobs" | "store" | "clock":
+            case "jobs" | "store" | "clock" | "coordinator":
                 return place_in(view, path)
             case "alarms":
                 return place_in({one["device_id"]: one["text"] for one in view["alarms"]}, rest)

@@ -33,7 +33,7 @@ from fleet.engine.notices import Notices, announce_event
 from fleet.models.registry import Registry
 from fleet.models.registry_file import REGISTRY
 from fleet.models.training import EPOCHS
-from fleet.models.versions import load_snapshot, train_config
+from fleet.models.versions import train_config
 from fleet.refresh.refresh_child import refresh_cores, unfinished
 from fleet.refresh.refresher import Refresher, RefreshSettings
 from fleet.refresh.request import RefreshRequest
@@ -133,40 +133,6 @@ def test_a_start_of_meta_learning_is_made_for_devices_that_arrive(
     config = train_config(refreshed.epochs)
     assert quick(starts=folder).has_start(source, config, refreshed.seed)
     assert not quick(starts=folder).has_start(source, config, refreshed.seed + 1)
-
-
-@pytest.mark.slow
-def test_after_a_drift_a_refresh_learns_what_was_measured_since(
-    refreshed: RefreshRequest, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    registry = registry_of(refreshed)
-    before = registry.versions()
-    # As an onboarding after a drift keeps it; versions go, so that the next one must hand it on.
-    drifted = registry.add(small_model("box.a"), {"onboarded": "box.a", "environment_since": 150.0})
-    first = [one for one in records_for(LEARNT, 12) if one.device_id == "box.a"]
-    since = [
-        msgspec.structs.replace(
-            one, attempt=1, origin="remeasure", measured_at=200.0, run_secs=(2 * one.run_secs[0],)
-        )
-        for one in first[::2]
-    ]
-    append(Path(refreshed.store), since)
-    read = []
-
-    def reading(*arguments: Any, **options: Any) -> Any:
-        read.append(load_snapshot(*arguments, **options))
-        return read[-1]
-
-    monkeypatch.setattr("fleet.refresh.run.load_snapshot", reading)
-    run_refresh(again(refreshed, "two"))
-    dataset = read[0].dataset
-    secs = dict(zip(dataset.candidate_ids, dataset.latency_secs[:, dataset.column("box.a")], strict=True))
-    counting = [*since, *first[1::2]]
-    assert [secs[one.candidate_id] for one in counting] == [one.run_secs[0] for one in counting]
-    [made] = set(registry.versions()) - {*before, drifted}
-    assert registry.manifest(made)["environments_since"] == {"box.a": 150.0}
-    shutil.rmtree(registry.path(drifted))
-    assert registry.environments_since() == {"box.a": 150.0}
 
 
 SCENARIOS = read_scenarios(Path(__file__).with_name("refresh_scenarios.txt"))

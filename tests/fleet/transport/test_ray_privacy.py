@@ -102,6 +102,8 @@ UNSAFE = [
 def test_a_cluster_is_not_joined_with_a_token_that_is_not_safe(
     no_token: Path, above: int, mode: int, text: str, words: str
 ) -> None:
+    with pytest.raises(FleetError, match=r"no token for the Ray cluster at 127\.0\.0\.1:1"):
+        join_ray("127.0.0.1:1")
     write(no_token, text, mode).parent.chmod(above)
     with pytest.raises(FleetError, match=words) as refused:
         join_ray("127.0.0.1:1")
