@@ -34,10 +34,6 @@ _Value = TypeVar("_Value")
 _FAMILY = "cpu"
 
 
-class Killed(BaseException):
-    """Stands for a signal that ends the driver."""
-
-
 def latency_secs(device_id: str, trace: str) -> float:
     """The same for the same device and trace."""
     return (1 + int(content_hash(device_id, trace)[:6], 16)) * 1e-9
@@ -76,8 +72,6 @@ class FakeFleet:
         self.space, self.children = space, children
         #: What its agents list.
         self.listed: list[Workload] = []
-        #: Batches after which the driver is killed; half of the next one is stored all the same.
-        self.kill_after: int | None = None
         #: Batches, counted from 0 on each device, after which a device is out of order.
         self.lasts: dict[str, int] = {}
         #: Candidates whose job is put under quarantine: they give no record.
@@ -143,17 +137,13 @@ class FakeFleet:
         meanwhile, self.meanwhile = self.meanwhile, None
         if meanwhile is not None:
             meanwhile()
-        is_killed = self.kill_after is not None and self.batches.total() >= self.kill_after
         self.batches[device_id] += 1
         chosen = [one for one in candidates if one.candidate_id not in self.killers]
         records = [self._record(device_id, one, attempt, model_version) for one in chosen]
-        if is_killed or self._is_out(device_id):
+        if self._is_out(device_id):
             records = records[: len(records) // 2]
         self.learn(chosen, records)
-        fresh = self._stored(records)
-        if is_killed:
-            raise Killed
-        return self._answer(fresh, device_id, "measure", candidates, attempt)
+        return self._answer(self._stored(records), device_id, "measure", candidates, attempt)
 
     def wait(self, futures: Iterable[Future[Any]]) -> list[Future[Any]]:
         return [next(iter(futures))]

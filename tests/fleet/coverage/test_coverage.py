@@ -57,13 +57,9 @@ def test_gaps_are_what_siblings_know(make: Make) -> None:
     others = [make_record(1, workload="other"), make_record(1, device="foreign")]
     coverage = make([*records, make_record(2, device="dev-b"), killer, *others])
     wanted = [one.candidate_id for one in records]
-    assert (counts(coverage, A)[0], counts(coverage, B)) == (7, (1, 5))
-    assert coverage.records(A) == 7
-    assert coverage.gaps(A, W, 10) == []
+    assert (counts(coverage, A)[0], counts(coverage, B), coverage.records(A)) == (7, (1, 5), 7)
     assert coverage.gaps(B, W, 10) == [one for one in wanted if one != wanted[1]]
     assert coverage.gaps(B, W, 2, {wanted[0]}) == wanted[2:4]
-    assert coverage.measured_among(B, W, wanted[:2]) == {wanted[1]}
-    assert coverage.candidates.among(("cpu", W), wanted[:1], is_settled=True) == {wanted[0]}
     assert set(coverage.candidates.latest(("cpu", W), 1000)) == {*wanted, killer.candidate_id}
     # In another environment nothing has been measured.
     coverage.set_environment(A, "f" * 32)

@@ -2,20 +2,14 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
-import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import settings as hypothesis_settings
-from hypothesis import strategies as st
 
 from agents.records import Candidate, DeviceId, DeviceSpec, Family, Outcome, Record, Workload
 from fleet.drivers.session import DeviceUnusableError
@@ -24,7 +18,7 @@ from fleet.planner.collect import Collection
 from fleet.planner.device_history import known_candidates
 from fleet.planner.settings import CollectSettings
 from fleet.store.store import Store
-from tests.fake_fleet import FakeFleet, Killed, latency_secs
+from tests.fake_fleet import FakeFleet, latency_secs
 from tests.record_fixtures import make_spec, make_workload
 
 ONE, TWO = DeviceId("one"), DeviceId("two")
@@ -109,26 +103,6 @@ def test_a_finished_collection_measures_nothing_more_and_a_larger_one_what_is_mi
     _, more = run(fleet, store, dataclasses.replace(ROUNDS, samples=30, minimum=15))
     assert len(more.records) == 2 * 6 * 3
     assert len({record.record_id for record in store.records()}) == 2 * 30 * 3
-
-
-@hypothesis_settings(deadline=None, max_examples=5)
-@given(kills=st.lists(st.integers(0, 12), max_size=3))
-def test_after_any_kill_the_same_command_goes_on(kills: list[int]) -> None:
-    with tempfile.TemporaryDirectory() as folder:
-        for kill in [*kills, None]:
-            fleet = FakeFleet(SPECS)
-            fleet.kill_after = kill
-            with Store.open(Path(folder) / "store") as store:
-                if kill is None:
-                    run(fleet, store)
-                else:
-                    with contextlib.suppress(Killed):
-                        run(fleet, store)
-                records = list(store.records())
-        measured = by_device(records)
-        assert sorted(measured[ONE]) == sorted(measured[TWO])
-        assert len(set(measured[ONE])) == len(measured[ONE]) == 24 * 3
-        assert all(record.attempt == 0 for record in records)
 
 
 def never_built(*_: object) -> dict[str, Any]:

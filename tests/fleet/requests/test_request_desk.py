@@ -14,7 +14,7 @@ from unittest import mock
 import pytest
 import yaml
 
-from fleet.core.events import Event, TrainingFinished, TrainingReason, TrainingStarted
+from fleet.core.events import TrainingFinished, TrainingReason, TrainingStarted
 from fleet.core.state import FleetState
 from fleet.core.words import Request, RequestId, RequestKind, RequestSubmitted
 from fleet.engine.coordinator import Coordinator
@@ -22,7 +22,7 @@ from fleet.engine.event_log import EventLog
 from fleet.errors import StoreFull
 from fleet.requests.kinds import DeskFull, RequestDesk, check_request, parse_request
 from fleet.requests.request_kind import KnownFleet, RequestRefused
-from tests.coordinator_fixtures import Fleet, Killed, killed_at, make_fleet
+from tests.coordinator_fixtures import Announcer, Fleet, Killed, killed_at, make_fleet
 from tests.scenario_fixtures import read_scenarios
 from tests.table_fixtures import rows
 
@@ -42,34 +42,27 @@ def a_request(request_id: str = "t1", **changes: Any) -> Request:
     return parse_request(body(request_id, **changes))
 
 
-class Trainer:
+class Trainer(Announcer):
     """Trains as long as a test wants it to."""
 
     def __init__(self) -> None:
+        super().__init__()
         self.started: list[str] = []
         self.stopped: list[str] = []
-        self.events: list[Event] = []
         self.view: dict[str, Any] = {"family": "cpu", "epochs": {}}
 
     def start(self, family: str, reasons: Sequence[TrainingReason]) -> None:
         self.started.append(family)
-        self.events.append(TrainingStarted(at_secs=0.0, family=family))
+        self._events.append(TrainingStarted(at_secs=0.0, family=family))
 
     def stop(self, family: str) -> None:
         self.stopped.append(family)
-        self.events.clear()
-
-    def records_stored(self, *_: Any) -> None:
-        pass
+        self._events.clear()
 
     def judge(self) -> None:
-        self.events.append(
+        self._events.append(
             TrainingFinished(at_secs=0.0, family="cpu", version="v000003", serves={"one": "better"})
         )
-
-    def poll(self) -> list[Event]:
-        told, self.events = self.events, []
-        return told
 
 
 @pytest.fixture
