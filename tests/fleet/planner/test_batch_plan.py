@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from agents.records import Candidate, DeviceId, Outcome, Record, Workload, WorkloadId
-from agents.sandbox.canary_watch import MOST_AHEAD, front_runners
+from agents.sandbox.canary_watch import MOST_AHEAD
 from fleet.planner.batch_plan import (
     WORKLOADS_PER_BATCH,
     DeviceProgress,
@@ -148,7 +148,8 @@ def test_an_aa_run_measures_the_same_candidates_twice(attempts: list[int], count
     assert {one.origin for job in jobs for one in job.candidates} == {"noise"}
     assert earlier.attempt % 2 == 1
     assert later.attempt == earlier.attempt + 1
-    assert earlier.attempt > max(r.attempt for r in records if r.candidate_id in chosen)
+    # Room is left for what the agent itself measures again.
+    assert earlier.attempt > max(r.attempt for r in records if r.candidate_id in chosen) + MOST_AHEAD
     assert jobs == plan_noise(reversed(records), known("a"), count=count, seed=seed)
     measured = [record(one, attempt=job.attempt, measured_at=NOW) for job in jobs for one in job.candidates]
     floor = noise_floor([*records, *measured])
@@ -169,21 +170,6 @@ def test_an_aa_run_takes_only_candidates_that_were_measured_in_full() -> None:
     assert [job.attempt for job in jobs] == [3, 3, 4, 4]
     assert {one.trace for job in jobs for one in job.candidates} == {"[3]", "[4]", "[5]"}
     assert plan_noise(records[:4], known("a"), count=9, seed=0) == []
-
-
-@given(attempt=st.integers(0, 5), is_suspect=st.booleans())
-def test_an_aa_run_leaves_room_for_what_the_agent_measures_again(attempt: int, is_suspect: bool) -> None:
-    quality = '{"suspect":true}' if is_suspect else "{}"
-    records = [record(one, attempt=attempt, quality=quality) for one in candidates("a", 3)]
-    again = {
-        (one.candidate.candidate_id, one.attempt)
-        for ahead in range(1, MOST_AHEAD + 1)
-        for one in front_runners(records, known("a"), within=1.0, origin="remeasure", ahead=ahead)
-    }
-    jobs = plan_noise(records, known("a"), count=3, seed=0)
-    noise = {(one.candidate_id, job.attempt) for job in jobs for one in job.candidates}
-    assert len(again) == len(noise) == 6
-    assert not again & noise
 
 
 # ---- workloads and their shares ----

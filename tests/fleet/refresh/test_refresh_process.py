@@ -39,7 +39,6 @@ from fleet.refresh.refresher import Refresher, RefreshSettings
 from fleet.refresh.request import RefreshRequest
 from fleet.refresh.run import run_refresh, run_start
 from fleet.store.store import Store
-from tests.coordinator_fixtures import Killed
 from tests.dataset_fixtures import cpu_device
 from tests.disk_fixtures import failing
 from tests.model_scenarios import ModelScenario
@@ -117,10 +116,6 @@ def hang(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
     monkeypatch.setattr("fleet.refresh.refresh_child._MODULE", "hanging")
 
 
-def killed(*_: object) -> None:
-    raise Killed
-
-
 def test_a_start_of_meta_learning_is_made_for_devices_that_arrive(
     refreshed: RefreshRequest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -145,54 +140,7 @@ def test_a_scenario(title: str, collected: Path, trained: Path, tmp_path: Path) 
     ModelScenario(tmp_path, [*LEARNT, *HELD]).play(lines)
 
 
-def test_a_refresh_that_goes_on_does_not_undo_a_rollback_by_hand(
-    request_: RefreshRequest, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    registry = registry_of(request_)
-    bad = registry.add(small_model(*DEVICES), {"trained_workloads": []})
-    registry.publish(bad, {one: {} for one in DEVICES})
-
-    # It dies between its publication and the end of its work.
-    monkeypatch.setattr(Registry, "prune", killed)
-    with pytest.raises(Killed):
-        run_refresh(request_)
-    monkeypatch.undo()
-    assert registry.champions()[DeviceId("box.a")].version == "v000002"
-    registry.use("box.a", registry.before("box.a"), reason="slower", by_hand=True)
-    found = run_refresh(request_)
-    assert found["version"] == "v000002"
-    assert found["verdicts"]["box.a"]["kind"] == "better"
-    assert found["published"] == ["box.b"]
-    champion = registry.champions()[DeviceId("box.a")]
-    assert (champion.version, champion.rolled_back_from) == (bad, "v000002")
-    assert "v000002 was rolled back by hand" in champion.retained
-
-
 # ---- in a process of its own ----
-
-
-def test_a_refresh_killed_after_training_publishes_without_training_again(
-    request_: RefreshRequest, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from fleet.refresh import run as refresh_run
-
-    keep = refresh_run.publish_if_better
-    monkeypatch.setattr(refresh_run, "publish_if_better", killed)
-    with pytest.raises(Killed):
-        run_refresh(request_)
-
-    def killed_later(registry: Registry, model: Any, manifest: Any, verdicts: Any) -> None:
-        registry.add(model, manifest)
-        raise Killed
-
-    monkeypatch.setattr(refresh_run, "publish_if_better", killed_later)
-    monkeypatch.setattr("transfer.train.training.train", killed)
-    with pytest.raises(Killed):
-        run_refresh(request_)
-    assert registry_of(request_).champions() == {}
-    monkeypatch.setattr(refresh_run, "publish_if_better", keep)
-    assert run_refresh(request_)["version"] == "v000001"
-    assert registry_of(request_).versions() == ["v000001"]
 
 
 # ---- the coordinator's side ----
