@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-import contextlib
-import math
 from collections import deque
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 from unittest import mock
 
-import msgspec
 import pytest
 
-from agents.device.messages import AgentGone, Asked, Failed, Heartbeat, Message, MorePending, Results
+from agents.device.messages import AgentGone, Asked, Failed, Heartbeat, Message, MorePending
 from agents.records import LeaseTag
-from agents.spool.disk_spool import Spool
 from fleet.core.events import (
     DeviceAdded,
     GrantLease,
@@ -43,54 +38,6 @@ from tests.fleet_world import job
 @pytest.fixture
 def fleet(tmp_path: Path) -> Fleet:
     return make_fleet(tmp_path)
-
-
-# ---- poison ----
-
-
-@contextlib.contextmanager
-def poisoned_polls(candidates: set[str]) -> Iterator[None]:
-    """Let the first records of a device come with seconds that are no numbers."""
-    real = LocalTransport.poll
-
-    def poll(self: LocalTransport, timeout_secs: float) -> list[Message]:
-        messages = real(self, timeout_secs)
-        for place, one in enumerate(messages):
-            if isinstance(one, Results) and one.device_id == ONE:
-                records = list(one.records)
-                if not candidates:
-                    candidates.add(records[0].candidate_id)
-                for number, record in enumerate(records):
-                    if record.candidate_id in candidates:
-                        records[number] = msgspec.structs.replace(record, run_secs=(math.nan, 1e-3))
-                messages[place] = msgspec.structs.replace(one, records=tuple(records))
-        return messages
-
-    with mock.patch.object(LocalTransport, "poll", poll):
-        yield
-
-
-def test_a_record_that_the_store_refuses_is_set_aside_and_everything_goes_on(fleet: Fleet) -> None:
-    bad: set[str] = set()
-    with poisoned_polls(bad):
-        view = fleet.run(everything_measured(fleet, ALL - 1))
-    assert len(bad) == 1
-    assert view["store"]["refused"] == 1
-    assert view["jobs"]["leased"] == view["jobs"]["quarantined"] == 0
-    assert any("the store refuses 1 of its records" in line for line in fleet.lines)
-    [told] = fleet.set_aside("refused")
-    assert told["record"]["candidate_id"] in bad
-    assert "column run_secs holds nan" in told["reason"]
-    # It was acknowledged: the agent does not bring it again.
-    with Spool(fleet.folder / "spool" / "one") as spool:
-        assert not spool.pending()
-    ids = [one.candidate_id for one in Store.read(fleet.folder / "store").records("one")]
-    assert not bad & set(ids)
-    assert len(ids) == len(set(ids)) == ALL - 1
-    # After a restart it is known, too, and the candidate may be tried again.
-    view = fleet.run(everything_measured(fleet))
-    assert view["store"]["refused"] == 1
-    assert view["store"]["records"] == 2 * ALL
 
 
 # ---- no room ----

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -9,8 +10,11 @@ from typing import Any
 from unittest import mock
 
 import pytest
+from msgspec.structs import replace
 
+from agents.device.messages import Message, Results
 from agents.records import DeviceId
+from agents.spool.disk_spool import Spool
 from fleet.core.words import Limits, Request, RequestId, RequestKind
 from fleet.engine.event_log import EventLog
 from fleet.engine.roster import Roster, RosterError
@@ -21,7 +25,7 @@ from fleet.state.schema import STATE
 from fleet.store.lanes import LaneSettings
 from fleet.store.store import Store
 from fleet.transport.local import LocalTransport
-from tests.coordinator_fixtures import ReplayFiles, make_fleet, write_replay_device
+from tests.coordinator_fixtures import ONE, ReplayFiles, make_fleet, write_replay_device
 from tests.disk_fixtures import failing
 from tests.scenario_fixtures import fields_of, is_so, place_in, play, read_scenarios
 from tests.state_fixtures import choose_first_workloads, forget_candidates
@@ -30,10 +34,28 @@ from tests.transport_fixtures import PROTOCOL
 SCENARIOS = read_scenarios(Path(__file__).with_name("coordinator_scenarios.txt"))
 
 
-#: What has no room.
-FULL = {
-    "table": lambda: mock.patch.object(table, "write_deltalake", failing()),
-    "log": lambda: mock.patch.object(EventLog, "_keep", side_effect=StoreFull("no room")),
+def poisoned() -> Any:
+    """The first candidate that one device measures always comes with seconds that are no numbers."""
+    real, bad = LocalTransport.poll, list[str]()
+
+    def poll(transport: LocalTransport, timeout_secs: float) -> list[Message]:
+        messages = real(transport, timeout_secs)
+        for place, one in enumerate(messages):
+            if isinstance(one, Results) and one.device_id == ONE:
+                bad[:] = bad or [one.records[0].candidate_id]
+                changes = [{"run_secs": (math.nan,)} if r.candidate_id in bad else {} for r in one.records]
+                records = [replace(r, **more) for r, more in zip(one.records, changes, strict=True)]
+                messages[place] = replace(one, records=tuple(records))
+        return messages
+
+    return mock.patch.object(LocalTransport, "poll", poll)
+
+
+#: What may be in the way.
+TROUBLES = {
+    "full-table": lambda: mock.patch.object(table, "write_deltalake", failing()),
+    "full-log": lambda: mock.patch.object(EventLog, "_keep", side_effect=StoreFull("no room")),
+    "poison": poisoned,
 }
 
 
@@ -81,9 +103,9 @@ class Scenario:
                 choose_first_workloads(self.fleet.folder / "store", int(count))
             case "lanes", _:
                 self.fleet.lanes = LaneSettings(**fields_of(rest))
-            case "full", [place]:
-                self.withheld[place] = FULL[place]()
-                self.withheld[place].start()
+            case "trouble", [trouble]:
+                self.withheld[trouble] = TROUBLES[trouble]()
+                self.withheld[trouble].start()
             case "forget", _:
                 forget_candidates(self.fleet.folder / "store")
             case "start", _:
@@ -165,8 +187,11 @@ class Scenario:
                 return len({one.environment_id for one in store.records(device_id=device)})
             case "repeat":
                 return store.devices()[device].spec.protocol(PROTOCOL).repeat
-            case "late":
-                return len(self.fleet.set_aside("late"))
+            case "late" | "refused":
+                return place_in(self.fleet.set_aside(word), rest) if rest else len(self.fleet.set_aside(word))
+            case "spooled":
+                with Spool(self.fleet.folder / "spool" / more[0]) as spool:
+                    return len(spool.pending())
             case "said":
                 return "\n".join(self.fleet.lines)
             case "waiting":
