@@ -345,24 +345,6 @@ def test_no_mapping_gives_more_than_a_config_error(value: dict[str, Any], target
         assert spec.target_json.encode()
 
 
-SECTIONS = st.sampled_from(["schema", *FleetConfig.model_fields, "x"]) | st.text()
-SETTINGS = st.sampled_from(["repeat", "path", "networks", "ids", "epochs", "x"]) | st.text() | st.integers()
-
-
-@settings(max_examples=50)
-@given(
-    st.dictionaries(SECTIONS, VALUES | st.dictionaries(SETTINGS, VALUES)),
-    st.dictionaries(
-        st.sampled_from(["FLEET_PROTOCOL__REPEAT", "FLEET_DEVICES__IDS", "FLEET_X__"]), st.text()
-    ),
-)
-def test_no_fleet_file_or_environment_gives_more_than_a_config_error(
-    file: dict[str, Any], environ: dict[str, str]
-) -> None:
-    with suppress(ConfigError):
-        resolve(file, "f", environ, {})
-
-
 @pytest.mark.tvm
 def test_target_options_are_those_of_tvm() -> None:
     import tvm
