@@ -13,7 +13,7 @@ import pytest
 from msgspec.structs import replace
 
 from agents.device.messages import Message, Results
-from agents.records import DeviceId
+from agents.records import DeviceId, Record
 from agents.spool.disk_spool import Spool
 from fleet.core.words import Limits, Request, RequestId, RequestKind
 from fleet.engine.event_log import EventLog
@@ -25,8 +25,9 @@ from fleet.state.schema import STATE
 from fleet.store.lanes import LaneSettings
 from fleet.store.store import Store
 from fleet.transport.local import LocalTransport
-from tests.coordinator_fixtures import ONE, ReplayFiles, make_fleet, write_replay_device
+from tests.coordinator_fixtures import WORKLOADS, ReplayFiles, make_fleet, write_replay_device
 from tests.disk_fixtures import failing
+from tests.record_fixtures import make_record
 from tests.scenario_fixtures import fields_of, is_so, place_in, play, read_scenarios
 from tests.state_fixtures import choose_first_workloads, forget_candidates
 from tests.transport_fixtures import PROTOCOL
@@ -34,19 +35,22 @@ from tests.transport_fixtures import PROTOCOL
 SCENARIOS = read_scenarios(Path(__file__).with_name("coordinator_scenarios.txt"))
 
 
+#: A candidate that every device can measure.
+BAD = make_record(1, workload=WORKLOADS[0].workload_id).candidate_id
+
+
 def poisoned() -> Any:
-    """The first candidate that one device measures always comes with seconds that are no numbers."""
-    real, bad = LocalTransport.poll, list[str]()
+    """That candidate comes with seconds that are no numbers."""
+    real = LocalTransport.poll
+
+    def spoil(record: Record) -> Record:
+        return replace(record, run_secs=(math.nan,)) if record.candidate_id == BAD else record
 
     def poll(transport: LocalTransport, timeout_secs: float) -> list[Message]:
-        messages = real(transport, timeout_secs)
-        for place, one in enumerate(messages):
-            if isinstance(one, Results) and one.device_id == ONE:
-                bad[:] = bad or [one.records[0].candidate_id]
-                changes = [{"run_secs": (math.nan,)} if r.candidate_id in bad else {} for r in one.records]
-                records = [replace(r, **more) for r, more in zip(one.records, changes, strict=True)]
-                messages[place] = replace(one, records=tuple(records))
-        return messages
+        return [
+            replace(one, records=tuple(map(spoil, one.records))) if isinstance(one, Results) else one
+            for one in real(transport, timeout_secs)
+        ]
 
     return mock.patch.object(LocalTransport, "poll", poll)
 
