@@ -94,17 +94,6 @@ def test_random_candidates_come_first_and_the_rest_evolves_from_the_best(store: 
     assert any("/" in parent for *_, call in fleet.calls if len(call) == 5 for parent in call[1])
 
 
-def test_a_finished_collection_measures_nothing_more_and_a_larger_one_what_is_missing(store: Store) -> None:
-    fleet = FakeFleet(SPECS)
-    run(fleet, store)
-    _, again = run(fleet, store)
-    assert again.records == []
-    assert ("evolve", 3) not in again.phases
-    _, more = run(fleet, store, dataclasses.replace(ROUNDS, samples=30, minimum=15))
-    assert len(more.records) == 2 * 6 * 3
-    assert len({record.record_id for record in store.records()}) == 2 * 30 * 3
-
-
 def never_built(*_: object) -> dict[str, Any]:
     return {"outcome": Outcome.BUILD_FAILED}
 
