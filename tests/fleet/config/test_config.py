@@ -168,16 +168,6 @@ def test_all_faults_of_all_files_come_at_once(tmp_path: Path) -> None:
     assert "did you mean 'threads'" in fault
 
 
-def test_an_unknown_device_names_the_nearest_and_the_folder(tmp_path: Path) -> None:
-    write(tmp_path, "box.yaml", GOOD)
-    write(tmp_path, "other.yaml", "broken: [")
-    with pytest.raises(ConfigError, match=f"no device 'bux' in {tmp_path}; did you mean 'box'"):
-        load_device(tmp_path, "bux")
-    with pytest.raises(ConfigError, match="known are box, other"):
-        load_device(tmp_path, "something-else")
-    assert load_device(tmp_path, "box").device_id == "box"
-
-
 def test_anywhere_else_the_profiles_of_this_host_are_the_devices(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

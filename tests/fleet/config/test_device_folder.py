@@ -67,15 +67,12 @@ def test_a_scenario(title: str, folder: Path) -> None:
     assert [call.args[0].name for call in parsed.call_args_list] in ([], ["b.yaml"])
 
 
-def test_adding_is_refused_for_an_id_that_is_there_and_leaves_nothing_half_done(
+def test_a_file_that_takes_the_place_of_another_is_there_whole_or_not_at_all(
     folder: Path, tmp_path: Path
 ) -> None:
     source = write(tmp_path, "new-words.yaml", {**GOOD, "device_id": "a", "note": "new"})
     spec = load_file(source, "")
     before = (folder / "a.yaml").read_text()
-    with pytest.raises(ConfigError, match=r"a\.yaml: device 'a' is there already: --replace"):
-        add_file(folder, spec, source)
-    assert (folder / "a.yaml").read_text() == before
     with (
         mock.patch("agents.files.fsync", side_effect=OSError(28, "No space left on device")),
         pytest.raises(Exception, match="No space left"),
