@@ -27,7 +27,6 @@ from fleet.state.schema import STATE
 from fleet.store.catalog import read_devices, read_workloads
 from fleet.store.delta.log import TableSnapshot, load_snapshot
 from tests.archive_fixtures import batch, data_file, data_files, fill, flip, ids_of, opened, record_ids
-from tests.coordinator_fixtures import everything_measured, make_fleet
 from tests.disk_fixtures import contents, failing
 
 
@@ -383,18 +382,3 @@ def test_a_kill_leaves_the_earlier_backup_or_none_and_no_half_of_a_store(
     assert (verify(again).damage, ids(again)) == ([], before)
     assert not (tmp_path / ".again.restoring").exists()
     assert back_up(store, folder).records == 428
-
-
-def test_the_daemon_goes_on_with_a_restored_store(tmp_path: Path) -> None:
-    fleet = make_fleet(tmp_path)
-    fleet.run(lambda one: one.view()["store"]["records"] > 40)
-    before = set(fleet.record_ids())
-    back_up(tmp_path / "store", tmp_path / "backup")
-    # The disk of the store is gone; the spools are where they were.
-    shutil.rmtree(tmp_path / "store")
-    restore(tmp_path / "backup", tmp_path / "store")
-    assert before == set(fleet.record_ids())
-    view = fleet.run(everything_measured(fleet))
-    found = fleet.record_ids()
-    assert len(found) == len(set(found)) == sum(one["records"] for one in view["devices"].values())
-    assert before <= set(found)

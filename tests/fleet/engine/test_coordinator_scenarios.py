@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import shutil
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -15,6 +16,7 @@ from msgspec.structs import replace
 from agents.device.messages import Message, Results
 from agents.records import DeviceId, Record
 from agents.spool.disk_spool import Spool
+from fleet.archive.backup import back_up, restore
 from fleet.core.words import Limits, Request, RequestId, RequestKind
 from fleet.engine.event_log import EventLog
 from fleet.engine.roster import Roster, RosterError
@@ -110,6 +112,11 @@ class Scenario:
             case "trouble", [trouble]:
                 self.withheld[trouble] = TROUBLES[trouble]()
                 self.withheld[trouble].start()
+            case "restore", _:
+                store, backup = self.fleet.folder / "store", self.fleet.folder / "backup"
+                back_up(store, backup)
+                shutil.rmtree(store)
+                restore(backup, store)
             case "forget", _:
                 forget_candidates(self.fleet.folder / "store")
             case "start", _:
