@@ -239,20 +239,8 @@ class Fleet:
             self.clock.skip(secs)
             coordinator.turn(0.0)
 
-    def finish(self, coordinator: Coordinator, turns: int = 300) -> dict[str, Any]:
-        """Turn until everything is measured; returns the last view."""
-        self.turn_until(coordinator, everything_measured(self), turns)
-        self.turn(coordinator, 1, 2.0)
-        view = coordinator.view()
-        coordinator.close()
-        return view
-
-    def run(
-        self, until: Callable[[Coordinator], bool], turns: int = 300, *, once: bool = False
-    ) -> dict[str, Any]:
+    def run(self, until: Callable[[Coordinator], bool], turns: int = 300) -> dict[str, Any]:
         """Run to an orderly end; returns the last view."""
-        if once:
-            self.settings["once"] = True
         with self.coordinator() as (coordinator, _):
             self.turn_until(coordinator, until, turns)
             coordinator.stop()

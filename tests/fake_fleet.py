@@ -11,7 +11,6 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from typing import Any, TypeVar
 
-from agents.programs.derivation import Derivation
 from agents.records import (
     Candidate,
     CandidateId,
@@ -33,10 +32,6 @@ from tests.record_fixtures import make_descriptor, make_record
 _Value = TypeVar("_Value")
 #: Of all devices.
 _FAMILY = "cpu"
-
-
-class Killed(BaseException):
-    """Stands for a signal that ends the driver."""
 
 
 def latency_secs(device_id: str, trace: str) -> float:
@@ -77,8 +72,6 @@ class FakeFleet:
         self.space, self.children = space, children
         #: What its agents list.
         self.listed: list[Workload] = []
-        #: Batches after which the driver is killed; half of the next one is stored all the same.
-        self.kill_after: int | None = None
         #: Batches, counted from 0 on each device, after which a device is out of order.
         self.lasts: dict[str, int] = {}
         #: Candidates whose job is put under quarantine: they give no record.
@@ -133,12 +126,6 @@ class FakeFleet:
         made = _fresh(workload, drawn, count, exclude, "evolved")
         return self._answer(made, device_id, "evolve", workload, parents, count, seed, exclude)
 
-    def derive(self, device_id: DeviceId, workload: Workload, traces: Sequence[str]) -> Future[Derivation]:
-        good = [f"derived-{one}" for one in traces if "evil" not in one]
-        refused = Counter("its instructions are evil" for one in traces if "evil" in one)
-        made = Derivation(tuple(_fresh(workload, good, len(good), (), "derived")), refused)
-        return self._answer(made, device_id, "derive", workload, traces)
-
     def measure(
         self,
         device_id: DeviceId,
@@ -150,17 +137,13 @@ class FakeFleet:
         meanwhile, self.meanwhile = self.meanwhile, None
         if meanwhile is not None:
             meanwhile()
-        is_killed = self.kill_after is not None and self.batches.total() >= self.kill_after
         self.batches[device_id] += 1
         chosen = [one for one in candidates if one.candidate_id not in self.killers]
         records = [self._record(device_id, one, attempt, model_version) for one in chosen]
-        if is_killed or self._is_out(device_id):
+        if self._is_out(device_id):
             records = records[: len(records) // 2]
         self.learn(chosen, records)
-        fresh = self._stored(records)
-        if is_killed:
-            raise Killed
-        return self._answer(fresh, device_id, "measure", candidates, attempt)
+        return self._answer(self._stored(records), device_id, "measure", candidates, attempt)
 
     def wait(self, futures: Iterable[Future[Any]]) -> list[Future[Any]]:
         return [next(iter(futures))]

@@ -217,31 +217,32 @@ class World:
 
     def _check_silence(self, before: dict[str, Any]) -> None:
         """Time alone counts nothing against whoever was not heard lately, nor against the job there."""
-        now = self.state.to_json()["leasing"]
-        crashes = {job_id: entry["crashes"] for job_id, entry in now["jobs"]["entries"].items()}
-        failures = {device_id: device["failures"] for device_id, device in now["devices"].items()}
-        was = {job_id: entry["crashes"] for job_id, entry in before["leasing"]["jobs"]["entries"].items()}
-        for device in before["leasing"]["devices"].values():
+        values = self.state.to_json()
+        now, crashes, counted = values["leasing"], self._crashes(values), self._crashes(before)
+        for name, device in before["leasing"]["devices"].items():
             is_silent = device["heard_secs"] < now["now"] - LIMITS.lease_secs / 2
             if device["leases"] and is_silent:
-                assert failures[device["device_id"]] == device["failures"]
+                assert now["devices"][name]["failures"] == device["failures"]
                 for lease in device["leases"]:
                     # A job goes with its lease where its request had ended meanwhile.
-                    counted = was[lease["job_id"]]
-                    assert crashes.get(lease["job_id"], counted) == counted
+                    job_id = lease["job_id"]
+                    assert crashes.get(job_id, counted[job_id]) == counted[job_id]
 
     @staticmethod
-    def _blame(values: dict[str, Any]) -> list[Any]:
+    def _crashes(values: dict[str, Any]) -> dict[str, int]:
+        entries = values["leasing"]["jobs"]["entries"]
+        return {job_id: entry["crashes"] for job_id, entry in entries.items()}
+
+    def _blame(self, values: dict[str, Any]) -> list[Any]:
         """What was counted against devices and jobs, and what devices were charged."""
         devices = values["leasing"]["devices"].values()
-        jobs = values["leasing"]["jobs"]["entries"].items()
         counted = [(device["crashes"], device["failures"], device["device_secs"]) for device in devices]
-        return [counted, [(job_id, entry["crashes"]) for job_id, entry in jobs]]
+        return [counted, self._crashes(values)]
 
     def _check_count(self, event: ev.JobFinished, before: dict[str, Any], verdict: Verdict | None) -> None:
         """Results count if their lease is the last of a job that has not ended, and did not expire."""
         since = self.grants[self.born.get(event.job_id, 0) :]
-        latest = [g for g in since if g.job_id == event.job_id and g.device_id == event.device_id][-1:]
+        latest = [g for g in since if (g.job_id, g.device_id) == (event.job_id, event.device_id)][-1:]
         should = (
             bool(latest)
             and latest[0].fencing_token == event.fencing_token

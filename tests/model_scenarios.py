@@ -6,9 +6,11 @@ import json
 import shutil
 import time
 from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 from msgspec import structs
@@ -23,6 +25,7 @@ from fleet.refresh.freshness_look import run_watch
 from fleet.refresh.run import run_refresh
 from fleet.store.store import Store
 from tests.cli_fixtures import run, said
+from tests.coordinator_fixtures import Killed
 from tests.dataset_fixtures import cpu_device
 from tests.refresh_fixtures import DEVICES, records_for, request_in, small_model
 from tests.scenario_fixtures import fields_of, place_in, play
@@ -105,6 +108,12 @@ class ModelScenario:
             case ["refresh", name]:
                 request = request_in(self.folder, request_id=name, **told)
                 self.found = run_refresh(replace(request, folder=f"{request.folder}-{name}"))
+            case ["die", name, *places]:
+                with ExitStack() as stack:
+                    for place in places:
+                        stack.enter_context(mock.patch(place, side_effect=Killed))
+                    with pytest.raises(Killed):
+                        self.act(f"refresh {name}")
             case ["watch"]:
                 self.found = run_watch(request_in(self.folder, kind="watch", request_id="watch"))
             case ["train"]:
@@ -150,6 +159,7 @@ class ModelScenario:
             "found": self.found,
             "versions": self.registry.versions(),
             "last": asdict(history[-1]) if history else None,
+            "since": self.registry.environments_since(),
             "serials": [change.serial for change in history],
             "has_file": (self.registry.folder / REGISTRY).exists(),
             **{device: asdict(champion) for device, champion in champions.items()},

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 import sqlite3
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
-from agents.records import Record, WorkloadId
+from agents.records import Record
 from fleet.coverage.candidates import FamilyCandidates
 from fleet.coverage.coverage import Coverage
 from fleet.planner.workload_discovery import CHOSEN
@@ -45,13 +45,8 @@ def forget_candidates(store: Path) -> None:
         connection.commit()
 
 
-def change_choice(
-    store: Path, change: Callable[[list[WorkloadId]], list[WorkloadId] | None]
-) -> list[WorkloadId]:
-    """Change which workloads the one group of a fleet has chosen; None forgets them."""
+def choose_first_workloads(store: Path, count: int) -> None:
+    """Have the one group of a fleet measure only the first of the workloads that it has chosen."""
     with state_of(store) as file, file.turn() as turn:
         [[group, entry]] = json.loads(file.note(CHOSEN) or b"{}").items()
-        ids = change(entry["ids"])
-        kept = {} if ids is None else {group: {**entry, "ids": ids}}
-        turn.put_note(CHOSEN, json.dumps(kept).encode())
-    return ids or []
+        turn.put_note(CHOSEN, json.dumps({group: {**entry, "ids": entry["ids"][:count]}}).encode())

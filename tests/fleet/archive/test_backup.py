@@ -27,11 +27,7 @@ from fleet.state.schema import STATE
 from fleet.store.catalog import read_devices, read_workloads
 from fleet.store.delta.log import TableSnapshot, load_snapshot
 from tests.archive_fixtures import batch, data_file, data_files, fill, flip, ids_of, opened, record_ids
-from tests.coordinator_fixtures import everything_measured, make_fleet
 from tests.disk_fixtures import contents, failing
-
-#: Kills of a running backup; each at another moment.
-KILLS = 6
 
 
 @pytest.fixture
@@ -295,13 +291,6 @@ with opened(Path(sys.argv[1])) as store:
             store.table.delete_unused(max(0, store.table.version - 100))
 """
 
-_BACKUP = """
-import sys
-from pathlib import Path
-from fleet.archive.backup import back_up
-back_up(Path(sys.argv[1]), Path(sys.argv[2]))
-"""
-
 
 class Writer:
     """A process that takes in records like a daemon, and says which are acknowledged."""
@@ -356,65 +345,40 @@ def test_beside_a_writer_every_acknowledged_record_is_in_it_and_nothing_is_taken
     assert verify(store).damage == []
 
 
-def test_a_killed_backup_is_none_or_the_earlier_one(store: Path, tmp_path: Path, writer: Writer) -> None:
-    folder = tmp_path / "backup"
-    command = [sys.executable, "-c", _BACKUP, str(store), str(folder)]
-    began = time.monotonic()
-    subprocess.run(command, check=True)
-    usual = time.monotonic() - began
-    shutil.rmtree(folder)
-    was: set[str] = set()
-    killed = 0
-    for number in range(KILLS):
-        before = writer.acknowledged()
-        with subprocess.Popen(command, stderr=subprocess.DEVNULL) as process:
-            # From the import of the modules to the end; the last one comes through.
-            if number < KILLS - 1:
-                time.sleep(usual * (0.3 + 0.8 * number / KILLS))
-                process.send_signal(signal.SIGKILL)
-        killed += process.returncode == -signal.SIGKILL
-        if not is_backup(folder):
-            assert not was
-            continue
-        again = tmp_path / f"again-{number}"
-        restore(folder, again)
-        assert verify(again).damage == []
-        found = ids(again)
-        assert was <= found
-        if process.returncode == 0:
-            assert before <= found
-        was = found
-    assert killed
-    assert was, "the same command goes on"
+#: A verb that is killed when it waits for the disk, after so many times.
+_KILLED = """
+import os, sys
+from pathlib import Path
+from fleet.archive import backup
+steps, fsync = iter(range(int(sys.argv[1]))), os.fsync
+def killed(number):
+    if next(steps, None) is None:
+        os.kill(os.getpid(), 9)
+    fsync(number)
+os.fsync = killed
+getattr(backup, sys.argv[2])(Path(sys.argv[3]), Path(sys.argv[4]))
+"""
 
 
-def test_a_killed_restore_leaves_no_store(store: Path, tmp_path: Path) -> None:
-    back_up(store, tmp_path / "backup")
-    program = (
-        "import os, sys; from pathlib import Path; from fleet.archive import backup as module\n"
-        "fsync = module.fsync\n"
-        "def killed(path):\n    os.kill(os.getpid(), 9)\n"
-        "module.fsync = killed\n"
-        "module.restore(Path(sys.argv[1]), Path(sys.argv[2]))"
-    )
-    command = [sys.executable, "-c", program, str(tmp_path / "backup"), str(tmp_path / "again")]
+def kill(steps: int, verb: str, *folders: Path) -> None:
+    command = [sys.executable, "-c", _KILLED, str(steps), verb, *map(str, folders)]
     assert subprocess.run(command, check=False).returncode == -signal.SIGKILL
-    assert not (tmp_path / "again").exists()
-    restore(tmp_path / "backup", tmp_path / "again")
-    assert verify(tmp_path / "again").damage == []
+
+
+@pytest.mark.parametrize("steps", [0, 5])
+def test_a_kill_leaves_the_earlier_backup_or_none_and_no_half_of_a_store(
+    store: Path, tmp_path: Path, steps: int
+) -> None:
+    folder, again = tmp_path / "backup", tmp_path / "again"
+    kill(steps, "back_up", store, folder)
+    assert not is_backup(folder)
+    back_up(store, folder)
+    before = ids(store)
+    append(store, 2000, 8)
+    kill(steps, "back_up", store, folder)
+    kill(steps, "restore", folder, again)
+    assert not again.exists()
+    restore(folder, again)
+    assert (verify(again).damage, ids(again)) == ([], before)
     assert not (tmp_path / ".again.restoring").exists()
-
-
-def test_the_daemon_goes_on_with_a_restored_store(tmp_path: Path) -> None:
-    fleet = make_fleet(tmp_path)
-    fleet.run(lambda one: one.view()["store"]["records"] > 40)
-    before = set(fleet.record_ids())
-    back_up(tmp_path / "store", tmp_path / "backup")
-    # The disk of the store is gone; the spools are where they were.
-    shutil.rmtree(tmp_path / "store")
-    restore(tmp_path / "backup", tmp_path / "store")
-    assert before == set(fleet.record_ids())
-    view = fleet.run(everything_measured(fleet))
-    found = fleet.record_ids()
-    assert len(found) == len(set(found)) == sum(one["records"] for one in view["devices"].values())
-    assert before <= set(found)
+    assert back_up(store, folder).records == 428

@@ -12,7 +12,6 @@ import pytest
 import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from msgspec.structs import fields
 
 from agents.records import DeviceId, DeviceKind, Family, Protocol
 from fleet.config.device_files import load_device, parse_device
@@ -169,16 +168,6 @@ def test_all_faults_of_all_files_come_at_once(tmp_path: Path) -> None:
     assert "did you mean 'threads'" in fault
 
 
-def test_an_unknown_device_names_the_nearest_and_the_folder(tmp_path: Path) -> None:
-    write(tmp_path, "box.yaml", GOOD)
-    write(tmp_path, "other.yaml", "broken: [")
-    with pytest.raises(ConfigError, match=f"no device 'bux' in {tmp_path}; did you mean 'box'"):
-        load_device(tmp_path, "bux")
-    with pytest.raises(ConfigError, match="known are box, other"):
-        load_device(tmp_path, "something-else")
-    assert load_device(tmp_path, "box").device_id == "box"
-
-
 def test_anywhere_else_the_profiles_of_this_host_are_the_devices(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -239,6 +228,13 @@ file {schema: 2}                                 | write schema: 1
 file {schema: true}                              | write schema: 1
 file {daemon: {policy: {idle_onli: true}}}       | f.yaml: daemon.policy.idle_onli: ... 'idle_only'
 file {daemon: {policies: {box: {secs_per_our: 1.0}}}} | daemon.policies.box.secs_per_our: ... 'secs_per_hour'?
+file {daemon: {policy: {windows: [""]}}}         | f.yaml: daemon.policy ... 22:00-06:30
+file {daemon: {policy: {windows: ["22-23"]}}}    | f.yaml: daemon.policy ... 22:00-06:30
+file {daemon: {policy: {windows: ["25:00-26:00"]}}} | f.yaml: daemon.policy ... 22:00-06:30
+file {daemon: {policy: {windows: ["10:00-10:00"]}}} | f.yaml: daemon.policy ... 22:00-06:30
+file {daemon: {policy: {windows: ["10:00-24:30"]}}} | f.yaml: daemon.policy ... 22:00-06:30
+file {daemon: {policy: {windows: ["1:00-2:00"]}}} | f.yaml: daemon.policy ... 22:00-06:30
+file {daemon: {policy: {windows: ["10:00"]}}}    | f.yaml: daemon.policy ... 22:00-06:30
 file {store: {token: hunter2}}                   | f.yaml: store.token: unknown key ... !hunter2
 flag daemon.policy.windows=[]                    | flag: daemon.policy.windows: unknown ... 'policy'
 flag onboarding.strategy=majik                   | flag: onboarding.strategy: ... 'multitask'
@@ -295,16 +291,6 @@ def test_a_file_may_be_missing_unless_it_is_named(tmp_path: Path, monkeypatch: p
         load_fleet(Path("no.yaml"), environ={})
 
 
-@given(st.data())
-def test_a_protocol_section_that_is_accepted_makes_a_protocol(data: st.DataObject) -> None:
-    numbers = st.integers(-1, 20_000) | st.floats(-1, 20_000) | st.booleans()
-    file = data.draw(st.dictionaries(st.sampled_from([field.name for field in fields(Protocol)]), numbers))
-    with suppress(ConfigError):
-        config = resolve({"schema": 1, "protocol": file}, "f", {}, {}).config
-        protocol = config.timing_protocol()
-        assert all(getattr(protocol, name) == value for name, value in file.items())
-
-
 @pytest.mark.parametrize(
     "text",
     [
@@ -347,24 +333,6 @@ def test_no_mapping_gives_more_than_a_config_error(value: dict[str, Any], target
         spec = parse_device({**GOOD, "target": {**GOOD["target"], **target}}, "box")
         assert spec.target["num-cores"] == 1
         assert spec.target_json.encode()
-
-
-SECTIONS = st.sampled_from(["schema", *FleetConfig.model_fields, "x"]) | st.text()
-SETTINGS = st.sampled_from(["repeat", "path", "networks", "ids", "epochs", "x"]) | st.text() | st.integers()
-
-
-@settings(max_examples=50)
-@given(
-    st.dictionaries(SECTIONS, VALUES | st.dictionaries(SETTINGS, VALUES)),
-    st.dictionaries(
-        st.sampled_from(["FLEET_PROTOCOL__REPEAT", "FLEET_DEVICES__IDS", "FLEET_X__"]), st.text()
-    ),
-)
-def test_no_fleet_file_or_environment_gives_more_than_a_config_error(
-    file: dict[str, Any], environ: dict[str, str]
-) -> None:
-    with suppress(ConfigError):
-        resolve(file, "f", environ, {})
 
 
 @pytest.mark.tvm

@@ -49,21 +49,17 @@ def test_a_core_that_times_from_now_is_told_to_those_that_build_on_it() -> None:
     assert not compare(known, DeviceFiles(specs={**known, same.device_id: same})).disturbing
 
 
-@given(
-    known=st.dictionaries(NAMES, st.tuples(st.sampled_from("xyz"), st.sampled_from(DeviceKind))),
-    now=st.dictionaries(NAMES, st.tuples(st.sampled_from("xyz"), st.sampled_from(DeviceKind))),
-    broken=st.sets(NAMES | st.just(DeviceId(""))),
+ANY_SPECS = st.dictionaries(NAMES, st.tuples(st.sampled_from("xyz"), st.sampled_from(DeviceKind))).map(
+    lambda found: {name: spec_of(name, note=note, kind=kind) for name, (note, kind) in found.items()}
 )
+
+
+@given(before=ANY_SPECS, now=ANY_SPECS, broken=st.sets(NAMES | st.just(DeviceId(""))))
 def test_each_device_has_one_fate_and_following_it_is_the_end(
-    known: dict[DeviceId, tuple[str, DeviceKind]],
-    now: dict[DeviceId, tuple[str, DeviceKind]],
-    broken: set[DeviceId],
+    before: dict[DeviceId, DeviceSpec], now: dict[DeviceId, DeviceSpec], broken: set[DeviceId]
 ) -> None:
-    before = {one: spec_of(one, note=note, kind=kind) for one, (note, kind) in known.items()}
     files = DeviceFiles(
-        specs={
-            one: spec_of(one, note=note, kind=kind) for one, (note, kind) in now.items() if one not in broken
-        },
+        specs={name: spec for name, spec in now.items() if name not in broken},
         faults=dict.fromkeys(broken, "broken"),
     )
     found = compare(before, files)

@@ -16,6 +16,7 @@ from fleet.config.device_files import load_file
 from fleet.config.device_folder import DeviceFolder, FoundDevices, add_file, retire_file
 from fleet.config.yaml_files import ConfigError
 from tests.fleet.config.test_config import GOOD, write
+from tests.scenario_fixtures import play, read_scenarios
 
 A, B = DeviceId("a"), DeviceId("b")
 
@@ -28,73 +29,50 @@ def folder(tmp_path: Path) -> Path:
     return made
 
 
-def settled(folder: DeviceFolder) -> FoundDevices:
-    """What two looks find: the first one only sees that something moves."""
-    assert folder.look() is None
-    return found_by(folder)
+class Watched:
+    """A folder that is looked at again and again."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.watched, self.found = folder, DeviceFolder(folder), FoundDevices(specs={})
+        self.watched.read()
+
+    def act(self, line: str) -> None:
+        match line.split():
+            case ["device", name]:
+                write(self.folder, f"{name}.yaml", {**GOOD, "device_id": name})
+            case ["half", name]:
+                write(self.folder, f"{name}.yaml", "schema: 1\n")
+            case ["link", name]:
+                (self.folder / f"{name}.yaml").symlink_to(self.folder / "nowhere")
+            case ["move", name, to]:
+                (self.folder.parent / name).rename(self.folder.parent / to)
+
+    def value(self, path: str) -> Any:
+        if path == "look":
+            found = self.watched.look()
+            self.found = found or self.found
+            return found and sorted(found.specs)
+        return {str(name): faults for name, faults in self.found.faults.items()}
 
 
-def found_by(folder: DeviceFolder) -> FoundDevices:
-    found = folder.look()
-    assert found is not None
-    return found
+FOLDERS = read_scenarios(Path(__file__).with_name("folder_scenarios.txt"))
 
 
-def test_a_change_counts_when_it_is_seen_twice_and_only_then_is_parsed(folder: Path) -> None:
-    watched = DeviceFolder(folder)
-    assert set(watched.read().specs) == {"a"}
+@pytest.mark.parametrize("title", FOLDERS)
+def test_a_scenario(title: str, folder: Path) -> None:
+    watched = Watched(folder)
     with mock.patch.object(device_folder, "load_file", wraps=load_file) as parsed:
-        assert watched.look() is None
-        assert watched.look() is None
-        assert not parsed.called
-        write(folder, "b.yaml", "schema: 1\n")
-        assert watched.look() is None, "it may be half written"
-        write(folder, "b.yaml", {**GOOD, "device_id": "b"})
-        assert set(settled(watched).specs) == {"a", "b"}
-        assert [call.args for call in parsed.call_args_list] == [(folder / "b.yaml",)]
-    (folder / "a.yaml").unlink()
-    assert set(settled(watched).specs) == {"b"}
-    assert watched.look() is None
+        play(FOLDERS[title], watched.act, watched.value)
+    # Neither half a file nor one that did not change.
+    assert [call.args[0].name for call in parsed.call_args_list] in ([], ["b.yaml"])
 
 
-def test_a_file_that_is_away_for_a_moment_never_left(folder: Path) -> None:
-    watched = DeviceFolder(folder)
-    watched.read()
-    (folder / "a.yaml").rename(folder / "a.yaml~")
-    assert watched.look() is None
-    (folder / "a.yaml~").rename(folder / "a.yaml")
-    assert watched.look() is None
-    assert watched.look() is None
-
-
-def test_a_folder_that_goes_away_changes_no_device(folder: Path, tmp_path: Path) -> None:
-    watched = DeviceFolder(folder)
-    before = watched.read()
-    folder.rename(tmp_path / "elsewhere")
-    found = found_by(watched)
-    assert found.specs == before.specs
-    assert "no such folder" in found.faults[DeviceId("")][0]
-    assert watched.look() is None, "said once"
-    (tmp_path / "elsewhere").rename(folder)
-    assert not found_by(watched).faults
-
-
-def test_a_link_that_leads_nowhere_is_the_fault_of_one_device(folder: Path) -> None:
-    (folder / "b.yaml").symlink_to(folder / "nowhere")
-    found = DeviceFolder(folder).read()
-    assert set(found.specs) == {"a"}
-    assert set(found.faults) == {"b"}
-
-
-def test_adding_is_refused_for_an_id_that_is_there_and_leaves_nothing_half_done(
+def test_a_file_that_takes_the_place_of_another_is_there_whole_or_not_at_all(
     folder: Path, tmp_path: Path
 ) -> None:
     source = write(tmp_path, "new-words.yaml", {**GOOD, "device_id": "a", "note": "new"})
     spec = load_file(source, "")
     before = (folder / "a.yaml").read_text()
-    with pytest.raises(ConfigError, match=r"a\.yaml: device 'a' is there already: --replace"):
-        add_file(folder, spec, source)
-    assert (folder / "a.yaml").read_text() == before
     with (
         mock.patch("agents.files.fsync", side_effect=OSError(28, "No space left on device")),
         pytest.raises(Exception, match="No space left"),

@@ -2,68 +2,72 @@
 
 from __future__ import annotations
 
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
-from agents.records import Candidate, CandidateId, WorkloadId
-from fleet.coverage.candidates import FamilyCandidates, Space
+import pytest
+
+from agents.records import Candidate, WorkloadId
+from tests.scenario_fixtures import play, read_scenarios
 from tests.state_fixtures import opened_candidates
 
-W1, W2 = WorkloadId("w1"), WorkloadId("w2")
-
-
-def made(workload: WorkloadId, *names: str, origin: str = "random") -> list[Candidate]:
-    return [Candidate(workload_id=workload, trace=f"[{name}]", origin=origin) for name in names]
-
-
-def ids(candidates: list[Candidate]) -> list[CandidateId]:
-    return [one.candidate_id for one in candidates]
-
-
-def traces(candidates: FamilyCandidates, space: Space) -> list[str]:
-    found = candidates.get(space, candidates.latest(space, 99))
-    return [one.trace for one in found.values()]
-
-
-def test_what_replay_devices_drew_is_given_to_no_live_device(tmp_path: Path) -> None:
-    # The candidates may be of anybody: a trusted one was drawn by an agent of a live device.
-    live: set[str] = set()
-    with opened_candidates(tmp_path, live=live) as (candidates, file):
-        candidates.add(("cpu", W1), made(W1, "a"))
-        file.keep()
-    with opened_candidates(tmp_path, live=live) as (candidates, file):
-        assert traces(candidates, ("cpu", W1)) == ["[a]"]
-        candidates.add(("cpu", W2), made(W2, "b"))
-        live.add("cpu")  # the replay devices left, and a live one comes
-        candidates.load()
-        candidates.add(("cpu", W1), made(W1, "c"))
-        file.keep()
-    with opened_candidates(tmp_path, live={"cpu"}) as (candidates, _):
-        assert traces(candidates, ("cpu", W1)) == ["[c]"]
-        assert traces(candidates, ("cpu", W2)) == []
-        assert [traces(candidates, ("cpu-replay", name)) for name in (W1, W2)] == [["[a]"], ["[b]"]]
-    with opened_candidates(tmp_path, live=set()) as (candidates, _):
-        assert set(traces(candidates, ("cpu", W1))) == {"[a]", "[c]"}
-
-
-def test_memory_is_bounded_and_the_file_stands_in(tmp_path: Path) -> None:
-    with opened_candidates(tmp_path, cache_bytes=2000) as (candidates, _):
-        drawn = made(W1, *("x" * 300 + str(number) for number in range(20)))
-        candidates.add(("cpu", W1), drawn)
-        assert list(candidates.get(("cpu", W1), ids(drawn)).values()) == drawn
+SCENARIOS = read_scenarios(Path(__file__).with_name("candidate_scenarios.txt"))
 
 
 class NoRoomError(Exception):
     """Ends a turn, as a full disk does."""
 
 
-def test_a_turn_that_is_taken_back_keeps_what_was_there_and_the_next_one_writes_it(tmp_path: Path) -> None:
-    with opened_candidates(tmp_path) as (candidates, file):
-        candidates.add(("cpu", W1), made(W1, "a"))
-        with suppress(NoRoomError), file.turn():
-            raise NoRoomError
-        assert traces(candidates, ("cpu", W1)) == ["[a]"]
-        file.keep()
-        candidates.add(("cpu", W1), made(W1, "b"))
-    with opened_candidates(tmp_path) as (candidates, _):
-        assert traces(candidates, ("cpu", W1)) == ["[a]"], "the second never came to the disk"
+class Scenario:
+    """Lives of the candidates over one state file."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.life, self.live = folder, ExitStack(), set[str]()
+
+    def act(self, line: str) -> None:
+        match line.split():
+            case ["open", *live]:
+                self.life.close()
+                self.live = set(live)
+                opened = opened_candidates(self.folder, live=self.live)
+                self.candidates, self.file = self.life.enter_context(opened)
+            case ["live", family]:
+                self.live.add(family)
+                self.candidates.load()
+            case ["add", family, workload, *traces]:
+                workload_id = WorkloadId(workload)
+                made = [Candidate(workload_id=workload_id, trace=trace, origin="random") for trace in traces]
+                self.candidates.add((family, workload_id), made)
+            case ["keep"]:
+                self.file.keep()
+            case ["fail"]:
+                with suppress(NoRoomError), self.file.turn():
+                    raise NoRoomError
+
+    def value(self, path: str) -> list[str]:
+        family, workload = path.split()
+        space = family, WorkloadId(workload)
+        return sorted(
+            one.trace for one in self.candidates.get(space, self.candidates.latest(space, 99)).values()
+        )
+
+
+@pytest.fixture
+def scenario(tmp_path: Path) -> Iterator[Scenario]:
+    made = Scenario(tmp_path)
+    with made.life:
+        yield made
+
+
+@pytest.mark.parametrize("title", SCENARIOS)
+def test_a_scenario(title: str, scenario: Scenario) -> None:
+    play(SCENARIOS[title], scenario.act, scenario.value)
+
+
+def test_memory_is_bounded_and_the_file_stands_in(tmp_path: Path) -> None:
+    with opened_candidates(tmp_path, cache_bytes=2000) as (candidates, _):
+        space = "cpu", WorkloadId("w1")
+        drawn = [Candidate(workload_id=space[1], trace="x" * 300 + str(number)) for number in range(20)]
+        candidates.add(space, drawn)
+        assert list(candidates.get(space, [one.candidate_id for one in drawn]).values()) == drawn

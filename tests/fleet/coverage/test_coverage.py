@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -33,12 +32,6 @@ def tell(store: Store, coverage: Coverage, records: list[Record]) -> None:
     coverage.add(store.take(records))
 
 
-@pytest.fixture
-def store(tmp_path: Path) -> Iterator[Store]:
-    with Store.open(tmp_path / "store") as opened:
-        yield opened
-
-
 @pytest.fixture(params=["told", "kept", "read"])
 def make(request: pytest.FixtureRequest, store: Store) -> Make:
     def made(records: list[Record]) -> Coverage:
@@ -64,13 +57,9 @@ def test_gaps_are_what_siblings_know(make: Make) -> None:
     others = [make_record(1, workload="other"), make_record(1, device="foreign")]
     coverage = make([*records, make_record(2, device="dev-b"), killer, *others])
     wanted = [one.candidate_id for one in records]
-    assert (counts(coverage, A)[0], counts(coverage, B)) == (7, (1, 5))
-    assert coverage.records(A) == 7
-    assert coverage.gaps(A, W, 10) == []
+    assert (counts(coverage, A)[0], counts(coverage, B), coverage.records(A)) == (7, (1, 5), 7)
     assert coverage.gaps(B, W, 10) == [one for one in wanted if one != wanted[1]]
     assert coverage.gaps(B, W, 2, {wanted[0]}) == wanted[2:4]
-    assert coverage.measured_among(B, W, wanted[:2]) == {wanted[1]}
-    assert coverage.candidates.among(("cpu", W), wanted[:1], is_settled=True) == {wanted[0]}
     assert set(coverage.candidates.latest(("cpu", W), 1000)) == {*wanted, killer.candidate_id}
     # In another environment nothing has been measured.
     coverage.set_environment(A, "f" * 32)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -38,34 +39,23 @@ def start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Dr
     return started
 
 
-def wait_for_end(driver: DriverProcess) -> None:
-    with pytest.raises(ChannelClosedError):
-        driver.channel.get(60)
-
-
-def test_the_folder_of_a_driver_goes_with_it(start: Callable[[str], DriverProcess], tmp_path: Path) -> None:
+@pytest.mark.parametrize("program", [ENDS, DIES], ids=["says its end", "dies"])
+def test_the_folder_of_a_driver_goes_with_it_and_how_it_ended_is_known(
+    start: Callable[[str], DriverProcess], tmp_path: Path, program: str
+) -> None:
     root = tmp_path / "drivers"
     left = root / "of-a-coordinator-that-was-killed"
     left.mkdir(parents=True)
-    driver = start(ENDS)
+    driver = start(program)
     assert [one.name for one in root.iterdir()] == ["r1"]
-    message = driver.channel.get(60)
-    assert message["op"] == "end"
+    with pytest.raises(ChannelClosedError) if program is DIES else nullcontext():
+        assert driver.channel.get(60)["op"] == "end"
     driver.stop()
     assert driver.is_over(60)
+    assert program is ENDS or "it had enough" in driver.failure()
     assert list(root.iterdir()) == []
-    wait_for_end(driver)
-
-
-def test_how_a_driver_ended_is_known_once_its_folder_is_gone(
-    start: Callable[[str], DriverProcess], tmp_path: Path
-) -> None:
-    driver = start(DIES)
-    wait_for_end(driver)
-    driver.stop()
-    assert driver.is_over(60)
-    assert "it had enough" in driver.failure()
-    assert list((tmp_path / "drivers").iterdir()) == []
+    with pytest.raises(ChannelClosedError):
+        driver.channel.get(60)
 
 
 def test_a_driver_that_finds_no_room_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

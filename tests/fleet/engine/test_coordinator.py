@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import math
 import re
 import tempfile
 from collections.abc import Sequence
@@ -19,7 +18,6 @@ from agents.device.messages import Message, WorkloadsListed
 from agents.device.replay import ReplayWorker
 from agents.records import Candidate, Descriptor, DeviceId, ModelRef, Workload
 from fleet.core.events import ModelPublished
-from fleet.engine.event_log import EventLog
 from fleet.errors import FleetError
 from fleet.planner.candidate_ranker import Ranking
 from fleet.store.store import Store
@@ -27,7 +25,6 @@ from fleet.transport.local import LocalTransport
 from tests.conftest import TEMPORARY
 from tests.coordinator_fixtures import (
     ALL,
-    OFFERED,
     ONE,
     WORKLOADS,
     Announcer,
@@ -36,9 +33,7 @@ from tests.coordinator_fixtures import (
     everything_measured,
     killed_at,
     make_fleet,
-    without_room,
 )
-from tests.state_fixtures import change_choice
 from tests.walk_fixtures import ROOT, calls_between_files, strays
 
 
@@ -134,23 +129,6 @@ def test_a_head_chooses_among_drawn_candidates(tmp_path: Path) -> None:
     assert {version for _, version in others} == {""}, others
 
 
-@pytest.mark.parametrize("are_fewer", [False, True], ids=["the same workloads", "fewer workloads"])
-def test_jobs_of_before_go_on_as_far_as_their_workloads_are_measured_now(
-    fleet: Fleet, are_fewer: bool
-) -> None:
-    with fleet.coordinator() as (coordinator, transport), mock.patch.object(transport, "measure"):
-        Fleet.turn_until(coordinator, lambda one: one.view()["jobs"]["leased"] == 2)
-    # As after a change of the settings that choose the workloads.
-    kept = change_choice(fleet.folder / "store", lambda ids: ids[:1] if are_fewer else None)
-    count = 2 * OFFERED * len(kept or WORKLOADS)
-    view = fleet.run(lambda one: fleet.clock.skip(1.0) > 0 and one.view()["store"]["records"] >= count)
-    check_books(fleet, view)
-    measured = {one.workload_id for one in Store.read(fleet.folder / "store").records()}
-    assert measured == set(kept or [one.workload_id for one in WORKLOADS])
-    if not are_fewer:
-        assert view["jobs"]["cancelled"] == 0
-
-
 @given(number=st.integers(1, 150))
 @settings(max_examples=15, deadline=None)
 def test_a_kill_at_any_step_loses_nothing_and_counts_nothing_twice(number: int) -> None:
@@ -167,26 +145,6 @@ def test_a_kill_at_any_step_loses_nothing_and_counts_nothing_twice(number: int) 
         counted = sum(sum(one["outcomes"].values()) for one in view["devices"].values())
         # A job whose records were stored before its lease was granted again counts none of them.
         assert counted <= 2 * ALL
-
-
-def test_a_state_file_without_room_holds_everything_back(fleet: Fleet) -> None:
-    left = [0.0]
-    full = without_room(EventLog, "_keep", left, lambda _, events: bool(events))
-    with full, fleet.coordinator() as (coordinator, transport):
-        fleet.turn(coordinator, 4)
-        left[0] = math.inf
-        with (
-            mock.patch.object(transport, "acknowledge") as acknowledge,
-            mock.patch.object(transport, "measure") as grant,
-        ):
-            fleet.turn(coordinator, 10, 3.0)
-            assert not acknowledge.called
-            assert not grant.called
-        assert coordinator.view()["coordinator"]["state"] == "disk_full"
-        left[0] = 0.0
-        view = fleet.finish(coordinator)
-    assert view["store"]["records"] == 2 * ALL
-    check_books(fleet, view)
 
 
 def test_foreign_events_are_refused_in_one_sentence(fleet: Fleet) -> None:

@@ -8,12 +8,9 @@ from unittest import mock
 
 import pytest
 
-from agents.device.messages import Batch
-from agents.records import Lease
-from fleet.core.words import Limits
 from fleet.engine.coordinator import Coordinator
 from fleet.transport.local import LocalTransport
-from tests.coordinator_fixtures import ALL, ONE, Fleet, make_fleet
+from tests.coordinator_fixtures import Fleet, make_fleet
 
 #: Fifty jobs are leased at once.
 MANY = tuple(f"d{number:02d}" for number in range(50))
@@ -57,30 +54,3 @@ def test_fifty_leases_outlive_pauses_and_a_clock_that_is_set(tmp_path: Path) -> 
     assert len(set(ids)) == len(ids) >= len(MANY) * fleet.limits.job_candidates
     assert (view["clock"]["gaps"], view["clock"]["steps"]) == (3, 6)
     assert view["now"] == pytest.approx(fleet.clock.wall(), abs=5.0)
-
-
-def test_a_paused_agent_costs_neither_its_job_nor_its_device_a_strike(tmp_path: Path) -> None:
-    """Its lease expires and the device is taken up again, as often as would quarantine both."""
-    fleet = make_fleet(tmp_path, ("one",), limits=Limits(job_candidates=8, lease_secs=30.0))
-    with fleet.coordinator() as (coordinator, transport):
-        measure = transport.measure
-        frozen: set[int] = set()
-
-        def freeze(lease: Lease, incarnation: int, batch: Batch) -> None:
-            if incarnation not in frozen:
-                transport.freeze(ONE, incarnation)
-                frozen.add(incarnation)
-            measure(lease, incarnation, batch)
-
-        with mock.patch.object(transport, "measure", freeze):
-            while len(frozen) < 7:
-                coordinator.turn(0.0)
-                fleet.clock.skip(5.0)
-                shown = coordinator.view()["devices"][ONE]
-                assert shown["failures"] == 0
-        assert shown["outages"] == 6
-        view = fleet.finish(coordinator, 400)
-    expiries = view["devices"]["one"]["expiries"]
-    assert expiries >= 7
-    check_nobody_is_blamed(view, expiries=expiries)
-    assert len(set(fleet.record_ids())) == view["store"]["records"] == ALL

@@ -2,24 +2,17 @@
 
 from __future__ import annotations
 
-import contextlib
-import math
 from collections import deque
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 from unittest import mock
 
-import msgspec
 import pytest
 
-from agents.device.messages import Asked, Failed, Heartbeat, Message, MorePending, Results
+from agents.device.messages import AgentGone, Asked, Failed, Heartbeat, Message, MorePending
 from agents.records import LeaseTag
-from agents.spool.disk_spool import Spool
 from fleet.core.events import (
-    AgentDied,
     DeviceAdded,
-    DeviceState,
     GrantLease,
     JobCrashed,
     JobState,
@@ -29,8 +22,6 @@ from fleet.core.events import (
 from fleet.core.state import FleetState
 from fleet.engine.coordinator import Coordinator
 from fleet.engine.ingest import events_of
-from fleet.state import table
-from fleet.store.lanes import LaneSettings
 from fleet.store.store import Store
 from fleet.transport.local import LocalTransport
 from tests.coordinator_fixtures import (
@@ -41,7 +32,6 @@ from tests.coordinator_fixtures import (
     make_fleet,
     without_room,
 )
-from tests.disk_fixtures import failing
 from tests.fleet_world import job
 
 
@@ -50,85 +40,7 @@ def fleet(tmp_path: Path) -> Fleet:
     return make_fleet(tmp_path)
 
 
-# ---- poison ----
-
-
-@contextlib.contextmanager
-def poisoned_polls(candidates: set[str]) -> Iterator[None]:
-    """Let the first records of a device come with seconds that are no numbers."""
-    real = LocalTransport.poll
-
-    def poll(self: LocalTransport, timeout_secs: float) -> list[Message]:
-        messages = real(self, timeout_secs)
-        for place, one in enumerate(messages):
-            if isinstance(one, Results) and one.device_id == ONE:
-                records = list(one.records)
-                if not candidates:
-                    candidates.add(records[0].candidate_id)
-                for number, record in enumerate(records):
-                    if record.candidate_id in candidates:
-                        records[number] = msgspec.structs.replace(record, run_secs=(math.nan, 1e-3))
-                messages[place] = msgspec.structs.replace(one, records=tuple(records))
-        return messages
-
-    with mock.patch.object(LocalTransport, "poll", poll):
-        yield
-
-
-def test_a_record_that_the_store_refuses_is_set_aside_and_everything_goes_on(fleet: Fleet) -> None:
-    bad: set[str] = set()
-    with poisoned_polls(bad):
-        view = fleet.run(everything_measured(fleet, ALL - 1))
-    assert len(bad) == 1
-    assert view["store"]["refused"] == 1
-    assert view["jobs"]["leased"] == view["jobs"]["quarantined"] == 0
-    assert any("the store refuses 1 of its records" in line for line in fleet.lines)
-    [told] = fleet.set_aside("refused")
-    assert told["record"]["candidate_id"] in bad
-    assert "column run_secs holds nan" in told["reason"]
-    # It was acknowledged: the agent does not bring it again.
-    with Spool(fleet.folder / "spool" / "one") as spool:
-        assert not spool.pending()
-    ids = [one.candidate_id for one in Store.read(fleet.folder / "store").records("one")]
-    assert not bad & set(ids)
-    assert len(ids) == len(set(ids)) == ALL - 1
-    # After a restart it is known, too, and the candidate may be tried again.
-    view = fleet.run(everything_measured(fleet))
-    assert view["store"]["refused"] == 1
-    assert view["store"]["records"] == 2 * ALL
-
-
 # ---- no room ----
-
-
-def table_without_room() -> Any:
-    """A table that has no room; log and state file have."""
-    return mock.patch.object(table, "write_deltalake", failing())
-
-
-def check_all(fleet: Fleet, view: dict[str, Any]) -> None:
-    assert view["coordinator"]["state"] == "running"
-    assert view["store"]["records"] == 2 * ALL
-    ids = fleet.record_ids()
-    assert len(ids) == len(set(ids)) == 2 * ALL
-    assert not fleet.set_aside("late")
-    assert view["jobs"]["leased"] == view["jobs"]["quarantined"] == 0
-
-
-def test_a_table_without_room_is_told_and_gone_on_with(fleet: Fleet) -> None:
-    fleet.lanes = LaneSettings(wait_secs=0.0)  # what waits goes on to the table with every turn
-    with fleet.coordinator() as (coordinator, _):
-        fleet.turn(coordinator, 2)
-        with table_without_room():
-            fleet.turn(coordinator, 60, 3.0)
-            view = coordinator.view()
-            assert view["coordinator"]["state"] == "disk_full"
-            epochs = [one["fencing_token"] for one in view["devices"].values()]
-            fleet.turn(coordinator, 30, 10.0)
-            view = coordinator.view()
-            assert [one["fencing_token"] for one in view["devices"].values()] == epochs
-            assert sum("no lease is granted until there is room" in line for line in fleet.lines) == 1
-        check_all(fleet, fleet.finish(coordinator, 600))
 
 
 def test_a_full_disk_at_the_daily_run_or_at_the_list_of_workloads_ends_nothing(fleet: Fleet) -> None:
@@ -165,49 +77,24 @@ def leased_state() -> FleetState:
     return state
 
 
+WORK = {"what": Asked.MEASURE, "error": "no worker starts", "lease": LeaseTag(job_id="job", fencing_token=1)}
+
+
 @pytest.mark.parametrize("is_blameless", [False, True])
-def test_a_host_that_cannot_measure_blames_no_job(is_blameless: bool) -> None:
-    failed = Failed(
-        device_id=ONE,
-        incarnation=1,
-        what=Asked.MEASURE,
-        error="no worker process starts",
-        lease=LeaseTag(job_id="job", fencing_token=1),
-        is_blameless=is_blameless,
-    )
+@pytest.mark.parametrize(("kind", "about"), [(Failed, WORK), (AgentGone, {"reason": "killed"})])
+def test_an_end_with_a_cause_outside_blames_no_job(
+    kind: type[Message], about: dict[str, Any], is_blameless: bool
+) -> None:
+    message = kind(device_id=ONE, incarnation=1, is_blameless=is_blameless, **about)
     state = leased_state()
-    [event] = events_of(failed, state, 5.0, 5.0)
-    assert isinstance(event, AgentDied if is_blameless else JobCrashed)
-    state.apply(event)
+    events = events_of(message, state, 5.0, 5.0)
+    assert any(isinstance(one, JobCrashed) for one in events) is not is_blameless
+    for event in events:
+        state.apply(event)
     # Either way the device gets another agent, and the job is still there.
     assert state.describe(ONE)["incarnation"] == 2
     assert state.describe(ONE)["failures"] == 1
     assert state.job_counts()[JobState.QUEUED] == 1
-
-
-@pytest.mark.parametrize("is_blameless", [False, True])
-def test_a_job_is_quarantined_by_deaths_of_its_own_only(fleet: Fleet, is_blameless: bool) -> None:
-    fleet.specs = {ONE: fleet.specs[ONE]}
-
-    def shown(coordinator: Coordinator) -> dict[str, Any]:
-        fleet.clock.skip(1.0)
-        device: dict[str, Any] = coordinator.view()["devices"][ONE]
-        return device
-
-    with fleet.coordinator() as (coordinator, transport):
-        for incarnation in range(1, 5):
-            fleet.turn_until(
-                coordinator,
-                lambda it, now=incarnation: shown(it)["incarnation"] == now and bool(shown(it)["leases"]),
-            )
-            transport.crash(ONE, incarnation, is_blameless=is_blameless)
-        fleet.turn_until(coordinator, lambda it: shown(it)["incarnation"] == 5)
-        # With so few deaths the device itself is not given up.
-        assert shown(coordinator)["state"] != DeviceState.QUARANTINED
-        if is_blameless:
-            assert coordinator.view()["jobs"]["quarantined"] == 0
-            fleet.turn_until(coordinator, everything_measured(fleet), 400)
-        coordinator.close()
 
 
 # ---- a long spool ----

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import shutil
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -9,20 +11,58 @@ from typing import Any
 from unittest import mock
 
 import pytest
+from msgspec.structs import replace
 
-from agents.records import DeviceId
+from agents.device.messages import Message, Results
+from agents.records import DeviceId, Record
+from agents.spool.disk_spool import Spool
+from fleet.archive.backup import back_up, restore
 from fleet.core.words import Limits, Request, RequestId, RequestKind
+from fleet.engine.event_log import EventLog
 from fleet.engine.roster import Roster, RosterError
+from fleet.errors import StoreFull
+from fleet.state import table
 from fleet.state.questions import StateReader
 from fleet.state.schema import STATE
+from fleet.store.lanes import LaneSettings
 from fleet.store.store import Store
 from fleet.transport.local import LocalTransport
-from tests.coordinator_fixtures import ReplayFiles, make_fleet, write_replay_device
+from tests.coordinator_fixtures import WORKLOADS, ReplayFiles, make_fleet, write_replay_device
+from tests.disk_fixtures import failing
+from tests.record_fixtures import make_record
 from tests.scenario_fixtures import fields_of, is_so, place_in, play, read_scenarios
-from tests.state_fixtures import forget_candidates
+from tests.state_fixtures import choose_first_workloads, forget_candidates
 from tests.transport_fixtures import PROTOCOL
 
 SCENARIOS = read_scenarios(Path(__file__).with_name("coordinator_scenarios.txt"))
+
+
+#: A candidate that every device can measure.
+BAD = make_record(1, workload=WORKLOADS[0].workload_id).candidate_id
+
+
+def poisoned() -> Any:
+    """That candidate comes with seconds that are no numbers."""
+    real = LocalTransport.poll
+
+    def spoil(record: Record) -> Record:
+        return replace(record, run_secs=(math.nan,)) if record.candidate_id == BAD else record
+
+    def poll(transport: LocalTransport, timeout_secs: float) -> list[Message]:
+        return [
+            replace(one, records=tuple(map(spoil, one.records))) if isinstance(one, Results) else one
+            for one in real(transport, timeout_secs)
+        ]
+
+    return mock.patch.object(LocalTransport, "poll", poll)
+
+
+#: What may be in the way.
+TROUBLES = {
+    "full-table": lambda: mock.patch.object(table, "write_deltalake", failing()),
+    "full-log": lambda: mock.patch.object(EventLog, "_keep", side_effect=StoreFull("no room")),
+    "poison": poisoned,
+}
 
 
 class Scenario:
@@ -65,6 +105,18 @@ class Scenario:
                 self.withheld["put"].start()
             case "limits", _:
                 self.fleet.limits = Limits(**fields_of(rest))
+            case "workloads", [count]:
+                choose_first_workloads(self.fleet.folder / "store", int(count))
+            case "lanes", _:
+                self.fleet.lanes = LaneSettings(**fields_of(rest))
+            case "trouble", [trouble]:
+                self.withheld[trouble] = TROUBLES[trouble]()
+                self.withheld[trouble].start()
+            case "restore", _:
+                store, backup = self.fleet.folder / "store", self.fleet.folder / "backup"
+                back_up(store, backup)
+                shutil.rmtree(store)
+                restore(backup, store)
             case "forget", _:
                 forget_candidates(self.fleet.folder / "store")
             case "start", _:
@@ -115,7 +167,7 @@ class Scenario:
         match word:
             case "quiet":
                 return self.coordinator.is_quiet
-            case "jobs" | "store" | "clock":
+            case "jobs" | "store" | "clock" | "coordinator":
                 return place_in(view, path)
             case "alarms":
                 return place_in({one["device_id"]: one["text"] for one in view["alarms"]}, rest)
@@ -138,14 +190,19 @@ class Scenario:
                 ids = self.fleet.record_ids()
                 assert len(set(ids)) == len(ids)
                 return len(ids)
+            case "workloads":
+                return len({one.workload_id for one in store.records()})
             case "origins":
                 return sorted({one.origin for one in store.records(device_id=device)})
             case "environments":
                 return len({one.environment_id for one in store.records(device_id=device)})
             case "repeat":
                 return store.devices()[device].spec.protocol(PROTOCOL).repeat
-            case "late":
-                return len(self.fleet.set_aside("late"))
+            case "late" | "refused":
+                return place_in(self.fleet.set_aside(word), rest) if rest else len(self.fleet.set_aside(word))
+            case "spooled":
+                with Spool(self.fleet.folder / "spool" / more[0]) as spool:
+                    return len(spool.pending())
             case "said":
                 return "\n".join(self.fleet.lines)
             case "waiting":

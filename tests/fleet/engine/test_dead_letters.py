@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -27,33 +25,42 @@ from fleet.store.store import Store
 from tests.coordinator_fixtures import make_fleet
 from tests.disk_fixtures import failing
 from tests.record_fixtures import make_batch, make_record
+from tests.scenario_fixtures import fields_of
 from tests.state_fixtures import state_of
+from tests.table_fixtures import cells
 
-NAN = math.nan
 #: What a record may say that no store can keep.
-POISON: dict[str, dict[str, Any]] = {
-    "a number that is none": {"run_secs": (NAN, 1e-3), "warmup_secs": ()},
-    "one behind a number": {"run_secs": (1e-3, NAN)},
-    "a time without end": {"timing_secs": math.inf},
-    "a time before its beginning": {"warmup_secs": (0.1, -0.1)},
-    "a layout of tomorrow": {"schema": 99},
-    "a layout of yesterday": {"schema": 1},
-    "text for a number": {"number": "many"},
-    "nothing for text": {"origin": None},
-    "a device that is a path": {"device_id": DeviceId("../x")},
-    "half a character": {"trace": "\ud800"},
-    "words about quality that are none": {"quality": "suspect"},
-    "no outcome": {"outcome": "fine"},
-    "half a character in an id": {"workload_id": "half \udce2"},
-    "a protocol that is no JSON": {"protocol": Protocol(min_repeat_ms=math.inf)},
-    "a number without end": {"attempt": 1 << 70},
-}
+POISON = dict(
+    cells(r"""
+a number that is none             | run_secs: [.nan, 0.001], warmup_secs: []
+one behind a number               | run_secs: [0.001, .nan]
+a time without end                | timing_secs: .inf
+a time before its beginning       | warmup_secs: [0.1, -0.1]
+a layout of tomorrow              | schema: 99
+a layout of yesterday             | schema: 1
+text for a number                 | number: many
+nothing for text                  | origin: null
+a device that is a path           | device_id: ../x
+half a character                  | trace: "\ud800"
+words about quality that are none | quality: suspect
+no outcome                        | outcome: fine
+half a character in an id         | workload_id: "half \udce2"
+a protocol that is no JSON        | protocol: {min_repeat_ms: .inf}
+a number without end              | attempt: 1180591620717411303424
+""")
+)
 
 
 def poisoned(number: int, what: str) -> Record:
     """A record that is ok but for one thing."""
     good = next(one for one in make_batch(number, 8) if one.run_secs)
-    return replace(good, **POISON[what])
+    changes = {
+        name: tuple(value) if isinstance(value, list) else value
+        for name, value in fields_of(POISON[what]).items()
+    }
+    if "protocol" in changes:
+        changes["protocol"] = Protocol(**changes["protocol"])
+    return replace(good, **changes)
 
 
 @pytest.mark.parametrize("what", POISON)

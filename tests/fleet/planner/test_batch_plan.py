@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from agents.records import Candidate, DeviceId, Outcome, Record, Workload, WorkloadId
-from agents.sandbox.canary_watch import MOST_AHEAD, front_runners
+from agents.sandbox.canary_watch import MOST_AHEAD
 from fleet.planner.batch_plan import (
     WORKLOADS_PER_BATCH,
     DeviceProgress,
@@ -25,6 +25,7 @@ from fleet.planner.batch_plan import (
 from fleet.planner.selection import allocate, best_traces, choose_workloads
 from fleet.store.noise import noise_floor
 from tests.record_fixtures import make_record, make_workload, record_for
+from tests.table_fixtures import cells
 
 ONE, TWO = DeviceId("one"), DeviceId("two")
 BOTH = (ONE, TWO)
@@ -107,24 +108,41 @@ def test_what_is_lost_is_tried_again_and_what_drifted_is_measured_again() -> Non
     assert again == {3: [("[0]", "random")], 2 + MOST_AHEAD: [("[1]", "remeasure")]}
 
 
-def test_remeasuring_takes_ok_first_measurements_and_goes_on_where_it_stopped() -> None:
+#: Records of a candidate, one an attempt; the attempt of its second measurement, and those of an A/A run.
+AGAIN = """
+ok          | 1 | 3 4
+lost, ok    | 2 | 5 6
+run_failed  |   |
+run_timeout |   |
+rejected    |   |
+ok early    |   |
+"""
+
+
+@pytest.mark.parametrize(("measured", "second", "noise"), cells(AGAIN))
+def test_only_what_was_measured_in_full_is_measured_again(measured: str, second: str, noise: str) -> None:
+    [candidate], records = candidates("a", 1), []
+    for attempt, text in enumerate(measured.split(", ")):
+        outcome, *early = text.split()
+        changes: dict[str, Any] = {"quality": '{"stopped_early":true}'} if early else {}
+        changes |= {} if outcome == "ok" else {"outcome": Outcome(outcome)}
+        records.append(record(candidate, attempt=attempt, **changes))
+    assert [*map(str, remeasure_sample(records, count=9, seed=0).values())] == second.split()
+    jobs = plan_noise(records, known("a"), count=9, seed=0)
+    assert [str(job.attempt) for job in jobs] == noise.split()
+
+
+def test_remeasuring_goes_on_where_it_stopped() -> None:
     pool = candidates("a", 20)
-    bad = record(pool[0], outcome=Outcome.RUN_FAILED)
-    stopped = record(pool[1], quality='{"stopped_early":true}')
-    first = [bad, stopped, *(record(candidate) for candidate in pool[2:])]
+    first = [record(candidate) for candidate in pool]
     sample = remeasure_sample(first, count=6, seed=1)
     assert len(sample) == 6
-    assert not {bad.candidate_id, stopped.candidate_id} & sample.keys()
-    assert set(sample.values()) == {1}
     [job] = plan_remeasure(ONE, sample, [one for one in pool if one.candidate_id in sample])
     assert (job.attempt, {one.origin for one in job.candidates}) == (1, {"remeasure"})
     every = [record(candidate, attempt=1) for candidate in job.candidates]
     half = [one for one in every if one.candidate_id in list(sample)[:4]]
     assert list(remeasure_sample([*first, *half], count=6, seed=1)) == list(sample)[4:]
     assert remeasure_sample([*first, *every], count=6, seed=1) == {}
-    # A first measurement that took two attempts is measured again as the third.
-    lost = [record(pool[0], outcome=Outcome.LOST), record(pool[0], attempt=1)]
-    assert remeasure_sample(lost, count=5, seed=0) == {pool[0].candidate_id: 2}
     assert plan_remeasure(ONE, {}, []) == []
 
 
@@ -140,6 +158,7 @@ def test_an_aa_run_measures_the_same_candidates_twice(attempts: list[int], count
         for one, highest in zip(pool, attempts, strict=True)
         for attempt in range(highest + 1)
     ]
+    records.append(record(Candidate(workload_id=WorkloadId("gone"), trace="[]")))
     jobs = plan_noise(records, known("a"), count=count, seed=seed)
     earlier, later = jobs
     chosen = {one.candidate_id for one in earlier.candidates}
@@ -148,42 +167,12 @@ def test_an_aa_run_measures_the_same_candidates_twice(attempts: list[int], count
     assert {one.origin for job in jobs for one in job.candidates} == {"noise"}
     assert earlier.attempt % 2 == 1
     assert later.attempt == earlier.attempt + 1
-    assert earlier.attempt > max(r.attempt for r in records if r.candidate_id in chosen)
+    # Room is left for what the agent itself measures again.
+    assert earlier.attempt > max(r.attempt for r in records if r.candidate_id in chosen) + MOST_AHEAD
     assert jobs == plan_noise(reversed(records), known("a"), count=count, seed=seed)
     measured = [record(one, attempt=job.attempt, measured_at=NOW) for job in jobs for one in job.candidates]
     floor = noise_floor([*records, *measured])
     assert floor.pairs == len(chosen)
-
-
-def test_an_aa_run_takes_only_candidates_that_were_measured_in_full() -> None:
-    pool = candidates("a", 6)
-    gone = Candidate(workload_id=WorkloadId("gone"), trace="[]")
-    records = [
-        record(pool[0], outcome=Outcome.RUN_TIMEOUT),
-        record(pool[1], quality='{"stopped_early":true}'),
-        record(pool[2], outcome=Outcome.REJECTED),
-        record(gone),
-        *(record(one) for one in pool[3:]),
-    ]
-    jobs = plan_noise(records, known("a"), count=9, seed=0, batch_size=2)
-    assert [job.attempt for job in jobs] == [3, 3, 4, 4]
-    assert {one.trace for job in jobs for one in job.candidates} == {"[3]", "[4]", "[5]"}
-    assert plan_noise(records[:4], known("a"), count=9, seed=0) == []
-
-
-@given(attempt=st.integers(0, 5), is_suspect=st.booleans())
-def test_an_aa_run_leaves_room_for_what_the_agent_measures_again(attempt: int, is_suspect: bool) -> None:
-    quality = '{"suspect":true}' if is_suspect else "{}"
-    records = [record(one, attempt=attempt, quality=quality) for one in candidates("a", 3)]
-    again = {
-        (one.candidate.candidate_id, one.attempt)
-        for ahead in range(1, MOST_AHEAD + 1)
-        for one in front_runners(records, known("a"), within=1.0, origin="remeasure", ahead=ahead)
-    }
-    jobs = plan_noise(records, known("a"), count=3, seed=0)
-    noise = {(one.candidate_id, job.attempt) for job in jobs for one in job.candidates}
-    assert len(again) == len(noise) == 6
-    assert not again & noise
 
 
 # ---- workloads and their shares ----

@@ -7,16 +7,15 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import pytest
-from msgspec.structs import replace
 
-from agents.records import IMPORTED, Candidate, CandidateId, DeviceId, Family, Outcome, Record
+from agents.records import Candidate, CandidateId, DeviceId, Family, Outcome, Record
 from fleet.planner.batch_plan import plan_noise, remeasure_sample
 from fleet.planner.device_history import DeviceHistory
 from fleet.planner.noise_runs import plan_run
 from fleet.planner.selection import best_traces
 from fleet.store.store import Store
 from tests.fake_fleet import FakeFleet
-from tests.record_fixtures import make_record, make_spec, make_workload, record_for
+from tests.record_fixtures import make_spec, make_workload, record_for
 
 ONE, TWO, OTHER = DeviceId("one"), DeviceId("two"), DeviceId("of-gpu")
 SPECS = {name: make_spec(name) for name in (ONE, TWO)}
@@ -115,11 +114,3 @@ def test_parents_repeats_and_noise_are_chosen_as_from_all_records(
         halves = [one.measured_at for one in records if one.origin == "noise" and one.attempt % 2 == 0]
         whole = [one for one in records if one.measured_at in halves and one.outcome is not Outcome.LOST]
         assert history.noise_at(device_id) == max(one.measured_at for one in whole)
-
-
-def test_a_live_device_is_given_no_candidate_that_came_with_a_log(store: Store) -> None:
-    theirs = make_record(1, device=ONE, workload=WORKLOADS[0], origin=IMPORTED, trace='["theirs"]')
-    theirs = replace(theirs, candidate_id=CandidateId("ab" * 16))
-    store.append([theirs])
-    with DeviceHistory(FLEET, SPECS).of_family(Family.CPU) as family:
-        assert theirs.candidate_id not in family.survey({WORKLOADS[0]: 99})[WORKLOADS[0]].ids

@@ -10,8 +10,6 @@ from unittest import mock
 
 import msgspec
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from agents.device.messages import Proposed, ProposeRequest
@@ -20,7 +18,7 @@ from fleet.core.events import Job
 from fleet.core.scheduling import NEW_RECORDS
 from fleet.coverage.coverage import Coverage
 from fleet.planner.batch_plan import BATCH_SIZE
-from fleet.planner.candidate_requests import CandidateRequest, space_of
+from fleet.planner.candidate_requests import space_of
 from fleet.planner.job_planner import JobPlanner, PlannerContext
 from fleet.planner.job_queues import Queues, turn_of
 from fleet.planner.noise_runs import NoiseRuns
@@ -28,7 +26,8 @@ from fleet.planner.workload_discovery import WorkloadChoice, WorkloadDiscovery
 from fleet.state.state_file import StateFile
 from fleet.store.store import Store
 from tests.record_fixtures import make_batch, make_record, make_spec, make_workload
-from tests.state_fixtures import forget_candidates, state_of, take_in
+from tests.scenario_fixtures import fields_of, play, read_scenarios
+from tests.state_fixtures import forget_candidates, take_in
 from tests.transport_fixtures import replay_spec
 
 WORKLOAD, OTHER = make_workload(1), make_workload(2)
@@ -94,69 +93,87 @@ class Lab:
         return [one for job in self.jobs if job.device_id == device for one in job.candidate_ids]
 
 
+def neighbours(state: StateFile, **options: Any) -> Lab:
+    """Two devices of one host, of which one is new, and one elsewhere."""
+    turns = dict.fromkeys((A, B, C), "cores")
+    lab = Lab(state, (A, B, C), WORKLOAD, OTHER, turns=turns, spaces={}, **options)
+    lab.planner.hosts[C] = "there"
+    for device in (A, C):
+        lab.take_in(make_batch(0, NEW_RECORDS + 1, workload=WORKLOAD.workload_id, device=device))
+    return lab
+
+
+class Scenario:
+    """A planner with its devices, and for which of them the last wish did anything."""
+
+    def __init__(self, state: StateFile) -> None:
+        self.state, self.served, self.closed = state, list[str](), set[DeviceId]()
+
+    def act(self, line: str) -> None:
+        words, _, fields = line.partition(" | ")
+        word, *names = words.split()
+        devices = list(map(DeviceId, names))
+        match word, names:
+            case "lab", _:
+                self.lab = Lab(self.state, devices, WORKLOAD)
+            case "neighbours", _:
+                self.lab = neighbours(self.state, is_open=lambda device: device not in self.closed)
+            case "want", _:
+                self.served = sorted(self.lab.want(*devices, **fields_of(fields)))
+            case "answer", [number, count]:
+                self.lab.answer(int(number), drawn(int(count)))
+            case "known", [count]:
+                self.lab.coverage.candidates.add(("cpu", WORKLOAD.workload_id), drawn(int(count)))
+            case "records" | "lost", [device, start, count]:
+                lost = {"outcome": Outcome.LOST, "run_secs": ()} if word == "lost" else {}
+                place = {"workload": WORKLOAD.workload_id, "device": device}
+                self.lab.take_in(make_batch(int(start), int(count), **place, **lost))
+            case "others", _:
+                self.lab.planner.set_workloads(devices, [OTHER])
+            case "close", _:
+                self.closed |= set(devices)
+            case "gone", [device]:
+                self.lab.planner.agent_gone(DeviceId(device))
+            case "forget", [device]:
+                self.lab.planner.forget(DeviceId(device))
+            case "end", _:
+                for job in self.lab.jobs:
+                    self.lab.planner.queues.opened(job)  # it is durable now
+                    self.lab.planner.queues.closed(job.job_id)
+
+    def value(self, path: str) -> Any:
+        word, *names = path.split()
+        planner, asked = self.lab.planner, self.lab.asked
+        match word, names:
+            case "served", _:
+                return self.served
+            case "asked", _:
+                return [device for device, _ in asked]
+            case "parents", _:
+                return sorted(bool(request.parents) for _, request in asked)
+            case "taken", [device]:
+                return sorted(self.lab.taken(DeviceId(device)))
+            case "count", [device]:
+                taken = self.lab.taken(DeviceId(device))
+                assert len(set(taken)) == len(taken)
+                return len(taken)
+            case "jobs", _:
+                return {job.attempt: [job.origin, len(job.candidate_ids)] for job in self.lab.jobs}
+            case "idle", _:
+                return planner.is_idle
+        return len(planner.queues.candidate_ids(A)) + planner.queues.waiting(A, WORKLOAD.workload_id)
+
+
+SCENARIOS = read_scenarios(Path(__file__).with_name("planner_scenarios.txt"))
+
+
+@pytest.mark.parametrize("title", SCENARIOS)
+def test_a_scenario(title: str, state: StateFile) -> None:
+    scenario = Scenario(state)
+    play(SCENARIOS[title], scenario.act, scenario.value)
+
+
 # ---- who is asked ----
-
-
-def test_one_agent_is_asked_for_all_that_draw_alike_and_all_get_what_it_draws(state: StateFile) -> None:
-    lab = Lab(state, (A, B, C, D), WORKLOAD)
-    lab.want(A, B)
-    lab.want(C, D)
-    assert [device for device, _ in lab.asked] == [A, D], "an answer that is on its way is waited for"
-    lab.answer(0, drawn(4 * BATCH_SIZE))
-    assert sorted(lab.taken(A)) == sorted(lab.taken(B)) == sorted(lab.taken(C))
-    assert len(set(lab.taken(A))) == 4 * BATCH_SIZE
-    assert lab.taken(D) == []
-    lab.answer(0, drawn(5 * BATCH_SIZE))
-    assert len(lab.taken(A)) == 4 * BATCH_SIZE, "an answer that comes twice is for nobody"
-
-
-@given(
-    st.lists(
-        st.tuples(st.sampled_from([A, B, C, D]), st.integers(1, 9), st.booleans(), st.sampled_from("asl")),
-        max_size=30,
-    )
-)
-@settings(max_examples=50, deadline=None)
-def test_every_request_is_answered_once_with_enough(
-    tmp_path_factory: pytest.TempPathFactory, steps: list[tuple[DeviceId, int, bool, str]]
-) -> None:
-    with state_of(tmp_path_factory.mktemp("planner")) as state:
-        lab = Lab(state, (A, B, C, D), WORKLOAD)
-        requests, unanswered, in_flight = (
-            lab.planner.requests,
-            dict[str, CandidateRequest](),
-            dict[str, int](),
-        )
-
-        def send() -> None:
-            requests.send()
-            in_flight.update({message.request_id: message.count for _, message in lab.asked})
-            lab.asked.clear()
-
-        def end(name: str, *, is_lost: bool) -> None:
-            count = in_flight.pop(name)
-            if is_lost:
-                unanswered.pop(name)
-                requests.unanswered([name], lambda request: request.request_id in unanswered)
-                return
-            question = requests.answered(name)
-            for request in question.requests:
-                assert unanswered.pop(request.request_id).count <= count
-
-        for number, (device, count, is_idle, what) in enumerate(steps):
-            request = CandidateRequest(
-                device_id=device, request_id=f"r{number}", workload=WORKLOAD, count=count, is_idle=is_idle
-            )
-            unanswered[request.request_id] = request
-            requests.add(request)
-            if what != "a":
-                send()
-            if what == "l" and in_flight:
-                end(min(in_flight), is_lost=True)
-        send()
-        while in_flight:
-            end(min(in_flight), is_lost=False)
-        assert unanswered == {}
 
 
 def test_an_agent_is_told_the_latest_and_is_not_believed_when_it_draws_an_older_one(
@@ -197,34 +214,6 @@ def test_devices_draw_alike_if_their_programs_are_made_alike(tmp_path: Path) -> 
 # ---- who waits for whom ----
 
 
-def neighbours(state: StateFile, **options: Any) -> Lab:
-    """Two devices of one host, of which one is new, and one elsewhere."""
-    turns = dict.fromkeys((A, B, C), "cores")
-    lab = Lab(state, (A, B, C), WORKLOAD, OTHER, turns=turns, spaces={}, **options)
-    lab.planner.hosts[C] = "there"
-    for device in (A, C):
-        lab.take_in(make_batch(0, NEW_RECORDS + 1, workload=WORKLOAD.workload_id, device=device))
-    return lab
-
-
-def test_neighbours_wait_for_a_new_device_as_long_as_it_needs_their_cores(state: StateFile) -> None:
-    lab = neighbours(state)
-    assert lab.want(A) == set(), "though the new one does not ask now"
-    assert lab.want(A, B, C) == {B, C}, "on another host nobody waits"
-    del lab.planner.hosts[B]
-    assert lab.want(A) == {A}, "it has no agent"
-
-
-@pytest.mark.parametrize("why", ["it measures others", "it has enough", "its policy is closed"])
-def test_nobody_waits_for_a_neighbour_that_needs_no_cores(state: StateFile, why: str) -> None:
-    lab = neighbours(state, is_open=lambda device: device != B or "closed" not in why)
-    if "others" in why:
-        lab.planner.set_workloads([B], [OTHER])
-    elif "enough" in why:
-        lab.take_in(make_batch(0, NEW_RECORDS, workload=WORKLOAD.workload_id, device=B))
-    assert lab.want(A) == {A}
-
-
 def test_what_devices_take_turns_for() -> None:
     assert turn_of(make_spec()) == "cores"
     assert turn_of(make_spec(kind=DeviceKind.CUDA, index=1)) == "cuda-1"
@@ -248,21 +237,6 @@ def test_an_unsure_head_gets_more_of_what_it_is_unsure_of(state: StateFile) -> N
 # ---- what becomes a job ----
 
 
-def test_two_answers_of_one_turn_do_not_make_two_jobs_of_one_candidate(state: StateFile) -> None:
-    lab = Lab(state, (A,), WORKLOAD)
-    lab.take_in([make_record(number, workload=WORKLOAD.workload_id, device=A) for number in range(1, 40)])
-    lab.want(A)
-    assert sorted(bool(request.parents) for _, request in lab.asked) == [False, True], "both of one workload"
-    for number, count in ((0, BATCH_SIZE + 8), (1, BATCH_SIZE)):
-        lab.answer(number, drawn(count))
-    assert len(lab.taken(A)) == len(set(lab.taken(A))) == BATCH_SIZE + 8
-    for job in lab.jobs:
-        lab.planner.queues.opened(job)  # it is durable now
-        lab.planner.queues.closed(job.job_id)
-    assert not lab.planner.queues.candidate_ids(A)
-    assert lab.planner.queues.waiting(A, WORKLOAD.workload_id) == 0
-
-
 def test_what_a_candidate_takes_is_learnt_from_parts_as_from_the_whole() -> None:
     whole, parts = Queues(), Queues()
     assert whole.candidate_secs(A) == 0.0
@@ -276,31 +250,6 @@ def test_what_a_candidate_takes_is_learnt_from_parts_as_from_the_whole() -> None
     for _ in range(50):
         whole.took(A, BATCH_SIZE, 1.0 * BATCH_SIZE)
     assert whole.candidate_secs(A) == pytest.approx(1.0, rel=0.01), "the old is forgotten"
-
-
-@pytest.mark.parametrize("leaves", [False, True])
-def test_what_was_chosen_for_a_device_that_left_becomes_no_job(state: StateFile, leaves: bool) -> None:
-    lab = Lab(state, (A,), WORKLOAD)
-    lab.coverage.candidates.add(("cpu", WORKLOAD.workload_id), drawn(BATCH_SIZE // 2))
-    lab.want(A)
-    assert lab.asked, "gaps are chosen, and the agent is asked for more"
-    assert not lab.jobs
-    if leaves:
-        lab.planner.forget(A)
-    lab.planner.agent_gone(A)
-    assert lab.planner.is_idle
-    assert bool(lab.jobs) is not leaves
-    lab.want(A)
-    assert lab.planner.is_idle is leaves, "nobody knows what it would measure"
-
-
-def test_a_job_has_the_origin_of_its_own_candidates(state: StateFile) -> None:
-    lab, lost = Lab(state, (A,), WORKLOAD), {"outcome": Outcome.LOST, "run_secs": ()}
-    lab.take_in([make_record(n, workload=WORKLOAD.workload_id, device=A, **lost) for n in (1, 2)])
-    lab.want(A, room=BATCH_SIZE)
-    lab.answer(0, drawn(8))
-    origins = {job.attempt: (job.origin, len(job.candidate_ids)) for job in lab.jobs}
-    assert origins == {0: ("random", 8), 1: ("paired", 2)}
 
 
 # ---- after a restart ----

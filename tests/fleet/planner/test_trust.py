@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +10,6 @@ import pytest
 from msgspec.structs import replace
 
 from agents.records import (
-    DERIVED,
     IMPORTED,
     Candidate,
     DeviceId,
@@ -43,12 +41,6 @@ OURS = make_workload(1, networks=(("bert-tiny", 2),))
 FORGED = replace(OURS, module_json='{"nodes":[0]}', operator="forged", networks=(("theirs", 1),))
 BOARD, LAB, AGAIN = DeviceId("board"), DeviceId("lab"), DeviceId("again")
 THEIRS = imported_id(int(OURS.workload_id, 16), "module")
-
-
-@pytest.fixture
-def store(tmp_path: Path) -> Iterator[Store]:
-    with Store.open(tmp_path) as made:
-        yield made
 
 
 def replayed(name: str) -> DeviceSpec:
@@ -134,12 +126,13 @@ def test_records_say_which_candidates_came_with_a_log(store: Store) -> None:
         record(LAB, "ansor", origin=IMPORTED, dialect="ansor"),
         record(LAB, "theirs", workload=THEIRS, origin=IMPORTED),
         record(AGAIN, "replayed"),
+        record(BOARD, "given", origin=IMPORTED),
     )
     # What a live device may be given, and what was given before.
     live = known_candidates(store, list(SPECS), 9, live=True)
     assert [one.trace for one in live[OURS.workload_id]] == ["mine"]
     old = known_candidates(store, list(SPECS), 9, live=False)
-    assert len(old[OURS.workload_id]) == 3
+    assert len(old[OURS.workload_id]) == 4
     found = claims(store, Family.CPU, [OURS.workload_id])
     assert claims(store, Family.GPU, [OURS.workload_id]) == {}
     assert claims(store, Family.CPU, []) == {}
@@ -153,40 +146,16 @@ def fleet_of(*devices: DeviceId, listed: tuple[Workload, ...] = ()) -> FakeFleet
     return fleet
 
 
-def collection(store: Store, fleet: FakeFleet, *devices: DeviceId) -> tuple[Collection, Log]:
-    log, specs = Log(), {one: SPECS[one] for one in devices}
+def collection(store: Store, fleet: FakeFleet, *devices: DeviceId) -> Collection:
     fleet.use(store)
     how = CollectSettings(samples=6, minimum=6, batch_size=4)
-    return Collection(fleet, specs, how, log), log
-
-
-def test_a_collection_measures_what_is_derived_and_tells_what_is_not(store: Store) -> None:
-    fleet = fleet_of(BOARD)
-    fill(
-        store,
-        *(record(LAB, f"theirs-{n}", workload=THEIRS, origin=IMPORTED) for n in range(3)),
-        record(LAB, "evil", workload=THEIRS, origin=IMPORTED),
-    )
-    store.put_workloads([replace(OURS, workload_id=THEIRS)])
-    made, log = collection(store, fleet, BOARD)
-    made.run([OURS])
-    assert log.refusals == {OURS.workload_id: {"its instructions are evil": 1}}
-    # A second time there is no room for more, and nothing is measured twice.
-    made, log = collection(store, fleet, BOARD)
-    made.run([OURS])
-    assert log.refusals == {}
-    measured = list(store.records(device_id=BOARD))
-    assert sorted(one.trace for one in measured if one.origin == DERIVED) == [
-        f"derived-theirs-{n}" for n in range(3)
-    ]
-    assert len(measured) == 6
-    assert {one.workload_id for one in measured} == {OURS.workload_id}
+    return Collection(fleet, {one: SPECS[one] for one in devices}, how, Log())
 
 
 def test_live_devices_take_nothing_from_replay_devices_beside_them(store: Store) -> None:
     fleet = fleet_of(AGAIN, BOARD, listed=(OURS,))
     fill(store, record(AGAIN, "replayed"), record(BOARD, "mine"))
-    made, _ = collection(store, fleet, AGAIN, BOARD)
+    made = collection(store, fleet, AGAIN, BOARD)
     assert made.network_workloads(["bert-tiny"]) == [OURS]
     [pool] = made.propose([OURS]).values()
     traces = [one.trace for one in pool[OURS.workload_id]]
@@ -202,10 +171,10 @@ def test_a_live_device_is_given_modules_of_ours_only(store: Store) -> None:
     fill(store)
     store.put_workloads([FORGED, unknown])
     store.put_workloads([replace(OURS, networks=(("bert-tiny", 2),))])
-    made, _ = collection(store, fleet, BOARD)
+    made = collection(store, fleet, BOARD)
     given = made.stored_workloads([OURS.workload_id, unknown.workload_id])
     assert [one.module_json for one in given.values()] == [OURS.module_json]
-    replays, _ = collection(store, fleet, AGAIN)
+    replays = collection(store, fleet, AGAIN)
     assert len(replays.stored_workloads(store.workloads())) == 2
 
 

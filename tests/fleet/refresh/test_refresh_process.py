@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import errno
 import io
-import json
 import os
 import shutil
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -21,7 +18,7 @@ import msgspec
 import pytest
 from rich.console import Console
 
-from agents.records import DeviceId, Record
+from agents.records import DeviceId
 from fleet.core.events import (
     Event,
     ModelPublished,
@@ -36,11 +33,10 @@ from fleet.engine.notices import Notices, announce_event
 from fleet.models.registry import Registry
 from fleet.models.registry_file import REGISTRY
 from fleet.models.training import EPOCHS
-from fleet.models.versions import load_snapshot, train_config
-from fleet.planner.candidate_ranker import Uncertainty
+from fleet.models.versions import train_config
 from fleet.refresh.refresh_child import refresh_cores, unfinished
 from fleet.refresh.refresher import Refresher, RefreshSettings
-from fleet.refresh.request import PLAN, REQUEST, RefreshRequest, request_bytes
+from fleet.refresh.request import RefreshRequest
 from fleet.refresh.run import run_refresh, run_start
 from fleet.store.store import Store
 from tests.dataset_fixtures import cpu_device
@@ -105,12 +101,6 @@ def registry_of(request: RefreshRequest) -> Registry:
     return Registry(Path(request.models))
 
 
-def with_device(request: RefreshRequest, name: str, records: list[Record]) -> None:
-    with Store.open(Path(request.store)) as writer:
-        writer.put_device(*cpu_device(name))
-        writer.append(records)
-
-
 def wait_for(is_so: Callable[[], bool], turn: Callable[[], object] = lambda: None) -> None:
     until = time.monotonic() + 150
     while not is_so():
@@ -124,14 +114,6 @@ def hang(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
     (folder / "hanging.py").write_text("import time; time.sleep(600)")
     monkeypatch.setenv("PYTHONPATH", str(folder))
     monkeypatch.setattr("fleet.refresh.refresh_child._MODULE", "hanging")
-
-
-class Killed(BaseException):
-    """Stands for a kill: nothing that catches errors catches it."""
-
-
-def killed(*_: object) -> None:
-    raise Killed
 
 
 def test_a_start_of_meta_learning_is_made_for_devices_that_arrive(
@@ -148,199 +130,17 @@ def test_a_start_of_meta_learning_is_made_for_devices_that_arrive(
     assert not quick(starts=folder).has_start(source, config, refreshed.seed + 1)
 
 
-@pytest.mark.slow
-def test_a_first_refresh_serves_all_and_a_second_starts_from_it(request_: RefreshRequest) -> None:
-    with_device(request_, "new.c", records_for(LEARNT[:1], 5, devices=["new.c"]))
-    first = run_refresh(request_)
-    registry = registry_of(request_)
-    assert (first["start"], first["published"]) == ("nothing", list(DEVICES))
-    assert first["verdicts"]["new.c"]["kind"] == "refused"
-    assert first["verdicts"]["new.c"]["reason"].startswith("5 ok candidates in 1 workloads")
-    assert first["text"] == "2 first, 1 refused"
-    manifest = registry.manifest("v000001")
-    assert first["held_out_workloads"] == len(HELD)
-    assert set(manifest["trained_workloads"]) == {one.workload_id for one in LEARNT}
-    assert manifest["data_until"] == dict.fromkeys(DEVICES, 100.0)
-    assert manifest["trained_heads"] == manifest["heads"] == list(DEVICES)
-
-    append(Path(request_.store), records_for(LEARNT[1:2], 30, seed=1, measured_at=200.0))
-    second = run_refresh(again(request_, "two"))
-    assert (second["start"], second["why_start"]) == ("v000001", "v000001 serves 2 of 2 devices")
-    manifest = registry.manifest("v000002")
-    assert (manifest["warm_starts"], manifest["epochs_done"]) == (1, 3)
-    assert manifest["data_until"] == dict.fromkeys(DEVICES, 200.0)
-    for device in second["published"]:
-        champion = registry.champions()[DeviceId(device)]
-        assert champion.before == ("v000001",)
-        assert champion.judged["workloads"] == len(HELD)
-        # And how unsure it is of each, for who plans what to measure next.
-        by_workload = champion.judged["by_workload"]
-        assert set(by_workload) == {one.workload_id for one in HELD}
-        for one in HELD:
-            found = by_workload[one.workload_id]
-            assert found["operator"] == one.operator
-            assert 0 <= found["pairs"] <= 1
-            assert 0 <= found["width"] <= 1
-            assert found["candidates"] >= 4
-        uncertainty = Uncertainty(registry).of(DeviceId(device), {one.workload_id: one for one in HELD})
-        assert uncertainty == {one: found["width"] for one, found in by_workload.items()}
-
-
-@pytest.mark.slow
-def test_after_a_drift_a_refresh_learns_what_was_measured_since(
-    refreshed: RefreshRequest, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    registry = registry_of(refreshed)
-    before = registry.versions()
-    # As an onboarding after a drift keeps it; versions go, so that the next one must hand it on.
-    drifted = registry.add(small_model("box.a"), {"onboarded": "box.a", "environment_since": 150.0})
-    first = [one for one in records_for(LEARNT, 12) if one.device_id == "box.a"]
-    since = [
-        msgspec.structs.replace(
-            one, attempt=1, origin="remeasure", measured_at=200.0, run_secs=(2 * one.run_secs[0],)
-        )
-        for one in first[::2]
-    ]
-    append(Path(refreshed.store), since)
-    read = []
-
-    def reading(*arguments: Any, **options: Any) -> Any:
-        read.append(load_snapshot(*arguments, **options))
-        return read[-1]
-
-    monkeypatch.setattr("fleet.refresh.run.load_snapshot", reading)
-    run_refresh(again(refreshed, "two"))
-    dataset = read[0].dataset
-    secs = dict(zip(dataset.candidate_ids, dataset.latency_secs[:, dataset.column("box.a")], strict=True))
-    counting = [*since, *first[1::2]]
-    assert [secs[one.candidate_id] for one in counting] == [one.run_secs[0] for one in counting]
-    [made] = set(registry.versions()) - {*before, drifted}
-    assert registry.manifest(made)["environments_since"] == {"box.a": 150.0}
-    shutil.rmtree(registry.path(drifted))
-    assert registry.environments_since() == {"box.a": 150.0}
-
-
 SCENARIOS = read_scenarios(Path(__file__).with_name("refresh_scenarios.txt"))
 
 
 @pytest.mark.parametrize("title", SCENARIOS)
-def test_a_scenario(title: str, refreshed: RefreshRequest, tmp_path: Path) -> None:
-    ModelScenario(tmp_path, [*LEARNT, *HELD]).play(SCENARIOS[title])
-
-
-def test_a_refresh_that_goes_on_does_not_undo_a_rollback_by_hand(
-    request_: RefreshRequest, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    registry = registry_of(request_)
-    bad = registry.add(small_model(*DEVICES), {"trained_workloads": []})
-    registry.publish(bad, {one: {} for one in DEVICES})
-
-    # It dies between its publication and the end of its work.
-    monkeypatch.setattr(Registry, "prune", killed)
-    with pytest.raises(Killed):
-        run_refresh(request_)
-    monkeypatch.undo()
-    assert registry.champions()[DeviceId("box.a")].version == "v000002"
-    registry.use("box.a", registry.before("box.a"), reason="slower", by_hand=True)
-    found = run_refresh(request_)
-    assert found["version"] == "v000002"
-    assert found["verdicts"]["box.a"]["kind"] == "better"
-    assert found["published"] == ["box.b"]
-    champion = registry.champions()[DeviceId("box.a")]
-    assert (champion.version, champion.rolled_back_from) == (bad, "v000002")
-    assert "v000002 was rolled back by hand" in champion.retained
-
-
-def test_what_a_start_learnt_from_judges_nothing_that_goes_on_from_it(refreshed: RefreshRequest) -> None:
-    """Its weights have seen it, however many trainings without it came since."""
-    registry = registry_of(refreshed)
-    seen = HELD[0].workload_id
-    start = registry.add(small_model(*DEVICES), {"trained_workloads": [seen]})
-    registry.publish(start, {one: {} for one in DEVICES})
-    second = run_refresh(again(refreshed, "two"))
-    assert (second["start"], second["published"]) == (start, list(DEVICES))
-    manifest = registry.manifest(second["version"])
-    assert set(manifest["trained_workloads"]) == {one.workload_id for one in LEARNT}
-    assert manifest["inherited_workloads"] == [seen]
-    third = run_refresh(again(refreshed, "three"))
-    assert third["start"] == second["version"]
-    for found in (second, third):
-        for verdict in found["verdicts"].values():
-            assert verdict["judged"]["workloads"] == len(HELD) - 1
-            assert seen not in verdict["judged"]["by_workload"]
+def test_a_scenario(title: str, collected: Path, trained: Path, tmp_path: Path) -> None:
+    shutil.copytree(collected if "first" in title else trained, tmp_path, dirs_exist_ok=True)
+    lines = [line.replace("$held", HELD[0].workload_id) for line in SCENARIOS[title]]
+    ModelScenario(tmp_path, [*LEARNT, *HELD]).play(lines)
 
 
 # ---- in a process of its own ----
-
-
-#: A refresh that says when it has kept its first epoch, and waits then for somebody to end it.
-VICTIM = """
-import sys, time
-from dataclasses import replace
-from fleet.refresh import process
-import transfer.train.rows
-import transfer.train.training
-transfer.train.rows.TrainConfig.__init__.__kwdefaults__["trees"] = 50
-train = transfer.train.training.train
-def wait(report):
-    print("kept", report.epoch, flush=True)
-    time.sleep(600)
-def waiting(*args, run, **options):
-    return train(*args, **options, run=replace(run, on_epoch=wait))
-transfer.train.training.train = waiting
-sys.exit(process.main(sys.argv[1:]))
-"""
-
-
-@pytest.mark.slow
-def test_a_killed_refresh_goes_on_to_the_same_model(request_: RefreshRequest) -> None:
-    long = replace(request_, epochs=4)
-    path = Path(long.folder) / REQUEST
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_bytes(request_bytes(long))
-    with subprocess.Popen(
-        [sys.executable, "-c", VICTIM, str(path)], stdout=subprocess.PIPE, text=True
-    ) as process:
-        assert process.stdout is not None
-        assert process.stdout.readline() == "kept 1\n"
-        process.kill()
-    # Records that came meanwhile are for the next refresh: the plan holds.
-    append(Path(request_.store), records_for(LEARNT[2:3], 20, seed=9))
-    resumed = run_refresh(long)
-    assert resumed["resumed_epochs"] == 1
-    plan = json.loads((Path(long.folder) / PLAN).read_text())
-    assert resumed["table_version"] == plan["table_version"] < Store.read(Path(long.store)).version
-
-    straight = again(long, "straight", models=request_.models + "-straight")
-    (Path(straight.folder)).mkdir()
-    (Path(straight.folder) / PLAN).write_text(json.dumps({**plan, "run": "another"}))
-    made = ((request_, resumed), (straight, run_refresh(straight)))
-    one, other = (registry_of(each).path(found["version"]) / "model.safetensors" for each, found in made)
-    assert one.read_bytes() == other.read_bytes()
-
-
-def test_a_refresh_killed_after_training_publishes_without_training_again(
-    request_: RefreshRequest, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from fleet.refresh import run as refresh_run
-
-    keep = refresh_run.publish_if_better
-    monkeypatch.setattr(refresh_run, "publish_if_better", killed)
-    with pytest.raises(Killed):
-        run_refresh(request_)
-
-    def killed_later(registry: Registry, model: Any, manifest: Any, verdicts: Any) -> None:
-        registry.add(model, manifest)
-        raise Killed
-
-    monkeypatch.setattr(refresh_run, "publish_if_better", killed_later)
-    monkeypatch.setattr("transfer.train.training.train", killed)
-    with pytest.raises(Killed):
-        run_refresh(request_)
-    assert registry_of(request_).champions() == {}
-    monkeypatch.setattr(refresh_run, "publish_if_better", keep)
-    assert run_refresh(request_)["version"] == "v000001"
-    assert registry_of(request_).versions() == ["v000001"]
 
 
 # ---- the coordinator's side ----
@@ -492,11 +292,15 @@ def test_a_stopped_coordinator_leaves_no_process_and_a_request_to_go_on_with(
         os.kill(child.pid, 0)
     assert unfinished(Path(request_.folder) / "cpu") is not None
 
+    # Records that came meanwhile are for the next refresh: the plan holds.
+    append(Path(request_.store), records_for(LEARNT[2:3], 20, seed=9))
     second = make_refresher(request_)
     second.start("cpu", ["test", "and more"])
     assert isinstance(polled(second, until=TrainingFinished)[-1], TrainingFinished)
     assert second.view["last"]["resumed_epochs"] > 0
-    assert registry_of(request_).manifest("v000001")["train"]["epochs"] == 12
+    manifest = registry_of(request_).manifest("v000001")
+    assert manifest["train"]["epochs"] == 12
+    assert manifest["table_version"] < Store.read(Path(request_.store)).version
 
 
 def test_a_training_that_nobody_wants_any_more_leaves_nothing(

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from collections import Counter
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 from deltalake import DeltaTable
 
 from fleet.store.store import Store
+from tests.conftest import running
 from tests.record_fixtures import record_ids
 
 #: Writes batches of five devices as fast as it can, with all upkeep there is: for some seconds at least, so
@@ -46,21 +43,9 @@ store.close()
 """
 
 
-@contextmanager
-def writing(folder: Path) -> Iterator[subprocess.Popen[str]]:
-    with subprocess.Popen(
-        [sys.executable, "-c", WRITER, str(folder), "2"],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-    ) as child:
-        assert child.stdout.readline().endswith(" 0\n")
-        yield child
-        child.kill()
-
-
 def test_no_reader_sees_half_of_anything(tmp_path: Path) -> None:
-    with writing(tmp_path) as child:
+    with running(WRITER, tmp_path, 2) as child:
+        assert child.first_line.endswith(" 0\n")
         seen: list[tuple[int, int, int]] = []
         earlier = Store.read(tmp_path)
         while child.poll() is None:
@@ -82,7 +67,7 @@ def test_no_reader_sees_half_of_anything(tmp_path: Path) -> None:
             if len({version for version, *_ in seen}) > 3 and any(rows < count for _, count, rows in seen):
                 child.stdin.close()  # enough was read for what follows, however slow it was
         told = [tuple(map(int, line.split())) for line in child.stdout.read().splitlines()]
-    assert child.returncode == 0
+        assert child.wait() == 0
     assert len({version for version, *_ in seen}) > 3
     assert any(rows < count for _, count, rows in seen), "some were seen while they waited"
     # Later versions have no fewer records, and all that the writer said it had put in by then.

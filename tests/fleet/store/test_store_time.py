@@ -16,7 +16,6 @@ from tests.disk_fixtures import filled
 from tests.record_fixtures import make_batch
 
 HOUR, DAY = 3600.0, 86_400.0
-WEEK = 7 * DAY
 
 
 class Host:
@@ -67,21 +66,30 @@ def age_files(folder: Path, secs: float) -> None:
             os.utime(path, (at, at))
 
 
-#: By 30 days it goes on by itself, as on a host that sleeps.
-@pytest.mark.parametrize("step", [8 * DAY, -8 * DAY, 30 * DAY, 1000 * DAY, -20_000 * DAY])
-def test_a_clock_that_is_set_or_slept_through_deletes_nothing_that_a_reader_uses(
-    tmp_path: Path, host: Host, step: float
+#: A clock that is set three times (by 30 days it goes on by itself, as on a host that sleeps); and a note
+#: that is damaged, or gone.
+CHANCES = [
+    *((step, 3, "as it was") for step in (8 * DAY, -8 * DAY, 30 * DAY, 1000 * DAY, -20_000 * DAY)),
+    *((30 * DAY, 1, note) for note in ("", "{}", "[1]", '{"schema": 1, "noted": 7}', None)),
+]
+
+
+@pytest.mark.parametrize(("step", "times", "note"), CHANCES)
+def test_nothing_that_a_reader_uses_goes_within_a_week_of_running(
+    tmp_path: Path, host: Host, step: float, times: int, note: str | None
 ) -> None:
-    reader = merged(tmp_path)
-    for _ in range(3):
-        host.wall += step
-        assert upkeep(tmp_path) == 0
-        host.run(HOUR)
+    reader, path = merged(tmp_path), tmp_path / store_time.UPKEEP
+    if note is None:
+        path.unlink()
+    elif note != "as it was":
+        path.write_text(note)
+    for day in range(7):
+        host.wall += step if day < times else 0.0
         assert upkeep(tmp_path) == 0
         assert is_whole(reader)
         assert is_whole(Store.read(tmp_path, version=reader.version))
-    host.run(WEEK)
-    assert upkeep(tmp_path) == 2, "after a week of running they are deleted all the same"
+        host.run(DAY)
+    assert upkeep(tmp_path) == 2
 
 
 def test_time_goes_on_between_processes_and_stands_while_the_host_is_off(tmp_path: Path, host: Host) -> None:
@@ -94,24 +102,6 @@ def test_time_goes_on_between_processes_and_stands_while_the_host_is_off(tmp_pat
     host.run(DAY - HOUR)
     assert upkeep(tmp_path) == 0
     host.run(HOUR)
-    assert upkeep(tmp_path) == 2
-
-
-@pytest.mark.parametrize("damage", ["", "{}", "[1]", '{"schema": 1, "noted": 7}', None])
-def test_without_its_note_everything_is_kept_for_another_week(
-    tmp_path: Path, host: Host, damage: str | None
-) -> None:
-    reader = merged(tmp_path)
-    note = tmp_path / store_time.UPKEEP
-    if damage is None:
-        note.unlink()
-    else:
-        note.write_text(damage)
-    host.wall += 30 * DAY
-    for _ in range(7):
-        assert upkeep(tmp_path) == 0
-        assert is_whole(reader)
-        host.run(DAY)
     assert upkeep(tmp_path) == 2
 
 

@@ -102,6 +102,8 @@ UNSAFE = [
 def test_a_cluster_is_not_joined_with_a_token_that_is_not_safe(
     no_token: Path, above: int, mode: int, text: str, words: str
 ) -> None:
+    with pytest.raises(FleetError, match=r"no token for the Ray cluster at 127\.0\.0\.1:1"):
+        join_ray("127.0.0.1:1")
     write(no_token, text, mode).parent.chmod(above)
     with pytest.raises(FleetError, match=words) as refused:
         join_ray("127.0.0.1:1")
@@ -210,7 +212,6 @@ def test_nobody_else_can_reach_a_ray_of_our_own_and_a_killed_one_goes_with_the_n
             [session] = [one for one in (folder / "r").glob("session_2*") if not one.is_symlink()]
             assert (session / "sockets" / "raylet").is_socket()
             assert folder.parent == base
-            assert stat.S_IMODE(folder.stat().st_mode) == 0o700
             assert not (base / "ray").exists()
             assert not (home / ".ray").exists()
             if os.geteuid() == 0:

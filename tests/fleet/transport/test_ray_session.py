@@ -1,6 +1,6 @@
 """Starts of Ray: cores of the devices of a host, signals, hosts with other versions than the coordinator's.
 
-`test_real_collection.py` starts Ray for real.
+`test_untrusted_import.py` starts Ray for real.
 """
 
 from __future__ import annotations
@@ -98,9 +98,7 @@ OURS = {"tensor-fleet": "0.1.0", "apache-tvm": "0.27.0.post1", "python": "3.11.7
 @pytest.mark.parametrize(
     ("theirs", "said"),
     [
-        ({"tensor-fleet": "0.2.0"}, "tensor-fleet 0.2.0 (coordinator: 0.1.0)"),
         ({"tensor-fleet": ""}, "tensor-fleet none (coordinator: 0.1.0)"),
-        ({"apache-tvm": "0.26.0"}, "apache-tvm 0.26.0 (coordinator: 0.27.0.post1)"),
         (
             {"tensor-fleet": "1", "python": "3.12.1"},
             "tensor-fleet 1 (coordinator: 0.1.0), python 3.12.1 (coordinator: 3.11.7)",
