@@ -184,18 +184,14 @@ def process_of(server: ApiServer) -> int:
 def test_numbers_that_no_score_comes_from_are_said(server: ApiServer, made: Path) -> None:
     assert post(server, made, asked()).status_code == 200
     before = process_of(server)
-    for hostile in (
-        replace(ONE, arg_dtypes=()),
-        replace(ONE, flops=-1e300),
-        replace(ONE, arg_shapes=((-5, 0), *ONE.arg_shapes[1:])),
-    ):
-        answer = post(server, made, asked(workload=asdict(hostile)))
+    for changes in ({"arg_dtypes": ()}, {"flops": -1e300}, {"arg_shapes": ((-5, 0), *ONE.arg_shapes[1:])}):
+        answer = post(server, made, asked(workload=asdict(replace(ONE, **changes))))
         assert answer.status_code in (200, 422), answer.text
         if answer.status_code == 422:
             assert re.search("says what cannot be|3 arg_shapes, but 0 arg_dtypes", answer.json()["detail"])
         else:
+            assert "arg_dtypes" not in changes
             assert all(one is None or 0 <= one <= 1 for one in answer.json()["scores"])
-    assert post(server, made, asked(workload=asdict(replace(ONE, arg_dtypes=())))).status_code == 422
     assert process_of(server) == before, "a stranger's workload ends no process"
 
 
