@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import json
-import re
 import shutil
 import time
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +13,6 @@ import pytest
 from rich.console import Console
 
 from agents.records import DeviceId, Family, Outcome, WorkloadId
-from fleet.cli.app import run as command_line
 from fleet.config.settings import FleetConfig
 from fleet.core.words import RequestKind
 from fleet.daemon.daemon import UpOptions
@@ -39,7 +36,6 @@ from tests.dataset_fixtures import cpu_device, gmm_workload, record_of
 from tests.onboarding_fixtures import BROKEN, NEW, SOURCES, TILES, WORKLOADS, candidate, fill, records_of
 from tests.scenario_fixtures import check_facts
 from tests.strategy_fixtures import BriefMaml
-from tests.walk_fixtures import ROOT, calls_between_files, strays
 
 pytestmark = pytest.mark.usefixtures("few_trees")
 
@@ -317,22 +313,3 @@ def test_an_onboarding_without_anything_to_start_from_is_refused_before_an_engin
 def test_a_device_on_which_nothing_runs_is_one_clear_error(world: tuple[Path, Path, Path]) -> None:
     with pytest.raises(FleetError, match=r"none of the 16 samples ran on dead.*build_failed 16.*it broke"):
         onboarded("dead", 16, *world)
-
-
-def test_the_walk_of_an_onboarding_is_the_one_on_the_architecture_page(
-    world: tuple[Path, Path, Path],
-) -> None:
-    store, folder, models = world
-    config = folder / "fleet.yaml"
-    config.write_text(f"schema: 1\ndevices:\n  folder: {folder}\n")
-    flags = {"--samples": "16", "--config": str(config), "--store": str(store), "--models": str(models)}
-    flags["--strategy"] = "nearest"
-    command = ["onboard", "board", *chain.from_iterable(flags.items())]
-    is_job = ("fleet/engine/driver_questions.py", "_measure")
-    with calls_between_files(lambda *called: called == is_job) as calls:
-        code = command_line(command)
-    assert code == 0
-    page = (ROOT / "docs/architecture.md").read_text().split("## Two walks")[1].split("\nA record")[0]
-    walk = re.findall(r"^\| \d \| `([\w/]+\.py)` \|", page, re.M)
-    assert len(walk) == 8
-    assert strays(walk, calls) == []
