@@ -67,16 +67,12 @@ def schedules(workload: Workload) -> list[Any]:
     return [replayed(own_module(workload), candidate.trace) for candidate in drawn]
 
 
-def make_model(workload: Workload, schedules: Sequence[Any], seed: int = 0) -> FleetTLP:
-    with scoped_seed(seed):
-        model = FleetTLP(model_config(DEFAULT_SPEC, ModelSizes()), (DEVICE, "other"))
-    model.fit_scaler(Extractor().extract_live(workload, schedules))
-    return model.eval()
-
-
 @pytest.fixture(scope="module")
 def model(workload: Workload, schedules: list[Any]) -> FleetTLP:
-    return make_model(workload, schedules)
+    with scoped_seed(0):
+        made = FleetTLP(model_config(DEFAULT_SPEC, ModelSizes()), (DEVICE, "other"))
+    made.fit_scaler(Extractor().extract_live(workload, schedules))
+    return made.eval()
 
 
 def offline(model: FleetTLP, workload: Workload, schedules: Sequence[Any]) -> np.ndarray:

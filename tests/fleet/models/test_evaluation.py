@@ -50,9 +50,9 @@ def again(records: Sequence[Record], change: float) -> list[Record]:
     ]
 
 
-def make_store(path: Path, records: Sequence[Record], devices: Sequence[str] = ("a", "b")) -> Path:
+def make_store(path: Path, records: Sequence[Record]) -> Path:
     with Store.open(path) as store:
-        for device in devices:
+        for device in ("a", "b"):
             store.put_device(*cpu_device(device))
         store.put_workloads(WORKLOADS)
         store.append(list(records))

@@ -36,14 +36,12 @@ from tests.refresh_fixtures import unlike_workload
 from tests.table_fixtures import cells
 
 
-def heads(
-    quality: float, *, workloads: int = 12, count: int = 20, seed: int = 0, floor: float = 0.0
-) -> Standing:
+def heads(quality: float, *, workloads: int = 12, count: int = 20, seed: int = 0) -> Standing:
     """A head that knows the true speed up to noise of its own; all seeds share the candidates."""
     truth = np.random.default_rng(7).normal(size=workloads * count)
     noise = np.random.default_rng(100 + seed).normal(size=workloads * count)
     group = np.repeat(np.arange(workloads), count).astype(np.int32)
-    return standing(quality * truth + (1 - quality) * noise, np.exp(-truth), group, floor)
+    return standing(quality * truth + (1 - quality) * noise, np.exp(-truth), group, floor=0.0)
 
 
 #: Quality of challenger, champion and shipped head (`-`: there is none, `?`: nothing judges it); how many

@@ -57,10 +57,8 @@ def same(a: Adapted, b: Adapted) -> bool:
     return left.keys() == right.keys() and all(np.array_equal(left[k], right[k]) for k in left)
 
 
-def adapted_by(
-    strategy: Strategy, source: FleetTLP | None, dataset=DATASET, few_shot=FEW_SHOT, seed=0, config=QUICK
-) -> Adapted:
-    return strategy.adapt(task_of(source, dataset, TARGET, few_shot, SOURCE_ROWS, config, seed))
+def adapted_by(strategy: Strategy, source: FleetTLP | None, dataset=DATASET, few_shot=FEW_SHOT) -> Adapted:
+    return strategy.adapt(task_of(source, dataset, TARGET, few_shot, SOURCE_ROWS, QUICK))
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES, ids=named)

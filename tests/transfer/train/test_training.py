@@ -12,7 +12,6 @@ import torch
 
 from tests.model_fixtures import CONFIG, DEVICES, changed_block, make_dataset, same_weights, with_latency
 from transfer.checked_folder import CheckpointError
-from transfer.data.dataset import Dataset
 from transfer.errors import TransferError
 from transfer.model.fleet_tlp import FleetTLP
 from transfer.train import CURVES_NAME
@@ -106,17 +105,9 @@ def test_what_cannot_be_trained_is_refused():
 # ---- devices lend each other the workloads that one of them did not measure ----
 
 
-def lacking_of(dataset: Dataset, device: str, workloads: list[int], kept: int = 0) -> Dataset:
-    """The dataset without what a device measured of some workloads, but for some candidates of each."""
-    for workload in workloads:
-        gone = np.flatnonzero(dataset.group == workload)[kept:]
-        dataset = with_latency(dataset, gone, device, np.nan)
-    return dataset
-
-
 def test_a_device_that_measured_nothing_is_trained_only_where_others_lend() -> None:
     own = DEVICES[0]
-    lacking = lacking_of(DATASET, own, list(range(len(DATASET.workload_ids))))
+    lacking = with_latency(DATASET, ALL, own, np.nan)
     with pytest.raises(TransferError, match="cannot train a head"):
         train(lacking, ALL, config=QUICK, seed=0, devices=DEVICES)
     model = train(lacking, ALL, config=replace(QUICK, lends=True), seed=0, devices=DEVICES).model
