@@ -258,10 +258,6 @@ async def _stays() -> bool:
     return False
 
 
-def a_service(made: Path, tmp_path: Path, **changes: Any) -> ScoreService:
-    return ScoreService(ScoreSettings(models=made / "models", store=made / "store", **changes), tmp_path)
-
-
 def test_the_process_is_nice_stays_on_its_cores_and_is_started_again_after_a_kill(
     server: ApiServer, made: Path
 ) -> None:
@@ -283,7 +279,8 @@ def test_a_request_that_takes_too_long_is_ended(
     (tmp_path / "endless.py").write_text("import time; time.sleep(600)")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     monkeypatch.setattr(score_service, "_MODULE", "endless")
-    with closing(a_service(made, tmp_path, score_secs=0.3)) as service:
+    settings = ScoreSettings(models=made / "models", store=made / "store", score_secs=0.3)
+    with closing(ScoreService(settings, tmp_path)) as service:
         status, found = asyncio.run(service.answer(_body, _stays))
     assert status == 503
     detail = json.loads(found)["detail"]

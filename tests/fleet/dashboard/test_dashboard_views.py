@@ -12,7 +12,7 @@ import pyarrow as pa
 import pytest
 from msgspec.structs import replace
 
-from agents.records import CONFIRM, Candidate, Outcome, Protocol, Record, canonical_json
+from agents.records import CONFIRM, Candidate, Outcome, Protocol, canonical_json
 from fleet.api.dashboard import MOST_SCORED, predicted, sample
 from fleet.comparison.device_rows import device_rows
 from fleet.coverage.lookup import script
@@ -44,34 +44,27 @@ DAY = 86_400.0
 # ---- a device over time ----
 
 
-def timeline(path: Path, device: str) -> list[dict[str, Any]]:
-    [(name, batch)] = device_rows(Store.read(path), TIMELINE_COLUMNS, [device]).items()
-    return device_timeline(name, batch)
-
-
-def put(path: Path, records: list[Record]) -> None:
-    with Store.open(path) as store:
-        store.put_device(make_spec("one"), make_descriptor())
-        store.append(records)
-
-
 def test_a_new_environment_starts_a_new_series(tmp_path: Path) -> None:
     first = canonical_json({"versions": {"tvm": "0.26"}, "kernel": "6.1", "load": [3.0]})
     second = canonical_json({"versions": {"tvm": "0.27"}, "kernel": "6.1", "load": [1.0]})
-    for place, environment in enumerate((first, second)):
-        records = [
-            make_record(
-                1 + 4 * number,
-                device="one",
-                environment=environment,
-                environment_id=str(place) * 32,
-                measured_at=NOW + DAY * place + number,
-                quality=canonical_json({"canary": {"compute": 1.0 + 0.001 * (number // 2)}}),
-            )
-            for number in range(1000)
-        ]
-        put(tmp_path / "store", records)
-    old, new = timeline(tmp_path / "store", "one")
+    records = [
+        make_record(
+            1 + 4 * number,
+            device="one",
+            environment=environment,
+            environment_id=str(place) * 32,
+            measured_at=NOW + DAY * place + number,
+            quality=canonical_json({"canary": {"compute": 1.0 + 0.001 * (number // 2)}}),
+        )
+        for place, environment in enumerate((first, second))
+        for number in range(1000)
+    ]
+    with Store.open(tmp_path / "store") as store:
+        store.put_device(make_spec("one"), make_descriptor())
+        store.append(records)
+        store.flush()
+        [(name, batch)] = device_rows(store, TIMELINE_COLUMNS, ["one"]).items()
+    old, new = device_timeline(name, batch)
     assert (old["records"], old["first_at"], old["changed"]) == (1000, NOW, [])
     assert new["changed"] == [["versions.tvm", "0.26", "0.27"]], "the load is of the moment"
     assert new["canaries_of"] == 500, "two records share a reading"

@@ -9,7 +9,7 @@ import pytest
 
 from agents.records import DeviceId
 from fleet.models.registry import Registry
-from fleet.models.registry_file import Champion, RegistryError
+from fleet.models.registry_file import RegistryError
 from tests.model_scenarios import ModelScenario
 from tests.refresh_fixtures import small_model
 from tests.scenario_fixtures import read_scenarios
@@ -29,10 +29,6 @@ def with_versions(folder: Path, count: int, *devices: str) -> Registry:
         told = {"judged": {"tau": [number / 10, 0.0, 1.0]}}
         registry.publish(added(registry, *devices, seed=number), dict.fromkeys(devices, told))
     return registry
-
-
-def champion_of_a(registry: Registry) -> Champion:
-    return registry.champions()[DeviceId("box.a")]
 
 
 def served(registry: Registry) -> dict[str, str]:
@@ -64,7 +60,7 @@ def test_why_a_champion_stays_is_kept_without_a_change_of_it_however_fast_the_ne
     serial = writer.state().serial
     for number in range(30):
         writer.retain({"box.a": f"{number:04d}", "box.z": "nobody serves it"})
-        assert champion_of_a(reader).retained == f"{number:04d}"
+        assert reader.champions()[DeviceId("box.a")].retained == f"{number:04d}"
     assert (reader.state().serial, len(reader.history())) == (serial, 1)
 
 

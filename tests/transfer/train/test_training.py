@@ -121,26 +121,19 @@ class StoppedError(Exception):
     pass
 
 
-def stop_after(epoch: int):
-    def on_epoch(report) -> None:
+def interrupted(folder: Path, epoch: int, **how) -> None:
+    """A run that stops after an epoch."""
+
+    def stop(report) -> None:
         if report.epoch == epoch:
             raise StoppedError
 
-    return on_epoch
-
-
-def interrupted(folder: Path, epoch: int, **how) -> None:
-    """A run that stops after an epoch."""
     with pytest.raises(StoppedError):
-        run_in(folder, on_epoch=stop_after(epoch), **how)
+        run_in(folder, on_epoch=stop, **how)
 
 
 def run_in(folder: Path, on_epoch=None, **how):
     return train(DATASET, ROWS, config=RUN, seed=3, **how, run=TrainRun(folder=folder, on_epoch=on_epoch))
-
-
-def states(folder: Path) -> list[str]:
-    return sorted(path.name for path in folder.glob("epoch-*"))
 
 
 @pytest.mark.parametrize("with_validation", [False, True])
@@ -149,7 +142,7 @@ def test_a_run_that_goes_on_ends_with_the_same_weights_and_losses(tmp_path, with
     straight = train(DATASET, ROWS, config=RUN, seed=3, validation_rows=held)
     for epoch in (2, 5):
         interrupted(tmp_path, epoch, validation_rows=held)
-        assert states(tmp_path) == [f"epoch-00000{epoch}"]
+        assert [path.name for path in tmp_path.glob("epoch-*")] == [f"epoch-00000{epoch}"]
     result = run_in(tmp_path, validation_rows=held)
     assert same_weights(result.model, straight.model)
     assert result.history == straight.history
