@@ -115,10 +115,6 @@ def run(channel: socket.socket, moves: socket.socket, settings: ChildSettings) -
         answer: Any
         if message["op"] == "try":
             answer = outcome_of(attempt_of(message["what"], settings.environment))
-        elif message["op"] == "threads":
-            for _ in range(message["count"]):
-                threading.Thread(target=threading.Event().wait, daemon=True).start()
-            answer = os.getpid()
         elif message["op"] == "pin":
             answer = pinned(mover)
         else:

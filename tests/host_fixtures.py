@@ -40,7 +40,7 @@ CPU revision\t: 3
 ) + ("\nRevision\t: c03114\nSerial\t\t: 10000000abcdef01\nModel\t\t: Raspberry Pi 4 Model B Rev 1.4\n")
 
 
-def laptop_cpuinfo(flags: str = V3_FLAGS) -> str:
+def laptop_cpuinfo() -> str:
     """A laptop with two cores of two threads each: CPU 0 and 2 share one, 1 and 3 the other."""
     return "\n".join(
         f"""processor\t: {cpu}
@@ -50,7 +50,7 @@ model name\t: Intel(R) Core(TM) i5-7200U CPU @ 2.50GHz
 cpu MHz\t\t: {800 + cpu}.036
 physical id\t: 0
 core id\t\t: {cpu % 2}
-flags\t\t: {flags}
+flags\t\t: {V3_FLAGS}
 """
         for cpu in range(4)
     )

@@ -77,12 +77,12 @@ def running_trace(command: str) -> list[Any]:
     return [steps, []]
 
 
-def linking_trace(code: str = "define void @run() { ret void }") -> list[Any]:
+def linking_trace() -> list[Any]:
     """A trace of a GMM that links foreign LLVM code into the program."""
     steps = [
         ["GetSBlock", [], ["Z", "main"], ["b0"]],
         ["GetLoops", ["b0"], [], ["l1", "l2", "l3", "l4"]],
-        ["Annotate", ["l1", f'"{code}"'], ["pragma_import_llvm"], []],
+        ["Annotate", ["l1", '"define void @run() { ret void }"'], ["pragma_import_llvm"], []],
     ]
     return [steps, []]
 

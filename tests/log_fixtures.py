@@ -128,16 +128,11 @@ def run_lines(folder: Path, *lines: Any, **more: Any) -> ImportReport:
     return run(folder, write_log(folder / "log.json", [*lines]), **more)
 
 
-def read_log(path: Path, **more: Any) -> tuple[list[Measurement], Counter[str]]:
-    """What is read of one file, without a store: its measurements, and why lines are none."""
-    entries = list(LineReader(**more).open(path)[1])
+def read_lines(folder: Path, *lines: Any) -> tuple[list[Measurement], Counter[str]]:
+    """Measurements of one file, `log.json`, of some lines, and why others are none; without a store."""
+    entries = list(LineReader().open(write_log(folder / "log.json", [*lines]))[1])
     reasons = Counter(entry.reason for entry in entries if isinstance(entry, Rejected))
     return [entry for entry in entries if isinstance(entry, Measurement)], reasons
-
-
-def read_lines(folder: Path, *lines: Any, **more: Any) -> tuple[list[Measurement], Counter[str]]:
-    """What is read of one file, `log.json`, of some lines."""
-    return read_log(write_log(folder / "log.json", [*lines]), **more)
 
 
 def records(folder: Path, device: str = "dev-a") -> list[Record]:

@@ -140,16 +140,12 @@ def published(dataset: Dataset) -> Dataset:
     return replace(dataset, features=replace(block, published=steps))
 
 
-def folds_of(dataset: Dataset, count: int = 3, shift: int = 0) -> list[Split]:
-    """Every workload held out once."""
-    fold = (dataset.group + shift) % count
+def folds_of(dataset: Dataset) -> list[Split]:
+    """Every workload held out once, in three folds."""
+    held = [dataset.group % 3 == fold for fold in range(3)]
     return [
-        Split(
-            name=f"fold {one + 1} of {count}",
-            train=np.flatnonzero(fold != one),
-            test=np.flatnonzero(fold == one),
-        )
-        for one in range(count)
+        Split(name=f"fold {fold} of 3", train=np.flatnonzero(~test), test=np.flatnonzero(test))
+        for fold, test in enumerate(held, 1)
     ]
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -13,25 +12,18 @@ from agents.programs.workloads import own_module
 from agents.records import Workload
 
 
-def run_program(module: Any, trace: str, values: Sequence[np.ndarray]) -> list[np.ndarray]:
-    """The arguments of a program that is scheduled by a trace, after it ran on these values."""
+def wrong_outputs(workload: Workload, trace: str) -> str:
+    """How the outputs of a scheduled program differ from those of its plain loops; empty if they agree."""
     import tvm
 
     from agents.programs.build import build
 
-    arguments = [tvm.runtime.tensor(np.ascontiguousarray(value)) for value in values]
-    target = tvm.target.Target({"kind": "llvm", "num-cores": 1})
-    build(module, trace, target).module["main"](*arguments)
-    return [argument.numpy() for argument in arguments]
-
-
-def wrong_outputs(workload: Workload, trace: str) -> str:
-    """How the outputs of a scheduled program differ from those of its plain loops; empty if they agree."""
     module = own_module(workload)
     values = argument_values(workload.arg_shapes, workload.arg_dtypes, 1)
     right = reference_outputs(module, values)
-    arguments = run_program(module, trace, poisoned(values, right))
-    outputs = {index: arguments[index] for index in right}
+    arguments = [tvm.runtime.tensor(np.ascontiguousarray(value)) for value in poisoned(values, right)]
+    build(module, trace, tvm.target.Target({"kind": "llvm", "num-cores": 1})).module["main"](*arguments)
+    outputs = {index: arguments[index].numpy() for index in right}
     return difference(right, outputs, tolerance=tolerance_of(module))
 
 

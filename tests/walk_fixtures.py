@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
@@ -13,21 +13,13 @@ ROOT = Path(__file__).parents[1]
 
 
 @contextmanager
-def calls_between_files(
-    is_over: Callable[[str, str], bool] = lambda file, function: False,
-) -> Iterator[set[tuple[str, str]]]:
-    """Pairs of a file and the file that it calls, in all threads, until a function of a file is called."""
+def calls_between_files() -> Iterator[set[tuple[str, str]]]:
+    """Pairs of a file and the file that it calls, in all threads."""
     calls: set[tuple[str, str]] = set()
-    over = threading.Event()
 
     def follow(frame: FrameType | None, event: str, _: object) -> None:
-        if over.is_set():
-            sys.setprofile(None)
-            return
         if event != "call" or frame is None or not (called := own_file(frame)):
             return
-        if is_over(called, frame.f_code.co_name):
-            over.set()
         while (frame := frame.f_back) is not None:
             if (caller := own_file(frame)) not in ("", called):
                 calls.add((caller, called))

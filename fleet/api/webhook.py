@@ -25,7 +25,6 @@ LOOK_SECS, MOST_PAUSE_SECS = 5.0, 300.0
 MOST_WAITING, MOST_AT_ONCE, MOST_KNOWN = 200, 50, 5_000
 _TIMEOUT_SECS = 10.0
 
-Post = Callable[[JsonDict], None]
 Alerts = Callable[[], Iterable[Json]]
 
 
@@ -35,7 +34,6 @@ class Webhook:
     Args:
         url: Where they go, `http` or `https`.
         alerts: Gives all alerts, the newest first (`fleet.dashboard.alerts`).
-        post: Sends one message, and raises `httpx.HTTPError` where that fails; by HTTP if None.
         wall: Gives Unix seconds.
 
     Attributes:
@@ -44,10 +42,8 @@ class Webhook:
         last_error: Why the last message was not accepted; empty where it was.
     """
 
-    def __init__(
-        self, url: str, alerts: Alerts, post: Post | None = None, wall: Callable[[], float] = time.time
-    ) -> None:
-        self._url, self._alerts, self._post = url, alerts, post or self._post_by_http
+    def __init__(self, url: str, alerts: Alerts, wall: Callable[[], float] = time.time) -> None:
+        self._url, self._alerts = url, alerts
         self._since = wall()
         self._queued_ids: dict[str, None] = {}
         self._waiting: deque[Json] = deque()
@@ -121,7 +117,7 @@ class Webhook:
                 _LOG.exception("the webhook failed")
                 pause = MOST_PAUSE_SECS
 
-    def _post_by_http(self, message: JsonDict) -> None:
+    def _post(self, message: JsonDict) -> None:
         with httpx.Client(timeout=_TIMEOUT_SECS, follow_redirects=False) as client:
             client.post(self._url, json=message).raise_for_status()
 

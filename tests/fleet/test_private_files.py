@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import stat
 import subprocess
-import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
@@ -92,19 +91,3 @@ def test_the_sticky_bit_and_a_group_of_ones_own_keep_others_out(
     token.parent.chmod(0o777)
     with pytest.raises(NotPrivateError, match="chmod go-w"):
         check_folder(token.parent)
-
-
-@pytest.mark.skipif(os.geteuid() != 0, reason="needs two users")
-def test_another_user_cannot_read_what_was_written() -> None:
-    with tempfile.TemporaryDirectory(dir="/tmp") as made:
-        token = Path(made) / "token"
-        token.parent.chmod(0o755)
-        write_private(token, "the secret of the test")
-
-        def read_as_other() -> bytes:
-            command = ["cat", str(token)]
-            return subprocess.run(command, capture_output=True, check=False, user=65534, group=65534).stdout
-
-        assert read_as_other() == b""
-        token.chmod(0o644)
-        assert b"secret" in read_as_other()

@@ -126,20 +126,6 @@ def sample(count: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
     return x, (0.5 * x[:, 0] - 0.3 * np.abs(x[:, 1])).astype(np.float64)
 
 
-def test_rounds_move_the_order_and_the_gain_shrinks() -> None:
-    x, y = sample(400, 3)
-    learner, head = Learner(), np.zeros(400)
-    gains = []
-    for start in range(0, 96, 16):
-        batch = slice(start, start + 16)
-        gains.append(learner.gain(x[200:], head[200:], 0))
-        learner.learn(x[batch], head[batch], np.exp(-y[batch]))
-    order = learner.log_speeds(x[200:], head[200:])
-    assert np.corrcoef(order, y[200:])[0, 1] > 0.8
-    best = x[np.argsort(-y[:96])[:4]]
-    assert learner.gain(best, np.zeros(4), 0) < 0.1 < gains[1] <= gains[0]
-
-
 def test_the_guard_keeps_the_heads_order_where_learning_harms() -> None:
     learner = Learner()
     # The head is right, and features say nothing.

@@ -1,11 +1,11 @@
-"""A head inside TVM's own search: the same scores as offline, and what a search needs of them."""
+"""A head inside TVM's own search: the same scores as offline, and what a search needs of them.
+
+`test_tutorials.py` runs a whole search with one.
+"""
 
 from __future__ import annotations
 
-import json
-import re
 from collections.abc import Sequence
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,8 +14,6 @@ import pytest
 
 from agents.programs.workloads import operator_workload, own_module
 from agents.records import Candidate, Family, Workload
-from tests.conftest import run_code
-from tests.host_fixtures import write_generic_device
 from tests.tvm_fixtures import replayed
 from transfer.errors import TransferError
 from transfer.features.blocks import CPU_LAYOUT
@@ -69,16 +67,12 @@ def schedules(workload: Workload) -> list[Any]:
     return [replayed(own_module(workload), candidate.trace) for candidate in drawn]
 
 
-def make_model(workload: Workload, schedules: Sequence[Any], seed: int = 0) -> FleetTLP:
-    with scoped_seed(seed):
-        model = FleetTLP(model_config(DEFAULT_SPEC, ModelSizes()), (DEVICE, "other"))
-    model.fit_scaler(Extractor().extract_live(workload, schedules))
-    return model.eval()
-
-
 @pytest.fixture(scope="module")
 def model(workload: Workload, schedules: list[Any]) -> FleetTLP:
-    return make_model(workload, schedules)
+    with scoped_seed(0):
+        made = FleetTLP(model_config(DEFAULT_SPEC, ModelSizes()), (DEVICE, "other"))
+    made.fit_scaler(Extractor().extract_live(workload, schedules))
+    return made.eval()
 
 
 def offline(model: FleetTLP, workload: Workload, schedules: Sequence[Any]) -> np.ndarray:
@@ -169,39 +163,3 @@ def test_traces_as_texts_get_the_same_scores(
     assert scorer.score(workload, [broken, *schedules[:2]]).tolist() == [LEAST_SCORE, *scores[[0, 2]]]
     with pytest.raises(TransferError, match="or the JSON texts of traces, got dict"):
         scorer.score(workload, [{}])
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(240)
-def test_the_lines_of_the_document_search_with_a_head(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, model: FleetTLP
-) -> None:
-    page = (Path(__file__).parents[2] / "docs/use-a-head.md").read_text()
-    sizes = "population_size=32, init_min_unmeasured=8, genetic_num_iters=1"
-    small = f"ms.search_strategy.EvolutionarySearch({sizes})"
-    [lines] = re.findall(r"```python\n(from functools.*?)```", page, re.DOTALL)
-    for theirs, mine in (
-        ('tvm_measure("x86-64-v3")', 'tvm_measure("generic")'),
-        ('"mcpu": "x86-64-v3", ', ""),
-        ("(1, 128, 128, 128)", "(1, 64, 64, 64)"),
-        ('"work", 64', f'"work", 8, strategy={small}'),
-    ):
-        assert lines.count(theirs) == 1, theirs
-        lines = lines.replace(theirs, mine)
-    monkeypatch.chdir(tmp_path)
-    write_generic_device(Path("configs/hardware"))
-    Path("runs/models").mkdir(parents=True)
-    Scorer(model, DEVICE).save(Path("runs/models/v000001"))
-    # A search of TVM leaves loggers behind that the next search in the same process stumbles over.
-    before = (
-        # The slow import of TVM's intrinsics looks up the source of every frame some thousand times.
-        "import inspect\nstack, slow = inspect.stack, []\n"
-        "inspect.stack = lambda *how, **more: slow.append(1) or stack(*how, **more)\n"
-    )
-    after = (
-        "assert len(slow) < 50, len(slow)\n"
-        "print([float(secs) for one in database.get_all_tuning_records() for secs in one.run_secs])\n"
-    )
-    measured = json.loads(run_code(f"{before}{lines}\n{after}", timeout=None).splitlines()[-1])
-    assert len(measured) >= 8
-    assert all(0 < secs < 1 for secs in measured)

@@ -20,7 +20,7 @@ What the fields of a primitive hold, by kind (`names` is always `(block, role, d
 | others | the numbers as written | |
 
 Encoders read those three fields only. The rest says which loops a step moves, as
-`tests.transfer.language.loop_nests` applies them:
+`test_loop_nests_live.py` holds them against those of TVM:
 
 - `stage`: stable number of the stage the step changes. The program's own stages count 0, 1, ... in its order;
   stages that steps make (CHR, CHW, RF) are `CREATED`, `CREATED + 1`, ... in the order they are made. The

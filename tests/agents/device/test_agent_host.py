@@ -13,7 +13,6 @@ from msgspec.structs import replace
 
 from agents.device.agent_host import AgentHost
 from agents.device.messages import (
-    Acknowledge,
     Activity,
     AgentRefused,
     AgentRequest,
@@ -27,7 +26,6 @@ from agents.device.messages import (
     Heartbeat,
     Measure,
     Message,
-    MorePending,
     Part,
     Propose,
     Proposed,
@@ -37,8 +35,6 @@ from agents.device.messages import (
 from agents.device.replay import ReplayWorker, ReplayWorkerFactory, Worker
 from agents.errors import AgentError, SpoolFull, WorkerStartError
 from agents.records import Candidate, Descriptor, DeviceId, LeaseTag
-from agents.spool.disk_spool import Spool
-from tests.record_fixtures import make_batch
 from tests.transport_fixtures import (
     PROTOCOL,
     WORKLOAD,
@@ -75,10 +71,10 @@ class GatedWorker(ReplayWorker):
         return super().propose(*wish, **how)
 
 
-def start_of(recorded: Path, spool: Path | str = "unused") -> BeginAgent:
+def start_of(recorded: Path) -> BeginAgent:
     spec = replay_spec(recorded)
     name = {"device_id": spec.device_id, "incarnation": 1}
-    return BeginAgent(**name, spec=spec, protocol=PROTOCOL, spool_folder=str(spool))
+    return BeginAgent(**name, spec=spec, protocol=PROTOCOL, spool_folder="unused")
 
 
 def measure_of(fencing_token: int, first: int, number: int) -> Measure:
@@ -209,9 +205,7 @@ def test_a_wish_that_fails_costs_no_other(recorded: Path) -> None:
     assert [one.request.request_id for one in found if isinstance(one, Proposed)] == ["r1", "r3", "r5"]
 
 
-def test_an_answer_that_was_lost_is_given_again_and_one_that_arrived_is_not(
-    recorded: Path, tmp_path: Path
-) -> None:
+def test_an_answer_that_was_lost_is_given_again_and_one_that_arrived_is_not(recorded: Path) -> None:
     host = AgentHost(ReplayWorkerFactory().open, heartbeat_secs=100)
     host.ask([start_of(recorded), measure_of(1, 0, 2)])
     assert host.work()
@@ -233,27 +227,6 @@ def test_who_makes_records_waits_while_nobody_fetches_them(served: Served) -> No
         found = only(Results, served.until(Results))
         assert len(found) <= 2
         seen += len(found)
-
-
-def test_a_long_spool_comes_in_several_messages_ahead_of_results(recorded: Path, tmp_path: Path) -> None:
-    tag = LeaseTag(job_id="old", fencing_token=1)
-    old = make_batch(100, 600, workload=WORKLOAD.workload_id, device="again")
-    with Spool(tmp_path) as spool:
-        spool.put(old, tag)
-    opened = ReplayWorkerFactory(spooled=True).open
-    host, (up, *more, results) = done_by(opened, start_of(recorded, tmp_path), measure_of(1, 0, 1))
-    assert [type(one) for one in (up, *more, results)] == [AgentUp, *[MorePending] * len(more), Results]
-    assert [pair for one in (up, *more) for pair in one.pending] == [(tag, record) for record in old]
-    assert max(len(one.pending) for one in (up, *more)) < 600
-    assert up.has_more
-    assert [one.is_last for one in more] == [False] * (len(more) - 1) + [True]
-    ids = tuple(record.record_id for record in [*old, *results.records])
-    host.ask([Acknowledge(device_id=AGAIN, incarnation=1, record_ids=ids)] * 2)
-    while host.work():
-        pass
-    host.close_workers()
-    with Spool(tmp_path) as spool:
-        assert spool.pending() == []
 
 
 def test_an_error_of_ours_refuses_the_device_too(recorded: Path, capfd: pytest.CaptureFixture[str]) -> None:

@@ -44,7 +44,6 @@ from tests.table_fixtures import rows
 
 WORKLOAD = make_workload(1, (("resnet-50", 2), ("bert-tiny", 1)))
 OTHER = make_workload(2, (("a-network-of-others", 1),))
-DESCRIPTOR_SEEN = make_descriptor()
 Maker = Callable[..., ReplayWorker]
 #: What Python reads as JSON, and JSON does not have.
 NO_NUMBERS = ('{"x":NaN}', '{"x":1e999}')
@@ -58,11 +57,11 @@ def recorded(number: int, **changes: Any) -> Record:
 def maker(tmp_path: Path) -> Maker:
     """Makes a worker that answers from some records of dev-a."""
 
-    def make(records: list[Record], *, descriptor: Any = DESCRIPTOR_SEEN, **options: Any) -> ReplayWorker:
+    def make(records: list[Record], **options: Any) -> ReplayWorker:
         path = tmp_path / "records.parquet"
         if not path.exists():
             with Store.open(tmp_path / "store") as store:
-                store.put_device(make_spec(), descriptor)
+                store.put_device(make_spec(), make_descriptor())
                 store.put_workloads([WORKLOAD, OTHER])
                 store.append(records)
                 export(store, path, "parquet")

@@ -1,4 +1,4 @@
-"""Our builder and our runner for TVM's own searches; `test_tvm_cost_model.py` runs a whole search."""
+"""Our builder and our runner for TVM's own searches; `test_tutorials.py` runs a whole search."""
 
 from __future__ import annotations
 

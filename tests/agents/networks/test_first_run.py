@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 from pathlib import Path
 from typing import Any
@@ -18,8 +17,6 @@ from tests.table_fixtures import rows
 #: torch warns of its own future.
 pytestmark = [pytest.mark.tvm, pytest.mark.filterwarnings("ignore")]
 
-_TINY = "n_embd=32,n_layer=1,n_head=2,vocab_size=50,tokens=8"
-
 
 def answered(network: str | Path, folder: Path) -> dict[str, Any]:
     """The answer of the first run, in this process."""
@@ -27,19 +24,6 @@ def answered(network: str | Path, folder: Path) -> dict[str, Any]:
 
     question = {"network": str(network), "target": {"kind": "llvm"}, "folder": str(folder)}
     return first_run({**question, "threads": 1, "gpu_index": None}, Family.CPU)
-
-
-def run_first(network: str | Path, folder: Path) -> dict[str, Any]:
-    """The answer for a network that becomes a library."""
-    from agents.networks.library import UNTUNED
-
-    seen = answered(network, folder)
-    assert seen["difference"] <= tolerance_of(seen["precision"])
-    assert (folder / UNTUNED).exists()
-    # The virtual machine reshapes by itself, so some programs may not run.
-    assert 0 < len(seen["program_secs"]) <= seen["workloads"]
-    assert all(secs > 0 for secs in seen["program_secs"].values())
-    return seen
 
 
 def module_of(name: str) -> tuple[Any, tuple[Any, ...]]:
@@ -106,8 +90,15 @@ def module_of(name: str) -> tuple[Any, tuple[Any, ...]]:
 def test_what_tvm_imports_otherwise_becomes_a_library_with_the_right_output(
     name: str, precision: str, tmp_path: Path
 ) -> None:
-    network = save_program(*module_of(name), tmp_path / "net.pt2")
-    assert run_first(network, tmp_path)["precision"] == precision
+    from agents.networks.library import UNTUNED
+
+    seen = answered(save_program(*module_of(name), tmp_path / "net.pt2"), tmp_path)
+    assert seen["precision"] == precision
+    assert seen["difference"] <= tolerance_of(precision)
+    assert (tmp_path / UNTUNED).exists()
+    # The virtual machine reshapes by itself, so some programs may not run.
+    assert 0 < len(seen["program_secs"]) <= seen["workloads"]
+    assert all(secs > 0 for secs in seen["program_secs"].values())
 
 
 @pytest.mark.parametrize(
@@ -151,28 +142,6 @@ def test_roundings_of_half_precision_that_torch_has_too_are_no_wrong_import(tmp_
     """TVM adds and subtracts in float32: its output is the exacter one, and a fifth away from torch's."""
     network = save_program(*module_of("mostly roundings of bfloat16"), tmp_path / "net.pt2")
     assert tolerance_of("bfloat16") < answered(network, tmp_path)["difference"] < 0.25
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(300)
-def test_a_decoder_becomes_a_library(tmp_path: Path) -> None:
-    pytest.importorskip("transformers")
-    from agents.networks.library import TUNED, build
-
-    network = f"transformers:gpt2,{_TINY}"
-    seen = run_first(network, tmp_path)
-    assert seen["workloads"] > 5
-    # So is that of a search's end.
-    question = {
-        "network": network,
-        "target": {"kind": "llvm"},
-        "folder": str(tmp_path),
-        "traces": {},
-        "lock": "",
-        "cores": sorted(os.sched_getaffinity(0)),
-    }
-    assert build(question, Family.CPU)["workloads"] == seen["workloads"]
-    assert (tmp_path / TUNED).exists()
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import gzip
 import json
 import re
@@ -11,8 +10,6 @@ from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from agents.programs.index_maps import IndexMapRefusedError, free_names
 from agents.programs.trace_rules import TraceRefusedError, check_trace, read_trace
@@ -291,65 +288,3 @@ def test_text_that_is_no_trace_is_refused() -> None:
             read_trace(text)
     with pytest.raises(TraceRefusedError, match="too many instructions"):
         read_trace(json.dumps([[["EnterPostproc", [], [], []]] * 10_001, []]))
-
-
-SAFE_KINDS = {step[0] for steps, _ in TRACES for step in steps} | {"GetBlock", "Unroll", "EnterPostproc"}
-SAFE_KEYS = {step[2][0] for steps, _ in TRACES for step in steps if step[0].endswith("nnotate")}
-SAFE_NODES = {node["type"] for text in MAPS for node in json.loads(text)["nodes"]} | {"prim.Sub"}
-#: What an attacker would put somewhere, beside plain nonsense.
-POISON: list[Any] = [
-    evil_index_map("id"),
-    '{"root_index":0,"nodes":[{"type":"ffi.Function","data":"runtime.SystemLib"}]}',
-    "pragma_import_llvm",
-    "pragma_import_c",
-    '"define void @f() { ret void }"',
-    "UnsafeSetDType",
-    {"type": "ir.Call"},
-    [[]],
-    None,
-    -1,
-    2**63,
-    1.5,
-    "",
-    "b0",
-    "l1",
-    MAPS[0],
-]
-
-
-def places(value: Any, path: tuple[int, ...] = ()) -> list[tuple[int, ...]]:
-    """Ways to every part of nested lists."""
-    found = [path]
-    if isinstance(value, list):
-        for number, one in enumerate(value):
-            found += places(one, (*path, number))
-    return found
-
-
-@given(st.data())
-def test_a_changed_trace_is_refused_or_still_safe(data: st.DataObject) -> None:
-    trace = copy.deepcopy(data.draw(st.sampled_from(TRACES), label="trace"))
-    for _ in range(data.draw(st.integers(1, 3))):
-        path = data.draw(st.sampled_from(places(trace)[1:]))
-        owner = trace
-        for number in path[:-1]:
-            owner = owner[number]
-        if data.draw(st.booleans()):
-            owner[path[-1]] = data.draw(st.sampled_from(POISON) | st.text(max_size=8))
-        else:
-            owner.insert(path[-1], data.draw(st.sampled_from([*POISON, owner[path[-1]]])))
-    try:
-        check_trace(trace)
-    except TraceRefusedError:
-        return
-    for kind, inputs, attrs, _ in trace[0]:
-        assert kind in SAFE_KINDS | {"AddUnitLoop", "DecomposePadding", "GetOutputBlocks"}
-        if kind == "Annotate":
-            assert attrs[0] in SAFE_KEYS
-        for one in (*inputs, *attrs):
-            assert not isinstance(one, dict)
-            if isinstance(one, str) and ("{" in one or "}" in one) and kind not in ("GetSBlock", "GetBlock"):
-                assert {node["type"] for node in json.loads(one)["nodes"]} <= SAFE_NODES
-    for place, value in trace[1]:
-        assert trace[0][place][0].startswith("Sample")
-        assert all(type(one) is int for one in (value if isinstance(value, list) else [value]))

@@ -252,15 +252,6 @@ def test_threads_and_cores_are_really_applied(good: Good) -> None:
     assert affinities == {cores}
 
 
-def test_cores_that_were_taken_away_blame_no_candidate(good: Good) -> None:
-    gone = dataclasses.replace(child_settings(), timing_cores=(1023,))
-    with WorkerPool([gone]) as own:
-        [result] = own.run(good(1))
-    assert result.outcome is Outcome.LOST
-    assert "could not be bound to cores [1023]" in result.error
-    assert result.quality == {}
-
-
 def test_an_idle_process_or_zygote_that_was_killed_costs_no_candidate(pool: WorkerPool, good: Good) -> None:
     pool.ask(NOTHING)
     os.kill(pool.pids[-1], signal.SIGKILL)

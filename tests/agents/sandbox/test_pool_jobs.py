@@ -31,10 +31,6 @@ def begun(*jobs: CandidateJob, best: dict[str, float] | None = None, processes: 
     return run
 
 
-def at(stage: WorkerStage) -> StageBegan:
-    return StageBegan(job=0, stage=stage, build_secs=0.25, wait_secs=0.5)
-
-
 def done(number: int = 0, **changes: Any) -> JobDone:
     return JobDone(**{"job": number, "outcome": Outcome.OK, "build_secs": 0.1, **changes})
 
@@ -43,7 +39,7 @@ def done(number: int = 0, **changes: Any) -> JobDone:
 def test_a_program_whose_unscheduled_form_fails_is_measured_unchecked(is_death: bool) -> None:
     run = begun(job(0, check=True))
     assert run.is_checked(0)
-    stage = at(WorkerStage.REFERENCE)
+    stage = StageBegan(job=0, stage=WorkerStage.REFERENCE, build_secs=0.25, wait_secs=0.5)
     assert (run.process_died(stage, "killed") if is_death else run.overdue(stage)) is None
     assert (run.todo.popleft(), run.is_checked(0)) == (0, False)
 

@@ -2,19 +2,15 @@ from __future__ import annotations
 
 import json
 import shutil
-import tempfile
 import threading
 from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import settings
-from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from agents.codec import record_to_json
 from agents.errors import SpoolError, SpoolFull
-from agents.records import LeaseTag, Record
+from agents.records import LeaseTag
 from agents.row_file import RowFile
 from agents.spool.disk_spool import FILE, Spool
 from tests.disk_fixtures import failing
@@ -124,66 +120,20 @@ def test_acknowledgements_that_find_no_room_are_asked_for_again(
         assert spool.pending() == make_batch(0, 2)
 
 
-class SpoolMachine(RuleBasedStateMachine):
-    """Any order of puts, acknowledgements, reopenings and deaths against a plain dictionary."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.folder = Path(tempfile.mkdtemp(prefix="spool-"))
-        self.spool = Spool(self.folder / "0")
-        self.deaths = 0
-        self.model: dict[str, Record] = {}
-        self.next = 0
-
-    @rule(count=st.integers(1, 4))
-    def put(self, count: int) -> None:
-        records = make_batch(self.next, count)
-        self.next += count
-        self.spool.put(records)
-        self.model |= {record.record_id: record for record in records}
-
-    @precondition(lambda self: self.model)
-    @rule(data=st.data())
-    def put_again(self, data: st.DataObject) -> None:
-        record = self.model.pop(data.draw(st.sampled_from(sorted(self.model))))
-        self.spool.acknowledge([record.record_id, "unknown"])
-        self.spool.put([record])
-        self.model[record.record_id] = record
-
-    @precondition(lambda self: self.model)
-    @rule(data=st.data())
-    def acknowledge(self, data: st.DataObject) -> None:
-        chosen = data.draw(st.lists(st.sampled_from(sorted(self.model)), unique=True))
-        self.spool.acknowledge(chosen)
-        for record_id in chosen:
-            del self.model[record_id]
-
-    @rule()
-    def reopen(self) -> None:
-        self.spool.close()
-        self.spool = Spool(self.folder / str(self.deaths))
-
-    @rule()
-    def die(self) -> None:
-        before, living = set(self.model), self.folder / str(self.deaths)
-        self.deaths += 1
-        shutil.copytree(living, self.folder / str(self.deaths))
-        self.spool.close()
-        self.spool = Spool(self.folder / str(self.deaths))
-        again = {record.record_id: record for record in self.spool.pending()}
-        # An acknowledgement that no put has taken along is forgotten: the record is delivered once more.
-        assert before <= set(again)
-        self.model = again
-
-    @invariant()
-    def pending_is_what_was_put_and_not_acknowledged(self) -> None:
-        pending = self.spool.pending()
-        assert pending == list(self.model.values())
-
-    def teardown(self) -> None:
-        self.spool.close()
-        shutil.rmtree(self.folder)
-
-
-TestSpoolMachine = SpoolMachine.TestCase
-TestSpoolMachine.settings = settings(max_examples=15, stateful_step_count=20, deadline=None)
+def test_a_kill_loses_nothing_and_gives_back_what_no_put_took_along(tmp_path: Path) -> None:
+    first, second, *others = batch = make_batch(0, 5)
+    with Spool(tmp_path / "living") as spool:
+        spool.put(batch[:3])
+        spool.acknowledge([first.record_id, "unknown"])
+        spool.put(others[1:])
+        spool.acknowledge([second.record_id])
+        assert spool.pending() == others
+        shutil.copytree(tmp_path / "living", tmp_path / "killed")
+    with Spool(tmp_path / "killed") as spool:
+        assert spool.pending() == batch[1:]
+        # It may come again.
+        spool.acknowledge([second.record_id])
+        spool.put([second])
+        assert spool.pending() == [*others, second]
+    with Spool(tmp_path / "living") as spool:
+        assert spool.pending() == others

@@ -5,9 +5,8 @@ import math
 import os
 import socket
 import stat
-import subprocess
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -317,29 +316,13 @@ def test_a_client_finds_the_daemon_or_nothing(server: ApiServer, tmp_path: Path)
         ask(tmp_path, "/v1/status")
 
 
-def of_an_ended_process() -> dict[str, int]:
-    with subprocess.Popen(["sleep", "60"]) as process:
-        name = asdict(ProcessName.of(process.pid))
-        process.kill()
-    return name
-
-
-@pytest.mark.parametrize(
-    "daemon",
-    [
-        of_an_ended_process,
-        # Its number went to another process.
-        lambda: asdict(replace(ProcessName.of(os.getpid()), started=1)),
-    ],
-    ids=["ended", "another"],
-)
-def test_whoever_listens_where_a_killed_daemon_did_hears_nothing(
-    daemon: Callable[[], dict[str, int]], tmp_path: Path
-) -> None:
+def test_whoever_listens_where_a_killed_daemon_did_hears_nothing(tmp_path: Path) -> None:
+    """Its number went to another process; `test_process_control.py` has one that ended."""
+    daemon = replace(ProcessName.of(os.getpid()), started=1)
     write_private(tmp_path / TOKEN, "the-secret-of-the-daemon")
     with socket.create_server(("127.0.0.1", 0)) as listener:
         url = f"http://127.0.0.1:{listener.getsockname()[1]}"
-        (tmp_path / ADDRESS).write_text(json.dumps({"url": url, **daemon()}))
+        (tmp_path / ADDRESS).write_text(json.dumps({"url": url, **asdict(daemon)}))
         assert ask(tmp_path, "/v1/status") is None
         listener.setblocking(False)
         with pytest.raises(BlockingIOError):

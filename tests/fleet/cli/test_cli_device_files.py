@@ -33,15 +33,12 @@ def _box(elsewhere: None, monkeypatch: pytest.MonkeyPatch) -> None:
     (FOLDER / "box.yaml").write_text(yaml.safe_dump(device("box")))
 
 
-def listed() -> dict[str, dict[str, Any]]:
-    return {one["device"]: one for one in json_of("devices", "list")}
-
-
 def test_the_daemon_says_which_devices_it_has(monkeypatch: pytest.MonkeyPatch) -> None:
     view = {"devices": {"box": {"state": "leased"}}}
     monkeypatch.setattr("fleet.cli.devices.ask", lambda root, path: view)
     (FOLDER / "other.yaml").write_text(yaml.safe_dump(device("other")))
-    assert {name: one["daemon"] for name, one in listed().items()} == {"box": "leased", "other": None}
+    listed = json_of("devices", "list")
+    assert {one["device"]: one["daemon"] for one in listed} == {"box": "leased", "other": None}
     assert "the daemon follows within five seconds" in run("devices", "retire", "other").output
 
 

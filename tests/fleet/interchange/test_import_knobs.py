@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 import yaml
 
-from agents.host.gpu_sheets import gpu_sheet
 from agents.records import Outcome
 from fleet.interchange.dialects.helion import read_config
 from fleet.interchange.logs.json_items import MAX_ITEM_CHARS, JsonItems
@@ -18,7 +17,6 @@ from tests.knob_fixtures import (
     t4_text,
 )
 from tests.log_fixtures import DATA, read_lines, records, run
-from tests.table_fixtures import cells
 
 HUB = DATA / "kernel_tuner_hub"
 
@@ -116,21 +114,6 @@ def test_items_in_any_layout() -> None:
             items = JsonItems((raw[at : at + size] for at in range(0, len(raw), size)), "cache")
             assert list(items) == list(cache.values())
             assert items.head == {"head": [1], "x": 2}
-
-
-SHEETS = """
-NVIDIA A100-PCIE-40GB | memory_bytes_per_sec | 1555000000000
-NVIDIA A100 80GB PCIe | memory_bytes_per_sec | 1935000000000
-NVIDIA RTX A4000      | arch                 | sm_86
-AMD Radeon PRO W6600  | sheet                | AMD Radeon PRO W6600
-mi250x                | thread_warp_size     | 64
-"""
-
-
-def test_data_sheets_name_their_source() -> None:
-    for name, key, value in cells(SHEETS):
-        assert gpu_sheet(name)[key].startswith(value)
-    assert gpu_sheet("NVIDIA A4000000") == gpu_sheet("") == gpu_sheet("board-7") == {}
 
 
 @pytest.mark.data

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -103,20 +104,10 @@ def test_a_device_adds_at_most_two_megabytes(adapted: Adapted) -> None:
     [raw] = files_of(adapted).values()
     assert adapted.size_bytes <= MOST_BYTES
     assert len(raw) <= adapted.size_bytes + 4096
-
-    class Huge:
-        kind = "source_devices"
-
-        def arrays(self) -> dict[str, np.ndarray]:
-            return {"x": np.zeros(MOST_BYTES // 4 + 1, dtype=np.float32)}
-
-        def settings(self) -> dict[str, Any]:
-            return {}
-
-        score = score_unseen = adapted.correction.score
-
+    arrays = {"x": np.zeros(MOST_BYTES // 4 + 1, dtype=np.float32)}
+    huge: Any = SimpleNamespace(kind="source_devices", arrays=lambda: arrays, settings=dict)
     with pytest.raises(TransferError, match="at most 2,000,000"):
-        files_of(replace(adapted, correction=Huge()))
+        files_of(replace(adapted, correction=huge))
 
 
 @pytest.fixture(scope="module")

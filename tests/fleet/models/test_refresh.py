@@ -36,14 +36,12 @@ from tests.refresh_fixtures import unlike_workload
 from tests.table_fixtures import cells
 
 
-def heads(
-    quality: float, *, workloads: int = 12, count: int = 20, seed: int = 0, floor: float = 0.0
-) -> Standing:
+def heads(quality: float, *, workloads: int = 12, count: int = 20, seed: int = 0) -> Standing:
     """A head that knows the true speed up to noise of its own; all seeds share the candidates."""
     truth = np.random.default_rng(7).normal(size=workloads * count)
     noise = np.random.default_rng(100 + seed).normal(size=workloads * count)
     group = np.repeat(np.arange(workloads), count).astype(np.int32)
-    return standing(quality * truth + (1 - quality) * noise, np.exp(-truth), group, floor)
+    return standing(quality * truth + (1 - quality) * noise, np.exp(-truth), group, floor=0.0)
 
 
 #: Quality of challenger, champion and shipped head (`-`: there is none, `?`: nothing judges it); how many
@@ -92,12 +90,6 @@ def test_a_challenger_serves_where_it_is_better_or_clearly_as_good_and_says_why(
     assert re.match(reason, verdict.reason), verdict.reason
 
 
-def test_a_verdict_keeps_the_figures_that_it_follows_from() -> None:
-    verdict = judge("a", heads(0.9, seed=1), [Incumbent(name="v000001", standing=heads(0.5, seed=2))])
-    assert verdict.judged["difference"]["pairs"][1] > 0
-    assert (verdict.judged["workloads"], verdict.judged["candidates"]) == (12, 240)
-
-
 def test_a_head_that_misses_the_best_is_worse_though_it_orders_the_rest_alike() -> None:
     found = heads(0.7, seed=1)
     rival = Incumbent(name="v000001", standing=found)
@@ -140,18 +132,15 @@ def test_the_shipped_head_takes_the_place_back_from_one_that_is_clearly_worse() 
     assert taken(0.5, 0.9, LEAST_JUDGED - 1) is None, "too few judge nobody"
 
 
-def test_what_a_person_decided_holds_whatever_the_figures_say() -> None:
-    better = judge("a", heads(0.9, seed=1), [Incumbent(name="v000001", standing=heads(0.6, seed=2))])
-    as_good = judge("a", heads(0.98, seed=1), [Incumbent(name="v000001", standing=heads(0.98, seed=2))])
-    assert (better.kind, as_good.kind) == (DecisionKind.BETTER, DecisionKind.AS_GOOD)
-    pinned = held_back(better, pinned_to="v000001")
-    assert (pinned.kind, pinned.moves_on, pinned.judged) == (DecisionKind.HELD, False, better.judged)
-    assert pinned.reason == f"the device is pinned to v000001; {better.reason}"
-    back = held_back(as_good, rolled_back_from="v000002")
-    assert (back.kind, back.moves_on) == (DecisionKind.HELD, False)
-    assert "since v000002 was rolled back by hand" in back.reason
-    assert held_back(better, rolled_back_from="v000002") is better
-    assert held_back(as_good) is as_good
+@pytest.mark.parametrize(("quality", "kind"), [(0.6, DecisionKind.BETTER), (0.98, DecisionKind.HELD)])
+def test_after_a_rollback_by_hand_only_a_better_head_takes_the_place(
+    quality: float, kind: DecisionKind
+) -> None:
+    """`refresh_scenarios.txt` has a device that is pinned."""
+    verdict = judge("a", heads(0.98, seed=1), [Incumbent(name="v000001", standing=heads(quality, seed=2))])
+    back = held_back(verdict, rolled_back_from="v000002")
+    assert (back.kind, back.moves_on) == (kind, kind is DecisionKind.BETTER)
+    assert ("since v000002 was rolled back by hand" in back.reason) is not back.moves_on
 
 
 def test_of_two_challengers_the_better_takes_the_place() -> None:
@@ -170,8 +159,6 @@ def test_of_two_challengers_the_better_takes_the_place() -> None:
     # Where noise cannot tell them apart, the first.
     ours, theirs = decided(good, good)
     assert (ours.moves_on, theirs.kind) == (True, DecisionKind.OUTDONE)
-    ours, theirs = decided(bad, good)
-    assert (ours.moves_on, theirs.moves_on) == (False, True)
     ours, theirs = decided(bad, bad)
     assert counting_verdicts([[ours], [theirs]]) == [ours]
 

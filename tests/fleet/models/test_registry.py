@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-import shutil
-import tempfile
 from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import settings
-from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from agents.records import DeviceId
 from fleet.models.registry import Registry
-from fleet.models.registry_file import Champion, RegistryError
+from fleet.models.registry_file import RegistryError
 from tests.model_scenarios import ModelScenario
 from tests.refresh_fixtures import small_model
 from tests.scenario_fixtures import read_scenarios
@@ -34,10 +29,6 @@ def with_versions(folder: Path, count: int, *devices: str) -> Registry:
         told = {"judged": {"tau": [number / 10, 0.0, 1.0]}}
         registry.publish(added(registry, *devices, seed=number), dict.fromkeys(devices, told))
     return registry
-
-
-def champion_of_a(registry: Registry) -> Champion:
-    return registry.champions()[DeviceId("box.a")]
 
 
 def served(registry: Registry) -> dict[str, str]:
@@ -69,7 +60,7 @@ def test_why_a_champion_stays_is_kept_without_a_change_of_it_however_fast_the_ne
     serial = writer.state().serial
     for number in range(30):
         writer.retain({"box.a": f"{number:04d}", "box.z": "nobody serves it"})
-        assert champion_of_a(reader).retained == f"{number:04d}"
+        assert reader.champions()[DeviceId("box.a")].retained == f"{number:04d}"
     assert (reader.state().serial, len(reader.history())) == (serial, 1)
 
 
@@ -81,75 +72,3 @@ SCENARIOS = read_scenarios(Path(__file__).with_name("registry_scenarios.txt"))
 @pytest.mark.parametrize("title", SCENARIOS)
 def test_a_scenario(title: str, tmp_path: Path) -> None:
     ModelScenario(tmp_path, ()).play(SCENARIOS[title])
-
-
-# ---- any order of changes ----
-
-
-class Changes(RuleBasedStateMachine):
-    """Versions come, serve, are taken back and pruned; who serves must always be there."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.folder = Path(tempfile.mkdtemp())
-        self.registry = Registry(self.folder / "models")
-        self.made = 0
-
-    def teardown(self) -> None:
-        shutil.rmtree(self.folder)
-
-    @rule(devices=st.sets(st.sampled_from(("a", "b", "c")), min_size=1))
-    def publish(self, devices: set[str]) -> None:
-        version = self.registry.add(_MODEL, {})
-        self.made += 1
-        assert version == f"v{self.made:06d}"
-        self.registry.publish(version, {device: {} for device in devices})
-
-    @rule()
-    def add_only(self) -> None:
-        self.registry.add(_MODEL, {})
-        self.made += 1
-
-    @precondition(lambda self: self.registry.champions())
-    @rule(device=st.sampled_from(("a", "b", "c")))
-    def rollback(self, device: str) -> None:
-        champion = self.registry.champions().get(DeviceId(device))
-        there = self.registry.versions()
-        before = [] if champion is None else [one for one in champion.before if one in there]
-        if not before:
-            with pytest.raises(RegistryError):
-                self.registry.use(device, self.registry.before(device), reason="test")
-        else:
-            assert (
-                self.registry.use(device, self.registry.before(device), reason="test").version == before[-1]
-            )
-
-    @rule(keep=st.integers(1, 4))
-    def prune(self, keep: int) -> None:
-        before = self.registry.versions()
-        backs = {
-            device: next((one for one in reversed(champion.before) if one in before), None)
-            for device, champion in self.registry.champions().items()
-        }
-        gone = self.registry.prune(keep)
-        there = self.registry.versions()
-        assert sorted([*there, *gone]) == before
-        assert set(before[-keep:]) <= set(there)
-        assert {one for one in backs.values() if one} <= set(there)
-
-    @invariant()
-    def champions_are_there(self) -> None:
-        there = self.registry.versions()
-        for champion in self.registry.champions().values():
-            assert champion.version in there
-
-    @invariant()
-    def the_history_is_gapless(self) -> None:
-        serials = [change.serial for change in self.registry.history()]
-        assert serials == list(range(1, len(serials) + 1))
-        assert self.registry.state().serial == len(serials)
-
-
-_MODEL = small_model("a", "b", "c")
-TestChanges = Changes.TestCase
-TestChanges.settings = settings(max_examples=12, stateful_step_count=12, deadline=None)

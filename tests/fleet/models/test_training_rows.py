@@ -98,20 +98,19 @@ def test_of_the_records_of_a_candidate_the_one_that_counts_becomes_its_label(sto
 
 def test_a_judge_hears_of_noise_and_of_candidates_that_no_model_chose(store: Path) -> None:
     pairs = [
-        record_of(msgspec.structs.replace(one, origin=NOISE), "lab", secs, attempt=attempt)
-        for one in CANDIDATES[2:10]
-        for attempt, secs in ((1, 1e-3), (2, 1.02e-3))
-    ]
-    too_few = [
-        record_of(msgspec.structs.replace(one, origin=NOISE), "box", secs, attempt=attempt)
-        for one in CANDIDATES[: LEAST_PAIRS - 1]
-        for attempt, secs in ((3, 1e-3), (4, 1.5e-3))
+        record_of(msgspec.structs.replace(one, origin=NOISE), device, secs, attempt=attempt)
+        for device, candidates, slower in (
+            ("lab", CANDIDATES[2:10], 1.02e-3),
+            ("box", CANDIDATES[: LEAST_PAIRS - 1], 1.5e-3),  # too few
+        )
+        for one in candidates
+        for attempt, secs in ((3, 1e-3), (4, slower))
     ]
     ranked = msgspec.structs.replace(gmm_candidates(ONE, 8)[-1], origin="model")
     # Of a device on which nothing but a lost one is there, the dataset has no column.
     lost = record_of(CANDIDATES[0], "idle", outcome=Outcome.LOST)
     with Store.open(store) as writer:
-        writer.append([record_of(ranked, "box", 1e-3), *pairs, *too_few, lost])
+        writer.append([record_of(ranked, "box", 1e-3), *pairs, lost])
     dataset = load_snapshot(Store.read(store), judged=(judged := JudgedRows())).dataset
     not_ranked = judged.not_ranked(dataset)
     box = dataset.column("box")

@@ -18,11 +18,10 @@ from tests.scenario_fixtures import check_facts
 DAY = 86_400.0
 
 
-def noise_pair(number: int, ratio: float, *, at: float, attempt: int = 1, device: str = "dev-a") -> list:
+def noise_pair(number: int, ratio: float, *, at: float, attempt: int = 1) -> list:
     return [
         make_record(
             number,
-            device=device,
             origin="noise",
             outcome=Outcome.OK,
             run_secs=(secs,),

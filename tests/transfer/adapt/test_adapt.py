@@ -13,7 +13,8 @@ from transfer.adapt.guard import Auto, MultiTask, Scratch
 from transfer.adapt.heads import Boosted, FineTuneHead, Momentum
 from transfer.adapt.maml import Maml
 from transfer.adapt.nearest import Nearest
-from transfer.adapt.source_devices import SourceDevices
+from transfer.adapt.source_devices import SourceCorrection, SourceDevices
+from transfer.data.ranking import kendall_tau
 from transfer.errors import TransferError
 from transfer.model.fleet_tlp import FleetTLP
 
@@ -56,10 +57,8 @@ def same(a: Adapted, b: Adapted) -> bool:
     return left.keys() == right.keys() and all(np.array_equal(left[k], right[k]) for k in left)
 
 
-def adapted_by(
-    strategy: Strategy, source: FleetTLP | None, dataset=DATASET, few_shot=FEW_SHOT, seed=0, config=QUICK
-) -> Adapted:
-    return strategy.adapt(task_of(source, dataset, TARGET, few_shot, SOURCE_ROWS, config, seed))
+def adapted_by(strategy: Strategy, source: FleetTLP | None, dataset=DATASET, few_shot=FEW_SHOT) -> Adapted:
+    return strategy.adapt(task_of(source, dataset, TARGET, few_shot, SOURCE_ROWS, QUICK))
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES, ids=named)
@@ -147,3 +146,67 @@ def test_nothing_measured_on_the_target_is_an_error(strategy, source):
         TransferError, match=rf"none of the {len(FEW_SHOT)} few-shot rows has an ok measurement"
     ):
         adapted_by(strategy, source, BLIND)
+
+
+# ---- by what source devices measured ----
+
+
+@pytest.fixture(scope="module")
+def without_samples(source) -> Adapted:
+    return adapted_by(SourceDevices(nets=1), source, few_shot=NOTHING)
+
+
+def test_candidates_that_source_devices_measured_go_by_their_latencies(without_samples):
+    latency = DATASET.latency_secs
+    both = np.flatnonzero(np.isfinite(latency[:, :2]).all(axis=1))
+    scores = without_samples.score(DATASET, both)
+    mean = np.log(latency[both, :2]).mean(axis=1)
+    for one in np.unique(DATASET.group[both]):
+        mine = DATASET.group[both] == one
+        assert kendall_tau(scores[mine], mean[mine]) > 0.8
+
+
+def test_samples_that_no_source_device_measured_train_the_networks(source):
+    random = np.random.default_rng(3)
+    latency = DATASET.latency_secs.copy()
+    samples = random.permutation(len(DATASET))[:48]
+    samples = samples[np.isfinite(latency[samples, 0])]
+    latency[samples, DATASET.column(TARGET)] = 1e-6 / latency[samples, 0]
+    shared = replace(DATASET, latency_secs=latency)
+    alone = with_latency(with_latency(shared, samples, "cpu.a", np.nan), samples, "cpu.b", np.nan)
+    shares, agreed = {}, {}
+    for name, part, few_shot in (
+        ("shared", shared, samples),
+        ("alone", alone, samples),
+        ("one", alone, samples[:1]),
+    ):
+        found = adapted_by(SourceDevices(nets=1), source, part, few_shot)
+        scores = found.correction.score_unseen(found.model, part.features.take(samples))
+        shares[name] = found.correction.nets_share
+        agreed[name] = np.mean(
+            [
+                kendall_tau(scores[mine], latency[samples[mine], DATASET.column(TARGET)])
+                for one in range(8)
+                if (mine := DATASET.group[samples] == one).sum() > 2
+            ]
+        )
+        again = SourceCorrection.restored(found.correction.arrays(), found.correction.settings())
+        assert again.nets_share == found.correction.nets_share
+    assert shares == {"shared": 0.0, "alone": 0.5, "one": 0.0}
+    # On the target what is slow on source devices is fast: only the samples tell.
+    assert agreed["alone"] > agreed["one"] + 0.3
+
+
+def test_a_candidate_that_failed_on_the_source_devices_comes_last(without_samples):
+    latency, failed = DATASET.latency_secs.copy(), DATASET.failed.copy()
+    rows = np.flatnonzero(DATASET.group == 2)
+    latency[rows[3], :], failed[rows[3], :2] = np.nan, True
+    scores = without_samples.score(replace(DATASET, latency_secs=latency, failed=failed), rows)
+    assert np.argmin(scores) == 3
+
+
+def test_no_source_device_is_an_error(source):
+    latency = DATASET.latency_secs.copy()
+    latency[:, :2] = np.nan
+    with pytest.raises(TransferError, match="needs a device beside 'cpu-new'"):
+        adapted_by(SourceDevices(nets=3), source, replace(DATASET, latency_secs=latency), SOURCE_ROWS)

@@ -10,12 +10,8 @@ from tests.model_fixtures import make_dataset
 from tests.record_fixtures import make_record
 from transfer.adapt.nearest import (
     LEAST_SHARED,
-    NETWORKS,
     ORIGIN,
-    PER_WORKLOAD,
-    WORKLOADS,
     Fingerprint,
-    choose_workloads,
     distance,
     distances,
     drifted,
@@ -74,17 +70,3 @@ def test_anchors_are_measured_on_all_devices_and_the_same_for_all() -> None:
 def test_drift_names_the_programs_that_changed() -> None:
     now = of("a", [*BASE[:-1], BASE[-1] * 1.2])
     assert drifted(of("a", BASE), now, 0.05) == {PROGRAMS[-1]: pytest.approx(0.2)}
-
-
-def test_the_reference_workloads_are_layers_of_the_networks() -> None:
-    from agents.programs.networks import layers
-
-    names = {
-        f"{layer.operator}_{'x'.join(map(str, layer.args))}"
-        for network in NETWORKS
-        for layer in layers(network)
-    }
-    assert set(WORKLOADS) <= names
-    assert 10 <= len(WORKLOADS) * PER_WORKLOAD <= 20
-    # Missing ones make a smaller fingerprint.
-    assert choose_workloads([]) == []

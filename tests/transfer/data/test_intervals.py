@@ -5,24 +5,17 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from transfer.data.intervals import LEVEL, RESAMPLES, Estimate, resample_ratio
-
-
-def interval(
-    values: np.ndarray, seed: int, level: float = LEVEL, resamples: int = RESAMPLES
-) -> tuple[float, float]:
-    """Of a mean, which is a ratio with ones below."""
-    found = resample_ratio(values, np.ones_like(values), seed, resamples).estimate(level)
-    return found.low, found.high
+from transfer.data.intervals import Estimate, resample_ratio
 
 
 def coverage(draw, truth: float, trials: int = 300) -> float:
-    """Share of trials whose interval holds the truth."""
+    """Share of trials whose interval holds the truth: a mean, which is a ratio with ones below."""
     random = np.random.default_rng(0)
     inside = 0
     for trial in range(trials):
-        low, high = interval(draw(random), seed=trial, resamples=400)
-        inside += low <= truth <= high
+        values = draw(random)
+        found = resample_ratio(values, np.ones_like(values), trial, resamples=400).estimate()
+        inside += found.low <= truth <= found.high
     return inside / trials
 
 

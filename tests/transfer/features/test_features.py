@@ -14,7 +14,7 @@ from tests.table_fixtures import rows
 from transfer.errors import TraceError, TransferError
 from transfer.features.access import block_accesses
 from transfer.features.blocks import FeatureBlock
-from transfer.features.extractor import DEFAULT_SPEC, Extractor, FeatureSpec
+from transfer.features.extractor import DEFAULT_SPEC, Extractor
 from transfer.features.hardware import (
     HARDWARE_NAMES,
     MEASURED_NAMES,
@@ -27,10 +27,10 @@ from transfer.features.hardware import (
 SLOTS = (*HARDWARE_NAMES, *MEASURED_NAMES)
 
 
-def extract(*traces: str, spec: FeatureSpec = DEFAULT_SPEC) -> FeatureBlock:
+def extract(*traces: str) -> FeatureBlock:
     workload = gmm_workload()
     candidates = [Candidate(workload_id=workload.workload_id, trace=trace) for trace in traces]
-    return Extractor(spec).extract([workload] * len(traces), candidates)
+    return Extractor().extract([workload] * len(traces), candidates)
 
 
 def summary(block: FeatureBlock, row: int = 0) -> dict[str, float]:

@@ -9,6 +9,7 @@ import pytest
 
 from agents.records import Candidate, canonical_json
 from tests.program_fixtures import program_workload
+from tests.scenario_fixtures import check_facts
 from tests.table_fixtures import rows
 from transfer.features.access import block_accesses, template_access
 from transfer.features.extractor import DEFAULT_SPEC, Extractor
@@ -33,15 +34,27 @@ def summary(name: str, arguments: str, trace: str, dialect: str = "autotvm") -> 
     return dict(zip(DEFAULT_SPEC.summary_names, block.summary[0].tolist(), strict=True))
 
 
+#: The vectorised axis is the block of channels, the next one the width; all is 32 channels of 8 x 8.
+PACKED = """
+spatial_0_factor_0 = 3
+spatial_1_factor_0 = 2
+spatial_0_factor_3 = 2
+spatial_1_factor_3 = 1
+by_8_lanes = 1
+cut_0_spatial = 5
+cut_2_spatial = 5
+cut_3_spatial = 5
+cut_5_spatial = 11
+cut_1_reduction = 2
+contiguous_reads = 1
+broadcast_reads = 1
+contiguous_write = 1
+"""
+
+
 def test_a_packed_convolution_has_levels_inside_and_outside_of_the_reductions() -> None:
     found = summary("conv2d_NCHWc.x86", CONVOLUTION, CPU_ENTITY)
-    # The vectorised axis is the block of channels, the next one the width.
-    assert (found["spatial_0_factor_0"], found["spatial_1_factor_0"]) == (3, 2)
-    assert (found["spatial_0_factor_3"], found["spatial_1_factor_3"]) == (2, 1)
-    assert found["by_8_lanes"] == 1
-    assert found["cut_0_spatial"] == found["cut_2_spatial"] == found["cut_3_spatial"] == 5
-    assert found["cut_5_spatial"] == np.log2(32 * 64)
-    assert found["cut_1_reduction"] == 2
+    check_facts(found, PACKED)
     # Axes without a split, here the window, are whole.
     assert found["cut_5_reduction"] == pytest.approx(np.log2(16 * 9))
     # Four columns, four input channels, eight output channels, one tap.
@@ -51,7 +64,6 @@ def test_a_packed_convolution_has_levels_inside_and_outside_of_the_reductions() 
     assert found["cut_5_bytes"] == pytest.approx(
         np.log2(1 + 4 * (10 * 10 * 16 + 9 * 16 * 32 + 64 * 32)), rel=1e-6
     )
-    assert (found["contiguous_reads"], found["broadcast_reads"], found["contiguous_write"]) == (1, 1, 1)
 
 
 @pytest.mark.parametrize(

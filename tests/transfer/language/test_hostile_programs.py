@@ -1,4 +1,7 @@
-"""Modules and schedules that were made to take for ever: each is read in its own length, or refused."""
+"""Modules and schedules that were made to take for ever: each is read in its own length, or refused.
+
+`tests/hostile_corpus` has modules with shared or circular parts, and stages without end.
+"""
 
 from __future__ import annotations
 
@@ -9,12 +12,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from agents.records import Candidate, canonical_json
-from tests.program_fixtures import nrm_module, program_workload
+from agents.records import canonical_json
+from tests.program_fixtures import nrm_module
 from transfer.errors import BudgetError, TraceError
 from transfer.features.access import block_accesses
 from transfer.features.blocks import LAYOUTS, published_features
-from transfer.features.extractor import Extractor
 from transfer.features.slots import block_bucket, encode
 from transfer.language.ansor import AnsorReader
 from transfer.language.ansor_steps import MAX_ITEMS, MAX_STEPS, check_steps
@@ -50,7 +52,7 @@ ONE_BLOCK = """{"root_index": 20, "nodes": [
     {"type": "tirx.PrimFunc", "data": {"body": 19}}
 ]}"""
 #: The places in it that are changed.
-SHAPE, PLACE, AXES, BLOCK, VALUES, REALIZED, LOOP = 7, 10, 14, 16, 17, 18, 19
+SHAPE, PLACE, AXES, BLOCK, VALUES, LOOP = 7, 10, 14, 16, 17, 19
 
 
 class Graph:
@@ -78,28 +80,6 @@ class Graph:
 def root_of(graph: Graph) -> dict[str, Any]:
     blocks = [node["data"] for node in graph.nodes if node["type"] == "s_tir.SBlock"]
     return next(block for block in blocks if graph.data(block["name_hint"]) == "root")
-
-
-def shared_statements(levels: int) -> str:
-    """Every level holds the one below twice: 2 ** levels statements to who walks it as a tree."""
-    graph = Graph(nrm_module())
-    root = root_of(graph)
-    for _ in range(levels):
-        root["body"] = graph.sequence([root["body"]] * 2)
-    return graph.text
-
-
-def test_a_statement_in_many_places_is_walked_once() -> None:
-    assert program_stages(shared_statements(150)) == program_stages(nrm_module())
-
-
-@pytest.mark.parametrize("kind", ["Add", "Mul", "FloorMod"])
-def test_an_index_that_shares_its_parts_is_walked_once(kind: str) -> None:
-    graph = Graph(ONE_BLOCK)
-    place = graph.data(PLACE)
-    for _ in range(30):
-        place["min"] = graph.add(f"tirx.{kind}", {"a": place["min"], "b": place["min"]})
-    assert block_accesses(graph.text)["C"].buffers[0].coefficients.max() > 0
 
 
 def no_write(graph: Graph) -> None:
@@ -153,17 +133,6 @@ def test_a_module_beyond_every_program_is_refused(
     )
     with pytest.raises(BudgetError, match=reason):
         program_stages(graph.text)
-
-
-def test_a_loop_around_itself_is_over_budget_and_no_candidate_of_it_is_read() -> None:
-    graph = Graph(ONE_BLOCK)
-    graph.data(LOOP)["body"] = graph.sequence([LOOP, REALIZED])
-    with pytest.raises(BudgetError, match="takes more work"):
-        block_accesses(graph.text)
-    workload, extractor = program_workload(graph.text), Extractor()
-    for _ in range(2):
-        with pytest.raises(TraceError, match="takes more work"):
-            extractor.read(Candidate(workload_id=workload.workload_id, trace="[[],[]]"), workload)
 
 
 # ---- schedules ----
@@ -247,15 +216,10 @@ ANSOR = [
         [["SP", 0, 0, 1, [1] * (MAX_ITEMS + 1), 1], ["FSP", 1, 0, 0, 1], ["RE", 2, [*range(MAX_ITEMS + 1)]]],
         "UNK UNK UNK",
     ),
-    # Stages up to that number would be made: memory without end, from one short line.
-    (
-        [["SA", 2**62, 0, 1, 1], ["SA", 0, 2**62, 1, 1], ["SA", 0, 0, 2**62, 2**62]],
-        "UNK UNK SA",
-    ),
 ]
 
 
-@pytest.mark.parametrize(("steps", "kinds"), ANSOR, ids=["loops", "lists", "stages"])
+@pytest.mark.parametrize(("steps", "kinds"), ANSOR, ids=["loops", "lists"])
 def test_ansor_steps_beyond_every_program_are_unknown_however_they_are_written(
     steps: list[Any], kinds: str
 ) -> None:

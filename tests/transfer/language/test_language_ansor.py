@@ -1,13 +1,11 @@
 from __future__ import annotations
 
-import gzip
 import json
-from collections import defaultdict
 
 import pytest
 
-from tests.language_fixtures import as_lines, columns
-from tests.log_fixtures import ANSOR_LOGS
+from tests.dataset_fixtures import NRM_TRACE, gmm_trace
+from tests.language_fixtures import as_lines, columns, step_of
 from tests.table_fixtures import rows
 from transfer.language.ansor import AnsorReader
 from transfer.language.ansor_steps import (
@@ -15,6 +13,9 @@ from transfer.language.ansor_steps import (
     check_text,
     main_stage_flops,
 )
+from transfer.language.meta_schedule import MetaScheduleReader
+from transfer.language.primitives import Kind
+from transfer.language.to_ansor import to_ansor_steps
 
 SCHEDULES = {
     # A matrix product 512 x 256 x 128 on a CPU, its result cached and copied out by tiles of 32 x 128; the
@@ -214,18 +215,75 @@ def test_the_tiling_of_the_main_stage_tells_its_work() -> None:
         assert main_stage_flops(json.loads(text)) == 0
 
 
-def logged_steps() -> dict[str, list[str]]:
-    """Text of the steps of every Ansor record, by workload key."""
-    found = defaultdict(list)
-    for path in sorted(ANSOR_LOGS.rglob("*")):
-        if not any(word in path.name for word in (".json", ".log")) or "ms" in path.parts:
-            continue
-        with gzip.open(path, "rt") if path.suffix == ".gz" else path.open() as lines:
-            for line in lines:
-                try:
-                    record = json.loads(line)
-                    key, steps = record["i"][0][0], record["i"][1][1]
-                except (ValueError, KeyError, TypeError, IndexError):
-                    continue
-                found[key].append(json.dumps(steps, separators=(",", ":")))
-    return found
+# ---- steps of any dialect become those of Ansor ----
+
+#: Here steps are written in other ways than Ansor's of today.
+OLD = {"early versions", "both orders of factors"}
+
+
+@pytest.mark.parametrize("name", sorted(SCHEDULES.keys() - OLD))
+def test_ansors_own_steps_come_back_as_they_were(name: str) -> None:
+    assert to_ansor_steps(AnsorReader().read(schedule(name))) == json.loads(schedule(name))
+
+
+def test_a_metaschedule_candidate_becomes_ansor_steps() -> None:
+    candidate = MetaScheduleReader().read(gmm_trace())
+    steps = to_ansor_steps(candidate)
+    assert (
+        "\n".join(map(json.dumps, steps))
+        == """\
+["SP", 0, 0, 2, [1, 1, 1], 1]
+["SP", 0, 4, 128, [2, 1, 4], 1]
+["SP", 0, 8, 64, [1, 2, 32], 1]
+["SP", 0, 12, 128, [8], 1]
+["RE", 0, [0, 4, 8, 1, 5, 9, 12, 2, 6, 10, 13, 3, 7, 11]]
+["CHW", 0, "global"]
+["CA", 1, 0, 2]
+["PR", 0, 0, "auto_unroll_max_step$64"]"""
+    )
+    # The tiling is the same in both languages.
+    here, there = (
+        [(step.numbers, step.names[1:], step.loops) for step in some if step.kind is Kind.SP]
+        for some in (candidate, AnsorReader().read(json.dumps(steps)))
+    )
+    assert here == there
+
+
+def test_a_factored_reduction_of_metaschedule_is_well_formed() -> None:
+    steps = to_ansor_steps(MetaScheduleReader().read(NRM_TRACE))
+    assert check_text(json.dumps(steps, separators=(",", ":")))
+    assert [step[0] for step in steps].count("RF") == 1
+
+
+#: Steps, what they become in Ansor's language, and what is left out of it.
+WRITTEN = {
+    # Arguments stand at 0 and 1, the reader at 2; each cache moves it by one.
+    "caches of arguments get stages in front": """
+        CHR 0 | Z tiled shared | 0 | | 0         -> ["CHR", 0, "shared", [2]]
+        CHR 1 | Z tiled shared | 0 | | 0         -> ["CHR", 2, "shared", [3]]
+        CA 3 8 8 | Z read_cache Z | 1000 | 3 | 0 -> ["CA", 1, 4, 3]
+        CI | - other - | 1                       -> ["CI", 5]
+    """,
+    "what Ansor lacks is left out": """
+        UNK                                                 -> UNK
+        TZ 16 16 16 | - tiled - | 0                         -> TZ
+        AN 0 4 | - tiled software_pipeline_stage | 0 | 0    -> AN software_pipeline_stage
+        SP 0 8 2 4 | - tiled spatial | -1 | 0               -> SP spatial
+        SP 0 8 2 4 | - tiled spatial | 0                    -> SP spatial
+        CA 0 1 1 | - other - | 1007 | 0 | 0                 -> CA
+        CI | - other - | 3                                  -> ["CI", 3]
+    """,
+    "a stage that cannot be placed keeps its number": """
+        CHW 0 | - tiled local | -1 -> CHW local
+        CHW 0 | - tiled local | 0  -> ["CHW", 0, "local"]
+        CI | - other - | 1001      -> CI
+        CI | - other - | 1000      -> ["CI", 1]
+    """,
+}
+
+
+@pytest.mark.parametrize("table", WRITTEN.values(), ids=WRITTEN)
+def test_a_step_becomes_one_of_ansor_or_is_left_out(table: str) -> None:
+    steps, written = zip(*rows(table), strict=True)
+    found = to_ansor_steps([step_of(step) for step in steps])
+    assert [json.dumps(step) for step in found] == [line for line in written if line.startswith("[")]

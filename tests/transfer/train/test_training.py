@@ -12,7 +12,6 @@ import torch
 
 from tests.model_fixtures import CONFIG, DEVICES, changed_block, make_dataset, same_weights, with_latency
 from transfer.checked_folder import CheckpointError
-from transfer.data.dataset import Dataset
 from transfer.errors import TransferError
 from transfer.model.fleet_tlp import FleetTLP
 from transfer.train import CURVES_NAME
@@ -106,17 +105,9 @@ def test_what_cannot_be_trained_is_refused():
 # ---- devices lend each other the workloads that one of them did not measure ----
 
 
-def lacking_of(dataset: Dataset, device: str, workloads: list[int], kept: int = 0) -> Dataset:
-    """The dataset without what a device measured of some workloads, but for some candidates of each."""
-    for workload in workloads:
-        gone = np.flatnonzero(dataset.group == workload)[kept:]
-        dataset = with_latency(dataset, gone, device, np.nan)
-    return dataset
-
-
 def test_a_device_that_measured_nothing_is_trained_only_where_others_lend() -> None:
     own = DEVICES[0]
-    lacking = lacking_of(DATASET, own, list(range(len(DATASET.workload_ids))))
+    lacking = with_latency(DATASET, ALL, own, np.nan)
     with pytest.raises(TransferError, match="cannot train a head"):
         train(lacking, ALL, config=QUICK, seed=0, devices=DEVICES)
     model = train(lacking, ALL, config=replace(QUICK, lends=True), seed=0, devices=DEVICES).model
@@ -130,26 +121,19 @@ class StoppedError(Exception):
     pass
 
 
-def stop_after(epoch: int):
-    def on_epoch(report) -> None:
+def interrupted(folder: Path, epoch: int, **how) -> None:
+    """A run that stops after an epoch."""
+
+    def stop(report) -> None:
         if report.epoch == epoch:
             raise StoppedError
 
-    return on_epoch
-
-
-def interrupted(folder: Path, epoch: int, **how) -> None:
-    """A run that stops after an epoch."""
     with pytest.raises(StoppedError):
-        run_in(folder, on_epoch=stop_after(epoch), **how)
+        run_in(folder, on_epoch=stop, **how)
 
 
 def run_in(folder: Path, on_epoch=None, **how):
     return train(DATASET, ROWS, config=RUN, seed=3, **how, run=TrainRun(folder=folder, on_epoch=on_epoch))
-
-
-def states(folder: Path) -> list[str]:
-    return sorted(path.name for path in folder.glob("epoch-*"))
 
 
 @pytest.mark.parametrize("with_validation", [False, True])
@@ -158,7 +142,7 @@ def test_a_run_that_goes_on_ends_with_the_same_weights_and_losses(tmp_path, with
     straight = train(DATASET, ROWS, config=RUN, seed=3, validation_rows=held)
     for epoch in (2, 5):
         interrupted(tmp_path, epoch, validation_rows=held)
-        assert states(tmp_path) == [f"epoch-00000{epoch}"]
+        assert [path.name for path in tmp_path.glob("epoch-*")] == [f"epoch-00000{epoch}"]
     result = run_in(tmp_path, validation_rows=held)
     assert same_weights(result.model, straight.model)
     assert result.history == straight.history
