@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fleet.json_types import Json, JsonDict
-from fleet.models.standings import Floats, Standing, listed, mean_of
+from fleet.models.standings import Floats, Standing, mean_of
 from transfer.data.intervals import Estimate
 
 # The curve of each device's onboardings, beside the models: what they came to, by number of samples.
@@ -140,13 +140,13 @@ def look(
         "workloads": count,
         "records": int(champion.counts.sum()),
         "level": LEVEL,
-        "champion": listed(estimate),
+        "champion": estimate.listed(),
     }
     text = f"tau {estimate.value:.3f} on {figures['records']} fresh records of {count} workloads"
     before = _published_tau(published)
     fallen = False
     if before is not None:
-        figures["published"] = listed(before)
+        figures["published"] = before.listed()
         fallen = estimate.high < before.value and estimate.value < before.low - _LEAST_FALL
         text += f", {before.value:.3f} when published"
     freshness = Freshness.STALE if fallen else Freshness.GOOD
@@ -154,7 +154,7 @@ def look(
         if not np.array_equal(previous.groups, champion.groups):
             raise ValueError(f"{device_id}: both versions must be asked about the same records")
         ahead = mean_of(previous.tau).minus(now).estimate(LEVEL)
-        figures |= {"previous": listed(mean_of(previous.tau).estimate(LEVEL)), "ahead": listed(ahead)}
+        figures |= {"previous": mean_of(previous.tau).estimate(LEVEL).listed(), "ahead": ahead.listed()}
         text += (
             f"; {previous_version} gives {figures['previous'][0]:.3f} on the same "
             f"({ahead.value:+.3f}, {ahead.low:+.3f} to {ahead.high:+.3f})"

@@ -21,7 +21,7 @@ from functools import partial
 import numpy as np
 
 from fleet.json_types import Json, JsonDict
-from fleet.models.standings import Floats, Standing, listed, mean_of
+from fleet.models.standings import Floats, Standing, mean_of
 from fleet.models.versions import FLOOR_WORKLOADS, LEAST_HELD, SHARE
 from transfer.data.intervals import LEVEL, Estimate, student_interval, t_quantile
 
@@ -251,15 +251,15 @@ def figures(challenger: Standing, champion: Standing | None, floor: float) -> Js
         "noise_floor": floor,
         "workloads": len(challenger.groups),
         "candidates": int(challenger.counts.sum()),
-        **{name: listed(mean_of(values).estimate()) for name, values in mine.items()},
+        **{name: mean_of(values).estimate().listed() for name, values in mine.items()},
         "random_top1": float(challenger.random_top1.mean()),
     }
     if champion is not None:
         theirs = _by_workload(champion)
         del theirs["top1"]
-        judged["champion"] = {name: listed(mean_of(values).estimate()) for name, values in theirs.items()}
+        judged["champion"] = {name: mean_of(values).estimate().listed() for name, values in theirs.items()}
         judged["difference"] = {
-            name: listed(student_interval(mine[name] - values)) for name, values in theirs.items()
+            name: student_interval(mine[name] - values).listed() for name, values in theirs.items()
         }
     return judged
 

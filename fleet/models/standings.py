@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from transfer.data.intervals import Estimate, Resampled, resample_ratio
+from transfer.data.intervals import Resampled, resample_ratio
 from transfer.data.metrics import evaluate_ranking
 
 Floats = NDArray[np.float64]
@@ -134,11 +134,6 @@ def pair_width(scores: Floats, latency_secs: Floats, floor: float) -> float:
 def mean_of(values: Floats) -> Resampled:
     """Mean over workloads, resampled as everything here is, so that differences are paired."""
     return resample_ratio(values, np.ones_like(values), _SEED)
-
-
-def listed(estimate: Estimate) -> list[float]:
-    """An estimate as JSON has it."""
-    return [estimate.value, estimate.low, estimate.high]
 
 
 def _pairs(scores: Floats, latency_secs: Floats, floor: float) -> tuple[NDArray[np.bool_], Floats]:

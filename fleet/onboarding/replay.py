@@ -37,7 +37,7 @@ def onboard_recorded(settings: FleetConfig, device: str) -> dict[str, Any]:
         FleetError: The device has no records, or no source devices.
         TransferError: There is nothing to learn from.
     """
-    from transfer.evaluate.rankers import judge_folds
+    from transfer.evaluate.rankers import judge
 
     clock = Clock()
     recorded = _look_up(settings, device, clock)
@@ -59,7 +59,8 @@ def onboard_recorded(settings: FleetConfig, device: str) -> dict[str, Any]:
         result |= adaptation_report(onboarding, adapted, strategy, recorded.test)
     scores = adapted.score(recorded.view, recorded.test)
     # What the head's first choices really reach on the rows held back, beside a random choice.
-    judgement = judge_folds(recorded.dataset, device, [(recorded.test, scores)])
+    judgement = judge(recorded.dataset, device, recorded.test, scores)
+    assert judgement is not None  # of each workload two rows are held back
     names = ("top1", "top5", "tau", "random_top1", "random_top5")
     result["truth"] = {name: round(float(getattr(judgement, name)), 4) for name in names}
     result["seconds"] = clock.parts

@@ -63,17 +63,9 @@ def _table(report: Json) -> Table:
             f"{summary['failed']:,}",
             _number(summary["records_per_s"]),
             percent(change) if is_finite(change) else ABSENT,
-            *map(_number, _scores(report, device)),
+            *(_number(report["model"][key][device]) for key in ("top1", "random_top1", "top5", "tau")),
         )
     return table
-
-
-def _scores(report: Json, device: str) -> tuple[float | None, ...]:
-    """Top-1, random top-1, top-5 and tau; an onboarded device without a head in the model has its own."""
-    model, new = report["model"], report["onboarding"]
-    if device in model["top1"]:
-        return tuple(model[key][device] for key in ("top1", "random_top1", "top5", "kendall_tau"))
-    return (new["top1"], new["random_top1"], new["top5"], None)
 
 
 def _number(value: float | None) -> str:
