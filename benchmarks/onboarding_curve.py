@@ -34,8 +34,8 @@ from benchmarks.onboarding_cases import (
     with_few_shot,
 )
 from benchmarks.tables import interval
-from fleet.onboarding.adaptation import Onboarding, expectation
-from transfer.adapt.base import Regime, Strategy, is_enough
+from fleet.onboarding.adaptation import expectation
+from transfer.adapt.base import Onboarding, Regime, Strategy, is_enough
 from transfer.adapt.sample_selection import SELECTORS, Choice, Selector, choose_in_rounds
 from transfer.arrays import Floats
 from transfer.data.dataset import Dataset
@@ -257,7 +257,7 @@ def _points(
             seed=case.seed,
         )
         elapsed = stopwatch()
-        adapted = onboarding.adapt(contender.strategy, rows)
+        adapted = contender.strategy.adapt(onboarding)
         seconds = elapsed()
         expected = None
         if contender.states:

@@ -21,7 +21,6 @@ from typing import Any, Final, TypeVar
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
-from numpy.typing import NDArray
 
 from agents.codec import bounded_json
 from agents.device.bounded_parquet import RowBudget
@@ -36,6 +35,7 @@ from fleet.store.catalog import check_name
 from fleet.store.delta.log import file_sum
 from fleet.store.delta.schema import FILE_SCHEMA, check_columns
 from fleet.terminal_text import visible
+from transfer.arrays import Ints
 
 RECORDS: Final = "records.parquet"
 CARD: Final = "dataset.json"
@@ -219,7 +219,7 @@ def _check_columns_of(file: pq.ParquetFile) -> None:
             raise StoreError(f"column {field.name} is not there, or not of type {field.type}")
 
 
-def _pieces(batch: pa.RecordBatch, lengths: NDArray[np.int64]) -> Iterator[pa.Table]:
+def _pieces(batch: pa.RecordBatch, lengths: Ints) -> Iterator[pa.Table]:
     """Rows with their texts written out, so many at a time that these take little room."""
     ends = np.cumsum(lengths)
     start = 0

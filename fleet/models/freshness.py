@@ -17,10 +17,10 @@ from enum import StrEnum
 from pathlib import Path
 
 import numpy as np
-from numpy.typing import NDArray
 
 from fleet.json_types import Json, JsonDict
-from fleet.models.standings import Floats, Standing, mean_of
+from fleet.models.standings import Standing, mean_of
+from transfer.arrays import Floats, Groups, Rows
 from transfer.data.intervals import Estimate
 
 # The curve of each device's onboardings, beside the models: what they came to, by number of samples.
@@ -98,16 +98,14 @@ class Look:
     figures: Json
 
 
-def window(
-    measured_at: Floats, workload: NDArray[np.int32], least: int, most: int = WINDOW
-) -> NDArray[np.int64]:
+def window(measured_at: Floats, workload: Groups, least: int, most: int = WINDOW) -> Rows:
     """Places of the newest `most` fresh records, without those of workloads with fewer than `least` of them.
 
     `measured_at` (n,) is in Unix seconds, `workload` (n,) the number of each one's workload.
     """
     newest = np.argsort(-measured_at, kind="stable")[:most]
     counts = np.bincount(workload[newest])
-    chosen: NDArray[np.int64] = np.sort(newest[counts[workload[newest]] >= least])
+    chosen: Rows = np.sort(newest[counts[workload[newest]] >= least])
     return chosen
 
 

@@ -12,7 +12,6 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
-from numpy.typing import NDArray
 
 from agents.records import DeviceId, WorkloadId
 from fleet.json_types import Json, JsonDict
@@ -33,6 +32,7 @@ from fleet.models.standings import LEAST_RANKED, Standing
 from fleet.models.training_rows import JudgedRows
 from fleet.models.versions import DatasetSnapshot, held_out, measured_workloads, training_workloads
 from fleet.store.reader import StoreReader
+from transfer.arrays import Mask, Rows
 
 if TYPE_CHECKING:
     from transfer.model.tlp_model import TlpModel
@@ -44,7 +44,7 @@ class _Ground:
 
     opponents: Opponents
     #: Measured candidates of held-out workloads that no version of the comparison has learnt from.
-    rows: NDArray[np.int64]
+    rows: Rows
     #: Noise floor of the device.
     floor: float
     rivals: list[Incumbent]
@@ -68,8 +68,8 @@ class Judge:
     _held: frozenset[WorkloadId] = field(init=False)
     _heads: HeadCache = field(init=False)
     #: (N, D) masks.
-    _not_ranked: NDArray[np.bool_] = field(init=False)
-    _steady: NDArray[np.bool_] = field(init=False)
+    _not_ranked: Mask = field(init=False)
+    _steady: Mask = field(init=False)
     _grounds: dict[str, _Ground] = field(init=False, default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -188,7 +188,7 @@ class Judge:
 
     def _rows(
         self, device_id: str, workload_ids: Collection[WorkloadId], *, steady_only: bool = True
-    ) -> NDArray[np.int64]:
+    ) -> Rows:
         """Measured candidates, not chosen by a model, of some workloads; suspect ones only if asked for."""
         dataset = self.snapshot.dataset
         if device_id not in dataset.device_ids:

@@ -21,8 +21,9 @@ from functools import partial
 import numpy as np
 
 from fleet.json_types import Json, JsonDict
-from fleet.models.standings import Floats, Standing, mean_of
+from fleet.models.standings import Standing, mean_of
 from fleet.models.versions import FLOOR_WORKLOADS, LEAST_HELD, SHARE
+from transfer.arrays import Floats
 from transfer.data.intervals import LEVEL, Estimate, student_interval, t_quantile
 
 #: Held-out workloads that judge a head at least: an interval of fewer is wider than any head is better

@@ -15,9 +15,6 @@ from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import numpy as np
-from numpy.typing import NDArray
-
 from agents.codec import device_from_json
 from agents.errors import AgentError
 from agents.records import (
@@ -37,6 +34,7 @@ from fleet.models.registry import Registry
 from fleet.models.registry_file import Champion, RegistryError
 from fleet.models.versions import INHERITED, ORIGIN
 from fleet.store.reader import StoreReader
+from transfer.arrays import Rows
 from transfer.checked_folder import MANIFEST_NAME
 
 if TYPE_CHECKING:
@@ -339,9 +337,7 @@ class ShippedHeads:
         reason = f"{why}; the head of the shipped model {head.shipped.name} serves until another is as good"
         return self.serve(head, {"reason": reason, "instead_of": champion.version})
 
-    def boosting_start(
-        self, device_ids: Sequence[str], dataset: Dataset, rows: NDArray[np.int64]
-    ) -> ShippedModel | None:
+    def boosting_start(self, device_ids: Sequence[str], dataset: Dataset, rows: Rows) -> ShippedModel | None:
         """The shipped model that own models of some devices of a family go on from by boosting.
 
         Returns:

@@ -10,12 +10,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
+from transfer.arrays import Floats, Groups, Ints, Mask
 from transfer.data.intervals import Resampled, resample_ratio
 from transfer.data.metrics import evaluate_ranking
-
-Floats = NDArray[np.float64]
 
 #: Measured candidates of a workload that judge a head at least: fewer are an anecdote.
 LEAST_RANKED = 4
@@ -32,9 +30,9 @@ _NORMAL_90 = 1.645
 class Standing:
     """How a head orders the candidates of G workloads; arrays are (G,), in the order of `groups`."""
 
-    groups: NDArray[np.int32]
+    groups: Groups
     #: Candidates measured.
-    counts: NDArray[np.int64]
+    counts: Ints
     #: Pairs whose latencies differ by more than the noise floor, and how many of them are in the right order.
     decided: Floats
     right: Floats
@@ -57,7 +55,7 @@ class Standing:
         return mean_of(self.shares())
 
 
-def standing(scores: Floats, latency_secs: Floats, group: NDArray[np.int32], floor: float) -> Standing | None:
+def standing(scores: Floats, latency_secs: Floats, group: Groups, floor: float) -> Standing | None:
     """How scores order measured candidates, workload by workload.
 
     Args:
@@ -136,7 +134,7 @@ def mean_of(values: Floats) -> Resampled:
     return resample_ratio(values, np.ones_like(values), _SEED)
 
 
-def _pairs(scores: Floats, latency_secs: Floats, floor: float) -> tuple[NDArray[np.bool_], Floats]:
+def _pairs(scores: Floats, latency_secs: Floats, floor: float) -> tuple[Mask, Floats]:
     """Which pairs (i, j) of candidates, fastest first, are decided, and which are right (ties: half)."""
     order = np.argsort(latency_secs, kind="stable")
     if len(order) > _MOST_PAIRED:

@@ -16,12 +16,13 @@ import numpy as np
 from agents.records import DeviceId
 from fleet.errors import FleetError
 from fleet.models.versions import load_snapshot, train_config
-from fleet.onboarding.adaptation import Onboarding, adaptation_report, family_devices, strategy_for
+from fleet.onboarding.adaptation import adaptation_report, family_devices, strategy_for
 from fleet.planner.settings import Clock
 from fleet.store.store import Store
 
 if TYPE_CHECKING:
     from fleet.config.settings import FleetConfig
+    from transfer.adapt.base import Onboarding
     from transfer.data.dataset import Dataset
 
 #: Most candidates of a workload that are looked at: imported logs have thousands.
@@ -44,7 +45,7 @@ def onboard_recorded(settings: FleetConfig, device: str) -> dict[str, Any]:
     onboarding = recorded.onboarding
     strategy = strategy_for(settings.onboarding.strategy, onboarding.regime)
     with clock.part("adapt"):
-        adapted = onboarding.adapt(strategy, onboarding.few_shot)
+        adapted = strategy.adapt(onboarding)
     result: dict[str, Any] = {
         "device": device,
         "replay": True,
@@ -87,7 +88,7 @@ class _Recorded:
 
 def _look_up(settings: FleetConfig, device: str, clock: Clock) -> _Recorded:
     """Train a model of the source devices, choose the few-shot set, and look up what it measured."""
-    from transfer.adapt.base import Regime
+    from transfer.adapt.base import Onboarding, Regime
     from transfer.adapt.nearest import distances, from_anchors
     from transfer.adapt.sample_selection import Choice, choose_in_rounds, selector_named
     from transfer.data.splits import few_of_each

@@ -31,7 +31,7 @@ from fleet.errors import FleetError
 from fleet.models.promotion import DeviceDecision, Incumbent, judge
 from fleet.models.registry import Registry
 from fleet.models.shipped_model import ShippedHead, ShippedHeads
-from fleet.models.standings import Floats, standing
+from fleet.models.standings import standing
 from fleet.models.training import train_version
 from fleet.models.versions import DatasetSnapshot, load_snapshot, train_config
 from fleet.onboarding.adaptation import AUTO
@@ -42,6 +42,7 @@ from fleet.planner.progress import TerminalDisplay
 from fleet.planner.selection import choose_workloads
 from fleet.planner.settings import Clock, CollectSettings
 from fleet.store.store import Store
+from transfer.arrays import Floats
 
 if TYPE_CHECKING:
     from transfer.data.metrics import Metrics

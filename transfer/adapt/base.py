@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
+from agents.records import WorkloadId
 from transfer.arrays import Floats, Groups, Rows
 from transfer.data.dataset import Dataset
 from transfer.errors import TransferError
@@ -108,6 +109,12 @@ class FewShotTask:
     #: Of everything random.
     seed: int
 
+    @property
+    def latency(self) -> Floats:
+        """(N,) the target's seconds; only those of the few-shot set may be read."""
+        latency_secs: Floats = self.dataset.latency_secs[:, self.dataset.column(self.target)]
+        return latency_secs
+
     def samples(self) -> Dataset:
         """The few-shot rows, with the target's measurements alone; raises as `visible_part`."""
         return visible_part(self.dataset, self.target, self.few_shot, self.few_shot[:0])
@@ -130,6 +137,22 @@ class FewShotTask:
                 "first, or use 'scratch'"
             )
         return self.source
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Onboarding(FewShotTask):
+    """A task that starts from a model, with what its head will be asked and what the model goes back to."""
+
+    #: Model of the source devices, without a head for the target.
+    source: FleetTLP
+    #: What the head will be asked.
+    regime: Regime
+    #: Whether workloads are held out of all rows.
+    holds_out: bool = False
+    #: Workloads that the source model has learnt from, those of other rows too.
+    inherited: frozenset[WorkloadId] = frozenset()
+    #: Model that the source model's weights go back to (`fleet.models.opponents.origin_of`).
+    origin: str = ""
 
 
 class Strategy(Protocol):
