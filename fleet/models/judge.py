@@ -170,7 +170,7 @@ class Judge:
         """A verdict with the figures of each workload, from which the fleet plans what to measure.
 
         By workload: `operator`, `candidates` measured, `pairs` (share in the right order) and `width` of its
-        90 % interval (`fleet.models.standings.pair_width`).
+        90 % interval (`fleet.models.standings.pair_figures`).
         """
         if verdict.judged is None or challenger is None:
             return verdict
