@@ -21,7 +21,7 @@ from transfer.data.dataset import Dataset
 from transfer.model.encoder import Standardise
 from transfer.model.fleet_tlp import scoped_seed
 from transfer.model.inputs import torch_threads
-from transfer.train.losses import LossWeights, head_loss
+from transfer.train.losses import head_loss
 from transfer.train.rows import training_labels
 
 #: Factor on the rate when another perceptron is the start.
@@ -126,9 +126,7 @@ class SummaryMlp:
         losses = []
         for head in range(len(self._heads)):
             target = targets[:, head][batch.place]
-            loss = head_loss(
-                logits[:, head][batch.place], target, target.isfinite() & batch.filled, terms=LossWeights()
-            )
+            loss = head_loss(logits[:, head][batch.place], target, target.isfinite() & batch.filled)
             if loss is not None:
                 losses.append(loss)
         return torch.stack(losses).mean() if losses else None

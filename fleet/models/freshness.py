@@ -98,12 +98,12 @@ class Look:
     figures: Json
 
 
-def window(measured_at: Floats, workload: Groups, least: int, most: int = WINDOW) -> Rows:
-    """Places of the newest `most` fresh records, without those of workloads with fewer than `least` of them.
+def window(measured_at: Floats, workload: Groups, least: int) -> Rows:
+    """Places of the newest fresh records, without those of workloads with fewer than `least` of them.
 
     `measured_at` (n,) is in Unix seconds, `workload` (n,) the number of each one's workload.
     """
-    newest = np.argsort(-measured_at, kind="stable")[:most]
+    newest = np.argsort(-measured_at, kind="stable")[:WINDOW]
     counts = np.bincount(workload[newest])
     chosen: Rows = np.sort(newest[counts[workload[newest]] >= least])
     return chosen

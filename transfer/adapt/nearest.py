@@ -161,12 +161,11 @@ def drifted(before: Fingerprint, now: Fingerprint, within: float) -> dict[Candid
     return {candidate_id: change for candidate_id, change in sorted(changes.items()) if abs(change) > within}
 
 
-@dataclass(frozen=True, slots=True)
 class Nearest:
     """Copy the head of the device that orders the few-shot set best; with k = 0, of the nearest hardware."""
 
-    name: str = "nearest"
-    least_samples: int = 0
+    name = "nearest"
+    least_samples = 0
 
     def adapt(self, task: FewShotTask) -> Adapted:
         """Choose and copy; nothing is trained. See `Strategy.adapt`."""

@@ -24,7 +24,7 @@ from transfer.data.batches import draw_batches
 from transfer.data.dataset import Dataset
 from transfer.model.fleet_tlp import scoped_seed
 from transfer.model.inputs import torch_threads
-from transfer.train.losses import LossWeights, head_loss
+from transfer.train.losses import head_loss
 from transfer.train.rows import TrainingRows, gather_rows
 
 _WIDTH = 256
@@ -75,29 +75,28 @@ class SummaryNets:
         return scores
 
 
-def fit_nets(part: Dataset, device_id: str, terms: LossWeights, count: int, seed: int) -> SummaryNets:
+def fit_nets(part: Dataset, device_id: str, count: int, seed: int) -> SummaryNets:
     """Train networks on the labels that `part` shows of one device, each with its own seed.
 
     Raises:
         TransferError: No workload has two labels.
     """
-    return _taught(part, device_id, terms, [(seed, place) for place in range(count)], _RATE, None)
+    return _taught(part, device_id, [(seed, place) for place in range(count)], _RATE, None)
 
 
-def tune_nets(nets: SummaryNets, part: Dataset, device_id: str, terms: LossWeights, seed: int) -> SummaryNets:
+def tune_nets(nets: SummaryNets, part: Dataset, device_id: str, seed: int) -> SummaryNets:
     """Let networks go on learning, from the labels that `part` shows of one device; `nets` are not changed.
 
     Raises:
         TransferError: No workload has two labels.
     """
     seeds = [(seed, place, 1) for place in range(len(nets.nets_in))]
-    return _taught(part, device_id, terms, seeds, _TUNING_RATE, nets)
+    return _taught(part, device_id, seeds, _TUNING_RATE, nets)
 
 
 def _taught(
     part: Dataset,
     device_id: str,
-    terms: LossWeights,
     seeds: Sequence[tuple[int, ...]],
     rate: float,
     start: SummaryNets | None,
@@ -118,7 +117,7 @@ def _taught(
             net = _network(x.shape[1])
             if start is not None:
                 _set(net, start, place)
-            _learn(net, x, data, terms, rate, random)
+            _learn(net, x, data, rate, random)
         nets.append(net)
     return _as_arrays(nets, mean, std)
 
@@ -132,7 +131,6 @@ def _learn(
     net: nn.Sequential,
     x: torch.Tensor,
     data: TrainingRows,
-    terms: LossWeights,
     rate: float,
     random: np.random.Generator,
 ) -> None:
@@ -146,7 +144,7 @@ def _learn(
                 rows = torch.from_numpy(batch.rows)
                 target = labels[rows][batch.place]
                 logits = net(x[rows]).squeeze(-1)[batch.place]
-                loss = head_loss(logits, target, target.isfinite() & batch.filled, terms=terms)
+                loss = head_loss(logits, target, target.isfinite() & batch.filled)
                 if loss is not None:
                     optimizer.zero_grad(set_to_none=True)
                     loss.backward()  # type: ignore[no-untyped-call]  # torch publishes no type for it

@@ -22,7 +22,6 @@ from transfer.data.labels import relative_speed
 from transfer.errors import TransferError
 from transfer.features.hardware import vector_distances
 from transfer.model.encoder import ModelSizes
-from transfer.train.losses import LossWeights
 
 # Settings of a training run and what an epoch showed.
 #
@@ -54,7 +53,6 @@ class TrainConfig:
     warmup_fraction: float = 0.1
     #: Largest norm of the gradient.
     gradient_clip: float = 1.0
-    loss: LossWeights = field(default_factory=LossWeights)
     sizes: ModelSizes = field(default_factory=lambda: ModelSizes(summary_ramps=8))
     #: Boosted trees in an ensemble with the network; 0 for none.
     trees: int = 500

@@ -117,10 +117,10 @@ class Stepper:
         mask = labels.isfinite() & filled.repeat(len(heads), 1)
         chosen = used.T.reshape(-1)
         if chosen.all():
-            losses = group_losses(scores, labels, mask, terms=self._config.loss)
+            losses = group_losses(scores, labels, mask)
         else:
             keep = torch.from_numpy(np.flatnonzero(chosen)).to(self._device)
-            part = group_losses(scores[keep], labels[keep], mask[keep], terms=self._config.loss)
+            part = group_losses(scores[keep], labels[keep], mask[keep])
             losses = part.new_zeros(len(chosen)).index_put((keep,), part)
         return losses.view(len(heads), len(parts))
 
