@@ -169,9 +169,9 @@ def _judge(folder: Path, target: DeviceId, version: str, asked: set[str], known:
         assert theirs is not None
         gain = difference([ours], [theirs], "top1")
         return {
-            "top1": ours.top1,
-            "scratch_top1": theirs.top1,
-            "random_top1": ours.random_top1,
+            "top1": ours.value("top1"),
+            "scratch_top1": theirs.value("top1"),
+            "random_top1": ours.value("random_top1"),
             "top1_minus_scratch": interval(gain),
             "judged_workloads": len(ours.groups),
             "judged_candidates": len(rows),

@@ -179,7 +179,6 @@ def make_dataset(workloads: int = 8, candidates: int = 10, seed: int = 0) -> Dat
         device_ids=tuple(DeviceId(d) for d in DEVICES),
         latency_secs=latency,
         failed=np.isnan(latency) & (random.random((n, 3)) < 0.3),
-        flops=np.full(workloads, 1e6),
         weight=np.ones(workloads),
         hardware=random.normal(size=(3, 2)).astype(np.float32),
     )

@@ -24,8 +24,6 @@ from agents.records import (
     DeviceSpec,
     Family,
     WorkloadId,
-    as_json_dict,
-    canonical_json,
     is_live,
 )
 from fleet.errors import FleetError
@@ -170,27 +168,6 @@ def read_shipped(family: Family, folder: Path | None = None) -> ShippedModel | N
         ) from error
     name = str(manifest.get(SHIPPED_KEY, family.value))
     return ShippedModel(name=name, manifest=manifest, model=model, devices=devices)
-
-
-def write_shipped(
-    folder: Path, model: FleetTLP, manifest: Json, devices: Mapping[DeviceId, ShippedDevice]
-) -> None:
-    """Write a model with a head for each of some devices as it is shipped; the folder must not be there.
-
-    The manifest is as of versions, with the model's name under `SHIPPED_KEY`, and `expected`; also
-    `expected_elsewhere` where processors of several models measured (`ShippedModel.expected`).
-    """
-    from transfer.model import checkpoint
-
-    entries = {
-        str(name): {
-            "spec": as_json_dict(device.spec),
-            "descriptor": as_json_dict(device.descriptor),
-            "fingerprint": {str(program): secs for program, secs in device.fingerprint.items()},
-        }
-        for name, device in devices.items()
-    }
-    checkpoint.save(folder, model, manifest, beside={DEVICES_NAME: canonical_json(entries).encode()})
 
 
 def _device(entry: Json) -> ShippedDevice:

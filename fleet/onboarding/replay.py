@@ -54,7 +54,6 @@ def onboard_recorded(settings: FleetConfig, device: str) -> dict[str, Any]:
         "strategy": strategy.name,
         "selector": settings.onboarding.selector,
         "source_devices": list(recorded.sources),
-        "likeness": recorded.likeness,
     }
     with clock.part("report"):
         result |= adaptation_report(onboarding, adapted, strategy, recorded.test)
@@ -63,7 +62,7 @@ def onboard_recorded(settings: FleetConfig, device: str) -> dict[str, Any]:
     judgement = judge(recorded.dataset, device, recorded.test, scores)
     assert judgement is not None  # of each workload two rows are held back
     names = ("top1", "top5", "tau", "random_top1", "random_top5")
-    result["truth"] = {name: round(float(getattr(judgement, name)), 4) for name in names}
+    result["truth"] = {name: round(judgement.value(name), 4) for name in names}
     result["seconds"] = clock.parts
     return result
 
@@ -82,14 +81,11 @@ class _Recorded:
     onboarding: Onboarding
     #: Samples that failed.
     failed: int
-    #: Distance to the source devices by anchors.
-    likeness: dict[str, float]
 
 
 def _look_up(settings: FleetConfig, device: str, clock: Clock) -> _Recorded:
     """Train a model of the source devices, choose the few-shot set, and look up what it measured."""
     from transfer.adapt.base import Onboarding, Regime
-    from transfer.adapt.nearest import distances, from_anchors
     from transfer.adapt.sample_selection import Choice, choose_in_rounds, selector_named
     from transfer.data.splits import few_of_each
     from transfer.train.rows import trainable_devices
@@ -132,7 +128,6 @@ def _look_up(settings: FleetConfig, device: str, clock: Clock) -> _Recorded:
         config=config,
         seed=seed,
     )
-    anchors = from_anchors(few_shot_view.take(few_shot), (device, *sources)) if len(few_shot) else {}
     return _Recorded(
         dataset=dataset,
         view=view,
@@ -140,7 +135,6 @@ def _look_up(settings: FleetConfig, device: str, clock: Clock) -> _Recorded:
         sources=sources,
         onboarding=onboarding,
         failed=failed,
-        likeness=distances(anchors[device], anchors.values()) if anchors else {},
     )
 
 

@@ -81,36 +81,6 @@ class Metrics:
         """Expected extra time of the best-scored candidate, as a share of the least latency; 0 is perfect."""
         return self.best_of_1_secs / self.best_secs - 1
 
-    @property
-    def top1(self) -> float:
-        """Mean of the top-1 ratios (TenSet's average)."""
-        return self.value("top1")
-
-    @property
-    def top5(self) -> float:
-        """Mean of the top-5 ratios (TenSet's average)."""
-        return self.value("top5")
-
-    @property
-    def random_top1(self) -> float:
-        """Mean top-1 ratio expected of a random choice."""
-        return self.value("random_top1")
-
-    @property
-    def random_top5(self) -> float:
-        """Mean top-5 ratio expected of a random choice."""
-        return self.value("random_top5")
-
-    @property
-    def pairwise(self) -> float:
-        """Mean pairwise accuracy."""
-        return self.value("pairwise")
-
-    @property
-    def tau(self) -> float:
-        """Mean of Kendall's tau-b."""
-        return self.value("tau")
-
     def value(self, measure: str) -> float:
         """The average of one of `MEASURES`."""
         above, below = self.parts(measure)

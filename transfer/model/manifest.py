@@ -72,7 +72,6 @@ class ModelManifest(_Declared):
     verdicts: dict[str, HeadVerdict] = {}
     expected: dict[str, Any] = {}
     expected_elsewhere: dict[str, Any] | None = None
-    against_champion: dict[str, Any] | None = None
     notes: dict[str, Any] = {}
 
 

@@ -136,8 +136,6 @@ class TrainingRows:
     labels: Singles
     #: Positions of each workload in which a device has two candidates to compare.
     groups: tuple[Positions, ...]
-    #: Workloads left out because no device has two measured candidates of them.
-    lonely_workloads: int
 
     def parts(self, *, most: int, per_epoch: int, random: np.random.Generator) -> list[Positions]:
         """Positions of each workload, a large one in parts of about equal size.
@@ -215,7 +213,6 @@ def gather_rows(
         rows=rows[usable],
         labels=labels[usable],
         groups=tuple(np.split(np.arange(len(usable), dtype=np.int64), bounds)),
-        lonely_workloads=len(np.unique(group)) - len(learnable),
     )
 
 

@@ -231,7 +231,6 @@ def _train_fleet_tlp(task: TrainingTask) -> Trained:
         resumed_epochs=result.resumed_epochs,
         curve={
             "held_out_workloads": len(np.unique(task.dataset.group[task.stop_rows])),
-            "workloads_too_small": result.lonely_workloads,
             "resumed_epochs": result.resumed_epochs,
             "train_loss": best.train_loss,
             "validation_loss": best.validation_loss,

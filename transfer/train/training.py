@@ -115,8 +115,6 @@ class TrainResult:
     seconds: float
     #: Epoch whose weights the model has: the last one, or the best on the validation rows.
     best_epoch: int
-    #: Training workloads left out because no device has two measured candidates of them.
-    lonely_workloads: int
     #: Epochs that an interrupted run had done before; 0 for a fresh one.
     resumed_epochs: int
 
@@ -214,7 +212,6 @@ def train(
         history=tuple(progress.history),
         seconds=time.perf_counter() - started,
         best_epoch=len(progress.history) if progress.best is None else progress.best[1],
-        lonely_workloads=training.lonely_workloads,
         resumed_epochs=resumed,
     )
 
