@@ -9,9 +9,9 @@ called.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from agents.records import CandidateId, DeviceId
 from fleet.errors import FleetError
@@ -34,40 +34,11 @@ if TYPE_CHECKING:
     from transfer.evaluate.rankers import Ranker
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Evaluation:
-    """What `fleet eval` found."""
-
-    comparison: Comparison
-    #: What A/A runs say of a device, by device; only those that have any.
-    noise: Mapping[str, NoiseFloor]
-    #: How well first records rank second ones, by device, over the workloads with two such candidates.
-    ceilings: Mapping[str, Metrics]
-    table_version: int
-    #: What was held out.
-    split: str = ""
-    #: Held-out workloads with a near-copy (same operator and shapes) on the training side of their split.
-    near_copies: int = 0
-    #: The model that was judged, where it was not trained here.
-    model: str | None = None
-    #: Parts of the workloads that were asked for; the split has fewer if there are fewer workloads.
-    folds_asked: int | None = None
-    #: Of that model: held-out candidates that judge nobody (`fleet.models.training_rows`), by device.
-    not_judged: Mapping[str, int] = field(default_factory=dict)
-
-    def as_json(self) -> dict[str, Any]:
-        """Everything, JSON-ready."""
-        return {
-            "split": self.split,
-            "table_version": self.table_version,
-            "model": self.model,
-            "folds_asked": self.folds_asked,
-            "near_copies": self.near_copies,
-            "not_judged": dict(self.not_judged),
-            "noise": {device_id: asdict(floor) for device_id, floor in self.noise.items()},
-            "ceilings": ceilings_as_json(self.ceilings),
-            **self.comparison.as_json(),
-        }
+#: A comparison, and what else there is to know of it, JSON-ready: `split`, `table_version`, `model` (that was
+#: judged, where it was not trained here), `folds_asked` (the split has fewer if there are fewer workloads),
+#: `near_copies` (held-out workloads with one on the training side of their split), `not_judged` (held-out
+#: candidates of the model that judge nobody, by device), `noise` and `ceilings` (of devices that have any).
+Evaluation = tuple["Comparison", JsonDict]
 
 
 def evaluate_store(
@@ -111,17 +82,18 @@ def evaluate_store(
     passes = len(rankers) * seeds * folds * settings.training.epochs
     workers = workers_for(len(snapshot.dataset), passes)
     tried = range(first, first + seeds)
-    judged = _judge(reader, snapshot, rankers, splits_of, tried, workers=workers, on_progress=on_progress)
+    comparison, about = _judge(
+        reader, snapshot, rankers, splits_of, tried, workers=workers, on_progress=on_progress
+    )
     copies = 0
     if split_kind in {SplitKind.BY_WORKLOAD, SplitKind.BY_NETWORK}:
         parts = splits_of(first)
         copies = sum(len(near_copies(snapshot.dataset, snapshot.workloads, part)) for part in parts)
-    return replace(
-        judged,
-        split=split_kind.value,
-        near_copies=copies,
-        folds_asked=folds if split_kind is SplitKind.BY_WORKLOAD else None,
-    )
+    return comparison, about | {
+        "split": split_kind.value,
+        "near_copies": copies,
+        "folds_asked": folds if split_kind is SplitKind.BY_WORKLOAD else None,
+    }
 
 
 def evaluate_model(
@@ -179,10 +151,10 @@ def evaluate_model(
     heads = {device_id: head_of(model, folder, manifest, device_id) for device_id in chosen}
     ranker = KeptRanker(name=folder.name, model=model, heads=heads)
     seeds, learnt = [settings.training.seed], tuple(chosen)
-    evaluation = _judge(
+    comparison, about = _judge(
         reader, snapshot, [ranker], lambda _: [held], seeds, learnt=learnt, on_progress=on_progress
     )
-    return replace(evaluation, split=held.name, model=folder.name, not_judged=not_judged)
+    return comparison, about | {"split": held.name, "model": folder.name, "not_judged": not_judged}
 
 
 def _measured_after(
@@ -265,9 +237,15 @@ def _judge(
         learnt=learnt,
         on_progress=on_progress,
     )
-    return Evaluation(
-        comparison=comparison, noise=noise, ceilings=ceilings, table_version=snapshot.table_version
-    )
+    return comparison, {
+        "table_version": snapshot.table_version,
+        "model": None,
+        "folds_asked": None,
+        "near_copies": 0,
+        "not_judged": {},
+        "noise": {device_id: asdict(floor) for device_id, floor in noise.items()},
+        "ceilings": ceilings_as_json(ceilings),
+    }
 
 
 def measured_twice(

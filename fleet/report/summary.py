@@ -1,72 +1,42 @@
 """Printout at the end of the main job: one table and three short lines.
 
-The demo calls `print_summary`. It reads well at 80 columns and without colour (pipes, CI, `NO_COLOR`); the
-sentences are those of the page and of `report.json`. Nothing here judges or measures.
+The demo calls `print_summary`. The sentences are those of the page and of `report.json`. Nothing here judges
+or measures.
 """
 
 from __future__ import annotations
 
 from pathlib import Path
 
-from rich.box import SIMPLE_HEAD
-from rich.console import Console
-from rich.table import Table
-from rich.text import Text
-
 from fleet.json_types import Json
 from fleet.report.words import is_finite, label, labels, percent
-from fleet.terminal_text import TerminalConsole
-
-#: Shown in a cell where there is no number: the words would not fit at 80 columns.
-ABSENT = "-"
+from fleet.terminal_text import print_rows, print_text
 
 #: Most characters of a device name, so that every number fits beside it at 80 columns.
 NAME_CHARS = 14
-
-
+#: Headings, and the keys of a head's figures among them.
+_COLUMNS = ("device", "records", "failed", "per s", "again", "top-1", "chance", "top-5", "tau")
+_FIGURES = ("top1", "random_top1", "top5", "tau")
 LEGEND = (
     "again: median change when measured again. top-1, top-5: score on held-out workloads, "
     "1 = best. chance: top-1 of random choice. tau: Kendall's."
 )
 
 
-def print_summary(report: Json, page: Path | None = None, console: Console | None = None) -> None:
-    """Print a row for each device, then what was measured, what was learned, and the verdict.
-
-    The path of `report.html` comes last, if it was written. By default all goes to standard output.
-    """
-    console = console or TerminalConsole()
-    console.print(_table(report))
-    new = label(report["onboarding"]["device"], NAME_CHARS)
-    console.print(Text(f"{LEGEND} {new}: scores of the warm start."))
-    console.print()
-    for title, sentence in zip(("Measured", "Learned", "New device"), report["headline"], strict=True):
-        line = Text(f"{title}: ", style="bold")
-        line.append(sentence, style="not bold")
-        console.print(line)
-    if page is not None:
-        console.print(Text(f"Report: {page}"), soft_wrap=True)
-
-
-def _table(report: Json) -> Table:
-    table = Table(box=SIMPLE_HEAD, pad_edge=False, show_edge=False, collapse_padding=True)
-    table.add_column("device", no_wrap=True)
-    for name in ("records", "failed", "per s", "again", "top-1", "chance", "top-5", "tau"):
-        table.add_column(name, justify="right", no_wrap=True)
-    for (device, summary), name in zip(
-        report["devices"].items(), labels(list(report["devices"]), NAME_CHARS), strict=True
-    ):
+def print_summary(report: Json, page: Path) -> None:
+    """Print a row for each device, then what was measured, what was learned, the verdict, and the page."""
+    devices, model = report["devices"], report["model"]
+    rows = []
+    for (device, summary), name in zip(devices.items(), labels(list(devices), NAME_CHARS), strict=True):
         change = summary["remeasure_median_change"]
-        table.add_row(
-            Text(name),
-            f"{summary['records']:,}",
-            f"{summary['failed']:,}",
-            _number(summary["records_per_s"]),
-            percent(change) if is_finite(change) else ABSENT,
-            *(_number(report["model"][key][device]) for key in ("top1", "random_top1", "top5", "tau")),
-        )
-    return table
-
-
-def _number(value: float | None) -> str:
-    return f"{value:.2f}" if is_finite(value) else ABSENT
+        again = percent(change) if is_finite(change) else "-"
+        counts = (f"{summary[key]:,}" for key in ("records", "failed"))
+        numbers = [summary["records_per_s"], *(model[key][device] for key in _FIGURES)]
+        speed, *figures = (f"{number:.2f}" if is_finite(number) else "-" for number in numbers)
+        rows.append((name, *counts, speed, again, *figures))
+    print_rows(_COLUMNS, rows)
+    new = label(report["onboarding"]["device"], NAME_CHARS)
+    print_text(f"{LEGEND} {new}: scores of the warm start.")
+    for title, sentence in zip(("Measured", "Learned", "New device"), report["headline"], strict=True):
+        print_text(f"{title}: {sentence}")
+    print_text(f"Report: {page}")

@@ -31,17 +31,6 @@ _UNITS = {"s": 1.0, "ms": 1e-3, "µs": 1e-6, "ns": 1e-9}
 
 TIMES = "\N{MULTIPLICATION SIGN}"
 
-#: Shapes of the operators of TVM's suite, in the order of the numbers in a workload's name; `*` is "times".
-_INPUT = "{0}*{1}*{2}*{3} input"
-_OPERATORS = {
-    "C2D": f"2-D convolution: {_INPUT}, {{4}} filters of {{5}}*{{5}}, stride {{6}}",
-    "GRP": f"grouped 2-D convolution: {_INPUT}, {{4}} filters of {{5}}*{{5}}, stride {{6}}, {{9}} groups",
-    "DEP": f"depthwise 2-D convolution: {_INPUT}, filters of {{4}}*{{4}}, stride {{5}}",
-    "GMM": "matrix product: {0} of {1}*{3} by {3}*{2}",
-    "TBG": "transposed batched matrix product: {2} heads of {1}*{3} by {3}*{1}",
-    "SFM": "softmax: {0} rows of {1}",
-}
-
 
 class WarmStartVerdict(StrEnum):
     """How the warm start compares with another way to get a head from the same samples, and words for it."""
@@ -207,16 +196,6 @@ def _onboarded(report: Json) -> str:
     if onboarding["warm_top1_interval"][0] <= onboarding["random_top1"]:
         text += " The warm start is not clearly better than random choice."
     return text
-
-
-def explain(workload: str) -> str:
-    """Say what a workload's name means; empty for a name that is not of TVM's operator suite."""
-    operator, _, shape = workload.partition("_")
-    template = _OPERATORS.get(operator, "")
-    try:
-        return template.format(*map(int, shape.split("x"))).replace("*", TIMES)
-    except (ValueError, IndexError):
-        return template.partition(":")[0]
 
 
 def counted(count: int, noun: str) -> str:

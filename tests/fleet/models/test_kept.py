@@ -166,7 +166,7 @@ def test_an_evaluation_judges_what_serves(
     with Store.open(store) as writer:
         writer.append([record_of(one, NEW, 1e-3 * (1 + place)) for place, one in enumerate(later)])
     settings = FleetConfig.model_validate({"store": {"path": str(store)}})
-    [found] = evaluate_model(settings, registry.folder, name, [NEW]).comparison.metrics[name, NEW]
+    [found] = evaluate_model(settings, registry.folder, name, [NEW])[0].metrics[name, NEW]
     block = Extractor(DEFAULT_SPEC).extract({WORKLOADS[0].workload_id: WORKLOADS[0]}, later)
     scores = judged.score_unseen(block)
     assert not np.array_equal(scores, judged.model.score(block, NEW))

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import io
 import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 import yaml
 from hypothesis import given
 from hypothesis import strategies as st
-from rich.console import Console
 
 from fleet.errors import FleetError
 from fleet.report.page import write
@@ -19,7 +16,6 @@ from fleet.report.summary import print_summary
 from fleet.report.words import (
     MIN_PAIRS,
     duration,
-    explain,
     headline,
     label,
     latency,
@@ -179,20 +175,7 @@ def test_a_label_is_printable_and_short(text: str, limit: int) -> None:
     assert len(got) <= limit
 
 
-def test_a_workload_is_explained() -> None:
-    convolution = "2-D convolution: 1\u00d756\u00d756\u00d796 input, 24 filters of 1\u00d71, stride 1"
-    assert explain("C2D_1x56x56x96x24x1x1x0") == convolution
-    names = ("SFM_1536x128", "GMM_oddly", "a network of my own")
-    assert list(map(explain, names)) == ["softmax: 1536 rows of 128", "matrix product", ""]
-
-
 # ---- the printout at the end ----
-
-
-def printed(report: dict[str, Any], width: int = 80, page: Path | None = None) -> str:
-    file = io.StringIO()
-    print_summary(report, page, Console(file=file, width=width, highlight=False))
-    return file.getvalue()
 
 
 def row(text: str, name: str) -> list[str]:
@@ -200,30 +183,39 @@ def row(text: str, name: str) -> list[str]:
     return line.split()
 
 
-def test_a_row_has_the_numbers_of_its_device_and_those_of_a_warm_start_are_named() -> None:
-    text = printed(full_report())
+PAGE = Path("runs/demo/report.html")
+
+
+def test_a_row_has_the_numbers_of_its_device_and_those_of_a_warm_start_are_named(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    print_summary(full_report(), PAGE)
+    text = capsys.readouterr().out
     assert row(text, "first ") == ["first", "10", "3", "2.50", "0.4", "%", "0.80", "0.50", "0.95", "0.60"]
     assert row(text, "new ")[6:] == ["0.80", "0.50", "0.95", "0.60"]
-    assert "new: scores of the warm start" in " ".join(text.split())
-    lines = printed(full_report(), width=400, page=Path("runs/demo/report.html")).splitlines()
+    assert "new: scores of the warm start" in text
+    lines = text.splitlines()
     assert [line.split(":")[0] for line in lines[-4:]] == ["Measured", "Learned", "New device", "Report"]
     assert "warm start is better" in lines[-2]
-    assert lines[-1] == "Report: runs/demo/report.html"
+    assert lines[-1] == f"Report: {PAGE}"
 
 
-def test_numbers_that_were_not_measured_are_dashes() -> None:
+def test_numbers_that_were_not_measured_are_dashes(capsys: pytest.CaptureFixture[str]) -> None:
     only = device(records_per_s=None, remeasure_median_change=float("nan"))
-    text = printed(full_report(("only", "new"), devices={"only": only}))
-    assert row(text, "only ")[:5] == ["only", "10", "3", "-", "-"]
+    print_summary(full_report(("only", "new"), devices={"only": only}), PAGE)
+    assert row(capsys.readouterr().out, "only ")[:5] == ["only", "10", "3", "-", "-"]
 
 
 @pytest.mark.parametrize("name", ["d", "a-board-with-a-very-long-name", "[red]x[/red]", "\x1b[31m"])
-def test_it_fits_80_columns_without_colour_or_cut_numbers(name: str) -> None:
+def test_its_table_fits_80_columns_without_colour_or_cut_numbers(
+    name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     names = (name, "second", "new")
     big = {one: device(one, records=1_234_570, records_per_s=1234.5) for one in names}
-    text = printed(full_report(names, devices=big))
+    print_summary(full_report(names, devices=big), PAGE)
+    text = capsys.readouterr().out
     assert ("[red]x[/red]" in text) == ("red" in name), "markup is shown as it is"
-    assert max(len(line) for line in text.splitlines()) <= 80
+    assert max(len(line) for line in text.splitlines()[:4]) <= 80
     assert "\x1b" not in text
     assert text.count("1,234,570") == 3
     assert text.count("1234.50") == 3
