@@ -184,7 +184,7 @@ class Experiment:
         dataset, (k, contender) = self.devices.dataset, asked
         how = [SELECTOR.name]
         if isinstance(contender, Adapting):
-            how = [repr(contender.strategy), contender.selector.name]
+            how = [contender.strategy.name, contender.selector.name]
         name = content_hash(
             canonical_json([case.regime.value, case.target, case.split, case.seed, k]),
             canonical_json(list(map(str, dataset.device_ids))),

@@ -149,8 +149,6 @@ def look(
         text += f", {before.value:.3f} when published"
     freshness = Freshness.STALE if fallen else Freshness.GOOD
     if previous is not None and previous_version:
-        if not np.array_equal(previous.groups, champion.groups):
-            raise ValueError(f"{device_id}: both versions must be asked about the same records")
         ahead = mean_of(previous.tau).minus(now).estimate(LEVEL)
         figures |= {"previous": mean_of(previous.tau).estimate(LEVEL).listed(), "ahead": ahead.listed()}
         text += (

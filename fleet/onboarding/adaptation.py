@@ -47,17 +47,12 @@ def strategy_for(
         regime: What the head will be asked.
         starts: Folder of the source model's version, which keeps what strategies make of it once.
         is_alone: Whether nothing is known of source devices but their heads.
-
-    Raises:
-        FleetError: There is none.
     """
     from transfer.adapt.guard import GUARDED, GUARDED_ALONE, auto, strategies
 
     by_name = strategies(starts)
     if name == AUTO:
         return auto(regime, by_name, GUARDED_ALONE if is_alone else GUARDED)
-    if name not in by_name:
-        raise FleetError(f"unknown strategy {name!r}; known: {AUTO}, {', '.join(by_name)}")
     return by_name[name]
 
 
@@ -263,13 +258,13 @@ def choose(
 
     `measured` has the seconds of what the device has measured, NaN where it failed.
     """
-    from transfer.adapt.sample_selection import Choice, selector_named
+    from transfer.adapt.sample_selection import SELECTORS, Choice
 
     dataset = snapshot.dataset
     by_id = {candidate.candidate_id: candidate for pool in pools.values() for candidate in pool}
     pool = np.flatnonzero([candidate_id in by_id for candidate_id in dataset.candidate_ids])
     measured_rows = pool[[dataset.candidate_ids[row] in measured for row in pool.tolist()]]
-    selector = selector_named(settings.onboarding.selector)
+    selector = SELECTORS[settings.onboarding.selector]
     choice = Choice(
         dataset=dataset,
         target=target,

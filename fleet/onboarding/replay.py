@@ -86,7 +86,7 @@ class _Recorded:
 def _look_up(settings: FleetConfig, device: str, clock: Clock) -> _Recorded:
     """Train a model of the source devices, choose the few-shot set, and look up what it measured."""
     from transfer.adapt.base import Onboarding, Regime
-    from transfer.adapt.sample_selection import Choice, choose_in_rounds, selector_named
+    from transfer.adapt.sample_selection import SELECTORS, Choice, choose_in_rounds
     from transfer.data.splits import few_of_each
     from transfer.train.rows import trainable_devices
     from transfer.train.training import train
@@ -108,7 +108,7 @@ def _look_up(settings: FleetConfig, device: str, clock: Clock) -> _Recorded:
     truth = dataset.latency_secs[:, column]
     with clock.part("choose"):
         choice = Choice(dataset=view, target=device, pool=pool, source_model=lambda: source, seed=seed)
-        selector = selector_named(settings.onboarding.selector)
+        selector = SELECTORS[settings.onboarding.selector]
         few_shot = choose_in_rounds(selector, choice, truth, samples)
     may_see[few_shot, column] = True
     few_shot_view = dataset.where(may_see)

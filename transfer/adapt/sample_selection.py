@@ -213,17 +213,6 @@ def rounds(selector: str, samples: int) -> list[int]:
     return [*range(step, samples, step), samples]
 
 
-def selector_named(name: str) -> Selector:
-    """The way to choose with this name.
-
-    Raises:
-        TransferError: There is none.
-    """
-    if name not in SELECTORS:
-        raise TransferError(f"unknown way to choose samples {name!r}; known: {', '.join(SELECTORS)}")
-    return SELECTORS[name]
-
-
 def choose_in_rounds(selector: Selector, choice: Choice, truth: Floats, count: int) -> Rows:
     """Rows of the pool to measure where all that would be measured is known, ascending.
 

@@ -167,7 +167,7 @@ def compare(
         on_progress: Told of each fit that ended.
 
     Raises:
-        DatasetError: There is nothing to compare, or no device can be judged.
+        DatasetError: No device can be judged.
         TransferError: A ranker cannot be fitted, or a process died.
     """
     fits = fits_of(rankers, splits, seeds)
@@ -176,23 +176,13 @@ def compare(
 
 
 def fits_of(rankers: Sequence[Ranker], splits: Splits, seeds: Sequence[int]) -> list[Fit]:
-    """Every fit of a comparison, seed by seed.
-
-    Raises:
-        DatasetError: There is nothing to compare.
-    """
-    names = [ranker.name for ranker in rankers]
-    if not names or len(set(names)) < len(names) or not seeds:
-        raise DatasetError(f"a comparison needs seeds and rankers of unlike names, got {seeds} and {names}")
-    fits = [
+    """Every fit of a comparison, seed by seed; rankers have unlike names."""
+    return [
         Fit(ranker=ranker, split=split, seed=seed, place=place)
         for seed in seeds
         for place, split in enumerate(splits(seed) if callable(splits) else splits)
         for ranker in rankers
     ]
-    if not fits:
-        raise DatasetError("there is no split to judge anything by")
-    return fits
 
 
 def run_fits(

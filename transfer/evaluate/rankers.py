@@ -18,7 +18,6 @@ from transfer.arrays import Floats, Rows
 from transfer.data.dataset import Dataset
 from transfer.data.intervals import Estimate, Resampled, resample_ratio
 from transfer.data.metrics import Metrics, evaluate_ranking
-from transfer.errors import TransferError
 from transfer.model.kinds import FLEET_TLP
 from transfer.model.tlp_model import TlpModel
 from transfer.train.rows import TrainConfig
@@ -138,8 +137,7 @@ class ModelRanker:
 
     def score(self, dataset: Dataset, rows: Rows, device_id: str) -> Floats:
         """Floats of the device's head. See `Ranker.score`."""
-        if self.model is None:
-            raise TransferError(f"ranker {self.name!r} is not fitted; call fit first")
+        assert self.model is not None  # it is fitted
         return self.model.score(dataset.features.take(rows), device_id)
 
 

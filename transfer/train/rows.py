@@ -9,7 +9,6 @@ Legend: n rows, D devices, G workloads (or parts of workloads) of a batch.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
@@ -66,22 +65,6 @@ class TrainConfig:
     #: One of `DEVICE_CHOICES`; "auto" takes a GPU where torch finds one. Equal seeds give equal weights on a
     #: CPU only.
     device: str = "auto"
-
-    def __post_init__(self) -> None:
-        for name in ("epochs", "workloads_per_batch", "patience", "threads"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"train config: {name} must be at least 1, got {getattr(self, name)}")
-        if self.trees < 0:
-            raise ValueError(f"train config: trees must be at least 0, got {self.trees}")
-        for name in ("candidates_per_workload", "candidates_per_epoch"):
-            if getattr(self, name) < 2:
-                raise ValueError(f"train config: {name} must be at least 2 to rank anything")
-        if not 0 < self.learning_rate < math.inf:
-            raise ValueError(f"train config: learning_rate must be above 0, got {self.learning_rate}")
-        if self.device not in DEVICE_CHOICES:
-            raise ValueError(
-                f"train config: device must be one of {', '.join(DEVICE_CHOICES)}, got {self.device!r}"
-            )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

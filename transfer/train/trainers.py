@@ -244,8 +244,7 @@ def _train_fleet_tlp(task: TrainingTask) -> Trained:
 def _train_boosted(task: TrainingTask) -> Trained:
     """The model of `TrainRun.init`, which has a head for each device; trees are added to its trees."""
     started = time.perf_counter()
-    if task.run.init is None:
-        raise TransferError("boosting goes on from a model, and the task has none")
+    assert task.run.init is not None  # boosting goes on from it
     rows = np.union1d(task.rows, task.stop_rows)
     model = task.run.init.copy()
     model.validity_outputs.clear()
@@ -287,13 +286,9 @@ def _train_mtl_tlp(task: TrainingTask) -> Trained:
 def _layout_of(dataset: Dataset) -> PublishedLayout:
     """The layout of a dataset's published features."""
     published = dataset.features.published
-    shape = None if published is None else published.shape[1:]
-    for layout in LAYOUTS.values():
-        if shape == (layout.steps, layout.width):
-            return layout
-    raise TransferError(
-        "an MTL-TLP reads the published features of TLP, and the dataset has none; read it with them"
-    )
+    assert published is not None  # whoever trains an MTL-TLP reads a dataset with them
+    shape = published.shape[1:]
+    return next(layout for layout in LAYOUTS.values() if shape == (layout.steps, layout.width))
 
 
 _TRAINERS: Mapping[str, Callable[[TrainingTask], Trained]] = {
