@@ -135,19 +135,14 @@ def tune(
         TransferError: No device has a pair to rank, or the loss is not finite.
     """
     training = gather_rows(part, np.arange(len(part)), tuple(devices))
-    sizes = {"most": config.candidates_per_workload, "per_epoch": config.candidates_per_epoch}
-    steps = config.epochs * -(-training.part_count(**sizes) // config.workloads_per_batch)
-    factor = learning_rate_curve(steps, config.warmup_fraction)
+    factor = learning_rate_curve(config.epochs * training.batch_count(config), config.warmup_fraction)
     random = np.random.default_rng(seed)
     done = 0
     with scoped_seed(seed), torch_threads(config.threads):
         stepper = Stepper(model, config, torch.device("cpu"))
         model.train()
         for _ in range(config.epochs):
-            parts = training.parts(**sizes, random=random)
-            order = random.permutation(len(parts))
-            for start in range(0, len(order), config.workloads_per_batch):
-                batch = [parts[place] for place in order[start : start + config.workloads_per_batch]]
+            for batch in training.batches(config, random):
                 stepper.step(training, batch, factor(done))
                 done += 1
                 if after_step is not None:

@@ -30,13 +30,12 @@ from transfer.adapt.base import Adapted, FewShotTask
 from transfer.adapt.heads import choose_rate, with_target_head
 from transfer.arrays import Ints
 from transfer.checked_folder import put_file, read_file
-from transfer.data.batches import lay_out
 from transfer.data.dataset import Dataset
 from transfer.errors import TransferError
 from transfer.model.fleet_tlp import FleetTLP, scoped_seed
 from transfer.model.inputs import block_tensors, torch_threads
 from transfer.train.losses import head_loss
-from transfer.train.rows import TrainConfig, TrainingRows, gather_rows, trainable_devices
+from transfer.train.rows import TrainConfig, TrainingRows, gather_rows, lay_out, trainable_devices
 from transfer.train.state import digest
 
 Parameters = dict[str, Tensor]

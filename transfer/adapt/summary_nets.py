@@ -20,12 +20,11 @@ from scipy.special import erf
 from torch import nn
 
 from transfer.arrays import Floats, Singles
-from transfer.data.batches import draw_batches
 from transfer.data.dataset import Dataset
 from transfer.model.fleet_tlp import scoped_seed
 from transfer.model.inputs import torch_threads
 from transfer.train.losses import head_loss
-from transfer.train.rows import TrainingRows, gather_rows
+from transfer.train.rows import TrainConfig, TrainingRows, gather_rows, lay_out
 
 _WIDTH = 256
 _DROPOUT = 0.1
@@ -35,7 +34,7 @@ _TUNING_RATE = 3e-4
 _EPOCHS = 40
 #: Most updates of one network: bounds the time where there are many workloads.
 _MOST_STEPS = 800
-_WORKLOADS, _CANDIDATES = 4, 64
+_BATCHES = TrainConfig(workloads_per_batch=4, candidates_per_workload=64)
 #: Standardised inputs are cut here.
 _LIMIT = 6.0
 #: Candidates scored at once.
@@ -135,12 +134,12 @@ def _learn(
     random: np.random.Generator,
 ) -> None:
     labels = torch.from_numpy(data.labels[:, 0].copy())
-    epochs = max(1, min(_EPOCHS, _MOST_STEPS // -(-len(data.groups) // _WORKLOADS)))
+    epochs = max(1, min(_EPOCHS, _MOST_STEPS // data.batch_count(_BATCHES)))
     with torch_threads(1), torch.enable_grad():
         optimizer = torch.optim.AdamW(net.parameters(), lr=rate, weight_decay=_DECAY)
         schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, epochs)
         for _ in range(epochs):
-            for batch in draw_batches(data.groups, workloads=_WORKLOADS, most=_CANDIDATES, random=random):
+            for batch in map(lay_out, data.batches(_BATCHES, random)):
                 rows = torch.from_numpy(batch.rows)
                 target = labels[rows][batch.place]
                 logits = net(x[rows]).squeeze(-1)[batch.place]

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from transfer.arrays import Ints, Mask, Rows, Singles
 from transfer.data.dataset import Dataset
@@ -120,34 +121,64 @@ class TrainingRows:
     #: Positions of each workload in which a device has two candidates to compare.
     groups: tuple[Positions, ...]
 
-    def parts(self, *, most: int, per_epoch: int, random: np.random.Generator) -> list[Positions]:
+    def parts(self, config: TrainConfig, random: np.random.Generator) -> list[Positions]:
         """Positions of each workload, a large one in parts of about equal size.
 
-        Args:
-            most: Most candidates of a part.
-            per_epoch: Most candidates of a workload, at least one part's; of more, a random choice.
-            random: Deals the candidates of large workloads; the others take nothing from it.
+        `random` deals the candidates of large workloads; the others take nothing from it.
         """
+        most = config.candidates_per_workload
         parts: list[Positions] = []
         for group in self.groups:
             if len(group) <= most:
                 parts.append(group)
                 continue
-            chosen = random.permutation(group)[: max(most, per_epoch)]
+            chosen = random.permutation(group)[: max(most, config.candidates_per_epoch)]
             # Sorted rows lie near each other, in memory as on disk.
             parts += [np.sort(part) for part in np.array_split(chosen, -(-len(chosen) // most))]
         return parts
 
-    def part_count(self, *, most: int, per_epoch: int) -> int:
-        """Number of parts that `parts` gives."""
-        sizes = (min(len(group), max(most, per_epoch)) for group in self.groups)
-        return sum(-(-size // most) for size in sizes)
+    def batches(self, config: TrainConfig, random: np.random.Generator) -> list[list[Positions]]:
+        """The batches of an epoch, in a random order: a few parts each."""
+        parts, size = self.parts(config, random), config.workloads_per_batch
+        order = random.permutation(len(parts))
+        return [[parts[place] for place in order[i : i + size]] for i in range(0, len(order), size)]
+
+    def batch_count(self, config: TrainConfig) -> int:
+        """Number of batches that `batches` gives."""
+        most = config.candidates_per_workload
+        sizes = (min(len(group), max(most, config.candidates_per_epoch)) for group in self.groups)
+        return -(-sum(-(-size // most) for size in sizes) // config.workloads_per_batch)
 
     def comparable(self, parts: Sequence[Positions]) -> Mask:
         """(G, D) True where a device has at least two labels in a part, so that there is a pair to rank."""
         starts = np.cumsum([0, *(len(part) for part in parts[:-1])])
         present = np.isfinite(self.labels[np.concatenate(parts)])
         return np.asarray(np.add.reduceat(present, starts, axis=0, dtype=np.int64) >= 2)
+
+
+@dataclass(frozen=True, slots=True)
+class PaddedBatch:
+    """Rows of a few workloads and where each stands in the padded layout."""
+
+    #: (B,) row numbers of the dataset.
+    rows: Rows
+    #: (G, n) index into `rows`; 0 where there is nothing.
+    place: Tensor
+    #: (G, n) bool, false where there is nothing.
+    filled: Tensor
+
+
+def lay_out(groups: Sequence[Rows]) -> PaddedBatch:
+    """Lay the rows of some workloads out as (G, n), so that losses can compare candidates of one workload."""
+    widest = max(len(group) for group in groups)
+    place = torch.zeros(len(groups), widest, dtype=torch.int64)
+    filled = torch.zeros(len(groups), widest, dtype=torch.bool)
+    start = 0
+    for i, group in enumerate(groups):
+        place[i, : len(group)] = torch.arange(start, start + len(group))
+        filled[i, : len(group)] = True
+        start += len(group)
+    return PaddedBatch(np.concatenate(groups), place, filled)
 
 
 def trainable_devices(dataset: Dataset, rows: Rows) -> tuple[str, ...]:

@@ -17,12 +17,11 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from transfer.arrays import Ints, Mask
-from transfer.data.batches import lay_out
 from transfer.errors import TransferError
 from transfer.model.fleet_tlp import FleetTLP
 from transfer.model.inputs import block_tensors
 from transfer.train.losses import group_losses
-from transfer.train.rows import Positions, TrainConfig, TrainingRows
+from transfer.train.rows import Positions, TrainConfig, TrainingRows, lay_out
 
 
 class Stepper:
