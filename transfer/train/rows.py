@@ -18,7 +18,6 @@ from torch import Tensor
 
 from transfer.arrays import Ints, Mask, Rows, Singles
 from transfer.data.dataset import Dataset
-from transfer.data.labels import relative_speed
 from transfer.errors import TransferError
 from transfer.features.hardware import vector_distances
 from transfer.model.encoder import ModelSizes
@@ -206,7 +205,7 @@ def gather_rows(
     Raises:
         TransferError: A device has no pair to learn from; a latency or a feature is not finite.
     """
-    _need_pairs(dataset, rows, device_ids, need_all=need_all)
+    need_pairs(dataset, rows, device_ids, need_all=need_all)
     bad = dataset.features.take(rows).not_finite()
     if bad:
         raise TransferError(
@@ -230,27 +229,7 @@ def gather_rows(
     )
 
 
-def training_labels(dataset: Dataset, rows: Rows, devices: Sequence[str]) -> Singles:
-    """Relative speeds of the rows to learn from, refusing what cannot be learnt.
-
-    Args:
-        dataset: Candidates of all devices.
-        rows: Row numbers.
-        devices: Devices wanted.
-
-    Returns:
-        (n, D) labels in (0, 1], NaN where there is none.
-
-    Raises:
-        TransferError: On a device no workload has two measured candidates among the rows.
-    """
-    _need_pairs(dataset, rows, devices)
-    columns = [dataset.column(device_id) for device_id in devices]
-    latency, workloads = dataset.latency_secs[rows][:, columns], len(dataset.workload_ids)
-    return relative_speed(latency, dataset.group[rows], workloads).astype(np.float32)
-
-
-def _need_pairs(dataset: Dataset, rows: Rows, device_ids: Sequence[str], *, need_all: bool = True) -> None:
+def need_pairs(dataset: Dataset, rows: Rows, device_ids: Sequence[str], *, need_all: bool = True) -> None:
     """Refuse devices without two measured candidates of one workload among the rows; one may do for all."""
     able = trainable_devices(dataset, rows)
     unable = [device_id for device_id in device_ids if device_id not in able]

@@ -27,7 +27,7 @@ from transfer.model.inputs import torch_threads
 from transfer.model.kinds import BOOSTED, FLEET_TLP, MTL_TLP
 from transfer.model.mtl_tlp import MtlTLP, TlpNetwork, mixed_lambda_rank, published_of
 from transfer.model.tlp_model import TlpModel
-from transfer.train.rows import TrainConfig, torch_device, training_labels
+from transfer.train.rows import TrainConfig, gather_rows, torch_device
 from transfer.train.training import TrainRun, fit_validity, train
 from transfer.train.tree_fit import continue_trees
 
@@ -94,9 +94,8 @@ def train_mtl_tlp(
             the training diverged.
     """
     steps = published_of(dataset.features, layout)
-    labels = training_labels(dataset, rows, devices)
-    labelled = np.isfinite(labels).any(axis=1)
-    rows, labels = rows[labelled], labels[labelled]
+    data = gather_rows(dataset, rows, tuple(devices))
+    rows, labels = data.rows, data.labels
     random = np.random.default_rng(seed)
     order = random.permutation(len(rows))
     held, training = np.split(order, [math.floor(config.validation_share * len(rows))])
