@@ -326,4 +326,4 @@ class Trouble:
 
     def _training_pid(self) -> int | None:
         child = self.refresher._child
-        return None if child is None or child.has_ended else child.pid
+        return None if child is None or child.poll() is not None else child.pid

@@ -78,15 +78,10 @@ def head_of(model: TlpModel, folder: Path, manifest: Mapping[str, Any], device_i
         TransferError: There is no such head, or nobody here reads its correction.
     """
     model.head(device_id)
-    return Adapted(device_id=device_id, model=model, correction=_correction(folder, manifest, device_id))
-
-
-def _correction(folder: Path, manifest: Mapping[str, Any], device_id: str) -> SourceCorrection | None:
-    """What belongs to one head of a version; None where the head is all. Raises as `head_of`."""
     name = file_of(device_id)
     raw = checkpoint.read_beside(folder, manifest, name)
     if raw is None:
-        return None
+        return Adapted(device_id=device_id, model=model)
     try:
         about = _about(folder / name, raw)
         kind, settings = about["kind"], json.loads(about["settings"])
@@ -100,7 +95,8 @@ def _correction(folder: Path, manifest: Mapping[str, Any], device_id: str) -> So
             f"{folder / name}: a correction of kind {kind!r}; this program reads {SourceCorrection.kind}: "
             "update it, or adapt the device again"
         )
-    return SourceCorrection.restored(arrays, settings)
+    correction = SourceCorrection.restored(arrays, settings)
+    return Adapted(device_id=device_id, model=model, correction=correction)
 
 
 def _about(path: Path, raw: bytes) -> dict[str, str]:
