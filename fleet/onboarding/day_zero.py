@@ -22,8 +22,7 @@ from fleet.models.registry_file import latest
 from fleet.models.shipped_model import ShippedHeads, is_servable
 from fleet.models.versions import held_out, is_held_out, load_snapshot, train_config
 from fleet.onboarding.adaptation import adaptation_report, source_devices_of, source_version, strategy_for
-from fleet.onboarding.drift import earlier_environment
-from fleet.onboarding.fingerprint import measure_fingerprint
+from fleet.onboarding.fingerprint import earlier_environment, measure_fingerprint
 from fleet.onboarding.head_version import (
     adapt_version,
     onboarding_of,

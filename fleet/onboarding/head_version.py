@@ -32,7 +32,7 @@ from fleet.models.versions import (
     training_provenance,
 )
 from fleet.onboarding.adaptation import strategy_for
-from fleet.onboarding.drift import Earlier
+from fleet.onboarding.fingerprint import Earlier
 from fleet.store.noise import settled
 from fleet.store.reader import StoreReader
 from transfer.arrays import Rows

@@ -42,8 +42,13 @@ from fleet.onboarding.adaptation import (
     strategy_for,
 )
 from fleet.onboarding.day_zero import onboard_alone, starts_alone
-from fleet.onboarding.drift import Earlier, earlier_environment, why_as_before
-from fleet.onboarding.fingerprint import known_fingerprints, measure_fingerprint
+from fleet.onboarding.fingerprint import (
+    Earlier,
+    earlier_environment,
+    known_fingerprints,
+    measure_fingerprint,
+    why_as_before,
+)
 from fleet.onboarding.head_version import (
     adapt_version,
     onboarding_of,

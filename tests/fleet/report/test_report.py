@@ -11,8 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fleet.errors import FleetError
-from fleet.report.page import write
-from fleet.report.summary import print_summary
+from fleet.report.page import print_summary, write
 from fleet.report.words import (
     MIN_PAIRS,
     duration,
