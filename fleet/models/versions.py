@@ -280,7 +280,7 @@ def training_provenance(
     dataset: Dataset,
     rows: Rows,
     heads: Sequence[str],
-    data_until: Mapping[DeviceId, float] | Mapping[str, float],
+    data_until: Mapping[DeviceId, float],
     *,
     holds_out: bool,
 ) -> JsonDict:

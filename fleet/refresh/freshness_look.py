@@ -18,7 +18,7 @@ from agents.records import DeviceId, Family, ModelRef
 from fleet.errors import FleetError
 from fleet.models.freshness import Freshness, Look, look, window
 from fleet.models.opponents import HeadCache, head_standing
-from fleet.models.registry import PinnedError, Registry, ReplacedError
+from fleet.models.registry import ChampionHeldError, Registry
 from fleet.models.registry_file import Champion, RegistryError
 from fleet.models.standings import LEAST_RANKED, Standing
 from fleet.models.training_rows import JudgedRows, RecentPart
@@ -55,7 +55,7 @@ def run_watch(request: RefreshRequest) -> dict[str, Any]:
     for device_id, device_look in looks_by_device.items():
         if device_look.freshness is Freshness.ROLL_BACK:
             # Whoever was published meanwhile is not what was looked at.
-            with suppress(PinnedError, ReplacedError):
+            with suppress(ChampionHeldError):
                 registry.use(
                     device_id,
                     registry.before(device_id),

@@ -89,7 +89,6 @@ def run_refresh(request: RefreshRequest) -> JsonDict:
     dataset = snapshot.dataset
     rows, held = learnable(snapshot)
     heads, refused = _heads(dataset, rows, devices)
-    last_at = np.nanmax(judged.measured_at(dataset), axis=0)
     training = Training(
         run=plan.run,
         folder=Path(request.folder),
@@ -100,7 +99,6 @@ def run_refresh(request: RefreshRequest) -> JsonDict:
         model=request.model,
         config=replace(train_config(request.epochs), device=request.compute, lends=True),
         seed=request.seed,
-        data_until=dict(zip(dataset.device_ids, last_at.tolist(), strict=True)),
         about={"family": request.family, "reasons": list(request.reasons), "environments_since": since},
         start=start,
     )
