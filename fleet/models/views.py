@@ -71,10 +71,10 @@ def list_versions(registry: RegistryReader) -> list[JsonDict]:
 def score_of(judged: Json | None) -> JsonDict | None:
     """The figure of a verdict that is shown first, with its interval; None if nothing was judged.
 
-    `random` is what a random choice would reach. `rivals` has what the heads reached
+    `random` is what a random choice would reach, None if it is not known. `rivals` has what the heads reached
     that it was compared with, by name.
     """
-    if not judged:
+    if not judged or "top1" not in judged:
         return None
     value, low, high = judged["top1"]
     return {
@@ -82,7 +82,7 @@ def score_of(judged: Json | None) -> JsonDict | None:
         "value": value,
         "low": low,
         "high": high,
-        "random": judged["random_top1"],
+        "random": judged.get("random_top1"),
         "rivals": judged.get("rivals", {}),
     }
 
