@@ -9,12 +9,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import asdict
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from agents.records import DeviceId, Family, ModelRef
+from agents.records import DeviceId, ModelRef
 from fleet.errors import FleetError
 from fleet.models.freshness import Freshness, Look, look, window
 from fleet.models.opponents import HeadCache, head_standing
@@ -23,10 +22,9 @@ from fleet.models.registry_file import Champion, RegistryError
 from fleet.models.standings import LEAST_RANKED, Standing
 from fleet.models.training_rows import JudgedRows, RecentPart
 from fleet.models.versions import load_snapshot
-from fleet.onboarding.adaptation import family_devices
 from fleet.refresh.request import RefreshRequest
+from fleet.refresh.run import opened
 from fleet.store.reader import StoreReader
-from fleet.store.store import Store
 
 if TYPE_CHECKING:
     from transfer.data.dataset import Dataset
@@ -41,11 +39,7 @@ def run_watch(request: RefreshRequest) -> dict[str, Any]:
     Raises:
         FleetError: The store or the registry cannot be used.
     """
-    registry = Registry(Path(request.models))
-    reader = Store.read(Path(request.store)).parted(registry.environments_since())
-    device_ids = set(family_devices(reader, Family(request.family)))
-    if request.device_ids:
-        device_ids &= set(map(DeviceId, request.device_ids))
+    registry, reader, device_ids = opened(request)
     champions = {
         device_id: champion for device_id, champion in registry.champions().items() if device_id in device_ids
     }

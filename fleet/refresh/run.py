@@ -70,9 +70,7 @@ def run_refresh(request: RefreshRequest) -> JsonDict:
         TransferError: Training failed.
     """
     started = time.monotonic()
-    registry = Registry(Path(request.models))
-    reader = Store.read(Path(request.store)).parted(since := registry.environments_since())
-    devices = _devices(reader, request)
+    registry, reader, devices = opened(request)
     shipped = ShippedHeads(registry, reader, enabled=request.shipped)
     serve_unserved(shipped, devices)
     plan, start = _planned(request, registry, reader, devices)
@@ -99,7 +97,11 @@ def run_refresh(request: RefreshRequest) -> JsonDict:
         model=request.model,
         config=replace(train_config(request.epochs), device=request.compute, lends=True),
         seed=request.seed,
-        about={"family": request.family, "reasons": list(request.reasons), "environments_since": since},
+        about={
+            "family": request.family,
+            "reasons": list(request.reasons),
+            "environments_since": registry.environments_since(),
+        },
         start=start,
     )
     trained, judge = train_challengers(training)
@@ -141,9 +143,7 @@ def run_start(request: RefreshRequest) -> JsonDict:
     from transfer.model import checkpoint
 
     began = time.monotonic()
-    registry = Registry(Path(request.models))
-    reader = Store.read(Path(request.store)).parted(registry.environments_since())
-    devices = _devices(reader, request)
+    registry, reader, devices = opened(request)
     snapshot = load_snapshot(reader, device_ids=devices, part=RecentPart())
     rows, _ = learnable(snapshot)
     folder = registry.path(request.version)
@@ -202,14 +202,21 @@ def _retention(trained: Mapping[str, Challenger], base: str) -> dict[str, str]:
     return {device_id: "; ".join(reasons) for device_id, reasons in reasons_by_device.items()}
 
 
-def _devices(reader: StoreReader, request: RefreshRequest) -> list[DeviceId]:
+def opened(request: RefreshRequest) -> tuple[Registry, StoreReader, list[DeviceId]]:
+    """Registry and store of a request, and the devices that it is about.
+
+    Raises:
+        FleetError: One of them cannot be used, or the store knows none of the devices.
+    """
+    registry = Registry(Path(request.models))
+    reader = Store.read(Path(request.store)).parted(registry.environments_since())
     family_ids = family_devices(reader, Family(request.family))
     device_ids = [
         device_id for device_id in family_ids if not request.device_ids or device_id in request.device_ids
     ]
     if not device_ids:
         raise FleetError(f"{reader.path} knows no device of the family {request.family}; collect first")
-    return device_ids
+    return registry, reader, device_ids
 
 
 def _planned(
