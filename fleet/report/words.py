@@ -33,19 +33,11 @@ TIMES = "\N{MULTIPLICATION SIGN}"
 
 
 class WarmStartVerdict(StrEnum):
-    """How the warm start compares with another way to get a head from the same samples, and words for it."""
+    """How the warm start compares with another way to get a head from the same samples."""
 
-    words: str
-
-    def __new__(cls, value: str, words: str) -> WarmStartVerdict:
-        """A verdict and the words that stand before the name of a rival."""
-        verdict = str.__new__(cls, value)
-        verdict._value_, verdict.words = value, words
-        return verdict
-
-    BETTER = "better", "better than"
-    UNCLEAR = "unclear", "not clearly different from"
-    WORSE = "worse", "worse than"
+    BETTER = "better"
+    UNCLEAR = "unclear"
+    WORSE = "worse"
 
 
 class Rival(NamedTuple):
@@ -60,7 +52,9 @@ class Rival(NamedTuple):
     @property
     def stands(self) -> str:
         """How the warm start stands against it."""
-        return f"{self.verdict.words} {self.name}"
+        if self.verdict is WarmStartVerdict.UNCLEAR:
+            return f"not clearly different from {self.name}"
+        return f"{self.verdict} than {self.name}"
 
 
 def is_finite(number: float | None) -> TypeGuard[float]:
