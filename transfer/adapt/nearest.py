@@ -146,7 +146,7 @@ class Nearest:
         like = most_similar_heads(model, task.visible(need_few_shot=False), target)
         # Of several the first: heads have hidden units of their own, so their mean is none of them.
         if target not in model.device_ids:
-            model.add_head(target, like=like[0])
+            model.add_head(target, like=like[:1])
         return Adapted(device_id=target, model=model, notes={"sources": [like[0]]})
 
 
@@ -183,7 +183,7 @@ def day_zero_head(
         table = hardware_table([vector, *(hardware[device_id] for device_id in sources)])
         near = dict(zip(sources, vector_distances(table, 0)[1:].tolist(), strict=True))
     like = min(near, key=lambda device_id: (near[device_id], device_id), default=model.device_ids[0])
-    model.add_head(target_device, like=like)
+    model.add_head(target_device, like=(like,))
     if model.trees is not None:
         # Measured numbers that nobody measured here are left out: they would be read as zeros.
         model.set_hardware(target_device, torch.from_numpy(hardware_table([vector])[0].copy()))

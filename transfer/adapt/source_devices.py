@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 
@@ -130,8 +130,6 @@ class SourceCorrection:
     A plain value: two with equal arrays and settings score alike.
     """
 
-    #: What its file calls it.
-    kind: ClassVar[str] = "source_devices"
     device_id: str
     source_model: SourceModel
     nets: SummaryNets | None = None

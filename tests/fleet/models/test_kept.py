@@ -84,18 +84,18 @@ def test_what_is_torn_missing_or_of_a_later_program_is_one_clear_error(
     path.unlink()
     with pytest.raises(CheckpointError, match="missing"):
         load_adapted(kept, TARGET)
-    for number, (about, message) in enumerate(
+    for number, about in enumerate(
         (
-            ({"kind": "majik", "settings": "{}"}, "reads source_devices"),
-            ({"kind": "source_devices", "settings": "{"}, "adapt the device again"),
-            ({"kind": "source_devices", "settings": "{}"}, "adapt the device again"),
-            (None, "adapt the device again"),
+            {"settings": "{"},
+            {"settings": "{}"},
+            {"other": "{}"},
+            None,
         )
     ):
         folder = tmp_path / f"v{number}"
         raw = save_arrays({"x": np.zeros(2, dtype=np.float32)}, metadata=about)
         checkpoint.save(folder, adapted.model, {}, beside={file_of(TARGET): raw})
-        with pytest.raises(TransferError, match=message):
+        with pytest.raises(TransferError, match="adapt the device again"):
             load_adapted(folder, TARGET)
 
 
@@ -105,8 +105,6 @@ def test_a_device_adds_at_most_two_megabytes(adapted: Adapted) -> None:
     assert len(raw) <= adapted.size_bytes + 4096
 
     class Huge:
-        kind = "source_devices"
-
         def arrays(self) -> dict[str, np.ndarray]:
             return {"x": np.zeros(MOST_BYTES // 4 + 1, dtype=np.float32)}
 
