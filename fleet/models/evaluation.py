@@ -2,8 +2,7 @@
 
 Behind `fleet eval`; reads the store, makes splits and rankers, leaves the rest to
 `transfer.evaluate.compare`. What measuring twice tells goes along: the noise floor that a regret must exceed,
-and the ceiling that one record of a candidate reaches when it ranks another record of it. Imports torch when
-called.
+and the ceiling that one record of a candidate reaches when it ranks another record of it.
 """
 
 from __future__ import annotations
@@ -12,6 +11,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+import numpy as np
 
 from agents.records import CandidateId, DeviceId
 from fleet.errors import FleetError
@@ -23,22 +24,24 @@ from fleet.models.versions import DatasetSnapshot, read_snapshot, train_config
 from fleet.store.noise import READING_COLUMNS, NoiseFloor, Reading, is_comparable, noise_floor, readings
 from fleet.store.reader import StoreReader
 from fleet.store.store import Store
+from transfer.adapt.kept import head_of
+from transfer.data.metrics import Metrics, evaluate_ranking
+from transfer.data.splits import Split, SplitKind, make_splits, near_copies
+from transfer.evaluate.compare import Comparison, Finished, compare
+from transfer.evaluate.rankers import KeptRanker, ModelRanker, Ranker
+from transfer.features.extractor import DEFAULT_SPEC
+from transfer.model import checkpoint
 from transfer.model.kinds import KINDS, reads_published
 from transfer.processes import workers_for
 
 if TYPE_CHECKING:
     from fleet.config.settings import FleetConfig
-    from transfer.data.metrics import Metrics
-    from transfer.data.splits import Split
-    from transfer.evaluate.compare import Comparison, Finished
-    from transfer.evaluate.rankers import Ranker
-
 
 #: A comparison, and what else there is to know of it, JSON-ready: `split`, `table_version`, `model` (that was
 #: judged, where it was not trained here), `folds_asked` (the split has fewer if there are fewer workloads),
 #: `near_copies` (held-out workloads with one on the training side of their split), `not_judged` (held-out
 #: candidates of the model that judge nobody, by device), `noise` and `ceilings` (of devices that have any).
-Evaluation = tuple["Comparison", JsonDict]
+Evaluation = tuple[Comparison, JsonDict]
 
 
 def evaluate_store(
@@ -65,9 +68,6 @@ def evaluate_store(
         FleetError: The devices are of several families.
         TransferError: There is too little to train or to judge.
     """
-    from transfer.data.splits import SplitKind, make_splits, near_copies
-    from transfer.evaluate.rankers import ModelRanker
-
     split_kind = SplitKind(split)
     reader = Store.read(Path(settings.store.path))
     kinds = KINDS[settings.training.model]
@@ -118,11 +118,6 @@ def evaluate_model(
         FleetError: There is no such model, it has no such head, it was not trained from this store, or every
             candidate was there when it was trained, or judges nobody.
     """
-    from transfer.adapt.kept import head_of
-    from transfer.evaluate.rankers import KeptRanker
-    from transfer.features.extractor import DEFAULT_SPEC
-    from transfer.model import checkpoint
-
     folder = latest(models) if version == "latest" else RegistryReader(models).path(version)
     model, manifest = checkpoint.load(folder, DEFAULT_SPEC)
     headless = [device_id for device_id in device_ids if device_id not in model.device_ids]
@@ -165,10 +160,6 @@ def _measured_after(
     Raises:
         FleetError: There are none.
     """
-    import numpy as np
-
-    from transfer.data.splits import Split
-
     dataset = snapshot.dataset
     earlier_ids = {
         candidate_id
@@ -197,8 +188,6 @@ def _judging(
     Raises:
         FleetError: None of the held-out ones may.
     """
-    import numpy as np
-
     dataset, may = snapshot.dataset, judged.not_ranked(snapshot.dataset)
     is_held = np.isfinite(dataset.latency_secs[held.test])
     if is_held.any() and not (is_held & may[held.test]).any():
@@ -224,8 +213,6 @@ def _judge(
     learnt: tuple[str, ...] = (),
     on_progress: Callable[[Finished], None] | None,
 ) -> Evaluation:
-    from transfer.evaluate.compare import compare
-
     noise, ceilings = measured_twice(reader, snapshot)
     comparison = compare(
         rankers,
@@ -252,10 +239,6 @@ def measured_twice(
     reader: StoreReader, snapshot: DatasetSnapshot
 ) -> tuple[dict[str, NoiseFloor], dict[str, Metrics]]:
     """Noise floor and ceiling of the devices with enough re-measurements."""
-    import numpy as np
-
-    from transfer.data.metrics import evaluate_ranking
-
     dataset = snapshot.dataset
     group_of = dict(zip(dataset.candidate_ids, dataset.group.tolist(), strict=True))
     floors: dict[str, NoiseFloor] = {}

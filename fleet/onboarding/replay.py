@@ -2,7 +2,7 @@
 
 Nothing is measured: the store answers. Of each workload one half of the device's recorded candidates can be
 "measured", and the head is judged on the other half, so that what was expected stands beside what is true.
-The model of the source devices is trained here, on their records alone. Imports torch when called.
+The model of the source devices is trained here, on their records alone.
 """
 
 from __future__ import annotations
@@ -19,11 +19,16 @@ from fleet.models.versions import load_snapshot, train_config
 from fleet.onboarding.adaptation import adaptation_report, family_devices, strategy_for
 from fleet.planner.settings import Clock
 from fleet.store.store import Store
+from transfer.adapt.base import Onboarding, Regime
+from transfer.adapt.sample_selection import SELECTORS, Choice, choose_in_rounds
+from transfer.data.dataset import Dataset
+from transfer.data.splits import few_of_each, within_workload
+from transfer.evaluate.rankers import judge
+from transfer.train.rows import trainable_devices
+from transfer.train.training import train
 
 if TYPE_CHECKING:
     from fleet.config.settings import FleetConfig
-    from transfer.adapt.base import Onboarding
-    from transfer.data.dataset import Dataset
 
 #: Most candidates of a workload that are looked at: imported logs have thousands.
 _MOST = 128
@@ -38,8 +43,6 @@ def onboard_recorded(settings: FleetConfig, device: str) -> dict[str, Any]:
         FleetError: The device has no records, or no source devices.
         TransferError: There is nothing to learn from.
     """
-    from transfer.evaluate.rankers import judge
-
     clock = Clock()
     recorded = _look_up(settings, device, clock)
     onboarding = recorded.onboarding
@@ -85,12 +88,6 @@ class _Recorded:
 
 def _look_up(settings: FleetConfig, device: str, clock: Clock) -> _Recorded:
     """Train a model of the source devices, choose the few-shot set, and look up what it measured."""
-    from transfer.adapt.base import Onboarding, Regime
-    from transfer.adapt.sample_selection import SELECTORS, Choice, choose_in_rounds
-    from transfer.data.splits import few_of_each
-    from transfer.train.rows import trainable_devices
-    from transfer.train.training import train
-
     seed, samples = settings.training.seed, settings.onboarding.samples
     with clock.part("read"):
         dataset = _family(settings, device)
@@ -144,8 +141,6 @@ def _divided(dataset: Dataset, device: str, seed: int) -> tuple[np.ndarray, np.n
     Raises:
         FleetError: There is nothing to judge by.
     """
-    from transfer.data.splits import within_workload
-
     half, column = within_workload(dataset, _JUDGED_SHARE, seed), dataset.column(device)
     measured = np.isfinite(dataset.latency_secs)
     by_others = np.delete(measured, column, axis=1).any(axis=1)

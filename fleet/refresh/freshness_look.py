@@ -1,7 +1,6 @@
 """One look at fresh records: whether each champion still orders them, or the one before would do better.
 
-Runs in the process of `fleet.refresh.process`; the decisions are those of `fleet.models.freshness`. Imports
-torch when called.
+Runs in the process of `fleet.refresh.process`; the decisions are those of `fleet.models.freshness`.
 """
 
 from __future__ import annotations
@@ -9,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -25,9 +24,8 @@ from fleet.models.versions import load_snapshot
 from fleet.refresh.request import RefreshRequest
 from fleet.refresh.run import opened
 from fleet.store.reader import StoreReader
-
-if TYPE_CHECKING:
-    from transfer.data.dataset import Dataset
+from transfer.data.dataset import Dataset
+from transfer.errors import DatasetError, TransferError
 
 
 def run_watch(request: RefreshRequest) -> dict[str, Any]:
@@ -101,8 +99,6 @@ class _Looks:
         return None if until is None else float(until)
 
     def _read(self, reader: StoreReader) -> Dataset | None:
-        from transfer.errors import DatasetError
-
         since = min(self._fresh_from.values())
         try:
             return load_snapshot(
@@ -143,8 +139,6 @@ class _Looks:
 
     def _standing(self, version: str, device_id: DeviceId, rows: np.ndarray) -> Standing | None:
         """How a head orders some rows; None where it cannot be asked, which the next refresh will report."""
-        from transfer.errors import TransferError
-
         if self._dataset is None:
             return None
         try:

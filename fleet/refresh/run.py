@@ -2,7 +2,7 @@
 
 Runs in the process of `fleet.refresh.process`. Every step leaves what the next one needs on the disk, so
 that the same request goes on after a kill: the plan (version of the table, version to start from), the
-epochs, the trained challenger, the version with the request's `run`. Imports torch when called.
+epochs, the trained challenger, the version with the request's `run`.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -38,10 +37,12 @@ from fleet.onboarding.adaptation import family_devices
 from fleet.refresh.request import PLAN, RefreshRequest, warm_epochs
 from fleet.store.reader import StoreReader
 from fleet.store.store import Store
+from transfer.adapt.maml import Maml
+from transfer.data.dataset import Dataset
+from transfer.errors import TransferError
+from transfer.features.extractor import DEFAULT_SPEC
+from transfer.model import checkpoint
 from transfer.model.kinds import BOOSTED, KINDS, is_extensible, reads_published
-
-if TYPE_CHECKING:
-    from transfer.data.dataset import Dataset
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -138,10 +139,6 @@ def run_start(request: RefreshRequest) -> JsonDict:
         FleetError: The store or the registry cannot be used.
         TransferError: The version cannot be read.
     """
-    from transfer.adapt.maml import Maml
-    from transfer.features.extractor import DEFAULT_SPEC
-    from transfer.model import checkpoint
-
     began = time.monotonic()
     registry, reader, devices = opened(request)
     snapshot = load_snapshot(reader, device_ids=devices, part=RecentPart())
@@ -223,9 +220,6 @@ def _planned(
     request: RefreshRequest, registry: Registry, reader: StoreReader, devices: Sequence[DeviceId]
 ) -> tuple[_Plan, WarmStart | None]:
     """The plan of this request as it was made first, and the version to start from."""
-    from transfer.errors import TransferError
-    from transfer.features.extractor import DEFAULT_SPEC
-
     path = Path(request.folder) / PLAN
     plan = None
     if path.exists():
@@ -258,8 +252,6 @@ def _planned(
         plan = _Plan(table_version=reader.version, base=base, why=why, run=run)
     start = None
     if plan.base:
-        from transfer.model import checkpoint
-
         try:
             model, _ = checkpoint.load_fleet_tlp(registry.path(plan.base), DEFAULT_SPEC)
             manifest = registry.manifest(plan.base)
