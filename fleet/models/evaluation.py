@@ -10,11 +10,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from agents.records import CandidateId, DeviceId
+from fleet.config.settings import FleetConfig
 from fleet.errors import FleetError
 from fleet.json_types import JsonDict
 from fleet.models.registry_file import latest
@@ -33,9 +33,6 @@ from transfer.features.extractor import DEFAULT_SPEC
 from transfer.model import checkpoint
 from transfer.model.kinds import KINDS, reads_published
 from transfer.processes import workers_for
-
-if TYPE_CHECKING:
-    from fleet.config.settings import FleetConfig
 
 #: A comparison, and what else there is to know of it, JSON-ready: `split`, `table_version`, `model` (that was
 #: judged, where it was not trained here), `folds_asked` (the split has fewer if there are fewer workloads),

@@ -10,10 +10,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from agents.records import CandidateId, DeviceId, DeviceSpec, WorkloadId, is_live
-from fleet.config.settings import select_devices
+from fleet.config.settings import FleetConfig, select_devices
 from fleet.drivers.session import EngineSession
 from fleet.errors import FleetError
 from fleet.json_types import Json, JsonDict
@@ -37,9 +36,6 @@ from fleet.store.delta.log import RECORDS
 from fleet.store.reader import StoreReader
 from fleet.store.store import Store
 from transfer.model.kinds import is_extensible
-
-if TYPE_CHECKING:
-    from fleet.config.settings import FleetConfig
 
 #: Samples of a workload, at least: fewer order nothing.
 _PER_WORKLOAD = 8

@@ -13,7 +13,6 @@ from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from agents.records import (
     Candidate,
@@ -24,6 +23,7 @@ from agents.records import (
     WorkloadId,
     is_live,
 )
+from fleet.config.settings import FleetConfig
 from fleet.drivers.session import EngineSession
 from fleet.errors import FleetError
 from fleet.json_types import JsonDict
@@ -61,9 +61,6 @@ from fleet.onboarding.text import WHY_FEWER
 from fleet.planner.collect import Collection
 from fleet.planner.settings import Clock, CollectSettings, Display
 from fleet.store.reader import StoreReader
-
-if TYPE_CHECKING:
-    from fleet.config.settings import FleetConfig
 
 
 def onboard_device(

@@ -9,11 +9,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from agents.records import DeviceId
+from fleet.config.settings import FleetConfig
 from fleet.errors import FleetError
 from fleet.models.versions import load_snapshot, train_config
 from fleet.onboarding.adaptation import adaptation_report, family_devices, strategy_for
@@ -26,9 +27,6 @@ from transfer.data.splits import few_of_each, within_workload
 from transfer.evaluate.rankers import judge
 from transfer.train.rows import trainable_devices
 from transfer.train.training import train
-
-if TYPE_CHECKING:
-    from fleet.config.settings import FleetConfig
 
 #: Most candidates of a workload that are looked at: imported logs have thousands.
 _MOST = 128
