@@ -230,11 +230,8 @@ def _train_fleet_tlp(task: TrainingTask) -> Trained:
         resumed_epochs=result.resumed_epochs,
         curve={
             "held_out_workloads": len(np.unique(task.dataset.group[task.stop_rows])),
-            "resumed_epochs": result.resumed_epochs,
             "train_loss": best.train_loss,
             "validation_loss": best.validation_loss,
-            "samples_per_s": sum(report.samples for report in result.history)
-            / max(1e-9, sum(report.seconds for report in result.history)),
             **({} if task.run.folder is None else {"curves": str(task.run.folder)}),
         },
     )
