@@ -179,8 +179,8 @@ class Opponents:
         rivals: Sequence[Incumbent],
         model_kind: str,
         *,
+        why_not: str,
         floor: float = 0.0,
-        why_not: str = "",
     ) -> DeviceDecision:
         """The verdict of `promotion.judge`, unless a person does not want it."""
         verdict = judge(

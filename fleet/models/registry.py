@@ -214,7 +214,6 @@ class Registry(RegistryReader):
         version: str,
         devices: Mapping[str, Mapping[str, Any]],
         *,
-        reason: str = "",
         retained: Mapping[str, str] | None = None,
     ) -> list[str]:
         """Let a version serve some devices from now on: all of them in one step.
@@ -226,7 +225,6 @@ class Registry(RegistryReader):
             version: A version that is there.
             devices: What is known of each device's head: `reason` (one sentence), `judged` (figures), and
                 `instead_of` (the version that it was found to take the place of; empty for none).
-            reason: Of those that say none.
             retained: Why the champions of further devices stay.
 
         Returns:
@@ -241,7 +239,7 @@ class Registry(RegistryReader):
             if missing:
                 raise RegistryError(f"{version} has no head for {', '.join(missing)}; nothing was published")
             champions = file.state().champions
-            done, changes = published(champions, version, sha256, devices, self._clock(), reason)
+            done, changes = published(champions, version, sha256, devices, self._clock())
             file.commit(with_reasons(done, retained or {}).values(), changes)
             return [device for device in sorted(devices) if done[DeviceId(device)].version == version]
 
