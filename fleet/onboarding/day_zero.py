@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-from agents.records import CandidateId, DeviceId, DeviceSpec, WorkloadId, is_live
+from agents.records import CandidateId, DeviceId, DeviceSpec, is_live
 from fleet.config.settings import FleetConfig, select_devices
 from fleet.drivers.session import EngineSession
 from fleet.errors import FleetError
@@ -225,11 +225,10 @@ def _adapted(
     onboarding = onboarding_of(
         *(snapshot, target, chosen, shipped.model, config, settings.training.seed), regime=Regime.BOTH_NEW
     )
-    learnt = frozenset(map(WorkloadId, shipped.manifest.get("trained_workloads", ())))
     onboarding = replace(
         onboarding,
         source_rows=np.zeros(0, dtype=np.int64),
-        inherited=learnt,
+        inherited=shipped.trained_workloads,
         origin=shipped.name,
     )
     strategy = strategy_for(settings.onboarding.strategy, onboarding.regime, is_alone=True)
