@@ -98,8 +98,8 @@ def _as_json(runs: Sequence[Metrics]) -> dict[str, Any]:
     }
 
 
-#: Splits of each seed; the same for all seeds where they are given as a list.
-Splits = Sequence[Split] | Callable[[int], Sequence[Split]]
+#: Gives the splits of a seed.
+Splits = Callable[[int], Sequence[Split]]
 #: What is said of the test rows, (rows of the split,) by ranker and device, and the seconds that it took.
 FitScores = tuple[Mapping[tuple[str, str], Floats], float]
 
@@ -159,7 +159,7 @@ def compare(
     Args:
         rankers: What to compare, by unlike names; fitted again and again.
         dataset: Candidates of all devices.
-        splits: What to hold out, for all seeds or made by seed.
+        splits: What to hold out, by seed.
         seeds: One run each; intervals need several to say something of initial weights.
         noise_floors: Relative difference of two measurements of one program, by device.
         workers: Processes that fit. The result does not depend on it: each fit runs on one thread.
@@ -180,7 +180,7 @@ def fits_of(rankers: Sequence[Ranker], splits: Splits, seeds: Sequence[int]) -> 
     return [
         Fit(ranker=ranker, split=split, seed=seed, place=place)
         for seed in seeds
-        for place, split in enumerate(splits(seed) if callable(splits) else splits)
+        for place, split in enumerate(splits(seed))
         for ranker in rankers
     ]
 

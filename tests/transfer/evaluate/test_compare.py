@@ -55,7 +55,7 @@ class Noisy:
 
 def test_a_ranker_is_shown_nothing_that_is_held_out_and_who_peeks_is_no_better_than_chance() -> None:
     peeker = Peeker()
-    found = compare([peeker], DATASET, FOLDS, [0])
+    found = compare([peeker], DATASET, lambda _: FOLDS, [0])
     assert len(peeker.shown) == 3
     for (dataset, rows, devices, _), split in zip(peeker.shown, FOLDS, strict=True):
         assert np.array_equal(rows, split.train)
@@ -76,7 +76,7 @@ def test_a_ranker_is_shown_nothing_that_is_held_out_and_who_peeks_is_no_better_t
 
 
 def test_differences_are_paired_and_the_json_is_whole_and_plain() -> None:
-    found = compare([Noisy(0.1, "good"), Noisy(2.0, "bad")], DATASET, FOLDS, [0, 1, 2])
+    found = compare([Noisy(0.1, "good"), Noisy(2.0, "bad")], DATASET, lambda _: FOLDS, [0, 1, 2])
     good, bad = (
         np.stack([run.tau_by_workload for run in found.metrics[name, "cpu.a"]]) for name in ("good", "bad")
     )
