@@ -337,7 +337,7 @@ def _judge(
     """
     from transfer.adapt.guard import strategies
     from transfer.data.splits import workload_folds
-    from transfer.evaluate.compare import Fold, judge_fits
+    from transfer.evaluate.compare import FitScores, Fold, judge_fits
     from transfer.evaluate.cross_validation import OnboardingPlan, onboard
     from transfer.processes import run_each, workers_for
 
@@ -357,7 +357,7 @@ def _judge(
     ]
     display.phase("learn", len(folds))
     workers = workers_for(len(dataset), 4 * len(folds) * settings.epochs)
-    scores = []
+    scores: list[FitScores] = []
     run = partial(onboard, dataset=dataset, plan=plan)
     for said in run_each(run, folds, workers, of="the cross-validation", pieces="folds"):
         display.step(1, folds[len(scores)].split.name)

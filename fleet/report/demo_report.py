@@ -181,7 +181,7 @@ def _onboarding(run: DemoRun, names: Mapping[WorkloadId, str]) -> JsonDict:
         for way in ("warm", "scratch")
     }
     ids = run.snapshot.dataset.workload_ids
-    differences = {}
+    differences: JsonDict = {}
     for rival, key in (("scratch", "difference"), ("nearest", "nearest_difference")):
         value, *interval = held_out.difference("warm", rival, target, "top1").listed()
         differences |= {key: value, f"{key}_interval": interval}

@@ -136,7 +136,7 @@ class ModelRanker:
         self.model = train_model(self.kind, task).model
 
     def score(self, dataset: Dataset, rows: Rows, device_id: str) -> Floats:
-        """Floats of the device's head. See `Ranker.score`."""
+        """Scores of the device's head. See `Ranker.score`."""
         assert self.model is not None  # it is fitted
         return self.model.score(dataset.features.take(rows), device_id)
 
@@ -157,6 +157,6 @@ class KeptRanker:
             self.model.head(device_id)
 
     def score(self, dataset: Dataset, rows: Rows, device_id: str) -> Floats:
-        """Floats of the device's head as it is served. See `Ranker.score`."""
+        """Scores of the device's head as it is served. See `Ranker.score`."""
         head = self.heads.get(device_id) or Adapted(device_id=device_id, model=self.model)
         return head.score_unseen(dataset.features.take(rows))
