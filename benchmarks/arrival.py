@@ -36,7 +36,7 @@ from fleet.config.settings import load_fleet, select_devices
 from fleet.models.versions import load_snapshot, train_config
 from fleet.report.demo import choose_devices
 from fleet.store.store import Store
-from transfer.evaluate.rankers import difference, judge_folds
+from transfer.evaluate.rankers import difference, judge
 
 WORKLOADS = 16
 #: Candidates of each workload on each known device; the new one measures twice as many to be judged on.
@@ -164,14 +164,14 @@ def _judge(folder: Path, target: DeviceId, version: str, asked: set[str], known:
     scratch = strategies()["scratch"].adapt(task)
 
     def compared(rows: np.ndarray) -> Figures:
-        ours, theirs = (
-            judge_folds(dataset, target, [(rows, one.score(view, rows))]) for one in (head, scratch)
-        )
+        ours, theirs = (judge(dataset, target, rows, one.score(view, rows)) for one in (head, scratch))
+        assert ours is not None
+        assert theirs is not None
         gain = difference([ours], [theirs], "top1")
         return {
-            "top1": ours.top1,
-            "scratch_top1": theirs.top1,
-            "random_top1": ours.random_top1,
+            "top1": ours.value("top1"),
+            "scratch_top1": theirs.value("top1"),
+            "random_top1": ours.value("random_top1"),
             "top1_minus_scratch": interval(gain),
             "judged_workloads": len(ours.groups),
             "judged_candidates": len(rows),

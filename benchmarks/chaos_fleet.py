@@ -308,7 +308,7 @@ class Trouble:
     def _signal_training(self, number: int) -> bool:
         """Send a signal to the training; false if none runs."""
         child = self._fleet.refresher._child
-        if child is None or child.has_ended:
+        if child is None or child.poll() is not None:
             return False
         os.kill(child.pid, number)
         return True

@@ -251,7 +251,7 @@ def _honest_models() -> Path:
     verdicts = {"board": {"reason": "better", "judged": {"top1": [0.8, 0.7, 0.9], "workloads": 3}}}
     model = FleetTLP(model_config(DEFAULT_SPEC, sizes), ("board",)).eval()
     version = registry.add(model, {**about, "verdicts": verdicts, "data_until": {"board": 1.7e9}})
-    registry.publish(version, {"board": {}}, reason="first")
+    registry.publish(version, {"board": {"reason": "first"}})
     return folder
 
 

@@ -18,14 +18,13 @@ import torch
 
 from agents.programs.build import scheduled
 from agents.records import Workload, is_imported
-from benchmarks.rivals.base import hold_out_workloads, need, of_device
+from benchmarks.rivals.base import hold_out_workloads, need, of_device, training_labels
 from fleet.json_types import JsonDict
 from transfer.arrays import Floats, Groups, Rows, Singles
 from transfer.data.dataset import Dataset
 from transfer.errors import TransferError
 from transfer.model.fleet_tlp import scoped_seed
 from transfer.model.inputs import torch_threads
-from transfer.train.rows import training_labels
 
 #: Columns of TVM's features with its workload group, and without it (the first ones).
 MLP_COLUMNS, XGB_COLUMNS = 172, 164

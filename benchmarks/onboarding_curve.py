@@ -34,8 +34,8 @@ from benchmarks.onboarding_cases import (
     with_few_shot,
 )
 from benchmarks.tables import interval
-from fleet.onboarding.adaptation import Onboarding, expectation
-from transfer.adapt.base import Regime, Strategy, is_enough
+from fleet.onboarding.adaptation import expectation
+from transfer.adapt.base import Onboarding, Regime, Strategy, is_enough
 from transfer.adapt.sample_selection import SELECTORS, Choice, Selector, choose_in_rounds
 from transfer.arrays import Floats
 from transfer.data.dataset import Dataset
@@ -184,7 +184,7 @@ class Experiment:
         dataset, (k, contender) = self.devices.dataset, asked
         how = [SELECTOR.name]
         if isinstance(contender, Adapting):
-            how = [repr(contender.strategy), contender.selector.name]
+            how = [contender.strategy.name, contender.selector.name]
         name = content_hash(
             canonical_json([case.regime.value, case.target, case.split, case.seed, k]),
             canonical_json(list(map(str, dataset.device_ids))),
@@ -257,7 +257,7 @@ def _points(
             seed=case.seed,
         )
         elapsed = stopwatch()
-        adapted = onboarding.adapt(contender.strategy, rows)
+        adapted = contender.strategy.adapt(onboarding)
         seconds = elapsed()
         expected = None
         if contender.states:

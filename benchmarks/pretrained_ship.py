@@ -11,10 +11,11 @@ from pathlib import Path
 
 import numpy as np
 
+from agents.records import DeviceId, as_json_dict, canonical_json
 from benchmarks.harness import stopwatch
 from benchmarks.tables import interval, markdown_table, write_page
 from fleet.json_types import Json, JsonDict
-from fleet.models.shipped_model import SHIPPED_KEY, ShippedDevice, write_shipped
+from fleet.models.shipped_model import DEVICES_NAME, SHIPPED_KEY, ShippedDevice
 from fleet.models.standings import mean_of
 from fleet.models.training import divide
 from fleet.models.versions import (
@@ -31,6 +32,7 @@ from transfer.adapt.base import Regime, without_device
 from transfer.adapt.nearest import ORIGIN
 from transfer.arrays import Floats, Rows
 from transfer.data.dataset import Dataset
+from transfer.model import checkpoint
 from transfer.model.fleet_tlp import FleetTLP
 from transfer.train.rows import TrainConfig
 from transfer.train.training import train
@@ -170,6 +172,25 @@ def train_model(
 def _config(epochs: int) -> TrainConfig:
     """As `fleet train` trains, with as many trees as a thousand workloads can teach (decision 49)."""
     return replace(train_config(epochs), device="cpu", lends=True, trees=_TREES)
+
+
+def write_shipped(
+    folder: Path, model: FleetTLP, manifest: Json, devices: Mapping[DeviceId, ShippedDevice]
+) -> None:
+    """Write a model with a head for each of some devices as it is shipped; the folder must not be there.
+
+    The manifest is as of versions, with the model's name under `SHIPPED_KEY`, and `expected`; also
+    `expected_elsewhere` where processors of several models measured (`ShippedModel.expected`).
+    """
+    entries = {
+        str(name): {
+            "spec": as_json_dict(device.spec),
+            "descriptor": as_json_dict(device.descriptor),
+            "fingerprint": {str(program): secs for program, secs in device.fingerprint.items()},
+        }
+        for name, device in devices.items()
+    }
+    checkpoint.save(folder, model, manifest, beside={DEVICES_NAME: canonical_json(entries).encode()})
 
 
 def ship(

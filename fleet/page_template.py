@@ -30,7 +30,7 @@ _SCORES = tuple((score * 100, f"{score:g}") for score in (0, 0.25, 0.5, 0.75, 1)
 class Mark:
     """One shape of a plot; places are in percent of its row."""
 
-    #: `dot`, `ring`, `square`, `tick`, `point`; `span` (thin), `bar` (thick) and `trend` have an end.
+    #: `dot`, `ring`, `square`, `tick`; `span` (thin), `bar` (thick) and `trend` have an end.
     shape: str
     x: float
     y: float = 50
@@ -53,8 +53,6 @@ class Plot:
     ticks: Sequence[tuple[float, str]] = _SCORES
     axis: str = ""
     legend: Sequence[tuple[str, int, str]] = ()
-    #: A tall plot has one field of points a row.
-    is_tall: bool = False
 
 
 def write_report(report: Mapping[str, Any], html: str, folder: Path) -> tuple[Path, Path]:

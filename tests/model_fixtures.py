@@ -17,7 +17,6 @@ from transfer.features.blocks import CPU_LAYOUT, FeatureBlock
 from transfer.features.extractor import FeatureSpec
 from transfer.model.encoder import ModelSizes
 from transfer.model.fleet_tlp import FleetTLP, model_config, scoped_seed
-from transfer.train.losses import LossWeights
 from transfer.train.rows import TrainConfig
 
 SPEC = FeatureSpec(
@@ -36,7 +35,7 @@ SIZES = ModelSizes(
     head_width=8,
     dropout=0.1,
 )
-CONFIG = TrainConfig(epochs=15, workloads_per_batch=3, learning_rate=5e-3, sizes=SIZES, loss=LossWeights())
+CONFIG = TrainConfig(epochs=15, workloads_per_batch=3, learning_rate=5e-3, sizes=SIZES)
 DEVICES = ("cpu.a", "cpu.b", "cpu-new")
 #: Dense arrays of a block.
 DENSE = ("categories", "numbers", "mask", "workload", "summary")
@@ -176,7 +175,6 @@ def make_dataset(workloads: int = 8, candidates: int = 10, seed: int = 0) -> Dat
         device_ids=tuple(DeviceId(d) for d in DEVICES),
         latency_secs=latency,
         failed=np.isnan(latency) & (random.random((n, 3)) < 0.3),
-        flops=np.full(workloads, 1e6),
         weight=np.ones(workloads),
         hardware=random.normal(size=(3, 2)).astype(np.float32),
     )

@@ -48,14 +48,8 @@ def full_report(names: tuple[str, ...] = ("first", "second", "new"), **changes: 
     found = part("report") | {
         "devices": {name: device(name) for name in names},
         "workloads": list(WORKLOADS),
-        "held_out": list(WORKLOADS),
-        "model": model(*names[:-1]),
+        "model": model(*names),
         "onboarding": onboarding(device=names[-1]),
-        "similarity": {
-            "kendall_tau": {a: {b: 1.0 if a == b else 0.7 for b in names} for a in names},
-            "shared_candidates": 7,
-        },
-        "predicted": {names[-1]: [[place / 15, 1 / (1 + place)] for place in range(16)]},
         "protocol": asdict(Protocol()),
     }
     return complete(found | changes)

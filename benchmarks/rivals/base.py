@@ -25,8 +25,20 @@ from transfer.errors import TransferError
 from transfer.evaluate.rankers import Ranker
 from transfer.features.flat import flat_inputs
 from transfer.features.hardware import vector_distances
+from transfer.train.rows import need_pairs
 
 _Model = TypeVar("_Model")
+
+
+def training_labels(dataset: Dataset, rows: Rows, devices: Sequence[str]) -> Singles:
+    """(n, D) relative speeds in (0, 1] of rows to learn from, NaN where there is none.
+
+    Raises:
+        TransferError: On a device no workload has two measured candidates among the rows.
+    """
+    need_pairs(dataset, rows, devices)
+    columns = [dataset.column(device_id) for device_id in devices]
+    return dataset.labels(rows)[:, columns].astype(np.float32)
 
 
 def nearest_first(

@@ -16,13 +16,12 @@ from torch import Tensor, nn
 
 from benchmarks.rivals.base import of_device
 from transfer.arrays import Floats, Rows
-from transfer.data.batches import PaddedBatch, draw_batches
 from transfer.data.dataset import Dataset
 from transfer.model.encoder import Standardise
 from transfer.model.fleet_tlp import scoped_seed
 from transfer.model.inputs import torch_threads
-from transfer.train.losses import LossWeights, head_loss
-from transfer.train.rows import training_labels
+from transfer.train.losses import head_loss
+from transfer.train.rows import PaddedBatch, TrainConfig, gather_rows, lay_out
 
 #: Factor on the rate when another perceptron is the start.
 _FINE_TUNING_SHARE = 0.3
@@ -63,10 +62,10 @@ class SummaryMlp:
     def fit(self, dataset: Dataset, rows: Rows, devices: Sequence[str], seed: int) -> None:
         """Train all heads at once. See `Ranker.fit`."""
         config, random = self.config, np.random.default_rng(seed)
-        labels = torch.from_numpy(training_labels(dataset, rows, devices))
-        group = dataset.group[rows]
-        groups = [np.flatnonzero(group == one) for one in np.unique(group)]
-        x = torch.from_numpy(np.ascontiguousarray(dataset.features.take(rows).summary, dtype=np.float32))
+        data = gather_rows(dataset, rows, tuple(devices))
+        labels = torch.from_numpy(data.labels.copy())
+        summary = dataset.features.take(data.rows).summary
+        x = torch.from_numpy(np.ascontiguousarray(summary, dtype=np.float32))
         rate = config.learning_rate * (1.0 if self.start is None else _FINE_TUNING_SHARE)
         with scoped_seed(seed), torch_threads(1):
             self._build(x, tuple(devices))
@@ -75,7 +74,7 @@ class SummaryMlp:
             schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, config.epochs)
             self._trunk.train()
             for _ in range(config.epochs):
-                for batch in draw_batches(groups, workloads=4, most=64, random=random):
+                for batch in map(lay_out, data.batches(TrainConfig(), random)):
                     loss = self._loss(x, labels, batch)
                     if loss is not None:
                         optimizer.zero_grad(set_to_none=True)
@@ -126,9 +125,7 @@ class SummaryMlp:
         losses = []
         for head in range(len(self._heads)):
             target = targets[:, head][batch.place]
-            loss = head_loss(
-                logits[:, head][batch.place], target, target.isfinite() & batch.filled, terms=LossWeights()
-            )
+            loss = head_loss(logits[:, head][batch.place], target, target.isfinite() & batch.filled)
             if loss is not None:
                 losses.append(loss)
         return torch.stack(losses).mean() if losses else None

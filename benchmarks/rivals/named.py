@@ -94,9 +94,10 @@ def run_kept_fits(fits: Sequence[Fit], dataset: Dataset, folder: Path, workers: 
     paths = [folder / f"{fit.ranker.name}-{_name(fit, data)}.json" for fit in fits]
     missing = [fit for fit, path in zip(fits, paths, strict=True) if read_kept(path) is None]
     made = run_fits(missing, dataset, workers=workers)
-    for path in paths:
+    for fit, path in zip(fits, paths, strict=True):
         found = kept(path, lambda: _values(next(made)))
-        yield {name: np.array(values) for name, values in found["scores"].items()}, found["seconds"]
+        scores = {(fit.ranker.name, name): np.array(values) for name, values in found["scores"].items()}
+        yield scores, found["seconds"]
 
 
 def _name(fit: Fit, data: str) -> str:
@@ -110,7 +111,7 @@ def _name(fit: Fit, data: str) -> str:
 
 def _values(found: FitScores) -> Figures:
     scores, seconds = found
-    return {"scores": {name: values.tolist() for name, values in scores.items()}, "seconds": seconds}
+    return {"scores": {name: values.tolist() for (_, name), values in scores.items()}, "seconds": seconds}
 
 
 #: A thousand rows are one published batch, so 50 epochs are 50 steps: MTL-TLP with batches that give more.

@@ -12,13 +12,12 @@ from typing import Any, Literal
 
 import numpy as np
 
-from benchmarks.rivals.base import flat_features, hold_out_workloads, need, of_device
+from benchmarks.rivals.base import flat_features, hold_out_workloads, need, of_device, training_labels
 from fleet.json_types import Json
 from transfer.arrays import Floats, Groups, Rows, Singles
 from transfer.data.dataset import Dataset
 from transfer.data.ranking import rank_agreement
 from transfer.model.trees import tree_inputs
-from transfer.train.rows import training_labels
 
 Params = Json
 

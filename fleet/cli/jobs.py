@@ -63,8 +63,7 @@ def demo(
     """
     from fleet.report.demo import DemoSettings, run_demo, start_over
     from fleet.report.demo_report import build_report
-    from fleet.report.page import write
-    from fleet.report.summary import print_summary
+    from fleet.report.page import print_summary, write
     from fleet.terminal_text import TerminalConsole
 
     settings = DemoSettings(

@@ -219,7 +219,7 @@ def compare_versions(first: Json, second: Json) -> list[JsonDict]:
             }
             change = new[0] / old[0] - 1.0
             noise = float(np.hypot(*noises))
-            rows.append(_row({**about, "unit": ""}, (old[0], new[0]), change, noise, 1))
+            rows.append(_row(about, (old[0], new[0]), change, noise, 1))
     return rows
 
 

@@ -13,7 +13,7 @@ from typing import Annotated, Any, Final
 
 import pyarrow as pa
 import pyarrow.compute as pc
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import Field
 
 from agents.codec import MOST_VALUES
 from agents.device.replay_file import Recorded
@@ -21,6 +21,7 @@ from agents.records import DeviceId, Outcome, Workload, as_json_dict
 from fleet.errors import StoreError
 from fleet.interchange.logs.json_values import FAILURE_MARK_SECS, LEAST_SECS, MAX_TIMESTAMP, object_in
 from transfer.language.primitives import MAX_TEXT
+from transfer.model.manifest import Declared
 
 #: Whole numbers beyond this are none of a host or program; every reader of JSON keeps those below.
 _MOST_NUMBER: Final = 2**53
@@ -33,19 +34,13 @@ _Count = Annotated[int, Field(ge=0, lt=_MOST_NUMBER)]
 _WORKLOAD_ID: Final = re.compile(r"[0-9a-f]{16}")
 
 
-class _Declared(BaseModel):
-    """Keys of a known type, and any others beside them."""
-
-    model_config = ConfigDict(extra="allow", strict=True, allow_inf_nan=False)
-
-
-class CardNoise(_Declared):
+class CardNoise(Declared):
     """The last A/A run of a device, as a card has it."""
 
     median_change: float
 
 
-class CardDevice(_Declared):
+class CardDevice(Declared):
     """What a card says of a device."""
 
     records: _Count
@@ -55,7 +50,7 @@ class CardDevice(_Declared):
     processor: str | None
 
 
-class Card(_Declared):
+class Card(Declared):
     """What programs read of a data card (`fleet.datasets.data_card` writes it)."""
 
     name: Annotated[str, Field(pattern=f"^(?:{NAME.pattern})$")]
@@ -67,19 +62,6 @@ class Card(_Declared):
     operators: dict[str, Any]
     networks: dict[str, Any]
     faults: list[str]
-
-
-def check_card(card: Any) -> None:
-    """Refuse a card that a program stumbles over.
-
-    Raises:
-        StoreError: A key is missing, or of another type.
-    """
-    try:
-        Card.model_validate(card)
-    except ValidationError as error:
-        first = error.errors(include_url=False, include_input=False)[0]
-        raise StoreError(f"{'.'.join(map(str, first['loc'])):.80}: {first['msg']:.120}") from None
 
 
 def check_head(devices: Mapping[DeviceId, Recorded], workloads: Iterable[Workload]) -> None:

@@ -21,7 +21,7 @@ from typing import Any, Final, TypeVar
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
-from numpy.typing import NDArray
+from pydantic import ValidationError
 
 from agents.codec import bounded_json
 from agents.device.bounded_parquet import RowBudget
@@ -30,12 +30,14 @@ from agents.errors import AgentError
 from agents.files import check_regular, read_regular
 from agents.records import DeviceId, Workload, record_id_of
 from fleet.archive.checks import Seen, row_faults
-from fleet.datasets.claims import check_card, check_head, check_rows
+from fleet.datasets.claims import Card, check_head, check_rows
 from fleet.errors import FleetError, StoreError
 from fleet.store.catalog import check_name
 from fleet.store.delta.log import file_sum
 from fleet.store.delta.schema import FILE_SCHEMA, check_columns
 from fleet.terminal_text import visible
+from transfer.arrays import Ints
+from transfer.model.manifest import first_fault
 
 RECORDS: Final = "records.parquet"
 CARD: Final = "dataset.json"
@@ -219,7 +221,7 @@ def _check_columns_of(file: pq.ParquetFile) -> None:
             raise StoreError(f"column {field.name} is not there, or not of type {field.type}")
 
 
-def _pieces(batch: pa.RecordBatch, lengths: NDArray[np.int64]) -> Iterator[pa.Table]:
+def _pieces(batch: pa.RecordBatch, lengths: Ints) -> Iterator[pa.Table]:
     """Rows with their texts written out, so many at a time that these take little room."""
     ends = np.cumsum(lengths)
     start = 0
@@ -280,8 +282,8 @@ def _card(folder: Path) -> dict[str, Any]:
             "the version that wrote it"
         )
     try:
-        check_card(card)
-    except StoreError as error:
-        raise DatasetRefusedError(f"{path}: {visible(str(error))}; publish it again") from None
+        Card.model_validate(card)
+    except ValidationError as error:
+        raise DatasetRefusedError(f"{path}: {visible(first_fault(error))}; publish it again") from None
     assert isinstance(card, dict)
     return card

@@ -2,18 +2,19 @@
 
 Behind `fleet eval`; reads the store, makes splits and rankers, leaves the rest to
 `transfer.evaluate.compare`. What measuring twice tells goes along: the noise floor that a regret must exceed,
-and the ceiling that one record of a candidate reaches when it ranks another record of it. Imports torch when
-called.
+and the ceiling that one record of a candidate reaches when it ranks another record of it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from agents.records import CandidateId, DeviceId
+from fleet.config.settings import FleetConfig
 from fleet.errors import FleetError
 from fleet.json_types import JsonDict
 from fleet.models.registry_file import latest
@@ -23,51 +24,21 @@ from fleet.models.versions import DatasetSnapshot, read_snapshot, train_config
 from fleet.store.noise import READING_COLUMNS, NoiseFloor, Reading, is_comparable, noise_floor, readings
 from fleet.store.reader import StoreReader
 from fleet.store.store import Store
+from transfer.adapt.kept import head_of
+from transfer.data.metrics import Metrics, evaluate_ranking
+from transfer.data.splits import Split, SplitKind, make_splits, near_copies
+from transfer.evaluate.compare import Comparison, Finished, compare
+from transfer.evaluate.rankers import KeptRanker, ModelRanker, Ranker
+from transfer.features.extractor import DEFAULT_SPEC
+from transfer.model import checkpoint
 from transfer.model.kinds import KINDS, reads_published
 from transfer.processes import workers_for
 
-if TYPE_CHECKING:
-    from fleet.config.settings import FleetConfig
-    from transfer.data.metrics import Metrics
-    from transfer.data.splits import Split
-    from transfer.evaluate.compare import Comparison, Finished
-    from transfer.evaluate.rankers import Ranker
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Evaluation:
-    """What `fleet eval` found."""
-
-    comparison: Comparison
-    #: What A/A runs say of a device, by device; only those that have any.
-    noise: Mapping[str, NoiseFloor]
-    #: How well first records rank second ones, by device, over the workloads with two such candidates.
-    ceilings: Mapping[str, Metrics]
-    table_version: int
-    #: What was held out.
-    split: str = ""
-    #: Held-out workloads with a near-copy (same operator and shapes) on the training side of their split.
-    near_copies: int = 0
-    #: The model that was judged, where it was not trained here.
-    model: str | None = None
-    #: Parts of the workloads that were asked for; the split has fewer if there are fewer workloads.
-    folds_asked: int | None = None
-    #: Of that model: held-out candidates that judge nobody (`fleet.models.training_rows`), by device.
-    not_judged: Mapping[str, int] = field(default_factory=dict)
-
-    def as_json(self) -> dict[str, Any]:
-        """Everything, JSON-ready."""
-        return {
-            "split": self.split,
-            "table_version": self.table_version,
-            "model": self.model,
-            "folds_asked": self.folds_asked,
-            "near_copies": self.near_copies,
-            "not_judged": dict(self.not_judged),
-            "noise": {device_id: asdict(floor) for device_id, floor in self.noise.items()},
-            "ceilings": ceilings_as_json(self.ceilings),
-            **self.comparison.as_json(),
-        }
+#: A comparison, and what else there is to know of it, JSON-ready: `split`, `table_version`, `model` (that was
+#: judged, where it was not trained here), `folds_asked` (the split has fewer if there are fewer workloads),
+#: `near_copies` (held-out workloads with one on the training side of their split), `not_judged` (held-out
+#: candidates of the model that judge nobody, by device), `noise` and `ceilings` (of devices that have any).
+Evaluation = tuple[Comparison, JsonDict]
 
 
 def evaluate_store(
@@ -94,9 +65,6 @@ def evaluate_store(
         FleetError: The devices are of several families.
         TransferError: There is too little to train or to judge.
     """
-    from transfer.data.splits import SplitKind, make_splits, near_copies
-    from transfer.evaluate.rankers import ModelRanker
-
     split_kind = SplitKind(split)
     reader = Store.read(Path(settings.store.path))
     kinds = KINDS[settings.training.model]
@@ -111,17 +79,18 @@ def evaluate_store(
     passes = len(rankers) * seeds * folds * settings.training.epochs
     workers = workers_for(len(snapshot.dataset), passes)
     tried = range(first, first + seeds)
-    judged = _judge(reader, snapshot, rankers, splits_of, tried, workers=workers, on_progress=on_progress)
+    comparison, about = _judge(
+        reader, snapshot, rankers, splits_of, tried, workers=workers, on_progress=on_progress
+    )
     copies = 0
     if split_kind in {SplitKind.BY_WORKLOAD, SplitKind.BY_NETWORK}:
         parts = splits_of(first)
         copies = sum(len(near_copies(snapshot.dataset, snapshot.workloads, part)) for part in parts)
-    return replace(
-        judged,
-        split=split_kind.value,
-        near_copies=copies,
-        folds_asked=folds if split_kind is SplitKind.BY_WORKLOAD else None,
-    )
+    return comparison, about | {
+        "split": split_kind.value,
+        "near_copies": copies,
+        "folds_asked": folds if split_kind is SplitKind.BY_WORKLOAD else None,
+    }
 
 
 def evaluate_model(
@@ -146,11 +115,6 @@ def evaluate_model(
         FleetError: There is no such model, it has no such head, it was not trained from this store, or every
             candidate was there when it was trained, or judges nobody.
     """
-    from transfer.adapt.kept import head_of
-    from transfer.evaluate.rankers import KeptRanker
-    from transfer.features.extractor import DEFAULT_SPEC
-    from transfer.model import checkpoint
-
     folder = latest(models) if version == "latest" else RegistryReader(models).path(version)
     model, manifest = checkpoint.load(folder, DEFAULT_SPEC)
     headless = [device_id for device_id in device_ids if device_id not in model.device_ids]
@@ -179,10 +143,10 @@ def evaluate_model(
     heads = {device_id: head_of(model, folder, manifest, device_id) for device_id in chosen}
     ranker = KeptRanker(name=folder.name, model=model, heads=heads)
     seeds, learnt = [settings.training.seed], tuple(chosen)
-    evaluation = _judge(
+    comparison, about = _judge(
         reader, snapshot, [ranker], lambda _: [held], seeds, learnt=learnt, on_progress=on_progress
     )
-    return replace(evaluation, split=held.name, model=folder.name, not_judged=not_judged)
+    return comparison, about | {"split": held.name, "model": folder.name, "not_judged": not_judged}
 
 
 def _measured_after(
@@ -193,10 +157,6 @@ def _measured_after(
     Raises:
         FleetError: There are none.
     """
-    import numpy as np
-
-    from transfer.data.splits import Split
-
     dataset = snapshot.dataset
     earlier_ids = {
         candidate_id
@@ -225,8 +185,6 @@ def _judging(
     Raises:
         FleetError: None of the held-out ones may.
     """
-    import numpy as np
-
     dataset, may = snapshot.dataset, judged.not_ranked(snapshot.dataset)
     is_held = np.isfinite(dataset.latency_secs[held.test])
     if is_held.any() and not (is_held & may[held.test]).any():
@@ -252,8 +210,6 @@ def _judge(
     learnt: tuple[str, ...] = (),
     on_progress: Callable[[Finished], None] | None,
 ) -> Evaluation:
-    from transfer.evaluate.compare import compare
-
     noise, ceilings = measured_twice(reader, snapshot)
     comparison = compare(
         rankers,
@@ -265,19 +221,21 @@ def _judge(
         learnt=learnt,
         on_progress=on_progress,
     )
-    return Evaluation(
-        comparison=comparison, noise=noise, ceilings=ceilings, table_version=snapshot.table_version
-    )
+    return comparison, {
+        "table_version": snapshot.table_version,
+        "model": None,
+        "folds_asked": None,
+        "near_copies": 0,
+        "not_judged": {},
+        "noise": {device_id: asdict(floor) for device_id, floor in noise.items()},
+        "ceilings": ceilings_as_json(ceilings),
+    }
 
 
 def measured_twice(
     reader: StoreReader, snapshot: DatasetSnapshot
 ) -> tuple[dict[str, NoiseFloor], dict[str, Metrics]]:
     """Noise floor and ceiling of the devices with enough re-measurements."""
-    import numpy as np
-
-    from transfer.data.metrics import evaluate_ranking
-
     dataset = snapshot.dataset
     group_of = dict(zip(dataset.candidate_ids, dataset.group.tolist(), strict=True))
     floors: dict[str, NoiseFloor] = {}

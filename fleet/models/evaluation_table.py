@@ -18,7 +18,7 @@ _Estimate = Sequence[float]
 
 
 def print_evaluation(evaluation: Json) -> None:
-    """Print what `fleet.models.evaluation.Evaluation.as_json` gives on standard output."""
+    """Print all of a `fleet.models.evaluation.Evaluation` on standard output."""
     from fleet.terminal_text import TerminalConsole
 
     print_line = TerminalConsole().print

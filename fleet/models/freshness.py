@@ -17,10 +17,10 @@ from enum import StrEnum
 from pathlib import Path
 
 import numpy as np
-from numpy.typing import NDArray
 
 from fleet.json_types import Json, JsonDict
-from fleet.models.standings import Floats, Standing, listed, mean_of
+from fleet.models.standings import Standing, mean_of
+from transfer.arrays import Floats, Groups, Rows
 from transfer.data.intervals import Estimate
 
 # The curve of each device's onboardings, beside the models: what they came to, by number of samples.
@@ -98,16 +98,14 @@ class Look:
     figures: Json
 
 
-def window(
-    measured_at: Floats, workload: NDArray[np.int32], least: int, most: int = WINDOW
-) -> NDArray[np.int64]:
-    """Places of the newest `most` fresh records, without those of workloads with fewer than `least` of them.
+def window(measured_at: Floats, workload: Groups, least: int) -> Rows:
+    """Places of the newest fresh records, without those of workloads with fewer than `least` of them.
 
     `measured_at` (n,) is in Unix seconds, `workload` (n,) the number of each one's workload.
     """
-    newest = np.argsort(-measured_at, kind="stable")[:most]
+    newest = np.argsort(-measured_at, kind="stable")[:WINDOW]
     counts = np.bincount(workload[newest])
-    chosen: NDArray[np.int64] = np.sort(newest[counts[workload[newest]] >= least])
+    chosen: Rows = np.sort(newest[counts[workload[newest]] >= least])
     return chosen
 
 
@@ -140,21 +138,19 @@ def look(
         "workloads": count,
         "records": int(champion.counts.sum()),
         "level": LEVEL,
-        "champion": listed(estimate),
+        "champion": estimate.listed(),
     }
     text = f"tau {estimate.value:.3f} on {figures['records']} fresh records of {count} workloads"
     before = _published_tau(published)
     fallen = False
     if before is not None:
-        figures["published"] = listed(before)
+        figures["published"] = before.listed()
         fallen = estimate.high < before.value and estimate.value < before.low - _LEAST_FALL
         text += f", {before.value:.3f} when published"
     freshness = Freshness.STALE if fallen else Freshness.GOOD
     if previous is not None and previous_version:
-        if not np.array_equal(previous.groups, champion.groups):
-            raise ValueError(f"{device_id}: both versions must be asked about the same records")
         ahead = mean_of(previous.tau).minus(now).estimate(LEVEL)
-        figures |= {"previous": listed(mean_of(previous.tau).estimate(LEVEL)), "ahead": listed(ahead)}
+        figures |= {"previous": mean_of(previous.tau).estimate(LEVEL).listed(), "ahead": ahead.listed()}
         text += (
             f"; {previous_version} gives {figures['previous'][0]:.3f} on the same "
             f"({ahead.value:+.3f}, {ahead.low:+.3f} to {ahead.high:+.3f})"

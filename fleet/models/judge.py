@@ -8,11 +8,10 @@ torch when called.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
-from numpy.typing import NDArray
 
 from agents.records import DeviceId, WorkloadId
 from fleet.json_types import Json, JsonDict
@@ -33,6 +32,7 @@ from fleet.models.standings import LEAST_RANKED, Standing
 from fleet.models.training_rows import JudgedRows
 from fleet.models.versions import DatasetSnapshot, held_out, measured_workloads, training_workloads
 from fleet.store.reader import StoreReader
+from transfer.arrays import Rows
 
 if TYPE_CHECKING:
     from transfer.model.tlp_model import TlpModel
@@ -44,7 +44,7 @@ class _Ground:
 
     opponents: Opponents
     #: Measured candidates of held-out workloads that no version of the comparison has learnt from.
-    rows: NDArray[np.int64]
+    rows: Rows
     #: Noise floor of the device.
     floor: float
     rivals: list[Incumbent]
@@ -52,31 +52,34 @@ class _Ground:
     why_not: str
 
 
-@dataclass(slots=True, eq=False, kw_only=True)
 class Judge:
-    """Compares heads on what a snapshot holds of clean held-out workloads; nothing of it is learnt from."""
+    """Compares heads on what a snapshot holds of clean held-out workloads; nothing of it is learnt from.
 
-    #: Heads of the shipped model for the devices of the registry and the store.
-    shipped: ShippedHeads
-    snapshot: DatasetSnapshot
-    #: Which measurements no model chose, and which are not suspect: those that are both judge.
-    judged: JudgedRows
-    #: Workloads that the challengers have learnt from.
-    trained: Collection[WorkloadId]
-    #: Those that the version has which one of them went on from (`training_workloads`).
-    inherited: Collection[WorkloadId] = ()
-    _held: frozenset[WorkloadId] = field(init=False)
-    _heads: HeadCache = field(init=False)
-    #: (N, D) masks.
-    _not_ranked: NDArray[np.bool_] = field(init=False)
-    _steady: NDArray[np.bool_] = field(init=False)
-    _grounds: dict[str, _Ground] = field(init=False, default_factory=dict)
+    Args:
+        shipped: Heads of the shipped model for the devices of the registry and the store.
+        snapshot: What was measured.
+        judged: Which measurements no model chose, and which are not suspect: those that are both judge.
+        trained: Workloads that the challengers have learnt from.
+        inherited: Those that the version has which one of them went on from (`training_workloads`).
+    """
 
-    def __post_init__(self) -> None:
-        self._heads = HeadCache(self.shipped.registry)
-        dataset = self.snapshot.dataset
-        self._held = held_out(self.snapshot.workloads[workload_id] for workload_id in dataset.workload_ids)
-        self._not_ranked, self._steady = self.judged.not_ranked(dataset), self.judged.steady(dataset)
+    def __init__(
+        self,
+        *,
+        shipped: ShippedHeads,
+        snapshot: DatasetSnapshot,
+        judged: JudgedRows,
+        trained: Collection[WorkloadId],
+        inherited: Collection[WorkloadId] = (),
+    ) -> None:
+        self._shipped, self._snapshot = shipped, snapshot
+        self._floors, self._heads = judged.floors, HeadCache(shipped.registry)
+        dataset = snapshot.dataset
+        held = held_out(snapshot.workloads[workload_id] for workload_id in dataset.workload_ids)
+        self._held = held.difference(trained, inherited)
+        #: (N, D) masks.
+        self._not_ranked, self._steady = judged.not_ranked(dataset), judged.steady(dataset)
+        self._grounds: dict[str, _Ground] = {}
 
     def verdicts(self, models: Sequence[TlpModel], heads: Sequence[str]) -> list[list[DeviceDecision]]:
         """Decide about the heads of one or several challengers, all judged on the same candidates.
@@ -109,7 +112,7 @@ class Judge:
             if champion is None or shipped is None:
                 continue
             if opponents.gone:
-                if self.shipped.serve_instead(champion, opponents.gone):
+                if self._shipped.serve_instead(champion, opponents.gone):
                     reasons[device_id] = opponents.gone
                 continue
             if ground.why_not or champion.pinned_at is not None:
@@ -118,7 +121,7 @@ class Judge:
             if (decision := shipped_takes(device_id, serving, box, ground.floor)) is None:
                 continue
             said = {"reason": decision.reason, "judged": decision.judged, "instead_of": champion.version}
-            if self.shipped.serve(shipped, said):
+            if self._shipped.serve(shipped, said):
                 reasons[device_id] = decision.reason
         return reasons
 
@@ -128,7 +131,7 @@ class Judge:
         ground = self._ground(device_id)
         # It has nothing beside it yet.
         mine = Adapted(device_id=device_id, model=model)
-        challenger = head_standing(mine, self.snapshot.dataset, ground.rows, ground.floor)
+        challenger = head_standing(mine, self._snapshot.dataset, ground.rows, ground.floor)
         verdict = ground.opponents.decide(
             challenger, ground.rivals, model.kind, floor=ground.floor, why_not=ground.why_not
         )
@@ -136,23 +139,23 @@ class Judge:
 
     def _ground(self, device_id: DeviceId) -> _Ground:
         if device_id not in self._grounds:
-            opponents = opponents_of(device_id, self.shipped, self._heads)
-            floor = self.judged.floors.get(device_id, 0.0)
+            opponents = opponents_of(device_id, self._shipped, self._heads)
+            floor = self._floors.get(device_id, 0.0)
             learnt = (opponent.learnt for opponent in opponents.heads)
-            fair = self._held.difference(self.trained, self.inherited, *learnt)
+            fair = self._held.difference(*learnt)
             rows = self._rows(device_id, fair)
             self._grounds[device_id] = _Ground(
                 opponents=opponents,
                 rows=rows,
                 floor=floor,
-                rivals=opponents.rivals(self.snapshot.dataset, rows, floor),
+                rivals=opponents.rivals(self._snapshot.dataset, rows, floor),
                 why_not=opponents.why_not or self._why_few(device_id, fair),
             )
         return self._grounds[device_id]
 
     def _why_few(self, device_id: DeviceId, workload_ids: Collection[WorkloadId]) -> str:
         """What a device lacks whose held-out measurements are suspect and else too few; empty for others."""
-        dataset = self.snapshot.dataset
+        dataset = self._snapshot.dataset
         rows = self._rows(device_id, workload_ids, steady_only=False)
         if not len(rows):
             return ""
@@ -170,14 +173,14 @@ class Judge:
         """A verdict with the figures of each workload, from which the fleet plans what to measure.
 
         By workload: `operator`, `candidates` measured, `pairs` (share in the right order) and `width` of its
-        90 % interval (`fleet.models.standings.pair_width`).
+        90 % interval (`fleet.models.standings.pair_figures`).
         """
         if verdict.judged is None or challenger is None:
             return verdict
-        names = [self.snapshot.dataset.workload_ids[number] for number in challenger.groups.tolist()]
+        names = [self._snapshot.dataset.workload_ids[number] for number in challenger.groups.tolist()]
         by_workload = {
             str(name): {
-                "operator": self.snapshot.workloads[name].operator,
+                "operator": self._snapshot.workloads[name].operator,
                 "candidates": int(challenger.counts[place]),
                 "pairs": round(float(challenger.right[place] / max(challenger.decided[place], 1)), 4),
                 "width": round(float(challenger.width[place]), 4),
@@ -188,9 +191,9 @@ class Judge:
 
     def _rows(
         self, device_id: str, workload_ids: Collection[WorkloadId], *, steady_only: bool = True
-    ) -> NDArray[np.int64]:
+    ) -> Rows:
         """Measured candidates, not chosen by a model, of some workloads; suspect ones only if asked for."""
-        dataset = self.snapshot.dataset
+        dataset = self._snapshot.dataset
         if device_id not in dataset.device_ids:
             return np.zeros(0, dtype=np.int64)
         column = dataset.column(device_id)

@@ -11,7 +11,6 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from agents.records import Candidate, DeviceId, ModelRef, Workload, WorkloadId
 from fleet.errors import FleetError
@@ -21,6 +20,7 @@ from fleet.models.registry_reader import RegistryReader
 from fleet.models.shipped_model import SHIPPED_KEY, ShippedHead, ShippedHeads, ShippedModelError
 from fleet.models.standings import Standing, standing
 from fleet.models.versions import INHERITED, ORIGIN, learnt_workloads
+from transfer.arrays import Floats, Rows
 from transfer.errors import TransferError
 
 if TYPE_CHECKING:
@@ -86,7 +86,7 @@ class HeadCache:
 
 def score_candidates(
     head: Adapted, extractor: Extractor, workload: Workload, candidates: Sequence[Candidate]
-) -> tuple[NDArray[np.float64], dict[int, str]]:
+) -> tuple[Floats, dict[int, str]]:
     """Score N candidates of one workload.
 
     Returns:
@@ -164,7 +164,7 @@ class Opponents:
         """Version that serves on, as long as no other takes its place; empty for none."""
         return "" if self.champion is None or self.gone else self.champion.version
 
-    def rivals(self, dataset: Dataset, rows: NDArray[np.int64], floor: float) -> list[Incumbent]:
+    def rivals(self, dataset: Dataset, rows: Rows, floor: float) -> list[Incumbent]:
         """How they order some rows; one without a standing where nothing can be judged."""
         if self.why_not:
             return [Incumbent(name=self.served_by or "the shipped head", standing=None)]
@@ -179,8 +179,8 @@ class Opponents:
         rivals: Sequence[Incumbent],
         model_kind: str,
         *,
+        why_not: str,
         floor: float = 0.0,
-        why_not: str = "",
     ) -> DeviceDecision:
         """The verdict of `promotion.judge`, unless a person does not want it."""
         verdict = judge(
@@ -247,7 +247,7 @@ def origin_of(version: str, manifest: Mapping[str, Any]) -> str:
     return str(manifest.get(ORIGIN) or manifest.get(SHIPPED_KEY) or version)
 
 
-def head_standing(head: Adapted, dataset: Dataset, rows: NDArray[np.int64], floor: float) -> Standing | None:
+def head_standing(head: Adapted, dataset: Dataset, rows: Rows, floor: float) -> Standing | None:
     """How a head orders some measured rows as a search asks it; None where no workload has enough of them."""
     if not len(rows):
         return None

@@ -18,11 +18,10 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import partial
 
-import numpy as np
-
 from fleet.json_types import Json, JsonDict
-from fleet.models.standings import Floats, Standing, listed, mean_of
+from fleet.models.standings import Standing, mean_of
 from fleet.models.versions import FLOOR_WORKLOADS, LEAST_HELD, SHARE
+from transfer.arrays import Floats
 from transfer.data.intervals import LEVEL, Estimate, student_interval, t_quantile
 
 #: Held-out workloads that judge a head at least: an interval of fewer is wider than any head is better
@@ -108,13 +107,7 @@ class HeadComparison:
 
 
 def compared(mine: Standing, other: Standing, name: str) -> HeadComparison:
-    """Compare a head with another one, called `name`, that was asked about the same candidates.
-
-    Raises:
-        ValueError: They were judged on unlike workloads.
-    """
-    if not np.array_equal(mine.groups, other.groups):
-        raise ValueError(f"the head and {name} were judged on unlike workloads")
+    """Compare a head with another one, called `name`, that was asked about the same candidates."""
     gains = mine.shares() - other.shares()
     pairs, top5 = student_interval(gains), student_interval(mine.top5 - other.top5)
     evidence = f"{_points(pairs.value)} against {name} ({_points(pairs.low)} to {_points(pairs.high)})"
@@ -251,15 +244,15 @@ def figures(challenger: Standing, champion: Standing | None, floor: float) -> Js
         "noise_floor": floor,
         "workloads": len(challenger.groups),
         "candidates": int(challenger.counts.sum()),
-        **{name: listed(mean_of(values).estimate()) for name, values in mine.items()},
+        **{name: mean_of(values).estimate().listed() for name, values in mine.items()},
         "random_top1": float(challenger.random_top1.mean()),
     }
     if champion is not None:
         theirs = _by_workload(champion)
         del theirs["top1"]
-        judged["champion"] = {name: listed(mean_of(values).estimate()) for name, values in theirs.items()}
+        judged["champion"] = {name: mean_of(values).estimate().listed() for name, values in theirs.items()}
         judged["difference"] = {
-            name: listed(student_interval(mine[name] - values)) for name, values in theirs.items()
+            name: student_interval(mine[name] - values).listed() for name, values in theirs.items()
         }
     return judged
 

@@ -162,18 +162,8 @@ def _change(kind: str, champion: Champion, previous: str) -> Change:
 KEEP = 8
 
 
-class PinnedError(RegistryError):
-    """A device is pinned to its champion."""
-
-    def __init__(self, champion: Champion) -> None:
-        device = champion.device_id
-        super().__init__(
-            f"{device} is pinned to {champion.version}; let it go first: fleet models unpin {device}"
-        )
-
-
-class ReplacedError(RegistryError):
-    """A device is served by another version than the one that was to lose its place."""
+class ChampionHeldError(RegistryError):
+    """A device is pinned to its champion, or is served by another version than was to lose its place."""
 
 
 class Registry(RegistryReader):
@@ -224,7 +214,6 @@ class Registry(RegistryReader):
         version: str,
         devices: Mapping[str, Mapping[str, Any]],
         *,
-        reason: str = "",
         retained: Mapping[str, str] | None = None,
     ) -> list[str]:
         """Let a version serve some devices from now on: all of them in one step.
@@ -236,7 +225,6 @@ class Registry(RegistryReader):
             version: A version that is there.
             devices: What is known of each device's head: `reason` (one sentence), `judged` (figures), and
                 `instead_of` (the version that it was found to take the place of; empty for none).
-            reason: Of those that say none.
             retained: Why the champions of further devices stay.
 
         Returns:
@@ -251,7 +239,7 @@ class Registry(RegistryReader):
             if missing:
                 raise RegistryError(f"{version} has no head for {', '.join(missing)}; nothing was published")
             champions = file.state().champions
-            done, changes = published(champions, version, sha256, devices, self._clock(), reason)
+            done, changes = published(champions, version, sha256, devices, self._clock())
             file.commit(with_reasons(done, retained or {}).values(), changes)
             return [device for device in sorted(devices) if done[DeviceId(device)].version == version]
 
@@ -277,8 +265,7 @@ class Registry(RegistryReader):
         unpinned. With `instead_of` that version alone loses its place.
 
         Raises:
-            PinnedError: The device is pinned.
-            ReplacedError: Another version than `instead_of` serves the device.
+            ChampionHeldError: The device is pinned, or another version than `instead_of` serves it.
             RegistryError: The version is missing, has no head of the device, or serves it already.
         """
         if not self.folder.is_dir():
@@ -288,10 +275,13 @@ class Registry(RegistryReader):
             champions, now = file.state().champions, self._clock()
             present = champions.get(DeviceId(device_id))
             if present is not None and present.pinned_at is not None and version != present.version:
-                raise PinnedError(present)
+                raise ChampionHeldError(
+                    f"{device_id} is pinned to {present.version}; let it go first: "
+                    f"fleet models unpin {device_id}"
+                )
             if instead_of is not None and (present is None or present.version != instead_of):
                 served_by = present.version if present is not None else "nothing"
-                raise ReplacedError(f"{device_id} is served by {served_by}, not by {instead_of}")
+                raise ChampionHeldError(f"{device_id} is served by {served_by}, not by {instead_of}")
             changes: list[Change] = []
             if present is None:
                 done, changes = published(champions, version, sha256, {device_id: {}}, now, reason)

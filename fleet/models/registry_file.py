@@ -26,6 +26,7 @@ from agents.records import DeviceId, ModelRef, canonical_json
 from agents.sqlite_files import is_damage, os_error, sqlite_code
 from fleet.errors import FleetError
 from fleet.state.schema import one_line, refuse_network
+from transfer.model.manifest import first_fault
 
 #: Name of the file, and the number of its layout.
 REGISTRY, REGISTRY_LAYOUT = "registry.sqlite", 1
@@ -222,8 +223,7 @@ class RegistryFile:
             # Bytes become lists, which are no value of any column.
             return kind.validate_json(json.dumps(rows, default=list), strict=True)
         except ValidationError as error:
-            first = error.errors(include_url=False, include_input=False)[0]
-            raise _damage(self._path, f"{first['loc']}: {first['msg']}") from None
+            raise _damage(self._path, first_fault(error)) from None
 
 
 _Row = TypeVar("_Row", Champion, Change)

@@ -199,15 +199,14 @@ class RegistryReader:
         return since_by_device
 
     def newest_fleet_tlp(self) -> Path:
-        """Folder of the newest FleetTLP, of those that serve if there are any: what a new device starts from.
+        """Folder of the newest FleetTLP: what a new device starts from where none serves its family.
 
         Raises:
             FleetError: There is none.
         """
-        serving = sorted({champion.version for champion in self.state().champions.values()})
-        for version in (*reversed(serving), *reversed(self.versions())):
+        for version in reversed(self.versions()):
             if is_extensible(self.kind(version)):
-                return self.path(version)
+                return self.folder / version
         newest = latest(self.folder)
         raise RegistryError(
             f"no FleetTLP under {self.folder} ({newest.name}, the newest, is a "

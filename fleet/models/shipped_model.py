@@ -15,9 +15,6 @@ from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import numpy as np
-from numpy.typing import NDArray
-
 from agents.codec import device_from_json
 from agents.errors import AgentError
 from agents.records import (
@@ -27,8 +24,6 @@ from agents.records import (
     DeviceSpec,
     Family,
     WorkloadId,
-    as_json_dict,
-    canonical_json,
     is_live,
 )
 from fleet.errors import FleetError
@@ -37,6 +32,7 @@ from fleet.models.registry import Registry
 from fleet.models.registry_file import Champion, RegistryError
 from fleet.models.versions import INHERITED, ORIGIN
 from fleet.store.reader import StoreReader
+from transfer.arrays import Rows
 from transfer.checked_folder import MANIFEST_NAME
 
 if TYPE_CHECKING:
@@ -172,27 +168,6 @@ def read_shipped(family: Family, folder: Path | None = None) -> ShippedModel | N
         ) from error
     name = str(manifest.get(SHIPPED_KEY, family.value))
     return ShippedModel(name=name, manifest=manifest, model=model, devices=devices)
-
-
-def write_shipped(
-    folder: Path, model: FleetTLP, manifest: Json, devices: Mapping[DeviceId, ShippedDevice]
-) -> None:
-    """Write a model with a head for each of some devices as it is shipped; the folder must not be there.
-
-    The manifest is as of versions, with the model's name under `SHIPPED_KEY`, and `expected`; also
-    `expected_elsewhere` where processors of several models measured (`ShippedModel.expected`).
-    """
-    from transfer.model import checkpoint
-
-    entries = {
-        str(name): {
-            "spec": as_json_dict(device.spec),
-            "descriptor": as_json_dict(device.descriptor),
-            "fingerprint": {str(program): secs for program, secs in device.fingerprint.items()},
-        }
-        for name, device in devices.items()
-    }
-    checkpoint.save(folder, model, manifest, beside={DEVICES_NAME: canonical_json(entries).encode()})
 
 
 def _device(entry: Json) -> ShippedDevice:
@@ -339,9 +314,7 @@ class ShippedHeads:
         reason = f"{why}; the head of the shipped model {head.shipped.name} serves until another is as good"
         return self.serve(head, {"reason": reason, "instead_of": champion.version})
 
-    def boosting_start(
-        self, device_ids: Sequence[str], dataset: Dataset, rows: NDArray[np.int64]
-    ) -> ShippedModel | None:
+    def boosting_start(self, device_ids: Sequence[str], dataset: Dataset, rows: Rows) -> ShippedModel | None:
         """The shipped model that own models of some devices of a family go on from by boosting.
 
         Returns:

@@ -10,16 +10,16 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
-from transfer.data.intervals import Estimate, Resampled, resample_ratio
-from transfer.data.metrics import evaluate_ranking
-
-Floats = NDArray[np.float64]
+from transfer.arrays import Floats, Groups, Ints
+from transfer.data.intervals import Resampled, resample_ratio
+from transfer.data.metrics import measure_workloads
 
 #: Measured candidates of a workload that judge a head at least: fewer are an anecdote.
 LEAST_RANKED = 4
 _SEED = 0
+#: Measures of a standing, by their names in `transfer.data.metrics`.
+_MEASURES = ("tau_by_workload", "top1_by_workload", "top5_by_workload", "random_top1_by_workload")
 #: Candidates that are compared pair by pair; of more, evenly many over the order of latency.
 _MOST_PAIRED = 512
 #: Measured candidates below which nothing is said of how sure a share is.
@@ -32,9 +32,9 @@ _NORMAL_90 = 1.645
 class Standing:
     """How a head orders the candidates of G workloads; arrays are (G,), in the order of `groups`."""
 
-    groups: NDArray[np.int32]
+    groups: Groups
     #: Candidates measured.
-    counts: NDArray[np.int64]
+    counts: Ints
     #: Pairs whose latencies differ by more than the noise floor, and how many of them are in the right order.
     decided: Floats
     right: Floats
@@ -45,19 +45,15 @@ class Standing:
     top5: Floats
     #: Expected speed of a random choice over the best.
     random_top1: Floats
-    #: Width of the 90 % interval of the share of pairs in the right order (`pair_width`).
+    #: Width of the 90 % interval of the share of pairs in the right order (`pair_figures`).
     width: Floats
 
     def shares(self) -> Floats:
         """(G,) share of the decided pairs of a workload in the right order."""
         return np.asarray(self.right / np.maximum(self.decided, 1))
 
-    def pairs(self) -> Resampled:
-        """The mean of `shares`."""
-        return mean_of(self.shares())
 
-
-def standing(scores: Floats, latency_secs: Floats, group: NDArray[np.int32], floor: float) -> Standing | None:
+def standing(scores: Floats, latency_secs: Floats, group: Groups, floor: float) -> Standing | None:
     """How scores order measured candidates, workload by workload.
 
     Args:
@@ -74,81 +70,53 @@ def standing(scores: Floats, latency_secs: Floats, group: NDArray[np.int32], flo
     scores, latency, group = scores[measured], latency_secs[measured], group[measured]
     if not len(group) or np.bincount(group).max() < LEAST_RANKED:
         return None
-    weight = np.ones(int(group.max()) + 1)
-    metrics = evaluate_ranking(scores, latency, group, weight, noise_floor=floor, least=LEAST_RANKED)
-    counted = [
-        decided_pairs(scores[group == number], latency[group == number], floor)
-        for number in metrics.groups.tolist()
+    groups, counts, values = measure_workloads(_MEASURES, scores, latency, group, least=LEAST_RANKED)
+    figures = [
+        pair_figures(scores[group == number], latency[group == number], floor) for number in groups.tolist()
     ]
-    decided, right = np.array(counted, dtype=np.float64).reshape(-1, 2).T
+    decided, right, width = np.array(figures).T
     is_decided = decided > 0
     if not is_decided.any():
         return None
-    top1, top5 = (
-        np.where(speed * (1 + floor) >= 1, 1.0, speed)
-        for speed in (metrics.top1_by_workload[is_decided], metrics.top5_by_workload[is_decided])
-    )
-    widths = [
-        pair_width(scores[group == number], latency[group == number], floor)
-        for number in metrics.groups[is_decided]
-    ]
+    tau, top1, top5, random_top1 = (values[name][is_decided] for name in _MEASURES)
     return Standing(
-        groups=metrics.groups[is_decided],
-        counts=metrics.counts[is_decided],
+        groups=groups[is_decided],
+        counts=counts[is_decided],
         decided=decided[is_decided],
         right=right[is_decided],
-        tau=metrics.tau_by_workload[is_decided],
-        top1=top1,
-        top5=top5,
-        random_top1=metrics.random_top1_by_workload[is_decided],
-        width=np.array(widths),
+        tau=tau,
+        top1=np.where(top1 * (1 + floor) >= 1, 1.0, top1),
+        top5=np.where(top5 * (1 + floor) >= 1, 1.0, top5),
+        random_top1=random_top1,
+        width=width[is_decided],
     )
 
 
-def decided_pairs(scores: Floats, latency_secs: Floats, floor: float) -> tuple[int, float]:
-    """Pairs of candidates that noise does not blur, and how many scores put right; ties count half."""
-    slower, right = _pairs(scores, latency_secs, floor)
-    return int(slower.sum()), float(right.sum())
+def pair_figures(scores: Floats, latency_secs: Floats, floor: float) -> tuple[float, float, float]:
+    """Pairs of candidates that noise does not blur, how many scores put right, and how sure that is.
 
-
-def pair_width(scores: Floats, latency_secs: Floats, floor: float) -> float:
-    """How wide the 90 % interval of the share of pairs in the right order is, had others been measured.
-
-    Jackknife over candidates, because pairs that share one are no independent tries: Arvesen, Jackknifing
-    U-statistics, Annals of Mathematical Statistics 40 (1969).
-
-    Returns:
-        0 to 1; 1 where too few pairs are decided to tell.
+    Ties count half. The last figure is the width of the 90 % interval of the share that is right, had others
+    been measured: 0 to 1, and 1 where too few pairs are decided to tell. Jackknife over candidates, because
+    pairs that share one are no independent tries: Arvesen, Jackknifing U-statistics, Annals of Mathematical
+    Statistics 40 (1969).
     """
-    slower, right = _pairs(scores, latency_secs, floor)
-    decided, good = float(slower.sum()), float(right.sum())
-    remaining = decided - slower.sum(axis=0) - slower.sum(axis=1)
-    if len(remaining) < _LEAST or remaining.min() <= 0:
-        return 1.0
-    shares = (good - right.sum(axis=0) - right.sum(axis=1)) / remaining
-    count = len(shares)
-    error = np.sqrt((count - 1) / count * ((shares - shares.mean()) ** 2).sum())
-    return float(min(1.0, 2 * _NORMAL_90 * error))
-
-
-def mean_of(values: Floats) -> Resampled:
-    """Mean over workloads, resampled as everything here is, so that differences are paired."""
-    return resample_ratio(values, np.ones_like(values), _SEED)
-
-
-def listed(estimate: Estimate) -> list[float]:
-    """An estimate as JSON has it."""
-    return [estimate.value, estimate.low, estimate.high]
-
-
-def _pairs(scores: Floats, latency_secs: Floats, floor: float) -> tuple[NDArray[np.bool_], Floats]:
-    """Which pairs (i, j) of candidates, fastest first, are decided, and which are right (ties: half)."""
     order = np.argsort(latency_secs, kind="stable")
     if len(order) > _MOST_PAIRED:
         order = order[np.linspace(0, len(order) - 1, _MOST_PAIRED).astype(np.int64)]
     scores, latency = scores[order], latency_secs[order]
     # Sorted, so that a pair (i, j) with i < j has its faster one first.
     slower = latency[None, :] > latency[:, None] * (1 + floor)
-    right = scores[:, None] > scores[None, :]
-    tied = scores[:, None] == scores[None, :]
-    return slower, slower * (right + tied / 2)
+    right = slower * ((scores[:, None] > scores[None, :]) + (scores[:, None] == scores[None, :]) / 2)
+    decided, good = float(slower.sum()), float(right.sum())
+    remaining = decided - slower.sum(axis=0) - slower.sum(axis=1)
+    if len(remaining) < _LEAST or remaining.min() <= 0:
+        return decided, good, 1.0
+    shares = (good - right.sum(axis=0) - right.sum(axis=1)) / remaining
+    count = len(shares)
+    error = np.sqrt((count - 1) / count * ((shares - shares.mean()) ** 2).sum())
+    return decided, good, float(min(1.0, 2 * _NORMAL_90 * error))
+
+
+def mean_of(values: Floats) -> Resampled:
+    """Mean over workloads, resampled as everything here is, so that differences are paired."""
+    return resample_ratio(values, np.ones_like(values), _SEED)

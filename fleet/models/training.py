@@ -8,7 +8,7 @@ kept. Imports torch when called.
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -81,8 +81,6 @@ class Training:
     model: str
     config: TrainConfig
     seed: int
-    #: Unix seconds of the last record, by device.
-    data_until: Mapping[str, float]
     #: Further keys of the manifests.
     about: Json
     start: WarmStart | None = None
@@ -121,9 +119,11 @@ def train_challengers(training: Training) -> tuple[dict[str, Challenger], Judge]
     starts: dict[str, FleetTLP | None] = {} if box is None else {BOOSTED: box.model}
     starts |= {kind: start.model if start and is_extensible(kind) else None for kind in kinds}
     trained = {way: _challenger(training, way, init, rows) for way, init in starts.items()}
-    provenance = training_provenance(
-        snapshot.dataset, rows, heads, training.data_until, holds_out=bool(held)
-    ) | dict(training.about)
+    last_at = np.nanmax(training.judged.measured_at(snapshot.dataset), axis=0)
+    data_until = dict(zip(snapshot.dataset.device_ids, last_at.tolist(), strict=True))
+    provenance = training_provenance(snapshot.dataset, rows, heads, data_until, holds_out=bool(held)) | dict(
+        training.about
+    )
     learnt = provenance["trained_workloads"]
     judge = Judge(
         shipped=training.shipped,
@@ -245,7 +245,6 @@ def train_version(
         model=settings.training.model,
         config=config,
         seed=seed,
-        data_until={device_id: counts.last_at for device_id, counts in reader.counts().items()},
         about={"environments_since": since},
         on_epoch=lambda done: on_progress(done.epoch, config.epochs),
     )

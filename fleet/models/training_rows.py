@@ -35,6 +35,7 @@ from fleet.store.noise import (
     settled_rows,
 )
 from fleet.store.reader import StoreReader
+from transfer.arrays import Floats, Mask
 
 if TYPE_CHECKING:
     from transfer.data.dataset import Dataset, MeasuredRow
@@ -61,7 +62,7 @@ class RecentPart:
     #: Leave out the others.
     only_new: bool = False
 
-    def of(self, batches: Sequence[pa.RecordBatch], counts: NDArray[np.bool_]) -> NDArray[np.bool_]:
+    def of(self, batches: Sequence[pa.RecordBatch], counts: Mask) -> Mask:
         """(n,) which of the rows of a device that count are in the part."""
         if not batches:
             return counts
@@ -95,7 +96,7 @@ class JudgedRows:
         self.floors: dict[str, float] = {}
         self._rows: dict[DeviceId, pa.Table] = {}
 
-    def look(self, device_id: DeviceId, batches: Sequence[pa.RecordBatch], counts: NDArray[np.bool_]) -> None:
+    def look(self, device_id: DeviceId, batches: Sequence[pa.RecordBatch], counts: Mask) -> None:
         """Take in all rows of a device, with `READING_COLUMNS`; `counts` (n,) are those of the dataset."""
         if not batches:
             return
@@ -112,15 +113,15 @@ class JudgedRows:
         }
         self._rows[device_id] = pa.table(columns).filter(pa.array(counts))
 
-    def not_ranked(self, dataset: Dataset) -> NDArray[np.bool_]:
+    def not_ranked(self, dataset: Dataset) -> Mask:
         """(N, D) whether no model chose the measurement that a dataset took, and it is a first one."""
         return self._values(dataset, "not_ranked", fill=False)
 
-    def steady(self, dataset: Dataset) -> NDArray[np.bool_]:
+    def steady(self, dataset: Dataset) -> Mask:
         """(N, D) whether the device did not drift during the measurement that a dataset took."""
         return self._values(dataset, "steady", fill=False)
 
-    def measured_at(self, dataset: Dataset) -> NDArray[np.float64]:
+    def measured_at(self, dataset: Dataset) -> Floats:
         """(N, D) Unix seconds of the measurement that a dataset took; NaN where there is none."""
         return self._values(dataset, "measured_at", fill=np.nan)
 
@@ -187,7 +188,7 @@ def _rows_at(
     reader: StoreReader,
     device_id: DeviceId,
     version: int,
-    chosen: NDArray[np.bool_],
+    chosen: Mask,
     workload_ids: Collection[WorkloadId],
     names: Mapping[str, DeviceId] | None,
 ) -> Iterator[MeasuredRow]:

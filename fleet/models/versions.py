@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
-from numpy.typing import NDArray
 
 from agents.records import (
     Descriptor,
@@ -28,6 +27,7 @@ from fleet.errors import FleetError, StoreError
 from fleet.json_types import Json, JsonDict
 from fleet.models.training_rows import JudgedRows, RecentPart, counting_rows
 from fleet.store.reader import StoreReader
+from transfer.arrays import Rows
 
 if TYPE_CHECKING:
     from transfer.data.dataset import Dataset
@@ -104,7 +104,7 @@ class DatasetSnapshot:
     table_version: int
 
 
-def learnable(snapshot: DatasetSnapshot) -> tuple[NDArray[np.int64], frozenset[WorkloadId]]:
+def learnable(snapshot: DatasetSnapshot) -> tuple[Rows, frozenset[WorkloadId]]:
     """Rows of workloads that are not held out for judging, and the held-out workloads."""
     dataset = snapshot.dataset
     kept_out = held_out(snapshot.workloads[workload_id] for workload_id in dataset.workload_ids)
@@ -278,9 +278,9 @@ def learnt_workloads(reader: StoreReader, manifest: Json) -> Collection[Workload
 
 def training_provenance(
     dataset: Dataset,
-    rows: NDArray[np.int64],
+    rows: Rows,
     heads: Sequence[str],
-    data_until: Mapping[DeviceId, float] | Mapping[str, float],
+    data_until: Mapping[DeviceId, float],
     *,
     holds_out: bool,
 ) -> JsonDict:

@@ -74,20 +74,17 @@ def score_of(judged: Json | None) -> JsonDict | None:
     `random` is what a random choice would reach, None if it is not known. `rivals` has what the heads reached
     that it was compared with, by name.
     """
-    for name in ("top1", "top5"):
-        if judged and name in judged:
-            value, low, high = judged[name]
-            chance = judged.get("random_top1") if name == "top1" else None
-            rivals = judged.get("rivals", {}) if name == "top1" else {}
-            return {
-                "name": name,
-                "value": value,
-                "low": low,
-                "high": high,
-                "random": chance,
-                "rivals": rivals,
-            }
-    return None
+    if not judged or "top1" not in judged:
+        return None
+    value, low, high = judged["top1"]
+    return {
+        "name": "top1",
+        "value": value,
+        "low": low,
+        "high": high,
+        "random": judged.get("random_top1"),
+        "rivals": judged.get("rivals", {}),
+    }
 
 
 def champion_notes(registry: RegistryReader) -> dict[str, JsonDict]:

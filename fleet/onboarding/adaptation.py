@@ -9,13 +9,11 @@ from __future__ import annotations
 import math
 from collections.abc import Collection as CollectionOf
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
-from functools import partial
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
-from numpy.typing import NDArray
 
 from agents.records import Candidate, CandidateId, DeviceId, DeviceSpec, Family, WorkloadId
 from fleet.errors import FleetError
@@ -24,81 +22,19 @@ from fleet.models.registry import Registry
 from fleet.models.versions import DatasetSnapshot, held_out, is_held_out
 from fleet.planner.device_history import known_candidates
 from fleet.store.reader import StoreReader
+from transfer.arrays import Rows
 from transfer.model.kinds import is_extensible
 
 if TYPE_CHECKING:
-    import numpy as np
-
     from fleet.config.settings import FleetConfig
-    from transfer.adapt.base import Adapted, Regime, Strategy
+    from transfer.adapt.base import Adapted, Onboarding, Regime, Strategy
     from transfer.adapt.expectation import Expectation
     from transfer.data.dataset import Dataset
     from transfer.model.fleet_tlp import FleetTLP
-    from transfer.train.rows import TrainConfig
 
-
-Rows = NDArray[np.int64]
 
 #: The strategy that checks its default on held-back samples.
 AUTO = "auto"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Onboarding:
-    """What the head of a new device, the target, is made from."""
-
-    #: Candidates of the target and its source devices; of the target only the samples are looked at.
-    dataset: Dataset
-    target: str
-    #: Rows of the samples.
-    few_shot: Rows
-    #: Model of the source devices, without a head for the target.
-    source: FleetTLP
-    #: Rows whose latencies on source devices may be seen.
-    source_rows: Rows
-    #: What the head will be asked.
-    regime: Regime
-    #: How the source model was trained.
-    config: TrainConfig
-    #: Of everything random.
-    seed: int
-    #: Whether workloads are held out of all rows.
-    holds_out: bool = False
-    #: Workloads that the source model has learnt from, those of other rows too.
-    inherited: frozenset[WorkloadId] = frozenset()
-    #: Model that the source model's weights go back to (`fleet.onboarding.head_version.origin_of`).
-    origin: str = ""
-
-    @property
-    def latency(self) -> NDArray[np.float64]:
-        """(N,) the target's seconds; only those of the few-shot set may be read."""
-        latency_secs: NDArray[np.float64] = self.dataset.latency_secs[:, self.dataset.column(self.target)]
-        return latency_secs
-
-    def held_back(self, strategy: Strategy, regime: Regime) -> NDArray[np.float64]:
-        """(k,) scores of the samples by heads made without them, in turn, asked as in a regime; NaN: none."""
-        from transfer.adapt.guard import folds, held_back_scores
-
-        rows = self.few_shot
-        scores = np.full(len(rows), np.nan)
-        for held in folds(self.dataset.group[rows], regime, self.seed):
-            scores[held] = held_back_scores(partial(self.adapt, strategy), self.dataset, rows, held, regime)
-        return scores
-
-    def adapt(self, strategy: Strategy, rows: Rows, hidden: Rows | None = None) -> Adapted:
-        """Make a head from some of the samples, without what source devices measured of `hidden` rows."""
-        from transfer.adapt.base import FewShotTask
-
-        task = FewShotTask(
-            source=self.source,
-            dataset=self.dataset,
-            target=self.target,
-            few_shot=rows,
-            source_rows=self.source_rows if hidden is None else np.setdiff1d(self.source_rows, hidden),
-            config=self.config,
-            seed=self.seed,
-        )
-        return strategy.adapt(task)
 
 
 def strategy_for(
@@ -111,17 +47,12 @@ def strategy_for(
         regime: What the head will be asked.
         starts: Folder of the source model's version, which keeps what strategies make of it once.
         is_alone: Whether nothing is known of source devices but their heads.
-
-    Raises:
-        FleetError: There is none.
     """
     from transfer.adapt.guard import GUARDED, GUARDED_ALONE, auto, strategies
 
     by_name = strategies(starts)
     if name == AUTO:
         return auto(regime, by_name, GUARDED_ALONE if is_alone else GUARDED)
-    if name not in by_name:
-        raise FleetError(f"unknown strategy {name!r}; known: {AUTO}, {', '.join(by_name)}")
     return by_name[name]
 
 
@@ -133,9 +64,9 @@ def expectation(onboarding: Onboarding, adapted: Adapted, strategy: Strategy, ra
     """
     from transfer.adapt.base import Regime
     from transfer.adapt.expectation import expect
-    from transfer.adapt.guard import for_check
+    from transfer.adapt.guard import for_check, scores_by_others
 
-    scores = onboarding.held_back(for_check(strategy, onboarding.regime), onboarding.regime)
+    scores = scores_by_others(for_check(strategy, onboarding.regime), onboarding, onboarding.regime)
     has_score = np.isfinite(scores)
     rows = onboarding.few_shot[has_score]
     return expect(
@@ -327,15 +258,13 @@ def choose(
 
     `measured` has the seconds of what the device has measured, NaN where it failed.
     """
-    import numpy as np
-
-    from transfer.adapt.sample_selection import Choice, selector_named
+    from transfer.adapt.sample_selection import SELECTORS, Choice
 
     dataset = snapshot.dataset
     by_id = {candidate.candidate_id: candidate for pool in pools.values() for candidate in pool}
     pool = np.flatnonzero([candidate_id in by_id for candidate_id in dataset.candidate_ids])
     measured_rows = pool[[dataset.candidate_ids[row] in measured for row in pool.tolist()]]
-    selector = selector_named(settings.onboarding.selector)
+    selector = SELECTORS[settings.onboarding.selector]
     choice = Choice(
         dataset=dataset,
         target=target,
@@ -362,7 +291,5 @@ def rows_of(onboarding: Onboarding, pools: Mapping[WorkloadId, list[Candidate]])
     The samples are among them. They are the promising ones: without them the rest is harder than any draw,
     and an expectation for it was too high.
     """
-    import numpy as np
-
     pool_ids = {candidate.candidate_id for pool in pools.values() for candidate in pool}
     return np.flatnonzero([candidate_id in pool_ids for candidate_id in onboarding.dataset.candidate_ids])

@@ -10,10 +10,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from agents.records import CandidateId, DeviceId, DeviceSpec, WorkloadId, is_live
-from fleet.config.settings import select_devices
+from agents.records import CandidateId, DeviceId, DeviceSpec, is_live
+from fleet.config.settings import FleetConfig, select_devices
 from fleet.drivers.session import EngineSession
 from fleet.errors import FleetError
 from fleet.json_types import Json, JsonDict
@@ -22,8 +21,7 @@ from fleet.models.registry_file import latest
 from fleet.models.shipped_model import ShippedHeads, is_servable
 from fleet.models.versions import held_out, is_held_out, load_snapshot, train_config
 from fleet.onboarding.adaptation import adaptation_report, source_devices_of, source_version, strategy_for
-from fleet.onboarding.drift import earlier_environment
-from fleet.onboarding.fingerprint import measure_fingerprint
+from fleet.onboarding.fingerprint import earlier_environment, measure_fingerprint
 from fleet.onboarding.head_version import (
     adapt_version,
     onboarding_of,
@@ -38,9 +36,6 @@ from fleet.store.delta.log import RECORDS
 from fleet.store.reader import StoreReader
 from fleet.store.store import Store
 from transfer.model.kinds import is_extensible
-
-if TYPE_CHECKING:
-    from fleet.config.settings import FleetConfig
 
 #: Samples of a workload, at least: fewer order nothing.
 _PER_WORKLOAD = 8
@@ -230,11 +225,10 @@ def _adapted(
     onboarding = onboarding_of(
         *(snapshot, target, chosen, shipped.model, config, settings.training.seed), regime=Regime.BOTH_NEW
     )
-    learnt = frozenset(map(WorkloadId, shipped.manifest.get("trained_workloads", ())))
     onboarding = replace(
         onboarding,
         source_rows=np.zeros(0, dtype=np.int64),
-        inherited=learnt,
+        inherited=shipped.trained_workloads,
         origin=shipped.name,
     )
     strategy = strategy_for(settings.onboarding.strategy, onboarding.regime, is_alone=True)

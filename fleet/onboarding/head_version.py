@@ -31,14 +31,15 @@ from fleet.models.versions import (
     manifest_of,
     training_provenance,
 )
-from fleet.onboarding.adaptation import Onboarding, Rows, strategy_for
-from fleet.onboarding.drift import Earlier
+from fleet.onboarding.adaptation import strategy_for
+from fleet.onboarding.fingerprint import Earlier
 from fleet.store.noise import settled
 from fleet.store.reader import StoreReader
+from transfer.arrays import Rows
 from transfer.errors import TransferError
 
 if TYPE_CHECKING:
-    from transfer.adapt.base import Adapted, Regime, Strategy
+    from transfer.adapt.base import Adapted, Onboarding, Regime, Strategy
     from transfer.model.fleet_tlp import FleetTLP
     from transfer.train.rows import TrainConfig
 
@@ -61,6 +62,7 @@ def decide_by_samples(
     A champion that cannot serve any more gives its place to the shipped head first.
     """
     from transfer.adapt.base import Regime
+    from transfer.adapt.guard import scores_by_others
 
     device_id, heads = DeviceId(onboarding.target), HeadCache(shipped.registry)
     opponents = opponents_of(device_id, shipped, heads)
@@ -75,7 +77,7 @@ def decide_by_samples(
     if rivals and not why_not:
         try:
             strategy = strategy_for(str(adapted.notes.get("strategy", strategy_name)), onboarding.regime)
-            scores = onboarding.held_back(strategy, Regime.BOTH_NEW)
+            scores = scores_by_others(strategy, onboarding, Regime.BOTH_NEW)
         except TransferError as error:
             why_not = f"it cannot be judged ({str(error)[:_WORDS]})"
         else:
@@ -130,7 +132,7 @@ def onboarding_of(
     compared with this one. Without a regime the head will be asked about candidates that the source devices
     measured.
     """
-    from transfer.adapt.base import Regime
+    from transfer.adapt.base import Onboarding, Regime
 
     dataset = snapshot.dataset
     rows, kept_out = learnable(snapshot) if holds_out else (np.arange(len(dataset)), frozenset())
@@ -177,7 +179,7 @@ def adapt_version(
     from transfer.model.fleet_tlp import FleetTLP
 
     started = time.perf_counter()
-    adapted = onboarding.adapt(strategy, onboarding.few_shot)
+    adapted = strategy.adapt(onboarding)
     model = adapted.model
     if isinstance(model, FleetTLP):
         gone = {*strangers, *([earlier.device_id] if earlier is not None else [])}

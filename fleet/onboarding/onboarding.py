@@ -13,18 +13,17 @@ from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from agents.records import (
     Candidate,
     CandidateId,
-    Descriptor,
     DeviceId,
     DeviceSpec,
     Outcome,
     WorkloadId,
     is_live,
 )
+from fleet.config.settings import FleetConfig
 from fleet.drivers.session import EngineSession
 from fleet.errors import FleetError
 from fleet.json_types import JsonDict
@@ -43,8 +42,13 @@ from fleet.onboarding.adaptation import (
     strategy_for,
 )
 from fleet.onboarding.day_zero import onboard_alone, starts_alone
-from fleet.onboarding.drift import Earlier, earlier_environment, why_as_before
-from fleet.onboarding.fingerprint import known_fingerprints, measure_fingerprint
+from fleet.onboarding.fingerprint import (
+    Earlier,
+    earlier_environment,
+    known_fingerprints,
+    measure_fingerprint,
+    why_as_before,
+)
 from fleet.onboarding.head_version import (
     adapt_version,
     onboarding_of,
@@ -57,11 +61,6 @@ from fleet.onboarding.text import WHY_FEWER
 from fleet.planner.collect import Collection
 from fleet.planner.settings import Clock, CollectSettings, Display
 from fleet.store.reader import StoreReader
-
-if TYPE_CHECKING:
-    from fleet.config.settings import FleetConfig
-    from transfer.adapt.nearest import Fingerprint
-    from transfer.model.fleet_tlp import FleetTLP
 
 
 def onboard_device(
@@ -99,7 +98,7 @@ def onboard_device(
     if starts_alone(settings, Registry(models), engine.store(), spec):
         return onboard_alone(engine, settings, spec, models, display)
     clock, config = Clock(), train_config(settings.training.epochs)
-    arrival = _arrive(engine, settings, spec, models)
+    arrival = _Arrival(engine, settings, spec, models)
     samples = _measure(arrival, clock, display, has_drifted=has_drifted)
     registry = Registry(models)
     if isinstance(samples, str):
@@ -127,7 +126,7 @@ def onboard_device(
         **serving,
         "source_devices": list(arrival.sources),
         "earlier_environment": earlier.environment_id if earlier is not None else None,
-        "fingerprint": samples.fingerprint_report(),
+        "fingerprint": samples.fingerprint,
     }
     with clock.part("report"):
         ranked = rows_of(onboarding, samples.pools)
@@ -135,8 +134,8 @@ def onboard_device(
         # Those that were lost are in no dataset.
         result["samples"] = len(samples.few_shot)
         if result["expected"] is None and settings.onboarding.shipped and is_servable(spec):
-            box = arrival.shipped.model(spec.family)
-            result["expected"] = box.expected(arrival.descriptor).get("0")
+            descriptor = snapshot.devices[target][1]
+            result["expected"] = arrival.shipped.model(spec.family).expected(descriptor).get("0")
         result["curve"] = history(models.parent / CURVES, target)
         if result["expected"] is not None:
             point = {"samples": len(samples.few_shot), "taken": result["taken"], **result["expected"]}
@@ -145,26 +144,29 @@ def onboard_device(
     return result
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class _Arrival:
-    """What is known before the device measures anything."""
+    """What is known before the device measures anything: the model to start from, and the source devices."""
 
-    engine: EngineSession
-    settings: FleetConfig
-    spec: DeviceSpec
-    environment_id: str
-    descriptor: Descriptor
-    #: Measurements from before the device's environment changed.
-    earlier: Earlier | None
-    #: Folder of the version that the source model is of.
-    version: Path
-    source: FleetTLP
-    sources: list[DeviceId]
-    #: Workloads that the source model has learnt from, and the model that its weights go back to.
-    inherited: frozenset[WorkloadId]
-    origin: str
-    #: Of the shipped model, which serves the device until a head of its own may.
-    shipped: ShippedHeads
+    def __init__(self, engine: EngineSession, settings: FleetConfig, spec: DeviceSpec, models: Path) -> None:
+        from transfer.features.extractor import DEFAULT_SPEC
+        from transfer.model import checkpoint
+
+        self.engine, self.settings, self.spec = engine, settings, spec
+        target, store, registry = spec.device_id, engine.store(), Registry(models)
+        self.environment_id = engine.environment_id(target)
+        #: Measurements from before the device's environment changed.
+        self.earlier = earlier_environment(store, target, self.environment_id)
+        #: Folder of the version that the source model is of.
+        self.version = source_version(registry, store, spec, with_own=self.earlier is not None)
+        source, manifest = checkpoint.load_fleet_tlp(self.version, DEFAULT_SPEC)
+        self.source = without_head(source, target, self.earlier)
+        heads = self.source.device_ids
+        self.sources = source_devices_of(store, target, spec.family, heads, self.version.name)
+        #: Workloads that the source model has learnt from, and the model that its weights go back to.
+        self.inherited = training_workloads(store, manifest)
+        self.origin = origin_of(self.version.name, manifest)
+        #: Of the shipped model, which serves the device until a head of its own may.
+        self.shipped = ShippedHeads(registry, store, enabled=settings.onboarding.shipped)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -175,44 +177,9 @@ class _Samples:
     holds_out: bool
     few_shot: frozenset[CandidateId]
     outcomes: dict[str, int]
-    fingerprint: Fingerprint
-    #: To source devices by fingerprint.
-    distance: dict[str, float]
+    #: How many reference programs ran, and how alike that makes the source devices.
+    fingerprint: JsonDict
     snapshot: DatasetSnapshot
-
-    def fingerprint_report(self) -> JsonDict:
-        """How many reference programs ran, and how alike that makes the source devices."""
-        ran = len(self.fingerprint.latency_secs)
-        return {"programs": self.fingerprint.tried, "ran": ran, "distance": self.distance}
-
-
-def _arrive(engine: EngineSession, settings: FleetConfig, spec: DeviceSpec, models: Path) -> _Arrival:
-    """Load the model to start from, and find the source devices."""
-    from transfer.features.extractor import DEFAULT_SPEC
-    from transfer.model import checkpoint
-
-    target, store = spec.device_id, engine.store()
-    environment_id = engine.environment_id(target)
-    earlier = earlier_environment(store, target, environment_id)
-    folder = source_version(Registry(models), store, spec, with_own=earlier is not None)
-    source, manifest = checkpoint.load_fleet_tlp(folder, DEFAULT_SPEC)
-    source = without_head(source, target, earlier)
-    descriptor = store.devices()[target].descriptor
-    assert descriptor is not None  # the device is ready
-    return _Arrival(
-        engine=engine,
-        settings=settings,
-        spec=spec,
-        environment_id=environment_id,
-        descriptor=descriptor,
-        earlier=earlier,
-        version=folder,
-        source=source,
-        sources=source_devices_of(store, target, spec.family, source.device_ids, str(manifest["version"])),
-        inherited=training_workloads(store, manifest),
-        origin=origin_of(folder.name, manifest),
-        shipped=ShippedHeads(Registry(models), store, enabled=settings.onboarding.shipped),
-    )
 
 
 def _measure(arrival: _Arrival, clock: Clock, display: Display, *, has_drifted: bool) -> _Samples | str:
@@ -271,8 +238,7 @@ def _measure(arrival: _Arrival, clock: Clock, display: Display, *, has_drifted: 
         holds_out=holds_out,
         few_shot=few_shot,
         outcomes=outcomes,
-        fingerprint=mine,
-        distance=near,
+        fingerprint={"programs": mine.tried, "ran": len(mine.latency_secs), "distance": near},
         snapshot=snapshot,
     )
 

@@ -2,27 +2,31 @@
 
 Nothing is measured: the store answers. Of each workload one half of the device's recorded candidates can be
 "measured", and the head is judged on the other half, so that what was expected stands beside what is true.
-The model of the source devices is trained here, on their records alone. Imports torch when called.
+The model of the source devices is trained here, on their records alone.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from agents.records import DeviceId
+from fleet.config.settings import FleetConfig
 from fleet.errors import FleetError
 from fleet.models.versions import load_snapshot, train_config
-from fleet.onboarding.adaptation import Onboarding, adaptation_report, family_devices, strategy_for
+from fleet.onboarding.adaptation import adaptation_report, family_devices, strategy_for
 from fleet.planner.settings import Clock
 from fleet.store.store import Store
-
-if TYPE_CHECKING:
-    from fleet.config.settings import FleetConfig
-    from transfer.data.dataset import Dataset
+from transfer.adapt.base import Onboarding, Regime
+from transfer.adapt.sample_selection import SELECTORS, Choice, choose_in_rounds
+from transfer.data.dataset import Dataset
+from transfer.data.splits import few_of_each, within_workload
+from transfer.evaluate.rankers import judge
+from transfer.train.rows import trainable_devices
+from transfer.train.training import train
 
 #: Most candidates of a workload that are looked at: imported logs have thousands.
 _MOST = 128
@@ -37,14 +41,12 @@ def onboard_recorded(settings: FleetConfig, device: str) -> dict[str, Any]:
         FleetError: The device has no records, or no source devices.
         TransferError: There is nothing to learn from.
     """
-    from transfer.evaluate.rankers import judge_folds
-
     clock = Clock()
     recorded = _look_up(settings, device, clock)
     onboarding = recorded.onboarding
     strategy = strategy_for(settings.onboarding.strategy, onboarding.regime)
     with clock.part("adapt"):
-        adapted = onboarding.adapt(strategy, onboarding.few_shot)
+        adapted = strategy.adapt(onboarding)
     result: dict[str, Any] = {
         "device": device,
         "replay": True,
@@ -53,15 +55,15 @@ def onboard_recorded(settings: FleetConfig, device: str) -> dict[str, Any]:
         "strategy": strategy.name,
         "selector": settings.onboarding.selector,
         "source_devices": list(recorded.sources),
-        "likeness": recorded.likeness,
     }
     with clock.part("report"):
         result |= adaptation_report(onboarding, adapted, strategy, recorded.test)
     scores = adapted.score(recorded.view, recorded.test)
     # What the head's first choices really reach on the rows held back, beside a random choice.
-    judgement = judge_folds(recorded.dataset, device, [(recorded.test, scores)])
+    judgement = judge(recorded.dataset, device, recorded.test, scores)
+    assert judgement is not None  # of each workload two rows are held back
     names = ("top1", "top5", "tau", "random_top1", "random_top5")
-    result["truth"] = {name: round(float(getattr(judgement, name)), 4) for name in names}
+    result["truth"] = {name: round(judgement.value(name), 4) for name in names}
     result["seconds"] = clock.parts
     return result
 
@@ -80,19 +82,10 @@ class _Recorded:
     onboarding: Onboarding
     #: Samples that failed.
     failed: int
-    #: Distance to the source devices by anchors.
-    likeness: dict[str, float]
 
 
 def _look_up(settings: FleetConfig, device: str, clock: Clock) -> _Recorded:
     """Train a model of the source devices, choose the few-shot set, and look up what it measured."""
-    from transfer.adapt.base import Regime
-    from transfer.adapt.nearest import distances, from_anchors
-    from transfer.adapt.sample_selection import Choice, choose_in_rounds, selector_named
-    from transfer.data.splits import few_of_each
-    from transfer.train.rows import trainable_devices
-    from transfer.train.training import train
-
     seed, samples = settings.training.seed, settings.onboarding.samples
     with clock.part("read"):
         dataset = _family(settings, device)
@@ -110,7 +103,7 @@ def _look_up(settings: FleetConfig, device: str, clock: Clock) -> _Recorded:
     truth = dataset.latency_secs[:, column]
     with clock.part("choose"):
         choice = Choice(dataset=view, target=device, pool=pool, source_model=lambda: source, seed=seed)
-        selector = selector_named(settings.onboarding.selector)
+        selector = SELECTORS[settings.onboarding.selector]
         few_shot = choose_in_rounds(selector, choice, truth, samples)
     may_see[few_shot, column] = True
     few_shot_view = dataset.where(may_see)
@@ -130,7 +123,6 @@ def _look_up(settings: FleetConfig, device: str, clock: Clock) -> _Recorded:
         config=config,
         seed=seed,
     )
-    anchors = from_anchors(few_shot_view.take(few_shot), (device, *sources)) if len(few_shot) else {}
     return _Recorded(
         dataset=dataset,
         view=view,
@@ -138,7 +130,6 @@ def _look_up(settings: FleetConfig, device: str, clock: Clock) -> _Recorded:
         sources=sources,
         onboarding=onboarding,
         failed=failed,
-        likeness=distances(anchors[device], anchors.values()) if anchors else {},
     )
 
 
@@ -148,8 +139,6 @@ def _divided(dataset: Dataset, device: str, seed: int) -> tuple[np.ndarray, np.n
     Raises:
         FleetError: There is nothing to judge by.
     """
-    from transfer.data.splits import within_workload
-
     half, column = within_workload(dataset, _JUDGED_SHARE, seed), dataset.column(device)
     measured = np.isfinite(dataset.latency_secs)
     by_others = np.delete(measured, column, axis=1).any(axis=1)

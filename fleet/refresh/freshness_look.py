@@ -1,7 +1,6 @@
 """One look at fresh records: whether each champion still orders them, or the one before would do better.
 
-Runs in the process of `fleet.refresh.process`; the decisions are those of `fleet.models.freshness`. Imports
-torch when called.
+Runs in the process of `fleet.refresh.process`; the decisions are those of `fleet.models.freshness`.
 """
 
 from __future__ import annotations
@@ -9,27 +8,24 @@ from __future__ import annotations
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import asdict
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
-from agents.records import DeviceId, Family, ModelRef
+from agents.records import DeviceId, ModelRef
 from fleet.errors import FleetError
 from fleet.models.freshness import Freshness, Look, look, window
 from fleet.models.opponents import HeadCache, head_standing
-from fleet.models.registry import PinnedError, Registry, ReplacedError
+from fleet.models.registry import ChampionHeldError, Registry
 from fleet.models.registry_file import Champion, RegistryError
 from fleet.models.standings import LEAST_RANKED, Standing
 from fleet.models.training_rows import JudgedRows, RecentPart
 from fleet.models.versions import load_snapshot
-from fleet.onboarding.adaptation import family_devices
 from fleet.refresh.request import RefreshRequest
+from fleet.refresh.run import opened
 from fleet.store.reader import StoreReader
-from fleet.store.store import Store
-
-if TYPE_CHECKING:
-    from transfer.data.dataset import Dataset
+from transfer.data.dataset import Dataset
+from transfer.errors import DatasetError, TransferError
 
 
 def run_watch(request: RefreshRequest) -> dict[str, Any]:
@@ -41,11 +37,7 @@ def run_watch(request: RefreshRequest) -> dict[str, Any]:
     Raises:
         FleetError: The store or the registry cannot be used.
     """
-    registry = Registry(Path(request.models))
-    reader = Store.read(Path(request.store)).parted(registry.environments_since())
-    device_ids = set(family_devices(reader, Family(request.family)))
-    if request.device_ids:
-        device_ids &= set(map(DeviceId, request.device_ids))
+    registry, reader, device_ids = opened(request)
     champions = {
         device_id: champion for device_id, champion in registry.champions().items() if device_id in device_ids
     }
@@ -55,7 +47,7 @@ def run_watch(request: RefreshRequest) -> dict[str, Any]:
     for device_id, device_look in looks_by_device.items():
         if device_look.freshness is Freshness.ROLL_BACK:
             # Whoever was published meanwhile is not what was looked at.
-            with suppress(PinnedError, ReplacedError):
+            with suppress(ChampionHeldError):
                 registry.use(
                     device_id,
                     registry.before(device_id),
@@ -107,8 +99,6 @@ class _Looks:
         return None if until is None else float(until)
 
     def _read(self, reader: StoreReader) -> Dataset | None:
-        from transfer.errors import DatasetError
-
         since = min(self._fresh_from.values())
         try:
             return load_snapshot(
@@ -149,8 +139,6 @@ class _Looks:
 
     def _standing(self, version: str, device_id: DeviceId, rows: np.ndarray) -> Standing | None:
         """How a head orders some rows; None where it cannot be asked, which the next refresh will report."""
-        from transfer.errors import TransferError
-
         if self._dataset is None:
             return None
         try:

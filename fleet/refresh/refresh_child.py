@@ -33,7 +33,7 @@ _MODULE = "fleet.refresh.process"
 _KILL_SECS = 5.0
 
 
-class RefreshChild:
+class RefreshChild(ChildProcess):
     """A process at work on a request, which is written to its folder.
 
     Raises:
@@ -42,16 +42,16 @@ class RefreshChild:
 
     def __init__(self, request: RefreshRequest, deadline_secs: float) -> None:
         self.request = request
-        self._folder = Path(request.folder)
-        before = unfinished(self._folder)
+        folder = Path(request.folder)
+        before = unfinished(folder)
         if before is None or before.request_id != request.request_id:
-            discard_folder(self._folder)
-        self._folder.mkdir(parents=True, exist_ok=True)
-        path = self._folder / REQUEST
+            discard_folder(folder)
+        folder.mkdir(parents=True, exist_ok=True)
+        path = folder / REQUEST
         write_durably(path, request_bytes(request))
-        self._process = ChildProcess(
+        super().__init__(
             [_MODULE, str(path)],
-            self._folder,
+            folder,
             variables={"OMP_NUM_THREADS": "1"},
             cores=request.cores,
             nice=request.nice,
@@ -59,40 +59,21 @@ class RefreshChild:
         )
 
     @property
-    def pid(self) -> int:
-        """Its process id."""
-        return self._process.pid
-
-    @property
-    def has_ended(self) -> bool:
-        """Whether the process has ended."""
-        return self._process.poll() is not None
-
-    @property
-    def was_late(self) -> bool:
-        """Whether it was killed at its deadline: the same request would only come to the same."""
-        return self._process.was_late
-
-    @property
     def was_killed(self) -> bool:
-        """Whether a signal ended it before its deadline."""
-        return not self.was_late and (self._process.poll() or 0) < 0
-
-    def end(self) -> None:
-        """Kill it, and return at once; what is on the disk stays for the same request."""
-        self._process.end()
+        """Whether a signal ended it before its deadline, at which the same request would come to the same."""
+        return not self.was_late and (self.poll() or 0) < 0
 
     def close(self) -> None:
-        """Kill it, and wait for that."""
-        self._process.end()
-        self._process.wait(_KILL_SECS)
+        """Kill it, and wait for that; what is on the disk stays for the same request."""
+        self.end()
+        self.wait(_KILL_SECS)
 
-    def answer(self) -> dict[str, Any] | None:
+    def outcome(self) -> dict[str, Any] | None:
         """The line of JSON that it ended with, if it did."""
-        if self._process.poll() != 0:
+        if self.poll() != 0:
             return None
         try:
-            value = json.loads(self._process.answer())
+            value = json.loads(self.answer())
         except ValueError:
             return None
         return value if isinstance(value, dict) else None
@@ -103,8 +84,9 @@ class RefreshChild:
         Empty before the first epoch has ended.
         """
         try:
-            plan = json.loads((self._folder / PLAN).read_text())
-            curves = (self._folder / EPOCHS).glob(f"*/{CURVES_NAME}")
+            folder = Path(self.request.folder)
+            plan = json.loads((folder / PLAN).read_text())
+            curves = (folder / EPOCHS).glob(f"*/{CURVES_NAME}")
             newest = max(curves, key=lambda path: path.stat().st_mtime)
             reports = [json.loads(line) for line in newest.read_text().splitlines()]
         except (OSError, ValueError):  # not there yet, or half written
@@ -117,16 +99,12 @@ class RefreshChild:
         finding = f"epoch {done} of at most {of}, loss {reports[-1]['train_loss']:.4g}"
         return {"done": done, "of": of, "left_secs": secs * (of - done), "finding": finding}
 
-    def failure(self) -> str:
-        """How it ended, with the end of its standard error."""
-        return self._process.failure()
-
     def forget(self) -> None:
         """Drop what was kept of the request: the next one begins anew."""
         # What cannot be deleted, as on a disk that became read-only, is gone on with: its run is known then.
         with suppress(OSError):
-            (self._folder / REQUEST).unlink(missing_ok=True)
-        self._process.discard()
+            (Path(self.request.folder) / REQUEST).unlink(missing_ok=True)
+        self.discard()
 
 
 def unfinished(folder: Path) -> RefreshRequest | None:

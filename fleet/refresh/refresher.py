@@ -148,7 +148,7 @@ class Refresher:
         The first call tells all champions that there are, the later ones what changed.
         """
         child = self._child
-        if child is not None and child.has_ended:
+        if child is not None and child.poll() is not None:
             self._child = None
             self._ended(child)
         elif child is None and self._clock() >= self._next_look_at:
@@ -201,7 +201,7 @@ class Refresher:
         self._since_wall = self._wall()
 
     def _ended(self, child: RefreshChild) -> None:
-        answer = child.answer()
+        answer = child.outcome()
         if child.request.kind == "watch":
             self._looked(answer, child)
         elif child.request.kind == "start":  # without one an arrival is checked against other strategies

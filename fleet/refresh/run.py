@@ -2,7 +2,7 @@
 
 Runs in the process of `fleet.refresh.process`. Every step leaves what the next one needs on the disk, so
 that the same request goes on after a kill: the plan (version of the table, version to start from), the
-epochs, the trained challenger, the version with the request's `run`. Imports torch when called.
+epochs, the trained challenger, the version with the request's `run`.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -38,10 +37,12 @@ from fleet.onboarding.adaptation import family_devices
 from fleet.refresh.request import PLAN, RefreshRequest, warm_epochs
 from fleet.store.reader import StoreReader
 from fleet.store.store import Store
+from transfer.adapt.maml import Maml
+from transfer.data.dataset import Dataset
+from transfer.errors import TransferError
+from transfer.features.extractor import DEFAULT_SPEC
+from transfer.model import checkpoint
 from transfer.model.kinds import BOOSTED, KINDS, is_extensible, reads_published
-
-if TYPE_CHECKING:
-    from transfer.data.dataset import Dataset
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,9 +71,7 @@ def run_refresh(request: RefreshRequest) -> JsonDict:
         TransferError: Training failed.
     """
     started = time.monotonic()
-    registry = Registry(Path(request.models))
-    reader = Store.read(Path(request.store)).parted(since := registry.environments_since())
-    devices = _devices(reader, request)
+    registry, reader, devices = opened(request)
     shipped = ShippedHeads(registry, reader, enabled=request.shipped)
     serve_unserved(shipped, devices)
     plan, start = _planned(request, registry, reader, devices)
@@ -89,7 +88,6 @@ def run_refresh(request: RefreshRequest) -> JsonDict:
     dataset = snapshot.dataset
     rows, held = learnable(snapshot)
     heads, refused = _heads(dataset, rows, devices)
-    last_at = np.nanmax(judged.measured_at(dataset), axis=0)
     training = Training(
         run=plan.run,
         folder=Path(request.folder),
@@ -100,8 +98,11 @@ def run_refresh(request: RefreshRequest) -> JsonDict:
         model=request.model,
         config=replace(train_config(request.epochs), device=request.compute, lends=True),
         seed=request.seed,
-        data_until=dict(zip(dataset.device_ids, last_at.tolist(), strict=True)),
-        about={"family": request.family, "reasons": list(request.reasons), "environments_since": since},
+        about={
+            "family": request.family,
+            "reasons": list(request.reasons),
+            "environments_since": registry.environments_since(),
+        },
         start=start,
     )
     trained, judge = train_challengers(training)
@@ -138,14 +139,8 @@ def run_start(request: RefreshRequest) -> JsonDict:
         FleetError: The store or the registry cannot be used.
         TransferError: The version cannot be read.
     """
-    from transfer.adapt.maml import Maml
-    from transfer.features.extractor import DEFAULT_SPEC
-    from transfer.model import checkpoint
-
     began = time.monotonic()
-    registry = Registry(Path(request.models))
-    reader = Store.read(Path(request.store)).parted(registry.environments_since())
-    devices = _devices(reader, request)
+    registry, reader, devices = opened(request)
     snapshot = load_snapshot(reader, device_ids=devices, part=RecentPart())
     rows, _ = learnable(snapshot)
     folder = registry.path(request.version)
@@ -204,23 +199,27 @@ def _retention(trained: Mapping[str, Challenger], base: str) -> dict[str, str]:
     return {device_id: "; ".join(reasons) for device_id, reasons in reasons_by_device.items()}
 
 
-def _devices(reader: StoreReader, request: RefreshRequest) -> list[DeviceId]:
+def opened(request: RefreshRequest) -> tuple[Registry, StoreReader, list[DeviceId]]:
+    """Registry and store of a request, and the devices that it is about.
+
+    Raises:
+        FleetError: One of them cannot be used, or the store knows none of the devices.
+    """
+    registry = Registry(Path(request.models))
+    reader = Store.read(Path(request.store)).parted(registry.environments_since())
     family_ids = family_devices(reader, Family(request.family))
     device_ids = [
         device_id for device_id in family_ids if not request.device_ids or device_id in request.device_ids
     ]
     if not device_ids:
         raise FleetError(f"{reader.path} knows no device of the family {request.family}; collect first")
-    return device_ids
+    return registry, reader, device_ids
 
 
 def _planned(
     request: RefreshRequest, registry: Registry, reader: StoreReader, devices: Sequence[DeviceId]
 ) -> tuple[_Plan, WarmStart | None]:
     """The plan of this request as it was made first, and the version to start from."""
-    from transfer.errors import TransferError
-    from transfer.features.extractor import DEFAULT_SPEC
-
     path = Path(request.folder) / PLAN
     plan = None
     if path.exists():
@@ -253,8 +252,6 @@ def _planned(
         plan = _Plan(table_version=reader.version, base=base, why=why, run=run)
     start = None
     if plan.base:
-        from transfer.model import checkpoint
-
         try:
             model, _ = checkpoint.load_fleet_tlp(registry.path(plan.base), DEFAULT_SPEC)
             manifest = registry.manifest(plan.base)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -30,7 +31,7 @@ from fleet.errors import FleetError
 from fleet.models.promotion import DeviceDecision, Incumbent, judge
 from fleet.models.registry import Registry
 from fleet.models.shipped_model import ShippedHead, ShippedHeads
-from fleet.models.standings import Standing, standing
+from fleet.models.standings import standing
 from fleet.models.training import train_version
 from fleet.models.versions import DatasetSnapshot, load_snapshot, train_config
 from fleet.onboarding.adaptation import AUTO
@@ -41,9 +42,11 @@ from fleet.planner.progress import TerminalDisplay
 from fleet.planner.selection import choose_workloads
 from fleet.planner.settings import Clock, CollectSettings
 from fleet.store.store import Store
+from transfer.arrays import Floats
 
 if TYPE_CHECKING:
-    from transfer.evaluate.cross_validation import Approach, CrossValidation
+    from transfer.data.metrics import Metrics
+    from transfer.evaluate.compare import Comparison
     from transfer.model.tlp_model import TlpModel
 
 #: Devices of one run: three to learn from and a new one; more would not fit into ten minutes on two cores.
@@ -56,6 +59,8 @@ _BUILD_TIMEOUT_SECS = 10.0
 #: Candidates measured a second time on each device.
 _REMEASURE = 30
 _STORE, _MODELS, _ENGINE = "store", "models", "fleet"
+#: Parts of the onboarding begin so.
+ONBOARD = "onboard_"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,12 +104,15 @@ class DemoRun:
     target: DeviceSpec
     measured: MeasuredDemo
     snapshot: DatasetSnapshot
-    held_out: CrossValidation
+    #: Heads on held-out workloads (`transfer.evaluate.cross_validation.onboard`).
+    held_out: Comparison
+    #: Candidates of the new device that `full` learns from, mean over the folds, rounded.
+    full_samples: int
     #: The shipped model's head of the new device, without a sample; None if none is shipped.
-    shipped: Approach | None
+    shipped: Metrics | None
     #: Who serves the new device at the end; None if the warm start has no rival.
     decision: DeviceDecision | None
-    #: Wall seconds by part; those of the onboarding begin with `onboard`.
+    #: Wall seconds by part; those of the onboarding begin with `ONBOARD`.
     parts: Mapping[str, float]
     wall_secs: float
     store: Path
@@ -157,13 +165,14 @@ def run_demo(config: FleetConfig, folder: Path, settings: DemoSettings, console:
     with clock.part("judge"):
         chosen = {workload.workload_id for workload in measured.workloads}
         snapshot = load_snapshot(Store.read(folder / _STORE), device_ids=names, workload_ids=chosen)
-        held_out = _judge(snapshot, target.device_id, measured.strategy, settings, display)
+        held_out, warm, full_samples = _judge(
+            snapshot, target.device_id, measured.strategy, settings, display
+        )
         store, registry = Store.read(folder / _STORE), Registry(folder / _MODELS)
         heads = ShippedHeads(registry, store, enabled=config.onboarding.shipped)
         shipped = decision = None
         if (head := heads.head(target.device_id)) is not None:
-            shipped = _judge_shipped(snapshot, head, target.device_id)
-            decision = _serve_better(heads, head, snapshot, held_out.target["warm"], shipped)
+            shipped, decision = _serve_better(heads, head, snapshot, warm)
     display.finish()
     return DemoRun(
         settings=settings,
@@ -173,6 +182,7 @@ def run_demo(config: FleetConfig, folder: Path, settings: DemoSettings, console:
         measured=measured,
         snapshot=snapshot,
         held_out=held_out,
+        full_samples=full_samples,
         shipped=shipped,
         decision=decision,
         parts=clock.parts,
@@ -230,15 +240,15 @@ def _measure(
     with clock.part("train"):
         train_version(fleet, models, source_ids)
 
-    with clock.part("onboard_probe"):
+    with clock.part(f"{ONBOARD}probe"):
         engine.ready([target.device_id])
     resumed = target.device_id in engine.store().device_ids
     onboarded = onboard_device(engine, fleet, target, models, display)
     for part, secs in onboarded["seconds"].items():
-        clock.parts[f"onboard_{part}"] = secs
+        clock.parts[f"{ONBOARD}{part}"] = secs
     if resumed:
         # The seconds of building and timing candidates, one after the other.
-        clock.parts["onboard_measure"] = sum(
+        clock.parts[f"{ONBOARD}measure"] = sum(
             record.build_secs + record.timing_secs
             for record in engine.store().records(device_id=target.device_id)
             if record.attempt == 0
@@ -267,37 +277,30 @@ def _measure(
     )
 
 
-def _judge_shipped(snapshot: DatasetSnapshot, head: ShippedHead, device_id: DeviceId) -> Approach:
-    """What the shipped model's head is worth on the workloads that it never saw, which is all but a few."""
-    from transfer.evaluate.cross_validation import judged
+def _serve_better(
+    heads: ShippedHeads, head: ShippedHead, snapshot: DatasetSnapshot, warm: Floats
+) -> tuple[Metrics | None, DeviceDecision]:
+    """Judge the warm start by the rule of all heads, and let the shipped head serve until it is as good.
 
-    trained_workloads, dataset = head.shipped.trained_workloads, snapshot.dataset
+    Both are judged on the workloads that the shipped model never saw, which are all but a few. `warm` are the
+    scores of the warm start on held-out candidates, (N,). Gives the figures of the shipped head, too.
+    """
+    from transfer.evaluate.rankers import judge as measures
+
+    device_id, dataset = DeviceId(head.adapted.device_id), snapshot.dataset
+    trained_workloads = head.shipped.trained_workloads
     rows = np.flatnonzero(
         [dataset.workload_ids[group] not in trained_workloads for group in dataset.group.tolist()]
     )
+    latency = dataset.latency_secs[rows, dataset.column(device_id)]
     scores = head.adapted.score_unseen(dataset.features.take(rows))
-    return judged(dataset, device_id, [(rows, scores)], 0)
-
-
-def _serve_better(
-    heads: ShippedHeads, head: ShippedHead, snapshot: DatasetSnapshot, warm: Approach, shipped: Approach
-) -> DeviceDecision:
-    """Judge the warm start by the rule of all heads, and let the shipped head serve until it is as good."""
-    device_id, dataset = DeviceId(head.adapted.device_id), snapshot.dataset
-    latency = dataset.latency_secs[:, dataset.column(device_id)]
-    rows = np.intersect1d(warm.scored.rows, shipped.scored.rows)
-
-    def ordered(approach: Approach) -> Standing | None:
-        scores = np.full(len(dataset), np.nan)
-        scores[approach.scored.rows] = approach.scored.scores
-        return standing(scores[rows], latency[rows], dataset.group[rows], 0.0)
-
+    mine, theirs = (standing(said, latency, dataset.group[rows], 0.0) for said in (warm[rows], scores))
     champion = heads.registry.champions()[device_id]
-    rival = Incumbent(name="the shipped head", standing=ordered(shipped))
-    decision = judge(device_id, ordered(warm), [rival], served_by=rival.name)
+    rival = Incumbent(name="the shipped head", standing=theirs)
+    decision = judge(device_id, mine, [rival], served_by=rival.name)
     if not decision.moves_on:
         heads.serve(head, {"reason": decision.reason, "instead_of": champion.version})
-    return decision
+    return measures(dataset, device_id, rows, scores), decision
 
 
 def start_over(folder: Path) -> None:
@@ -323,36 +326,45 @@ def _judge(
     strategy: str,
     settings: DemoSettings,
     display: TerminalDisplay,
-) -> CrossValidation:
-    """Onboard a device once a fold, each time judged on workloads that neither it nor its sources saw.
+) -> tuple[Comparison, Floats, int]:
+    """Onboard a device once per fold, each time judged on workloads that neither it nor its sources saw.
 
-    All of it is done again with other samples and initial weights, and averaged.
+    All of it is done again with other samples and initial weights.
+
+    Returns:
+        The comparison; (N,) scores of the warm start, each by a head that did not see the workload; and how
+        many candidates of the device `full` learns from.
     """
     from transfer.adapt.guard import strategies
     from transfer.data.splits import workload_folds
-    from transfer.evaluate.cross_validation import CrossValidationPlan, average_repeats, cross_validate
-    from transfer.processes import workers_for
+    from transfer.evaluate.compare import FitScores, Fold, judge_fits
+    from transfer.evaluate.cross_validation import OnboardingPlan, onboard
+    from transfer.processes import run_each, workers_for
 
-    dataset, parts = snapshot.dataset, 4 * settings.folds * settings.repeats
-    display.phase("learn", parts)
-
-    plan = CrossValidationPlan(
-        target_device=target,
+    dataset = snapshot.dataset
+    plan = OnboardingPlan(
+        target=target,
         samples=settings.support,
         config=train_config(settings.epochs),
         strategy=strategies()[strategy],
     )
     splits = workload_folds(dataset, snapshot.workloads, settings.folds, settings.seed)
-    results = [
-        cross_validate(
-            dataset,
-            splits,
-            plan,
-            # Fold i of a repeat uses its seed + i.
-            seed=settings.seed + repeat * settings.folds,
-            workers=workers_for(len(dataset), parts * settings.epochs),
-            on_progress=lambda fold, part: display.step(1, f"{fold}: {part}"),
-        )
+    # A fold uses its seed and its place: no two have the same sum.
+    folds = [
+        Fold(split=split, seed=settings.seed + repeat * settings.folds, place=place)
         for repeat in range(settings.repeats)
+        for place, split in enumerate(splits)
     ]
-    return average_repeats(results)
+    display.phase("learn", len(folds))
+    workers = workers_for(len(dataset), 4 * len(folds) * settings.epochs)
+    scores: list[FitScores] = []
+    run = partial(onboard, dataset=dataset, plan=plan)
+    for said in run_each(run, folds, workers, of="the cross-validation", pieces="folds"):
+        display.step(1, folds[len(scores)].split.name)
+        scores.append(said)
+    warm = np.full(len(dataset), np.nan)
+    for split, (by_head, _) in zip(splits, scores, strict=False):
+        warm[split.test] = by_head["warm", target]
+    measured = dataset.rows_of(target)
+    full_samples = round(float(np.mean([np.isin(measured, split.train).sum() for split in splits])))
+    return judge_fits(folds, scores, dataset), warm, full_samples

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import math
 import platform
 import time
-from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from statistics import median
@@ -18,27 +16,21 @@ from agents.host.probe import installed_version
 from agents.records import CONFIRM, REMEASURE, DeviceId, DeviceSpec, Outcome, Record, WorkloadId
 from fleet.json_types import JsonDict
 from fleet.planner.batch_plan import is_full
-from fleet.report.demo import DemoRun
+from fleet.report.demo import ONBOARD, DemoRun
 from fleet.report.page import complete
 from fleet.report.words import SHIPPED, WARM
 from fleet.store.noise import settled
 from fleet.store.store import Store
 
 if TYPE_CHECKING:
-    from transfer.data.dataset import Dataset
-    from transfer.evaluate.cross_validation import Approach
+    from transfer.data.metrics import Metrics
 
 #: A pause between two records longer than this is an interruption, not measuring.
 _LONGEST_PAUSE_SECS = 30.0
-_ONBOARD = "onboard_"
 _PACKAGES = ("apache-tvm", "apache-tvm-ffi", "torch", "ray", "deltalake", "numpy")
-#: Shares of the candidates whose slowdown the report gives.
-_QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
-#: Scores with an interval; keys of a model's figures, and their names in `transfer.data.metrics`.
+#: Figures of a head, by their names in `transfer.data.metrics`; those with an interval first.
 _TOP = ("top1", "top5")
-_FIGURES = {name: name for name in (*_TOP, "random_top1", "random_top5")} | {"kendall_tau": "tau"}
-#: Most points of a plot: more add megabytes, not insight.
-_MAX_POINTS = 400
+_FIGURES = (*_TOP, "random_top1", "random_top5", "tau")
 
 
 def build_report(run: DemoRun) -> JsonDict:
@@ -57,14 +49,9 @@ def build_report(run: DemoRun) -> JsonDict:
                 spec.device_id: summarise_device(spec, records[spec.device_id], names) for spec in devices
             },
             "workloads": sorted(names.values()),
-            "held_out": sorted(names.values()),
             "model": _model(run),
             "onboarding": _onboarding(run, names),
-            "timing": {"wall_seconds": run.wall_secs, "seconds_by_part": _seconds(run, records)},
-            "similarity": similarity(run.snapshot.dataset, [spec.device_id for spec in devices]),
-            "predicted": {
-                run.target.device_id: _predicted(run.held_out.target["warm"], run.snapshot.dataset)
-            },
+            "timing": {"wall_seconds": run.wall_secs, "seconds_by_part": dict(run.parts)},
             "protocol": msgspec.structs.asdict(run.protocol),
             "host": _host(run),
             "versions": {
@@ -91,7 +78,6 @@ def summarise_device(
             latencies.setdefault(record.workload_id, []).append(record.latency_secs)
     ok, lost = (sum(map(len, group.values())) for group in (latencies, failed))
     spreads = [max(secs) / min(secs) for secs in latencies.values()]
-    slowdowns = [latency / min(secs) for secs in latencies.values() for latency in secs]
     changes = remeasured(records)
     return {
         "records": ok + lost,
@@ -106,16 +92,10 @@ def summarise_device(
             for outcome, errors in sorted(failed.items())
         },
         "workloads": [
-            {
-                "workload": names[workload_id],
-                "candidates": len(secs),
-                "best_latency_seconds": min(secs),
-                "slowest_over_fastest": max(secs) / min(secs),
-            }
+            {"workload": names[workload_id], "best_latency_seconds": min(secs)}
             for workload_id, secs in sorted(latencies.items(), key=lambda item: names[item[0]])
         ],
         "slowest_over_fastest_median": median(spreads) if spreads else None,
-        "slowdown_quantiles": np.quantile(slowdowns, _QUANTILES).tolist() if slowdowns else None,
         "note": spec.note,
     }
 
@@ -156,127 +136,79 @@ def remeasured(records: Sequence[Record]) -> list[tuple[float, bool]]:
     ]
 
 
-def similarity(dataset: Dataset, device_ids: Sequence[DeviceId]) -> JsonDict:
-    """How alike devices order their shared candidates: Kendall's tau inside a workload, averaged."""
-    from transfer.data.ranking import kendall_tau
+def _figures(runs: Sequence[Metrics]) -> JsonDict:
+    """Figures of a head, and their intervals."""
+    from transfer.evaluate.rankers import estimate
 
-    latency = {device_id: dataset.latency_secs[:, dataset.column(device_id)] for device_id in device_ids}
-    shared = np.isfinite(np.stack(list(latency.values()))).all(axis=0)
-    groups = [np.flatnonzero(shared & (dataset.group == group)) for group in range(len(dataset.workload_ids))]
-
-    def mean_tau(device_id: DeviceId, other: DeviceId) -> float:
-        if device_id == other:
-            return 1.0
-        # A lower latency is a higher score.
-        taus = [
-            kendall_tau(-latency[device_id][rows], latency[other][rows]) for rows in groups if len(rows) > 1
-        ]
-        finite = [tau for tau in taus if np.isfinite(tau)]
-        return float(np.mean(finite)) if finite else math.nan
-
-    return {
-        "kendall_tau": {
-            device_id: {other: mean_tau(device_id, other) for other in device_ids} for device_id in device_ids
-        },
-        "shared_candidates": int(shared.sum()),
-    }
+    figures: JsonDict = {}
+    for name in _FIGURES:
+        value, *interval = estimate(runs, name).listed()
+        figures[name] = value
+        if name in _TOP:
+            figures[f"{name}_interval"] = interval
+    return figures
 
 
 def _model(run: DemoRun) -> JsonDict:
-    heads = {**run.held_out.sources, run.target.device_id: run.held_out.target["warm"]}
+    heads = {
+        device_id: _figures(runs)
+        for (way, device_id), runs in run.held_out.metrics.items()
+        if way in {"source", "warm"}
+    }
     return {
         "version": run.measured.version,
         "heads": list(run.measured.model.device_ids),
         **{
-            key: {name: getattr(head.metrics, attribute) for name, head in heads.items()}
-            for key, attribute in _FIGURES.items()
+            key: {device_id: figures[key] for device_id, figures in heads.items()}
+            for key in next(iter(heads.values()))
         },
-        **{f"{key}_interval": {name: head.interval(key) for name, head in heads.items()} for key in _TOP},
         "parameters": sum(parameter.numel() for parameter in run.measured.model.parameters()),
         "train_seconds": run.parts["train"],
     }
 
 
 def _onboarding(run: DemoRun, names: Mapping[WorkloadId, str]) -> JsonDict:
-    held_out = run.held_out
-    starts = {"warm_": "warm", "scratch_": "scratch", "nearest_": "nearest", "full_": "full"}
-    ways = {prefix: held_out.target[part] for prefix, part in starts.items()}
+    held_out, target = run.held_out, run.target.device_id
+    ways = {way: held_out.metrics[way, target] for way in ("warm", "scratch", "nearest", "full")}
     if run.shipped is not None:
-        ways["shipped_"] = run.shipped
+        ways["shipped"] = (run.shipped,)
+    figures = {way: _figures(runs) for way, runs in ways.items()}
     # The head that serves in the end.
     served_by = "" if run.decision is None else WARM if run.decision.moves_on else SHIPPED
-    ways[""] = ways["shipped_" if served_by == SHIPPED else "warm_"]
-    scores: JsonDict = {}
-    for prefix, approach in ways.items():
-        for key in _TOP:
-            scores[f"{prefix}{key}"] = getattr(approach.metrics, key)
-            scores[f"{prefix}{key}_interval"] = approach.interval(key)
-    warm, scratch = (held_out.target[part].metrics for part in ("warm", "scratch"))
-    difference, closest = (
-        held_out.target["warm"].minus(held_out.target[rival]) for rival in ("scratch", "nearest")
-    )
-    parts = {
-        name.removeprefix(_ONBOARD): secs for name, secs in run.parts.items() if name.startswith(_ONBOARD)
+    serving = figures[served_by or WARM]
+    by_workload = {
+        way: np.mean([metrics.top1_by_workload for metrics in ways[way]], axis=0).tolist()
+        for way in ("warm", "scratch")
     }
     ids = run.snapshot.dataset.workload_ids
+    differences: JsonDict = {}
+    for rival, key in (("scratch", "difference"), ("nearest", "nearest_difference")):
+        value, *interval = held_out.difference("warm", rival, target, "top1").listed()
+        differences |= {key: value, f"{key}_interval": interval}
     return {
-        "device": run.target.device_id,
-        "samples": held_out.samples,
+        "device": target,
+        "samples": run.settings.support,
         "strategy": run.measured.strategy,
-        "seconds": sum(parts.values()),
+        "seconds": sum(secs for name, secs in run.parts.items() if name.startswith(ONBOARD)),
         "served_by": served_by,
         "why_served": "" if run.decision is None else run.decision.reason,
-        **scores,
-        "full_samples": held_out.full_samples,
-        "random_top1": warm.random_top1,
-        "random_top5": warm.random_top5,
-        "seconds_by_part": parts,
+        **{key: serving[key] for key in _TOP},
+        **{
+            f"{way}_{key}{end}": figures[way][f"{key}{end}"]
+            for way in ways
+            for key in _TOP
+            for end in ("", "_interval")
+        },
+        "full_samples": run.full_samples,
+        "random_top1": figures["warm"]["random_top1"],
+        "random_top5": figures["warm"]["random_top5"],
         "workloads": [
-            {"workload": names[ids[group]], "warm_top1": warm_top1, "scratch_top1": other}
-            for group, warm_top1, other in zip(
-                warm.groups.tolist(),
-                warm.top1_by_workload.tolist(),
-                scratch.top1_by_workload.tolist(),
-                strict=True,
+            {"workload": names[ids[group]], "warm_top1": warm, "scratch_top1": scratch}
+            for group, warm, scratch in zip(
+                ways["warm"][0].groups.tolist(), *by_workload.values(), strict=True
             )
         ],
-        "difference": difference.value,
-        "difference_interval": [difference.low, difference.high],
-        "nearest_difference": closest.value,
-        "nearest_difference_interval": [closest.low, closest.high],
-    }
-
-
-def _predicted(approach: Approach, dataset: Dataset) -> list[list[float]]:
-    """Place and speed of held-out candidates, each in [0, 1].
-
-    The place is the share of its workload that the model puts ahead: scores of a ranking loss mean nothing
-    across workloads. The speed is the best latency of the workload over the candidate's.
-    """
-    from scipy.stats import rankdata
-
-    scored, points = approach.scored, []
-    groups = dataset.group[scored.rows]
-    for group in np.unique(groups):
-        mine = np.flatnonzero((groups == group) & np.isfinite(scored.labels))
-        ahead = (rankdata(-scored.scores[mine]) - 1) / max(1, len(mine) - 1)
-        points += [
-            [round(float(a), 4), round(float(b), 4)] for a, b in zip(ahead, scored.labels[mine], strict=True)
-        ]
-    return points[:: math.ceil(len(points) / _MAX_POINTS) or 1]
-
-
-def _seconds(run: DemoRun, records: Mapping[DeviceId, Sequence[Record]]) -> dict[str, float]:
-    """Wall seconds of the run's steps; then what agents spent inside of measuring, side by side."""
-    merged = defaultdict[str, float](float)
-    for name, secs in run.parts.items():
-        merged[name.removeprefix(_ONBOARD)] += secs
-    everything = [record for group in records.values() for record in group]
-    return {
-        **merged,
-        "agents_build": sum(record.build_secs for record in everything),
-        "agents_wait": sum(record.wait_secs for record in everything),
-        "agents_time": sum(record.timing_secs for record in everything),
+        **differences,
     }
 
 

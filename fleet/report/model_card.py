@@ -30,23 +30,18 @@ def write_card(details: Json, path: Path) -> None:
     if name is None:
         raise FleetError(f"--card {path}: expected a name that ends in {' or '.join(TEMPLATES)}")
     try:
-        content = render_card(details, name)
+        environment = card_environment(is_html=name.endswith(".html"))
+        content = environment.get_template(name).render(
+            shown=details,
+            manifest=details["manifest"],
+            heads=[_head(details, head) for head in details["manifest"]["heads"]],
+        )
     except (TemplateError, ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
         # A manifest from elsewhere may lack a value of the card, or have another type there.
         raise FleetError(
             f"no card of {details['version']}: its manifest lacks a value of the card ({error})"
         ) from error
     write_durably(path, content.encode())
-
-
-def render_card(details: Json, template: str) -> str:
-    """Give the card as text; every name in it is escaped as its form needs."""
-    environment = card_environment(is_html=template.endswith(".html"))
-    return environment.get_template(template).render(
-        shown=details,
-        manifest=details["manifest"],
-        heads=[_head(details, name) for name in details["manifest"]["heads"]],
-    )
 
 
 def card_environment(*, is_html: bool = False) -> Environment:

@@ -7,26 +7,13 @@ plots and tables look is in `fleet/templates/parts.html`; here is which numbers 
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping, Sequence
-from itertools import pairwise
 from pathlib import Path
-from statistics import median
-from typing import Any
 
 from fleet.json_types import Json, JsonDict
-from fleet.page_template import Mark, Plot, page_environment
+from fleet.page_template import Mark, Plot, page_environment, write_report
 from fleet.report import words
-from fleet.report.words import (
-    TIMES,
-    duration,
-    is_finite,
-    label,
-    labels,
-    percent,
-    score_text,
-    signed,
-)
+from fleet.report.words import duration, is_finite, label, labels, percent, score_text, signed
+from fleet.terminal_text import print_rows, print_text
 
 # The report of the main job: one JSON value, and both of its files.
 #
@@ -41,21 +28,15 @@ from fleet.report.words import (
 #   `full_top1`. `top1` and `top5` are of the head that serves in the end (`served_by`), `warm_top1` of the
 #   head that `strategy` made.
 #
-# Every key that ends in `_interval` is [low, high] at `interval_level`, or None. Scores are in (0, 1].
+# Every key that ends in `_interval` is [low, high] at `interval_level`. Scores are in (0, 1].
 
 #: Version of the layout of `report.json`.
 REPORT_VERSION = 1
 
 
 def complete(findings: Json) -> JsonDict:
-    """Complete a report: the sentences are added.
-
-    Returns:
-        JSON-ready values only; a number that is NaN or infinite is `None`.
-    """
-    report: JsonDict = _finite(
-        {"version": REPORT_VERSION, **findings, "interval_level": words.INTERVAL_LEVEL}
-    )
+    """Add the sentences to what a report is about, which is JSON-ready."""
+    report = {"version": REPORT_VERSION, **findings, "interval_level": words.INTERVAL_LEVEL}
     onboarding = report["onboarding"]
     onboarding["verdict"] = words.rivals(onboarding)[0].verdict.value
     onboarding["verdict_text"] = words.verdict_text(onboarding)
@@ -64,32 +45,12 @@ def complete(findings: Json) -> JsonDict:
 
 def write(report: Json, folder: Path) -> tuple[Path, Path]:
     """Write `report.html` and `report.json`; see `fleet.page_template.write_report`."""
-    from fleet.page_template import write_report
-    from fleet.report import page
-
-    return write_report(report, page.render(report), folder)
-
-
-def _finite(value: Any) -> Any:
-    if isinstance(value, Mapping):
-        clean = {str(key): _finite(item) for key, item in value.items()}
-        # An interval with an unknown end is left out.
-        return {
-            key: None if key.endswith("_interval") and isinstance(item, list) and None in item else item
-            for key, item in clean.items()
-        }
-    if isinstance(value, list | tuple):
-        return [_finite(item) for item in value]
-    if isinstance(value, bool | int | str) or value is None:
-        return value
-    number = float(value)
-    return number if math.isfinite(number) else None
+    return write_report(report, render(report), folder)
 
 
 _LEGEND = (("dot", 0, "top-1"), ("square", 1, "top-5"), ("tick", 2, "random choice of as many"))
 _CHOICES = "speed of the first 1 or 5 choices, divided by the best speed"
 _LINES = f"Lines are {percent(words.INTERVAL_LEVEL)} intervals."
-_SHARES = tuple((share, f"{share:.0f} %") for share in (0, 50, 100))
 
 
 def render(report: Json) -> str:
@@ -99,7 +60,7 @@ def render(report: Json) -> str:
         report=report,
         title=words.title(report["onboarding"]),
         tiles=_tiles(report),
-        plots=[plot for plot in _plots(report) if plot.rows],
+        plots=[_levels(report["onboarding"]), _pairs(report["onboarding"]), _heads(report["model"])],
         starts=_starts(report["onboarding"]),
         words=words,
     )
@@ -125,23 +86,10 @@ def _tiles(report: Json) -> list[tuple[str, str]]:
     ]
 
 
-def _plots(report: Json) -> list[Plot]:
-    onboarding = report["onboarding"]
-    return [
-        _levels(onboarding),
-        _pairs(onboarding),
-        _heads(report["model"]),
-        _points(report["predicted"]),
-        _spread(report["devices"]),
-        _timing(report["timing"]),
-    ]
-
-
 def _heads(model: Json) -> Plot:
     rows = [
         _score_row(name, {key: model[key][device] for key in _SCORE_KEYS})
         for device, name in zip(model["top1"], labels(list(model["top1"])), strict=True)
-        if is_finite(model["top1"][device]) or is_finite(model["top5"][device])
     ]
     caption = (
         "Each mark: best measured latency, divided by the best latency among the head's first 1 or 5 "
@@ -158,22 +106,23 @@ _SCORE_KEYS = ("top1", "top5", "top1_interval", "top5_interval", "random_top1", 
 def _score_row(name: str, scores: Json) -> tuple[str, list[Mark], str]:
     marks = []
     for key, shape, series, y in (("top1", "dot", 0, 32), ("top5", "square", 1, 68)):
-        if is_finite(scores[f"random_{key}"]):
-            marks.append(Mark("tick", scores[f"random_{key}"] * 100, y, 2))
-        if interval := scores[f"{key}_interval"]:
-            marks.append(Mark("span", interval[0] * 100, y, series, interval[1] * 100))
-        if is_finite(scores[key]):
-            marks.append(Mark(shape, scores[key] * 100, y, series))
-    said = (f"{scores[key]:.2f}" if is_finite(scores[key]) else "-" for key in ("top1", "top5"))
-    return name, marks, " · ".join(said)
+        low, high = scores[f"{key}_interval"]
+        marks += [
+            Mark("tick", scores[f"random_{key}"] * 100, y, 2),
+            Mark("span", low * 100, y, series, high * 100),
+            Mark(shape, scores[key] * 100, y, series),
+        ]
+    return name, marks, f"{scores['top1']:.2f} · {scores['top5']:.2f}"
 
 
 def _levels(onboarding: Json) -> Plot:
-    rows = []
-    for start, name in _starts(onboarding):
-        scores = {key: onboarding[key if key.startswith("random") else start + key] for key in _SCORE_KEYS}
-        if is_finite(scores["top1"]) or is_finite(scores["top5"]):
-            rows.append(_score_row(name, scores))
+    rows = [
+        _score_row(
+            name,
+            {key: onboarding[key if key.startswith("random") else start + key] for key in _SCORE_KEYS},
+        )
+        for start, name in _starts(onboarding)
+    ]
     return Plot(
         "onboarding",
         "A new device from few samples",
@@ -202,8 +151,9 @@ def _starts(onboarding: Json) -> list[tuple[str, str]]:
 
 
 def _pairs(onboarding: Json) -> Plot:
-    pairs = [p for p in onboarding["workloads"] if is_finite(p["warm_top1"]) and is_finite(p["scratch_top1"])]
-    pairs.sort(key=lambda pair: (pair["scratch_top1"] - pair["warm_top1"], pair["workload"]))
+    pairs = sorted(
+        onboarding["workloads"], key=lambda pair: (pair["scratch_top1"] - pair["warm_top1"], pair["workload"])
+    )
     rows = []
     for pair, name in zip(pairs, labels([pair["workload"] for pair in pairs], 34), strict=True):
         warm, scratch = pair["warm_top1"] * 100, pair["scratch_top1"] * 100
@@ -221,66 +171,33 @@ def _pairs(onboarding: Json) -> Plot:
     )
 
 
-def _points(predicted: Mapping[str, Sequence[Sequence[float]]]) -> Plot:
+# The printout at the end of the main job: one table and some lines, with the sentences of the page.
+
+#: Most characters of a device name, so that every number fits beside it at 80 columns.
+NAME_CHARS = 14
+#: Headings, and the keys of a head's figures among them.
+_COLUMNS = ("device", "records", "failed", "per s", "again", "top-1", "chance", "top-5", "tau")
+_FIGURES = ("top1", "random_top1", "top5", "tau")
+LEGEND = (
+    "again: median change when measured again. top-1, top-5: score on held-out workloads, "
+    "1 = best. chance: top-1 of random choice. tau: Kendall's."
+)
+
+
+def print_summary(report: Json, page: Path) -> None:
+    """Print a row for each device, then what was measured, what was learned, the verdict, and the page."""
+    devices, model = report["devices"], report["model"]
     rows = []
-    for points, name in zip(predicted.values(), labels(list(predicted)), strict=True):
-        marks = [Mark("point", ahead * 100, 100 - speed * 100) for ahead, speed in points]
-        bins = [[speed for ahead, speed in points if min(7, int(ahead * 8)) == place] for place in range(8)]
-        trend = [(12.5 * place + 6.25, 100 - 100 * median(bin)) for place, bin in enumerate(bins) if bin]
-        for (x, y), (end, end_y) in pairwise(trend):
-            marks.append(Mark("trend", x, y, 1, end, end_y))
-        rows.append((name, marks, f"{len(points):,} points"))
-    return Plot(
-        "points",
-        "What the model predicted, and what the device did",
-        "One point per held-out candidate, its speed upwards (top: the best measured). The line is the "
-        "median. A head that ranks well falls from top left (put first, fast) to bottom right (put last, "
-        "slow). A flat line means that the head guesses.",
-        rows,
-        _SHARES,
-        "candidates of the workload that the model puts ahead; upwards: speed",
-        is_tall=True,
-    )
-
-
-def _spread(devices: Mapping[str, Any]) -> Plot:
-    quantiles_by_device = {
-        name: device["slowdown_quantiles"] for name, device in devices.items() if device["slowdown_quantiles"]
-    }
-    top = max([2.0, *(quantiles[-1] for quantiles in quantiles_by_device.values())])
-
-    def place(slowdown: float) -> float:
-        return 100 * math.log(slowdown) / math.log(top)
-
-    rows = []
-    for (lowest, low, middle, high, highest), name in zip(
-        quantiles_by_device.values(), labels(list(quantiles_by_device)), strict=True
-    ):
-        marks = [Mark("span", place(lowest), end=place(highest)), Mark("bar", place(low), end=place(high))]
-        rows.append((name, [*marks, Mark("tick", place(middle), series=2)], f"{middle:.3g}{TIMES}"))
-    steps = [m * 10**e for e in range(6) for m in (1, 2, 5) if m * 10**e <= top]
-    return Plot(
-        "spread",
-        "How much a schedule matters on each device",
-        "Latency divided by the best latency of the workload, on a log scale. The mark is the median "
-        "candidate, the bar holds the middle half, the line 90 %. A wide bar means that choosing well pays.",
-        rows,
-        [(place(step), f"{step:g}{TIMES}") for step in steps],
-        "latency, divided by the best latency",
-    )
-
-
-def _timing(timing: Json) -> Plot:
-    parts, total = timing["seconds_by_part"], timing["wall_seconds"]
-    longest = max(parts.values())
-    rows = []
-    for name, secs in parts.items():
-        # Agents run in parallel, and the time of an earlier run counts too.
-        share = "" if name.startswith("agents") else f" · {percent(secs / total)}"
-        bar = Mark("bar", 0, end=100 * secs / longest)
-        rows.append((label(name.replace("_", " "), 34), [bar], duration(secs) + share))
-    caption = f"Parts of {duration(total)} wall time."
-    if sum(parts.values()) > total * 1.01:
-        caption += " Agents work at once: their rows are sums over all agents, longer than the clock ran."
-    ticks = [(0, "0"), (100, duration(longest))]
-    return Plot("timing", "Where the time went", caption, rows, ticks, "time")
+    for (device, summary), name in zip(devices.items(), labels(list(devices), NAME_CHARS), strict=True):
+        change = summary["remeasure_median_change"]
+        again = percent(change) if is_finite(change) else "-"
+        counts = (f"{summary[key]:,}" for key in ("records", "failed"))
+        numbers = [summary["records_per_s"], *(model[key][device] for key in _FIGURES)]
+        speed, *figures = (f"{number:.2f}" if is_finite(number) else "-" for number in numbers)
+        rows.append((name, *counts, speed, again, *figures))
+    print_rows(_COLUMNS, rows)
+    new = label(report["onboarding"]["device"], NAME_CHARS)
+    print_text(f"{LEGEND} {new}: scores of the warm start.")
+    for title, sentence in zip(("Measured", "Learned", "New device"), report["headline"], strict=True):
+        print_text(f"{title}: {sentence}")
+    print_text(f"Report: {page}")

@@ -31,48 +31,30 @@ _UNITS = {"s": 1.0, "ms": 1e-3, "µs": 1e-6, "ns": 1e-9}
 
 TIMES = "\N{MULTIPLICATION SIGN}"
 
-#: Shapes of the operators of TVM's suite, in the order of the numbers in a workload's name; `*` is "times".
-_INPUT = "{0}*{1}*{2}*{3} input"
-_OPERATORS = {
-    "C2D": f"2-D convolution: {_INPUT}, {{4}} filters of {{5}}*{{5}}, stride {{6}}",
-    "GRP": f"grouped 2-D convolution: {_INPUT}, {{4}} filters of {{5}}*{{5}}, stride {{6}}, {{9}} groups",
-    "DEP": f"depthwise 2-D convolution: {_INPUT}, filters of {{4}}*{{4}}, stride {{5}}",
-    "GMM": "matrix product: {0} of {1}*{3} by {3}*{2}",
-    "TBG": "transposed batched matrix product: {2} heads of {1}*{3} by {3}*{1}",
-    "SFM": "softmax: {0} rows of {1}",
-}
-
 
 class WarmStartVerdict(StrEnum):
-    """How the warm start compares with another way to get a head from the same samples, and words for it."""
+    """How the warm start compares with another way to get a head from the same samples."""
 
-    words: str
-
-    def __new__(cls, value: str, words: str) -> WarmStartVerdict:
-        """A verdict and the words that stand before the name of a rival."""
-        verdict = str.__new__(cls, value)
-        verdict._value_, verdict.words = value, words
-        return verdict
-
-    BETTER = "better", "better than"
-    UNCLEAR = "unclear", "not clearly different from"
-    WORSE = "worse", "worse than"
-    NOT_MEASURED = "not_measured", "not clearly different from"
+    BETTER = "better"
+    UNCLEAR = "unclear"
+    WORSE = "worse"
 
 
 class Rival(NamedTuple):
     """What the warm start is compared with, and how that ended."""
 
     name: str
-    top1: float | None
-    difference: float | None
-    interval: Sequence[float] | None
+    top1: float
+    difference: float
+    interval: Sequence[float]
     verdict: WarmStartVerdict
 
     @property
     def stands(self) -> str:
         """How the warm start stands against it."""
-        return f"{self.verdict.words} {self.name}"
+        if self.verdict is WarmStartVerdict.UNCLEAR:
+            return f"not clearly different from {self.name}"
+        return f"{self.verdict} than {self.name}"
 
 
 def is_finite(number: float | None) -> TypeGuard[float]:
@@ -80,110 +62,76 @@ def is_finite(number: float | None) -> TypeGuard[float]:
     return number is not None and math.isfinite(number)
 
 
-def verdict(difference: float | None, interval: Sequence[float] | None, pairs: int) -> WarmStartVerdict:
+def verdict(interval: Sequence[float], pairs: int) -> WarmStartVerdict:
     """Judge the mean of warm minus rival top-1 by its interval, over `pairs` held-out workloads.
 
     Returns:
         `BETTER` or `WORSE` only if the whole interval lies on one side of 0 and there are at least
-        `MIN_PAIRS` workloads; `NOT_MEASURED` if there is no difference at all.
+        `MIN_PAIRS` workloads.
     """
-    if not is_finite(difference):
-        return WarmStartVerdict.NOT_MEASURED
-    if pairs < MIN_PAIRS or interval is None:
-        return WarmStartVerdict.UNCLEAR
     low, high = interval
-    if low > 0:
-        return WarmStartVerdict.BETTER
-    return WarmStartVerdict.WORSE if high < 0 else WarmStartVerdict.UNCLEAR
-
-
-def _differences(onboarding: Json) -> list[float]:
-    """Warm minus scratch of each held-out workload that has both."""
-    return [
-        pair["warm_top1"] - pair["scratch_top1"]
-        for pair in onboarding["workloads"]
-        if is_finite(pair["warm_top1"]) and is_finite(pair["scratch_top1"])
-    ]
+    if pairs < MIN_PAIRS or low <= 0 <= high:
+        return WarmStartVerdict.UNCLEAR
+    return WarmStartVerdict.BETTER if low > 0 else WarmStartVerdict.WORSE
 
 
 def rivals(onboarding: Json) -> list[Rival]:
-    """Scratch first, then the nearest known head if it was compared."""
-    pairs = len(_differences(onboarding))
+    """Scratch first, then the nearest known head."""
     compared = []
     for name, start, key in (
-        ("training from scratch", "scratch_", "difference"),
-        ("the nearest known head", "nearest_", "nearest_difference"),
+        ("training from scratch", "scratch", "difference"),
+        ("the nearest known head", "nearest", "nearest_difference"),
     ):
-        difference, interval = onboarding.get(key), onboarding.get(f"{key}_interval")
-        judged = verdict(difference, interval, pairs)
-        if key == "difference" or judged is not WarmStartVerdict.NOT_MEASURED:
-            compared.append(Rival(name, onboarding.get(f"{start}top1"), difference, interval, judged))
+        interval = onboarding[f"{key}_interval"]
+        judged = verdict(interval, len(onboarding["workloads"]))
+        compared.append(Rival(name, onboarding[f"{start}_top1"], onboarding[key], interval, judged))
     return compared
 
 
 def title(onboarding: Json) -> str:
     """Give the result in fewer than fifteen words: how good the head is that serves the new device."""
-    serves = SHIPPED if onboarding.get("served_by") == SHIPPED else WARM
+    serves = onboarding["served_by"] or WARM
     top1, device = onboarding[f"{serves}_top1"], label(onboarding["device"])
-    if not is_finite(top1):
-        return f"New device {device}"
     model = "the shipped model" if serves == SHIPPED else "its own model"
     return f"{device}: {model}'s first choice reaches {percent(top1)} of the best speed"
 
 
 def verdict_text(onboarding: Json) -> str:
     """Say whether the warm start pays, by how much, how sure that is, and which rival is the strongest."""
-    scratch, *others = rivals(onboarding)
-    if scratch.verdict is WarmStartVerdict.NOT_MEASURED:
-        return "The warm start was not compared with training from scratch."
-    differences = _differences(onboarding)
-    ahead, equal = (
-        sum(difference > 0 for difference in differences),
-        sum(difference == 0 for difference in differences),
-    )
+    scratch, nearest = rivals(onboarding)
+    differences = [pair["warm_top1"] - pair["scratch_top1"] for pair in onboarding["workloads"]]
+    ties = f", equal on {differences.count(0)}" if 0 in differences else ""
     text = (
         f"The warm start is {scratch.stands}: top-1 {signed(scratch.difference)} "
-        f"with {counted(onboarding['samples'], 'sample')}{interval_words(scratch.interval)}."
+        f"with {counted(onboarding['samples'], 'sample')}{interval_words(scratch.interval)}. It is ahead on "
+        f"{sum(difference > 0 for difference in differences)} of "
+        f"{counted(len(differences), 'held-out workload')}{ties}."
     )
-    if differences:
-        ties = f", equal on {equal}" if equal else ""
-        text += f" It is ahead on {ahead} of {counted(len(differences), 'held-out workload')}{ties}."
     if len(differences) < MIN_PAIRS:
         text += f" Fewer than {MIN_PAIRS} workloads are too few to call a winner."
-    elif scratch.interval is None:
-        text += " Without an interval no winner is called."
     elif scratch.verdict is WarmStartVerdict.UNCLEAR:
         text += " The interval includes 0, so this run cannot show which is better."
-    box, shipped_serves = onboarding.get("shipped_top1"), onboarding.get("served_by") == SHIPPED
-    strongest = max((top1 for top1 in (scratch.top1, box) if is_finite(top1)), default=0.0)
-    for rival in others:
-        is_strongest = is_finite(rival.top1) and rival.top1 >= strongest
-        stands = "The strongest rival is" if is_strongest else "Against"
-        text += (
-            f" {stands} {rival.name}, used without any training: top-1 {score_text(rival.top1)}, "
-            f"the warm start {score_text(onboarding['warm_top1'])}, difference {signed(rival.difference)}"
-            f"{interval_words(rival.interval)}."
-        )
-        strongest = max(strongest, rival.top1 or 0.0)
-    if is_finite(box) and not shipped_serves:
-        stands = "The strongest rival is the" if box >= strongest else "The"
+    box = onboarding.get("shipped_top1", 0.0)
+    is_strongest = nearest.top1 >= max(scratch.top1, box)
+    text += (
+        f" {'The strongest rival is' if is_strongest else 'Against'} {nearest.name}, used without any "
+        f"training: top-1 {score_text(nearest.top1)}, the warm start {score_text(onboarding['warm_top1'])}, "
+        f"difference {signed(nearest.difference)}{interval_words(nearest.interval)}."
+    )
+    if box and onboarding["served_by"] != SHIPPED:
+        stands = "The strongest rival is the" if box >= max(scratch.top1, nearest.top1) else "The"
         text += f" {stands} shipped model's head, which takes no sample: top-1 {score_text(box)}."
     return text
 
 
 def served_text(onboarding: Json) -> str:
     """Say whose head serves the device at the end; empty if no shipped model was a rival."""
-    if not onboarding.get("served_by"):
+    if not onboarding["served_by"]:
         return ""
     box, warm = (score_text(onboarding[f"{start}_top1"]) for start in ("shipped", "warm"))
     if onboarding["served_by"] == SHIPPED:
         return f"The shipped model's head serves it without a sample: top-1 {box}, the warm start {warm}. "
     return f"The warm start serves it: top-1 {warm}, the shipped model's head without a sample {box}. "
-
-
-def beats_random(interval: Sequence[float] | None, random_top1: float | None) -> bool | None:
-    """Whether the whole top-1 interval lies above random choice; `None` if random choice was not measured."""
-    return interval[0] > random_top1 if interval is not None and is_finite(random_top1) else None
 
 
 def headline(report: Json) -> tuple[str, str, str]:
@@ -218,28 +166,19 @@ def _measured(report: Json) -> str:
 
 def _learned(report: Json) -> str:
     model = report["model"]
-    values = [value for value in model["top1"].values() if is_finite(value)]
     heads, took = counted(len(model["heads"]), "head"), duration(model["train_seconds"])
-    text = f"One model with {heads} was trained in {took}."
-    if not values:
-        return f"{text} Its ranking was not measured."
-    low, high = percent(min(values)), percent(max(values))
-    reach = low if low == high else f"{low} to {high}"
-    text += (
-        f" On held-out workloads the candidate that it puts first reaches {reach} of the best measured speed"
+    top1, chance = model["top1"].values(), model["random_top1"].values()
+    low, high = percent(min(top1)), percent(max(top1))
+    text = (
+        f"One model with {heads} was trained in {took}. On held-out workloads the candidate that it puts "
+        f"first reaches {low if low == high else f'{low} to {high}'} of the best measured speed (random "
+        f"choice: {percent(sum(chance) / len(chance))})."
     )
-    chance = [value for value in model["random_top1"].values() if is_finite(value)]
-    text += f" (random choice: {percent(sum(chance) / len(chance))})." if chance else "."
-    judged = [
-        beats_random(model["top1_interval"][name], model["random_top1"][name]) for name in model["top1"]
-    ]
-    if 0 < len(report["held_out"]) < MIN_PAIRS:
-        few = counted(len(report["held_out"]), "held-out workload")
-        text += f" {few} cannot show that this is more than luck."
-    elif any(is_better is not None for is_better in judged):
-        sure = sum(beats is True for beats in judged)
-        text += f" It is clearly better than random choice on {sure} of {counted(len(judged), 'device')}."
-    return text
+    if len(report["workloads"]) < MIN_PAIRS:
+        few = counted(len(report["workloads"]), "held-out workload")
+        return f"{text} {few} cannot show that this is more than luck."
+    sure = sum(model["top1_interval"][name][0] > model["random_top1"][name] for name in model["top1"])
+    return f"{text} It is clearly better than random choice on {sure} of {counted(len(top1), 'device')}."
 
 
 def _onboarded(report: Json) -> str:
@@ -248,19 +187,9 @@ def _onboarded(report: Json) -> str:
         f"{label(onboarding['device'])} was onboarded from {counted(onboarding['samples'], 'sample')} in "
         f"{duration(onboarding['seconds'])}. {served_text(onboarding)}{verdict_text(onboarding)}"
     )
-    if beats_random(onboarding["warm_top1_interval"], onboarding["random_top1"]) is False:
+    if onboarding["warm_top1_interval"][0] <= onboarding["random_top1"]:
         text += " The warm start is not clearly better than random choice."
     return text
-
-
-def explain(workload: str) -> str:
-    """Say what a workload's name means; empty for a name that is not of TVM's operator suite."""
-    operator, _, shape = workload.partition("_")
-    template = _OPERATORS.get(operator, "")
-    try:
-        return template.format(*map(int, shape.split("x"))).replace("*", TIMES)
-    except (ValueError, IndexError):
-        return template.partition(":")[0]
 
 
 def counted(count: int, noun: str) -> str:
@@ -275,21 +204,19 @@ def percent(share: float | None) -> str:
     return f"{share * 100:.1f} %" if abs(share) < 0.0995 else f"{share * 100:.0f} %"
 
 
-def signed(number: float | None, digits: int = 3) -> str:
+def signed(number: float, digits: int = 3) -> str:
     """Give a score difference with its sign; what rounds to 0 is +0."""
-    if not is_finite(number):
-        return NOT_MEASURED
     return f"{round(number, digits) + 0.0:+.{digits}f}"
 
 
-def score_text(number: float | None) -> str:
+def score_text(number: float) -> str:
     """Give a top-k score or a tau."""
-    return NOT_MEASURED if not is_finite(number) else f"{number:.3f}"
+    return f"{number:.3f}"
 
 
-def scored(number: float | None, interval: Sequence[float] | None) -> str:
-    """Give a score, with its interval in brackets if it has one."""
-    return score_text(number) + (f" ({interval[0]:.2f} to {interval[1]:.2f})" if interval else "")
+def scored(number: float, interval: Sequence[float]) -> str:
+    """Give a score with its interval in brackets."""
+    return f"{score_text(number)} ({interval[0]:.2f} to {interval[1]:.2f})"
 
 
 def best_latencies(report: Json) -> dict[str, list[str]]:
@@ -303,10 +230,8 @@ def best_latencies(report: Json) -> dict[str, list[str]]:
     return {name: [latency(latencies.get(name), unit) for latencies in best] for name in names}
 
 
-def interval_words(interval: Sequence[float] | None) -> str:
-    """Give the interval of a difference in brackets with a space before it; empty without one."""
-    if interval is None:
-        return ""
+def interval_words(interval: Sequence[float]) -> str:
+    """Give the interval of a difference in brackets with a space before it."""
     return f" ({percent(INTERVAL_LEVEL)} interval {signed(interval[0])} to {signed(interval[1])})"
 
 
@@ -325,10 +250,8 @@ def latency_unit(latencies: Iterable[float | None]) -> str:
     return next((unit for unit, size in _UNITS.items() if shortest >= size * 0.9995), "ns")
 
 
-def duration(secs: float | None) -> str:
+def duration(secs: float) -> str:
     """Give a wall time in the units of a clock."""
-    if not is_finite(secs):
-        return NOT_MEASURED
     if secs < 1:
         return f"{secs * 1000:.0f} ms"
     if secs < 99.95:

@@ -73,7 +73,7 @@ class Evaluate(RequestArguments, frozen=True, kw_only=True):
         return frozenset(fleet.families)
 
     def perform(self, work: Work, session: EngineSession, display: Display) -> dict[str, Any]:
-        """See `RequestArguments.perform`; gives `fleet.models.evaluation.Evaluation.as_json`."""
+        """See `RequestArguments.perform`; gives all of a `fleet.models.evaluation.Evaluation`."""
         session.store()  # what waits for the table is in it after this
         return self.perform_alone(work, display)
 
@@ -95,9 +95,9 @@ class Evaluate(RequestArguments, frozen=True, kw_only=True):
         settings = self.settings(work.settings)
         with display.live():
             if self.version is not None:
-                evaluation = evaluate_model(settings, work.models, self.version, self.devices, show)
+                comparison, about = evaluate_model(settings, work.models, self.version, self.devices, show)
             else:
-                evaluation = evaluate_store(
+                comparison, about = evaluate_store(
                     settings,
                     self.devices,
                     split=self.split,
@@ -105,4 +105,4 @@ class Evaluate(RequestArguments, frozen=True, kw_only=True):
                     on_progress=show,
                 )
             display.finish()
-        return evaluation.as_json()
+        return about | comparison.as_json()

@@ -105,7 +105,7 @@ def test_finished_fits_are_kept_and_only_others_or_damaged_ones_are_made_again(t
     dataset = make_dataset(workloads=9, candidates=10)
 
     def run(ranker: Ranker, dataset: Dataset) -> list[list[float]]:
-        fits = fits_of([ranker], folds_of(dataset), [0, 1])
+        fits = fits_of([ranker], lambda _: folds_of(dataset), [0, 1])
         found = run_kept_fits(fits, dataset, tmp_path, 1)
         return [one.tolist() for scores, _ in found for one in scores.values()]
 

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
+from agents.records import WorkloadId
 from transfer.arrays import Floats, Groups, Rows
 from transfer.data.dataset import Dataset
 from transfer.errors import TransferError
@@ -108,15 +109,36 @@ class FewShotTask:
     #: Of everything random.
     seed: int
 
+    @property
+    def latency(self) -> Floats:
+        """(N,) the target's seconds; only those of the few-shot set may be read."""
+        latency_secs: Floats = self.dataset.latency_secs[:, self.dataset.column(self.target)]
+        return latency_secs
+
     def samples(self) -> Dataset:
-        """The few-shot rows, with the target's measurements alone; raises as `visible_part`."""
-        return visible_part(self.dataset, self.target, self.few_shot, self.few_shot[:0])
+        """The few-shot rows, with the target's measurements alone; raises as `visible`."""
+        return self._visible_part(self.few_shot[:0])
 
     def visible(self, *, need_few_shot: bool = True) -> Dataset:
-        """All that may be seen; raises as `visible_part`."""
-        return visible_part(
-            self.dataset, self.target, self.few_shot, self.source_rows, need_few_shot=need_few_shot
-        )
+        """All that may be seen: the rows of both sets, ascending, other target measurements taken out.
+
+        Raises:
+            TransferError: No few-shot row has a target latency, and one is needed.
+        """
+        return self._visible_part(self.source_rows, need_few_shot=need_few_shot)
+
+    def _visible_part(self, source_rows: Rows, *, need_few_shot: bool = True) -> Dataset:
+        """What a strategy may see; on few-shot rows that are no source rows the target's latency alone."""
+        if need_few_shot and not np.isfinite(self.latency[self.few_shot]).any():
+            raise TransferError(
+                f"none of the {len(self.few_shot)} few-shot rows has an ok measurement on {self.target!r}; "
+                "measure candidates there first"
+            )
+        rows = np.union1d(self.few_shot, source_rows)
+        part = self.dataset.take(rows)
+        is_visible = np.repeat(np.isin(rows, source_rows)[:, None], len(part.device_ids), axis=1)
+        is_visible[:, part.column(self.target)] = np.isin(rows, self.few_shot)
+        return part.where(is_visible)
 
     def need_source(self, strategy: str) -> FleetTLP:
         """The source model, refused where it is missing or has no head.
@@ -130,6 +152,22 @@ class FewShotTask:
                 "first, or use 'scratch'"
             )
         return self.source
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Onboarding(FewShotTask):
+    """A task that starts from a model, with what its head will be asked and what the model goes back to."""
+
+    #: Model of the source devices, without a head for the target.
+    source: FleetTLP
+    #: What the head will be asked.
+    regime: Regime
+    #: Whether workloads are held out of all rows.
+    holds_out: bool = False
+    #: Workloads that the source model has learnt from, those of other rows too.
+    inherited: frozenset[WorkloadId] = frozenset()
+    #: Model that the source model's weights go back to (`fleet.models.opponents.origin_of`).
+    origin: str = ""
 
 
 class Strategy(Protocol):
@@ -171,43 +209,6 @@ def is_enough(strategy: Strategy, group: Groups, latency_secs: Floats) -> bool:
     ran = np.isfinite(latency_secs)
     pairs = np.bincount(group[ran], minlength=1).max(initial=0)
     return int(ran.sum()) >= strategy.least_samples and pairs >= 2
-
-
-def visible_part(
-    dataset: Dataset,
-    target_device: str,
-    few_shot_rows: Rows,
-    source_rows: Rows,
-    *,
-    need_few_shot: bool = True,
-) -> Dataset:
-    """The dataset as a strategy may see it: the rows of both sets, other target measurements taken out.
-
-    Args:
-        dataset: Candidates of all devices.
-        target_device: The new device.
-        few_shot_rows: Rows with visible target latency.
-        source_rows: Rows with visible latency on the other devices. On few-shot rows outside of these
-            only the target's latency is visible.
-        need_few_shot: Refuse a few-shot set without any latency.
-
-    Returns:
-        A dataset of the union of both sets of rows, in ascending order.
-
-    Raises:
-        TransferError: No few-shot row has a target latency.
-    """
-    column = dataset.column(target_device)
-    if need_few_shot and not np.isfinite(dataset.latency_secs[few_shot_rows, column]).any():
-        raise TransferError(
-            f"none of the {len(few_shot_rows)} few-shot rows has an ok measurement on {target_device!r}; "
-            f"measure candidates there first"
-        )
-    rows = np.union1d(few_shot_rows, source_rows)
-    part = dataset.take(rows)
-    hidden = np.repeat(~np.isin(rows, source_rows)[:, None], len(dataset.device_ids), axis=1)
-    hidden[:, column] = ~np.isin(rows, few_shot_rows)
-    return part.where(~hidden)
 
 
 def without_device(dataset: Dataset, device_id: str) -> Dataset:

@@ -94,10 +94,10 @@ def expect(
             f"an expectation needs {LEAST_SAMPLES} of {LEAST_WORKLOADS}: measure more"
         )
     random = np.random.default_rng(seed)
-    choices = _Choices(_table(scores, group))
-    if not len(choices.said):
+    table = _table(scores, group)
+    if not len(table):
         raise TransferError("no workload has two candidates to choose between: there is nothing to expect")
-    freedom = _FREEDOM * (len(samples) - 1)
+    choices, freedom = _Choices(table), _FREEDOM * (len(samples) - 1)
     top1, top5 = np.zeros(_DRAWS), np.zeros(_DRAWS)
     for draw in range(_DRAWS):
         # Other samples would have told other errors: workloads of the samples are drawn with replacement.
@@ -182,8 +182,6 @@ class _Choices:
 
     def __init__(self, said: Floats) -> None:
         self.said = said
-        if not len(said):
-            return
         order = np.argsort(np.argsort(np.nan_to_num(said, nan=np.inf), axis=1), axis=1)
         #: How far each is from the slowest by score, as a share of its workload's candidates.
         self._place = (order + 0.5) / np.isfinite(said).sum(axis=1, keepdims=True)

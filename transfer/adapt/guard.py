@@ -10,9 +10,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -37,30 +36,24 @@ from transfer.train.training import TrainRun, train
 # Beside it stands the same training without any transfer (`Scratch`).
 
 
-@dataclass(frozen=True, slots=True)
+#: Epochs and learning rate of the adaptation, as shares of the source model's. A few dozen labels are soon
+#: known by heart: with 64, a sixth of the epochs gave a Kendall's tau of .52 on held-out workloads, half .51,
+#: all of them .50; with the whole rate the adapted head was no better than the one it started from.
+_EPOCH_SHARE, _RATE_SHARE = 0.2, 0.3
+
+
 class MultiTask:
-    """Train source heads and the new head together, starting from the source model where there is one.
+    """Train source heads and the new head together, starting from the source model where there is one."""
 
-    Args:
-        name: In reports.
-        epoch_share: Epochs of the adaptation over those in the configuration, which is that of the source
-            model. A few dozen labels are soon known by heart: with 64, a sixth of the epochs gave a Kendall's
-            tau of .52 on held-out workloads, half .51, all of them .50.
-        learning_rate_share: The same for the learning rate; with 1 the adapted head was no better than the
-            source head it started from. Neither share is applied without a source model.
-    """
-
-    name: str = "multitask"
-    epoch_share: float = 0.2
-    learning_rate_share: float = 0.3
-    least_samples: int = 2
+    name = "multitask"
+    least_samples = 2
 
     def adapt(self, task: FewShotTask) -> Adapted:
         """Train with replay; without a source model, from a new one. See `Strategy.adapt`."""
         part, target, config, seed, init = task.visible(), task.target, task.config, task.seed, None
         if task.source is not None:
             init = with_target_head(task.source, part, target, seed=seed)
-            config = shortened(config, self.epoch_share, self.learning_rate_share)
+            config = shortened(config, _EPOCH_SHARE, _RATE_SHARE)
         rows = np.arange(len(part))
         head_ids = part.device_ids if init is None else init.device_ids
         devices = [d for d in trainable_devices(part, rows) if d in head_ids or d == target]
@@ -68,15 +61,14 @@ class MultiTask:
         return Adapted(device_id=target, model=model, notes={"sources": list(devices)})
 
 
-@dataclass(frozen=True, slots=True)
 class Scratch:
     """No transfer: a new model with the target's head only, trained on the few-shot rows only.
 
     The yardstick of every other strategy.
     """
 
-    name: str = "scratch"
-    least_samples: int = 2
+    name = "scratch"
+    least_samples = 2
 
     def adapt(self, task: FewShotTask) -> Adapted:
         """Train from nothing on nothing but the samples. See `Strategy.adapt`."""
@@ -103,25 +95,20 @@ class Auto:
 
     strategies: tuple[Strategy, ...]
     regime: Regime = Regime.DEVICE_NEW
-    name: str = "auto"
-    least_samples: int = 0
+    name: ClassVar = "auto"
+    least_samples: ClassVar = 0
 
     def adapt(self, task: FewShotTask) -> Adapted:
         """Choose, check, adapt. See `Strategy.adapt`; `notes` say what was chosen and why."""
-        rows, dataset = task.few_shot, task.dataset
-        latency = dataset.latency_secs[:, dataset.column(task.target)]
+        rows, latency, group = task.few_shot, task.latency, task.dataset.group
 
         def able(some: Rows) -> list[Strategy]:
             return [
                 strategy
                 for strategy in self.strategies
                 if (task.source is not None or isinstance(strategy, Scratch))
-                and is_enough(strategy, dataset.group[some], latency[some])
+                and is_enough(strategy, group[some], latency[some])
             ]
-
-        def make(strategy: Strategy, some: Rows, hidden: Rows) -> Adapted:
-            visible_rows = np.setdiff1d(task.source_rows, hidden)
-            return strategy.adapt(replace(task, few_shot=some, source_rows=visible_rows))
 
         measured = int(np.isfinite(latency[rows]).sum())
         if not (possible := able(rows)):
@@ -131,7 +118,7 @@ class Auto:
             )
         chosen, check = possible[0], f"none: {measured} measurements are too few to keep some back"
         notes: dict[str, Any] = {"strategy": chosen.name, "check": check}
-        held = _held_for_check(dataset.group[rows], latency[rows], self.regime, task.seed)
+        held = _held_for_check(group[rows], latency[rows], self.regime, task.seed)
         if held is not None and chosen in (checked := able(rows[~held])) and len(checked) > 1:
             rivals = [
                 rival
@@ -140,13 +127,13 @@ class Auto:
             ]
 
             def agreement(strategy: Strategy) -> Floats:
-                scores = held_back_scores(partial(make, strategy), dataset, rows, held, self.regime)
-                return agreement_by_workload(dataset.group[rows[held]], scores, latency[rows[held]])
+                scores = held_back_scores(strategy, task, held, self.regime)
+                return agreement_by_workload(group[rows[held]], scores, latency[rows[held]])
 
             verdict = _checked(chosen, rivals, agreement, self.regime)
             notes |= {"strategy": verdict["taken"], "check": verdict}
             chosen = next(strategy for strategy in possible if strategy.name == verdict["taken"])
-        adapted = make(chosen, rows, rows[:0])
+        adapted = chosen.adapt(task)
         return replace(adapted, notes={**notes, "of_strategy": dict(adapted.notes)})
 
 
@@ -255,23 +242,24 @@ def folds(group: Groups, regime: Regime, seed: int) -> list[Mask]:
     return [part for part in parts if part.any() and not part.all()]
 
 
-def held_back_scores(
-    make: Callable[[Rows, Rows], Adapted], dataset: Dataset, rows: Rows, held: Mask, regime: Regime
-) -> Floats:
+def scores_by_others(strategy: Strategy, task: FewShotTask, regime: Regime) -> Floats:
+    """(k,) scores of the samples by heads made without them, in turn, asked as in a regime; NaN: none."""
+    scores = np.full(len(task.few_shot), np.nan)
+    for held in folds(task.dataset.group[task.few_shot], regime, task.seed):
+        scores[held] = held_back_scores(strategy, task, held, regime)
+    return scores
+
+
+def held_back_scores(strategy: Strategy, task: FewShotTask, held: Mask, regime: Regime) -> Floats:
     """(held,) scores of samples by a head that was made without them, asked as it will be in earnest.
 
-    Args:
-        make: Makes a head from some rows, without what source devices measured of others.
-        dataset: Candidates of all devices.
-        rows: (n,) rows of the samples.
-        held: (n,) which are held back.
-        regime: What the head will be asked: of candidates or workloads that nobody will have measured, what
-            source devices measured is hidden.
+    `held` (k,) tells which are held back. What source devices measured of candidates or workloads that nobody
+    will have measured is hidden.
     """
-    check = rows[held]
+    check = task.few_shot[held]
     hidden = check if regime is Regime.CANDIDATE_NEW else check[:0]
-    adapted = make(rows[~held], hidden)
-    return adapted.score(checking_view(dataset, check, regime), check)
+    others = replace(task, few_shot=task.few_shot[~held], source_rows=np.setdiff1d(task.source_rows, hidden))
+    return strategy.adapt(others).score(checking_view(task.dataset, check, regime), check)
 
 
 def checking_view(dataset: Dataset, check: Rows, regime: Regime) -> Dataset:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -135,19 +135,14 @@ def tune(
         TransferError: No device has a pair to rank, or the loss is not finite.
     """
     training = gather_rows(part, np.arange(len(part)), tuple(devices))
-    sizes = {"most": config.candidates_per_workload, "per_epoch": config.candidates_per_epoch}
-    steps = config.epochs * -(-training.part_count(**sizes) // config.workloads_per_batch)
-    factor = learning_rate_curve(steps, config.warmup_fraction)
+    factor = learning_rate_curve(config.epochs * training.batch_count(config), config.warmup_fraction)
     random = np.random.default_rng(seed)
     done = 0
     with scoped_seed(seed), torch_threads(config.threads):
         stepper = Stepper(model, config, torch.device("cpu"))
         model.train()
         for _ in range(config.epochs):
-            parts = training.parts(**sizes, random=random)
-            order = random.permutation(len(parts))
-            for start in range(0, len(order), config.workloads_per_batch):
-                batch = [parts[place] for place in order[start : start + config.workloads_per_batch]]
+            for batch in training.batches(config, random):
                 stepper.step(training, batch, factor(done))
                 done += 1
                 if after_step is not None:
@@ -223,29 +218,32 @@ def choose_rate(
 # measurements. They are the usual baselines of the field, done with care.
 
 
-@dataclass(frozen=True, slots=True)
+#: Epochs of fine-tuning, as a share of the configuration's.
+_EPOCH_SHARE = 0.5
+#: Learning rates to try, as shares of the configuration's.
+_RATE_SHARES = (0.03, 0.1, 0.3, 1.0)
+#: Share of itself that the slow copy of `Momentum` keeps in each step: over the steps of one adaptation it
+#: moves most of the way, so it is less than the published .99 of an endless stream. Learning rate of the fast
+#: copy, as a share of the configuration's.
+_KEPT_SHARE, _FAST_RATE_SHARE = 0.95, 0.3
+
+
 class FineTuneHead:
     """Train the nearest head on the few-shot set, with a learning rate chosen there; the backbone stays.
 
     Published fine-tuning of TLP takes one rate for all layers and trains for 50 epochs, which unlearns more
     than a few dozen labels teach. To train the trunk, or all of the model, was no better at any number of
     samples (`docs/results/onboarding.md`).
-
-    Args:
-        rate_shares: Learning rates to try, as shares of the configuration's.
-        epoch_share: Epochs, as a share of the configuration's.
     """
 
-    name: str = "finetune_head"
-    rate_shares: tuple[float, ...] = (0.03, 0.1, 0.3, 1.0)
-    epoch_share: float = 0.5
-    least_samples: int = 2
+    name = "finetune_head"
+    least_samples = 2
 
     def adapt(self, task: FewShotTask) -> Adapted:
         """Choose a rate, then train on all of the few-shot set. See `Strategy.adapt`."""
         part, target, seed = task.samples(), task.target, task.seed
         start = with_target_head(task.need_source(self.name), part, target, seed=seed)
-        how = shortened(task.config, self.epoch_share)
+        how = shortened(task.config, _EPOCH_SHARE)
 
         def fit(visible: Dataset, rate: float) -> FleetTLP:
             model = start.copy()
@@ -253,33 +251,23 @@ class FineTuneHead:
                 tune(model, visible, (target,), replace(how, learning_rate=rate), seed)
             return model
 
-        rates = [share * task.config.learning_rate for share in self.rate_shares]
+        rates = [share * task.config.learning_rate for share in _RATE_SHARES]
         rate, tried = choose_rate(start, part, target, rates, seed, fit)
         model = fit(part, rate) if rate > 0 else start
         notes = {"learning_rate": rate, "agreement": {f"{rate:.3g}": tau for rate, tau in tried.items()}}
         return Adapted(device_id=target, model=model, notes=notes)
 
 
-@dataclass(frozen=True, slots=True)
 class Momentum:
     """Train one copy of the source model on the few-shot set; another follows it, and is the result.
 
     MoA-Pruner (ASPLOS'25, section 5) keeps a Siamese copy of the pretrained model, updated as a moving
     average of the model that online measurements train. The copy forgets slowly, so a bad batch cannot spoil
     it.
-
-    Args:
-        keep: Share of itself that the slow copy keeps in each step. Over the steps of one adaptation it
-            moves most of the way, so it is less than the published .99 of an endless stream.
-        rate_share: Learning rate of the fast copy, as a share of the configuration's.
-        epoch_share: Epochs, as a share of the configuration's.
     """
 
-    name: str = "momentum"
-    keep: float = 0.95
-    rate_share: float = 0.3
-    epoch_share: float = 0.5
-    least_samples: int = 2
+    name = "momentum"
+    least_samples = 2
 
     def adapt(self, task: FewShotTask) -> Adapted:
         """Train and follow. See `Strategy.adapt`."""
@@ -291,14 +279,13 @@ class Momentum:
         def follow() -> None:
             with torch.no_grad():
                 for behind, ahead in pairs:
-                    behind.lerp_(ahead, 1 - self.keep)
+                    behind.lerp_(ahead, 1 - _KEPT_SHARE)
 
-        how = shortened(task.config, self.epoch_share, self.rate_share)
+        how = shortened(task.config, _EPOCH_SHARE, _FAST_RATE_SHARE)
         tune(fast, part, (task.target,), how, task.seed, after_step=follow)
         return Adapted(device_id=task.target, model=slow.eval())
 
 
-@dataclass(frozen=True, slots=True)
 class Boosted:
     """Go on with the source's trees on the few-shot set; the network is left alone.
 
@@ -307,8 +294,8 @@ class Boosted:
     few samples.
     """
 
-    name: str = "boosted"
-    least_samples: int = 2
+    name = "boosted"
+    least_samples = 2
 
     def adapt(self, task: FewShotTask) -> Adapted:
         """Copy a head and add trees. See `Strategy.adapt`."""

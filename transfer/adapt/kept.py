@@ -50,7 +50,7 @@ def files_of(adapted: Adapted) -> dict[str, bytes]:
     if correction is None:
         return {}
     arrays = {name: np.ascontiguousarray(array) for name, array in correction.arrays().items()}
-    about = {"kind": correction.kind, "settings": json.dumps(correction.settings(), allow_nan=False)}
+    about = {"settings": json.dumps(correction.settings(), allow_nan=False)}
     return {file_of(adapted.device_id): save_arrays(arrays, metadata=about)}
 
 
@@ -64,7 +64,7 @@ def load_adapted(folder: Path, device_id: str, spec: FeatureSpec | None = None) 
 
     Raises:
         CheckpointError: A file is missing, torn or changed, or the model reads other features.
-        TransferError: There is no such head, or its correction is of a kind that nobody here reads.
+        TransferError: There is no such head, or its correction cannot be read.
     """
     model, manifest = checkpoint.load(folder, spec)
     return head_of(model, folder, manifest, device_id)
@@ -75,32 +75,22 @@ def head_of(model: TlpModel, folder: Path, manifest: Mapping[str, Any], device_i
 
     Raises:
         CheckpointError: The file of the correction is missing, torn or changed.
-        TransferError: There is no such head, or nobody here reads its correction.
+        TransferError: There is no such head, or its correction cannot be read.
     """
     model.head(device_id)
-    return Adapted(device_id=device_id, model=model, correction=_correction(folder, manifest, device_id))
-
-
-def _correction(folder: Path, manifest: Mapping[str, Any], device_id: str) -> SourceCorrection | None:
-    """What belongs to one head of a version; None where the head is all. Raises as `head_of`."""
     name = file_of(device_id)
     raw = checkpoint.read_beside(folder, manifest, name)
     if raw is None:
-        return None
+        return Adapted(device_id=device_id, model=model)
     try:
-        about = _about(folder / name, raw)
-        kind, settings = about["kind"], json.loads(about["settings"])
+        settings = json.loads(_about(folder / name, raw)["settings"])
         arrays = load_arrays(raw)
     except (SafetensorError, KeyError, TypeError, ValueError, RecursionError, OSError) as error:
         raise TransferError(
             f"{folder / name}: cannot be read ({type(error).__name__}: {error}); adapt the device again"
         ) from error
-    if kind != SourceCorrection.kind:
-        raise TransferError(
-            f"{folder / name}: a correction of kind {kind!r}; this program reads {SourceCorrection.kind}: "
-            "update it, or adapt the device again"
-        )
-    return SourceCorrection.restored(arrays, settings)
+    correction = SourceCorrection.restored(arrays, settings)
+    return Adapted(device_id=device_id, model=model, correction=correction)
 
 
 def _about(path: Path, raw: bytes) -> dict[str, str]:

@@ -30,13 +30,12 @@ from transfer.adapt.base import Adapted, FewShotTask
 from transfer.adapt.heads import choose_rate, with_target_head
 from transfer.arrays import Ints
 from transfer.checked_folder import put_file, read_file
-from transfer.data.batches import lay_out
 from transfer.data.dataset import Dataset
 from transfer.errors import TransferError
 from transfer.model.fleet_tlp import FleetTLP, scoped_seed
 from transfer.model.inputs import block_tensors, torch_threads
-from transfer.train.losses import LossWeights, head_loss
-from transfer.train.rows import TrainConfig, TrainingRows, gather_rows, trainable_devices
+from transfer.train.losses import head_loss
+from transfer.train.rows import TrainConfig, TrainingRows, gather_rows, lay_out, trainable_devices
 from transfer.train.state import digest
 
 Parameters = dict[str, Tensor]
@@ -116,8 +115,8 @@ class _Task:
     labels: Tensor
     filled: Tensor
 
-    def loss(self, logits: Tensor, terms: LossWeights) -> Tensor | None:
-        return head_loss(logits[self.place], self.labels, self.filled, terms=terms)
+    def loss(self, logits: Tensor) -> Tensor | None:
+        return head_loss(logits[self.place], self.labels, self.filled)
 
 
 @dataclass(frozen=True, slots=True)
@@ -248,7 +247,7 @@ class Maml:
         learnt, judged = _task(data, [order[:few]]), _task(data, [order[few : few + _JUDGED]])
         rates = {name: rate.exp() for name, rate in log_rates.items()}
         stepped = _inner(scorer, rates, learnt, config, self.inner_steps, second_order=True)
-        return judged.loss(functional_call(scorer, stepped, judged.inputs), config.loss)
+        return judged.loss(functional_call(scorer, stepped, judged.inputs))
 
 
 def _read(path: Path, source: FleetTLP) -> MetaStart | None:
@@ -295,7 +294,7 @@ def _inner(
     """Gradient steps on one batch, each parameter with its own rate; differentiable where asked for."""
     current = scorer.learnt()
     for _ in range(steps):
-        loss = task.loss(functional_call(scorer, current, task.inputs), config.loss)
+        loss = task.loss(functional_call(scorer, current, task.inputs))
         if loss is None:
             break
         gradients = torch.autograd.grad(

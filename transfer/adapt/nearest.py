@@ -7,17 +7,16 @@ order that a similar device's head gives is taken as it is.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 
-from agents.records import CandidateId, DeviceId, Outcome, Record, Workload, content_hash
+from agents.records import CandidateId, DeviceId, Outcome, Record, Workload
 from transfer.adapt.base import Adapted, FewShotTask
 from transfer.adapt.heads import most_similar_heads
 from transfer.arrays import Singles
-from transfer.data.dataset import Dataset
 from transfer.features.hardware import hardware_table, vector_distances
 from transfer.model.fleet_tlp import FleetTLP
 
@@ -27,13 +26,10 @@ from transfer.model.fleet_tlp import FleetTLP
 # well-known networks, and of each the first candidates that fixed seeds draw in the family's design space.
 # What a probe reads off a host (caches, vector width) leaves open how fast it really is at which kind of
 # program; these latencies say it (HELP, NeurIPS'21). Called by onboarding, which measures them first of
-# all; knows nothing of how they are measured. Where a device has no fingerprint, anchors (candidates that
-# all of some devices have measured) take its place, and where there are none either, nothing is claimed.
+# all; knows nothing of how they are measured.
 
 #: Origin of the records of reference programs.
 ORIGIN = "fingerprint"
-#: Raise it when the programs change: fingerprints of two versions are not compared.
-VERSION = 1
 #: Networks that the reference workloads are layers of, and the layers by name: a dense, a pointwise and a
 #: depthwise convolution, large and small, and products of matrices. Each runs in a millisecond or less on a
 #: core of an x86 of 3 GHz once it is scheduled well.
@@ -51,8 +47,6 @@ PER_WORKLOAD = 3
 SEED = 20_240
 #: Programs that two devices must share to be compared.
 LEAST_SHARED = 4
-#: Anchors that take the place of reference programs.
-_ANCHORS = 64
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,27 +99,6 @@ def from_records(
     return Fingerprint(device_id=device_id, latency_secs=fastest_secs, tried=len(tried))
 
 
-def from_anchors(dataset: Dataset, device_ids: Sequence[str]) -> dict[str, Fingerprint]:
-    """Fingerprints made of candidates that all of some devices have measured, chosen by their hash.
-
-    Of `_ANCHORS` candidates at most; all empty where no candidate was measured on all devices.
-    """
-    columns = [dataset.column(device_id) for device_id in device_ids]
-    shared = np.flatnonzero(np.isfinite(dataset.latency_secs[:, columns]).all(axis=1))
-    order = sorted(shared.tolist(), key=lambda row: content_hash(str(VERSION), dataset.candidate_ids[row]))
-    chosen = order[:_ANCHORS]
-    return {
-        device_id: Fingerprint(
-            device_id=DeviceId(device_id),
-            latency_secs={
-                dataset.candidate_ids[row]: float(dataset.latency_secs[row, column]) for row in chosen
-            },
-            tried=len(chosen),
-        )
-        for device_id, column in zip(device_ids, columns, strict=True)
-    }
-
-
 def distance(target: Fingerprint, other: Fingerprint) -> float | None:
     """Standard deviation of the logarithm of the ratio of two devices' latencies.
 
@@ -161,12 +134,11 @@ def drifted(before: Fingerprint, now: Fingerprint, within: float) -> dict[Candid
     return {candidate_id: change for candidate_id, change in sorted(changes.items()) if abs(change) > within}
 
 
-@dataclass(frozen=True, slots=True)
 class Nearest:
     """Copy the head of the device that orders the few-shot set best; with k = 0, of the nearest hardware."""
 
-    name: str = "nearest"
-    least_samples: int = 0
+    name = "nearest"
+    least_samples = 0
 
     def adapt(self, task: FewShotTask) -> Adapted:
         """Choose and copy; nothing is trained. See `Strategy.adapt`."""
@@ -174,7 +146,7 @@ class Nearest:
         like = most_similar_heads(model, task.visible(need_few_shot=False), target)
         # Of several the first: heads have hidden units of their own, so their mean is none of them.
         if target not in model.device_ids:
-            model.add_head(target, like=like[0])
+            model.add_head(target, like=like[:1])
         return Adapted(device_id=target, model=model, notes={"sources": [like[0]]})
 
 
@@ -211,7 +183,7 @@ def day_zero_head(
         table = hardware_table([vector, *(hardware[device_id] for device_id in sources)])
         near = dict(zip(sources, vector_distances(table, 0)[1:].tolist(), strict=True))
     like = min(near, key=lambda device_id: (near[device_id], device_id), default=model.device_ids[0])
-    model.add_head(target_device, like=like)
+    model.add_head(target_device, like=(like,))
     if model.trees is not None:
         # Measured numbers that nobody measured here are left out: they would be read as zeros.
         model.set_hardware(target_device, torch.from_numpy(hardware_table([vector])[0].copy()))

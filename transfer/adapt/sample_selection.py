@@ -88,13 +88,10 @@ class Choice:
         )
 
 
-def in_turns(choice: Choice, key: Floats, per_workload: int) -> Rows:
-    """All rows of the pool: of each workload, in random order, the `per_workload` lowest keys, then more.
+def in_turns(choice: Choice, key: Floats) -> Rows:
+    """All rows of the pool: of each workload, in random order, those with the lowest keys, then more.
 
-    Args:
-        choice: The pool.
-        key: (P,) lowest first inside of a workload.
-        per_workload: Rows of a workload before the next one has its turn.
+    `key` (P,) orders the rows of a workload; `_SAMPLES_PER_WORKLOAD` of them are taken in a turn.
     """
     group = choice.dataset.group[choice.pool]
     groups = np.unique(group)
@@ -102,7 +99,7 @@ def in_turns(choice: Choice, key: Floats, per_workload: int) -> Rows:
     order = np.lexsort((key, group))
     place = np.arange(len(order)) - np.searchsorted(group[order], group[order])
     turn = turn_of[np.searchsorted(groups, group[order])]
-    ordered: Rows = choice.pool[order[np.lexsort((place, turn, place // per_workload))]]
+    ordered: Rows = choice.pool[order[np.lexsort((place, turn, place // _SAMPLES_PER_WORKLOAD))]]
     return ordered
 
 
@@ -144,27 +141,24 @@ class Selector(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True)
 class Paired:
     """What most source devices measured, the fast ones first: their labels line up with the new device's."""
 
-    name: str = "paired"
-    per_workload: int = _SAMPLES_PER_WORKLOAD
+    name = "paired"
 
     def choose(self, choice: Choice, count: int) -> Rows:
         """See `Selector.choose`."""
         key = choice.expected() + np.isfinite(choice.places()).sum(axis=1)
-        return first_of(choice, in_turns(choice, -key, self.per_workload), count)
+        return first_of(choice, in_turns(choice, -key), count)
 
 
-@dataclass(frozen=True, slots=True)
 class Fastest:
     """What may be the fastest, by the sources that what was measured speaks for (`SpaceSearch`).
 
     The one way that looks at the target's measurements: ask it again after every few.
     """
 
-    name: str = "search"
+    name = "search"
 
     def choose(self, choice: Choice, count: int) -> Rows:
         """See `Selector.choose`."""
@@ -217,17 +211,6 @@ def rounds(selector: str, samples: int) -> list[int]:
         return [samples]
     step = max(_ROUND, math.ceil(samples / _MOST_ROUNDS))
     return [*range(step, samples, step), samples]
-
-
-def selector_named(name: str) -> Selector:
-    """The way to choose with this name.
-
-    Raises:
-        TransferError: There is none.
-    """
-    if name not in SELECTORS:
-        raise TransferError(f"unknown way to choose samples {name!r}; known: {', '.join(SELECTORS)}")
-    return SELECTORS[name]
 
 
 def choose_in_rounds(selector: Selector, choice: Choice, truth: Floats, count: int) -> Rows:

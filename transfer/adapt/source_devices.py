@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 
@@ -29,6 +29,9 @@ from transfer.model.tlp_model import TlpModel
 from transfer.train.rows import trainable_devices
 from transfer.train.tree_fit import fit_trees
 
+#: Epochs and learning rate of the head's training, as shares of the configuration's; and most updates, which
+#: bounds the time where there are many workloads.
+_EPOCH_SHARE, _RATE_SHARE, _MOST_STEPS = 0.4, 0.5, 240
 #: What the head's score of a candidate that source devices measured counts beside the estimate (decision 25).
 _HEAD_SHARE = 0.5
 #: Where source devices measured fewer than this share of the samples, and samples can be compared in so many
@@ -46,18 +49,12 @@ class SourceDevices:
     """Carry source devices' latencies over, and train the head on the result, beside the sources' heads.
 
     Args:
-        epoch_share: Epochs of the head's training, as a share of the configuration's.
-        rate_share: The same for the learning rate.
-        most_steps: Most updates of the head's training: bounds the time where there are many workloads.
         nets: Small networks in an ensemble with the head on candidates that no source device measured.
         trains_head: Without it only candidates that source devices measured can be ranked, in a fraction of
             the time: enough to compare ways of choosing samples.
     """
 
     name: str = "source_devices"
-    epoch_share: float = 0.4
-    rate_share: float = 0.5
-    most_steps: int = 240
     nets: int = 3
     trains_head: bool = True
     least_samples: int = 0
@@ -93,8 +90,8 @@ class SourceDevices:
         nets, head_share, nets_share = None, 0.0, 0.0
         if self.trains_head and target in devices:
             per_epoch = -(-len(np.unique(estimated.group)) // config.workloads_per_batch)
-            epochs = min(round(config.epochs * self.epoch_share), self.most_steps // per_epoch)
-            how = replace(config, epochs=max(1, epochs), learning_rate=config.learning_rate * self.rate_share)
+            epochs = min(round(config.epochs * _EPOCH_SHARE), _MOST_STEPS // per_epoch)
+            how = replace(config, epochs=max(1, epochs), learning_rate=config.learning_rate * _RATE_SHARE)
             tune(model, estimated, devices, how, seed)
             alone = _stands_alone(part, target)
             fit_trees(
@@ -108,9 +105,9 @@ class SourceDevices:
             )
             head_share = _HEAD_SHARE
             if self.nets:
-                nets = fit_nets(estimated, target, config.loss, self.nets, seed)
+                nets = fit_nets(estimated, target, self.nets, seed)
                 if alone:
-                    nets = tune_nets(nets, part, target, config.loss, seed)
+                    nets = tune_nets(nets, part, target, seed)
                     nets_share = _TUNED_SHARE
         notes = {
             "sources": sources,
@@ -133,8 +130,6 @@ class SourceCorrection:
     A plain value: two with equal arrays and settings score alike.
     """
 
-    #: What its file calls it.
-    kind: ClassVar[str] = "source_devices"
     device_id: str
     source_model: SourceModel
     nets: SummaryNets | None = None

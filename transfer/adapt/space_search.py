@@ -171,10 +171,6 @@ class SpaceSearch:
             self._rows, self._logs = self._rows[:measured_count], logs
         return np.array(chosen, dtype=np.int64)
 
-    def expected(self) -> Floats:
-        """(N,) expected logarithm of each candidate's time over that of the best measured one."""
-        return self._gain(np.ones(len(self._mean), dtype=np.bool_))[1]
-
     def _gain(self, is_free: Mask) -> tuple[Floats, Floats]:
         """(N,) expected improvement of each row, and its expected logarithm."""
         if not self._rows:

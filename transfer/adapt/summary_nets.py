@@ -20,12 +20,11 @@ from scipy.special import erf
 from torch import nn
 
 from transfer.arrays import Floats, Singles
-from transfer.data.batches import draw_batches
 from transfer.data.dataset import Dataset
 from transfer.model.fleet_tlp import scoped_seed
 from transfer.model.inputs import torch_threads
-from transfer.train.losses import LossWeights, head_loss
-from transfer.train.rows import TrainingRows, gather_rows
+from transfer.train.losses import head_loss
+from transfer.train.rows import TrainConfig, TrainingRows, gather_rows, lay_out
 
 _WIDTH = 256
 _DROPOUT = 0.1
@@ -35,7 +34,7 @@ _TUNING_RATE = 3e-4
 _EPOCHS = 40
 #: Most updates of one network: bounds the time where there are many workloads.
 _MOST_STEPS = 800
-_WORKLOADS, _CANDIDATES = 4, 64
+_BATCHES = TrainConfig(workloads_per_batch=4, candidates_per_workload=64)
 #: Standardised inputs are cut here.
 _LIMIT = 6.0
 #: Candidates scored at once.
@@ -75,29 +74,28 @@ class SummaryNets:
         return scores
 
 
-def fit_nets(part: Dataset, device_id: str, terms: LossWeights, count: int, seed: int) -> SummaryNets:
+def fit_nets(part: Dataset, device_id: str, count: int, seed: int) -> SummaryNets:
     """Train networks on the labels that `part` shows of one device, each with its own seed.
 
     Raises:
         TransferError: No workload has two labels.
     """
-    return _taught(part, device_id, terms, [(seed, place) for place in range(count)], _RATE, None)
+    return _taught(part, device_id, [(seed, place) for place in range(count)], _RATE, None)
 
 
-def tune_nets(nets: SummaryNets, part: Dataset, device_id: str, terms: LossWeights, seed: int) -> SummaryNets:
+def tune_nets(nets: SummaryNets, part: Dataset, device_id: str, seed: int) -> SummaryNets:
     """Let networks go on learning, from the labels that `part` shows of one device; `nets` are not changed.
 
     Raises:
         TransferError: No workload has two labels.
     """
     seeds = [(seed, place, 1) for place in range(len(nets.nets_in))]
-    return _taught(part, device_id, terms, seeds, _TUNING_RATE, nets)
+    return _taught(part, device_id, seeds, _TUNING_RATE, nets)
 
 
 def _taught(
     part: Dataset,
     device_id: str,
-    terms: LossWeights,
     seeds: Sequence[tuple[int, ...]],
     rate: float,
     start: SummaryNets | None,
@@ -118,7 +116,7 @@ def _taught(
             net = _network(x.shape[1])
             if start is not None:
                 _set(net, start, place)
-            _learn(net, x, data, terms, rate, random)
+            _learn(net, x, data, rate, random)
         nets.append(net)
     return _as_arrays(nets, mean, std)
 
@@ -132,21 +130,20 @@ def _learn(
     net: nn.Sequential,
     x: torch.Tensor,
     data: TrainingRows,
-    terms: LossWeights,
     rate: float,
     random: np.random.Generator,
 ) -> None:
     labels = torch.from_numpy(data.labels[:, 0].copy())
-    epochs = max(1, min(_EPOCHS, _MOST_STEPS // -(-len(data.groups) // _WORKLOADS)))
+    epochs = max(1, min(_EPOCHS, _MOST_STEPS // data.batch_count(_BATCHES)))
     with torch_threads(1), torch.enable_grad():
         optimizer = torch.optim.AdamW(net.parameters(), lr=rate, weight_decay=_DECAY)
         schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, epochs)
         for _ in range(epochs):
-            for batch in draw_batches(data.groups, workloads=_WORKLOADS, most=_CANDIDATES, random=random):
+            for batch in map(lay_out, data.batches(_BATCHES, random)):
                 rows = torch.from_numpy(batch.rows)
                 target = labels[rows][batch.place]
                 logits = net(x[rows]).squeeze(-1)[batch.place]
-                loss = head_loss(logits, target, target.isfinite() & batch.filled, terms=terms)
+                loss = head_loss(logits, target, target.isfinite() & batch.filled)
                 if loss is not None:
                     optimizer.zero_grad(set_to_none=True)
                     loss.backward()  # type: ignore[no-untyped-call]  # torch publishes no type for it

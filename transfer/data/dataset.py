@@ -53,8 +53,6 @@ class Dataset:
     latency_secs: Floats
     #: (N, D) True where the candidate itself failed on the device.
     failed: Mask
-    #: (W,) floating-point operations of one run.
-    flops: Floats
     #: (W,) occurrences over all networks.
     weight: Floats
     #: (D, H) hardware vectors.
@@ -325,7 +323,6 @@ class _Joiner:
             device_ids=device_ids,
             latency_secs=latency,
             failed=failed,
-            flops=np.array([workload.flops for workload in described], dtype=np.float64),
             weight=np.array([workload.weight for workload in described], dtype=np.float64),
             hardware=hardware_table([hardware_vector(*self._devices[device_id]) for device_id in device_ids]),
         )

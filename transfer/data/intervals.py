@@ -38,6 +38,10 @@ class Estimate:
         """Whether the whole interval is above 0: of a difference, that it is no accident."""
         return self.low > 0
 
+    def listed(self) -> list[float]:
+        """Value, low and high, as JSON has it."""
+        return [self.value, self.low, self.high]
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Resampled:

@@ -81,36 +81,6 @@ class Metrics:
         """Expected extra time of the best-scored candidate, as a share of the least latency; 0 is perfect."""
         return self.best_of_1_secs / self.best_secs - 1
 
-    @property
-    def top1(self) -> float:
-        """Mean of the top-1 ratios (TenSet's average)."""
-        return self.value("top1")
-
-    @property
-    def top5(self) -> float:
-        """Mean of the top-5 ratios (TenSet's average)."""
-        return self.value("top5")
-
-    @property
-    def random_top1(self) -> float:
-        """Mean top-1 ratio expected of a random choice."""
-        return self.value("random_top1")
-
-    @property
-    def random_top5(self) -> float:
-        """Mean top-5 ratio expected of a random choice."""
-        return self.value("random_top5")
-
-    @property
-    def pairwise(self) -> float:
-        """Mean pairwise accuracy."""
-        return self.value("pairwise")
-
-    @property
-    def tau(self) -> float:
-        """Mean of Kendall's tau-b."""
-        return self.value("tau")
-
     def value(self, measure: str) -> float:
         """The average of one of `MEASURES`."""
         above, below = self.parts(measure)
@@ -209,29 +179,16 @@ def measure_workloads(
         (G,) the workloads in ascending order, (G,) their measured candidates, and (G,) values by name.
 
     Raises:
-        DatasetError: Nothing is measured, shapes differ, a measured candidate has a NaN score, or a latency
-            is zero, negative or infinite.
+        DatasetError: A measured candidate has a NaN score, or a latency is zero, negative or infinite.
     """
-    if not scores.shape == latency_secs.shape == group.shape or scores.ndim != 1:
-        raise DatasetError(
-            f"scores {scores.shape}, latencies {latency_secs.shape} and groups {group.shape} must be one "
-            "vector of rows each"
-        )
     check_latency(latency_secs)
     measured = np.flatnonzero(~np.isnan(latency_secs))
-    if not len(measured):
-        raise DatasetError("no candidate has an ok latency on this device; run `fleet collect` first")
     if np.isnan(scores[measured]).any():
         raise DatasetError(f"{int(np.isnan(scores[measured]).sum())} measured candidates have the score NaN")
     # One sort brings the rows of a workload together.
     order = measured[np.argsort(group[measured], kind="stable")]
     groups, starts, counts = np.unique(group[order], return_index=True, return_counts=True)
     enough = counts >= least
-    if not enough.any():
-        raise DatasetError(
-            f"none of the {len(groups)} workloads has {least} candidates with an ok latency on this device; "
-            "measure more candidates of the same workload"
-        )
     groups, starts, counts = groups[enough], starts[enough], counts[enough]
     members = [order[start : start + count] for start, count in zip(starts, counts, strict=True)]
     values: dict[str, Floats] = {}
@@ -266,12 +223,7 @@ def merge(parts: list[Metrics]) -> Metrics:
     """Metrics of parts that may share workloads, sorted by workload; one in several parts gives its mean.
 
     A layer of two networks is judged in both splits when networks are held out in turn.
-
-    Raises:
-        DatasetError: There is no part.
     """
-    if not parts:
-        raise DatasetError("no metrics to put together")
     values = {
         metric.name: np.concatenate([getattr(part, metric.name) for part in parts])
         for metric in fields(Metrics)

@@ -14,8 +14,6 @@ import math
 import numpy as np
 
 from transfer.arrays import Floats, Groups
-from transfer.data.labels import check_latency
-from transfer.errors import DatasetError
 
 
 def best_of_k(scores: Floats, values: Floats, k: int) -> float:
@@ -37,21 +35,8 @@ def best_of_k(scores: Floats, values: Floats, k: int) -> float:
 
 
 def top_k(scores: Floats, latency_secs: Floats, k: int) -> float:
-    """Expected share of the best speed that the fastest of the k best-scored candidates reaches, in (0, 1].
-
-    Args:
-        scores: (n,) higher is better.
-        latency_secs: (n,) seconds, NaN where there is no ok measurement; such candidates are passed over.
-        k: How many candidates may be tried.
-
-    Raises:
-        DatasetError: No candidate has an ok latency, or one of them is zero, negative or infinite.
-    """
-    check_latency(latency_secs)
-    measured = ~np.isnan(latency_secs)
-    if not measured.any():
-        raise DatasetError("no candidate of the workload has an ok latency")
-    return -best_of_k(scores[measured], -speeds(latency_secs[measured]), k)
+    """Expected share of the best speed that the fastest of the k best-scored reaches, in (0, 1]."""
+    return -best_of_k(scores, -speeds(latency_secs), k)
 
 
 def speeds(latency_secs: Floats) -> Floats:

@@ -140,12 +140,7 @@ def within_workload(dataset: Dataset, test_fraction: float, seed: int) -> Split:
     """Hold out a share of the candidates of every workload.
 
     A workload gives at least one test row where it has two rows or more, and keeps at least one to train on.
-
-    Raises:
-        DatasetError: `test_fraction` is not inside (0, 1).
     """
-    if not 0 < test_fraction < 1:
-        raise DatasetError(f"test fraction must be inside (0, 1), got {test_fraction}")
     random = np.random.default_rng(seed)
     held = np.zeros(len(dataset), dtype=np.bool_)
     order = np.argsort(dataset.group, kind="stable")

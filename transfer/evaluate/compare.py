@@ -23,8 +23,7 @@ from transfer.data.metrics import MEASURES, Metrics, merge
 from transfer.data.ranking import places_in
 from transfer.data.splits import Split
 from transfer.errors import DatasetError
-from transfer.evaluate import rankers
-from transfer.evaluate.rankers import Ranker, judge
+from transfer.evaluate.rankers import Ranker, difference, estimate, judge
 from transfer.model.inputs import torch_threads
 from transfer.processes import run_each
 from transfer.train.rows import trainable_devices
@@ -52,30 +51,11 @@ class Comparison:
     #: Noise floor used in `noise_regret`, by device; those not listed had none.
     noise_floors: Mapping[str, float] = field(default_factory=dict)
 
-    def estimate(self, ranker: str, device_id: str, measure: str, level: float = LEVEL) -> Estimate:
-        """One of `MEASURES` with its interval over workloads and seeds, which holds `level` of the resamples.
+    def difference(self, ranker: str, other: str, device_id: str, measure: str) -> Estimate:
+        """`ranker` less `other` in one of `MEASURES`, with the interval of a paired bootstrap."""
+        return difference(self.metrics[ranker, device_id], self.metrics[other, device_id], measure)
 
-        Raises:
-            DatasetError: Ranker, device or measure is unknown.
-        """
-        return rankers.estimate(self._runs(ranker, device_id, measure), measure, level)
-
-    def difference(
-        self, ranker: str, other: str, device_id: str, measure: str, level: float = LEVEL
-    ) -> Estimate:
-        """`ranker` less `other`, with the interval of a paired bootstrap; arguments as for `estimate`."""
-        mine, theirs = (self._runs(name, device_id, measure) for name in (ranker, other))
-        return rankers.difference(mine, theirs, measure, level)
-
-    def _runs(self, ranker: str, device_id: str, measure: str) -> tuple[Metrics, ...]:
-        if (ranker, device_id) not in self.metrics or measure not in MEASURES:
-            raise DatasetError(
-                f"no {measure!r} of {ranker!r} on {device_id!r}; compared were {', '.join(self.rankers)} on "
-                f"{', '.join(self.device_ids)} by {', '.join(MEASURES)}"
-            )
-        return self.metrics[ranker, device_id]
-
-    def as_json(self, level: float = LEVEL) -> dict[str, Any]:
+    def as_json(self) -> dict[str, Any]:
         """Everything, JSON-ready: estimates as [value, low, high], and what is behind them by workload."""
         devices: dict[str, Any] = {}
         for device_id in self.device_ids:
@@ -86,11 +66,11 @@ class Comparison:
                 "noise_floor": self.noise_floors.get(device_id),
                 # Extra time of a random choice.
                 "random_regret": float((first.random_of_1_secs / first.best_secs - 1).mean()),
-                "rankers": {ranker: self._ranker_json(ranker, device_id, level) for ranker in self.rankers},
+                "rankers": {ranker: _as_json(self.metrics[ranker, device_id]) for ranker in self.rankers},
                 # The first ranker minus each other one.
                 "differences": {
                     other: {
-                        measure: _listed(self.difference(self.rankers[0], other, device_id, measure, level))
+                        measure: self.difference(self.rankers[0], other, device_id, measure).listed()
                         for measure in MEASURES
                         if not measure.startswith("random")
                     }
@@ -101,31 +81,27 @@ class Comparison:
             "rankers": list(self.rankers),
             "seeds": list(self.seeds),
             "splits": list(self.splits),
-            "level": level,
+            "level": LEVEL,
             "devices": devices,
             "left_out": dict(self.left_out),
             "seconds": dict(self.seconds),
         }
 
-    def _ranker_json(self, ranker: str, device_id: str, level: float) -> dict[str, Any]:
-        runs = self.metrics[ranker, device_id]
-        return {
-            **{name: _listed(self.estimate(ranker, device_id, name, level)) for name in MEASURES},
-            "by_workload": {
-                name: [getattr(run, f"{name}_by_workload").tolist() for run in runs]
-                for name in ("top1", "top5", "pairwise", "tau", "regret")
-            },
-        }
+
+def _as_json(runs: Sequence[Metrics]) -> dict[str, Any]:
+    return {
+        **{name: estimate(runs, name).listed() for name in MEASURES},
+        "by_workload": {
+            name: [getattr(run, f"{name}_by_workload").tolist() for run in runs]
+            for name in ("top1", "top5", "pairwise", "tau", "regret")
+        },
+    }
 
 
-def _listed(estimate: Estimate) -> list[float]:
-    return [estimate.value, estimate.low, estimate.high]
-
-
-#: Splits of each seed; the same for all seeds where they are given as a list.
-Splits = Sequence[Split] | Callable[[int], Sequence[Split]]
-#: What a fitted ranker says of the test rows, (rows of the split,) by device, and the seconds that it took.
-FitScores = tuple[Mapping[str, Floats], float]
+#: Gives the splits of a seed.
+Splits = Callable[[int], Sequence[Split]]
+#: What is said of the test rows, (rows of the split,) by ranker and device, and the seconds that it took.
+FitScores = tuple[Mapping[tuple[str, str], Floats], float]
 
 #: A workload is judged where this many of its held-out candidates were measured: of one alone, any ranker
 #: finds the best.
@@ -134,22 +110,21 @@ LEAST_CANDIDATES = 2
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finished:
-    """One ranker was fitted and has scored the test rows of one split."""
+    """Something was fitted and has scored the test rows of one split."""
 
+    #: Names of what was fitted.
     ranker: str
     split: str
     seed: int
-    seconds: float
     #: Parts finished so far, and in all.
     done: int
     total: int
 
 
-@dataclass(frozen=True, slots=True)
-class Fit:
-    """A ranker that is to be fitted on one split with one seed."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fold:
+    """One split with one seed."""
 
-    ranker: Ranker
     split: Split
     seed: int
     #: Place of the split among those of its seed.
@@ -159,6 +134,13 @@ class Fit:
     def fit_seed(self) -> int:
         """Unlike for every seed and split, and inside what every library takes."""
         return int(np.random.SeedSequence([self.seed, self.place]).generate_state(1)[0] >> 1)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fit(Fold):
+    """A ranker that is to be fitted on a fold."""
+
+    ranker: Ranker
 
 
 def compare(
@@ -177,7 +159,7 @@ def compare(
     Args:
         rankers: What to compare, by unlike names; fitted again and again.
         dataset: Candidates of all devices.
-        splits: What to hold out, for all seeds or made by seed.
+        splits: What to hold out, by seed.
         seeds: One run each; intervals need several to say something of initial weights.
         noise_floors: Relative difference of two measurements of one program, by device.
         workers: Processes that fit. The result does not depend on it: each fit runs on one thread.
@@ -185,7 +167,7 @@ def compare(
         on_progress: Told of each fit that ended.
 
     Raises:
-        DatasetError: There is nothing to compare, or no device can be judged.
+        DatasetError: No device can be judged.
         TransferError: A ranker cannot be fitted, or a process died.
     """
     fits = fits_of(rankers, splits, seeds)
@@ -194,23 +176,13 @@ def compare(
 
 
 def fits_of(rankers: Sequence[Ranker], splits: Splits, seeds: Sequence[int]) -> list[Fit]:
-    """Every fit of a comparison, seed by seed.
-
-    Raises:
-        DatasetError: There is nothing to compare.
-    """
-    names = [ranker.name for ranker in rankers]
-    if not names or len(set(names)) < len(names) or not seeds:
-        raise DatasetError(f"a comparison needs seeds and rankers of unlike names, got {seeds} and {names}")
-    fits = [
-        Fit(ranker, split, seed, place)
+    """Every fit of a comparison, seed by seed; rankers have unlike names."""
+    return [
+        Fit(ranker=ranker, split=split, seed=seed, place=place)
         for seed in seeds
-        for place, split in enumerate(splits(seed) if callable(splits) else splits)
+        for place, split in enumerate(splits(seed))
         for ranker in rankers
     ]
-    if not fits:
-        raise DatasetError("there is no split to judge anything by")
-    return fits
 
 
 def run_fits(
@@ -232,43 +204,44 @@ def run_fits(
 
 
 def judge_fits(
-    fits: Sequence[Fit],
+    folds: Sequence[Fold],
     fit_scores: Iterable[FitScores],
     dataset: Dataset,
     *,
     noise_floors: Mapping[str, float] | None = None,
     on_progress: Callable[[Finished], None] | None = None,
 ) -> Comparison:
-    """Judge what fitted rankers say of the rows held out; arguments and errors as of `compare`.
+    """Judge what is said of the rows held out; arguments and errors as of `compare`.
 
-    `fit_scores` are those of `fits`, in their order. One ranker at least was fitted with every seed.
+    `fit_scores` are of `folds`, in their order. One ranker at least was fitted with every seed; each device
+    is judged by the rankers that know it.
     """
-    names = tuple(dict.fromkeys(fit.ranker.name for fit in fits))
-    seeds = tuple(dict.fromkeys(fit.seed for fit in fits))
-    splits = {(fit.seed, fit.place): fit.split for fit in fits}
+    seeds = tuple(dict.fromkeys(fold.seed for fold in folds))
+    splits = {(fold.seed, fold.place): fold.split for fold in folds}
     floors = dict(noise_floors or {})
     runs: dict[tuple[str, str], dict[int, list[Metrics]]] = defaultdict(lambda: defaultdict(list))
-    seconds: dict[str, list[float]] = {name: [] for name in names}
+    seconds: dict[str, list[float]] = defaultdict(list)
     judged_in: dict[str, set[tuple[int, int]]] = defaultdict(set)
-    for done, (fit, (scores, took)) in enumerate(zip(fits, fit_scores, strict=True), start=1):
-        seconds[fit.ranker.name].append(took)
-        for device_id, values in scores.items():
+    for done, (fold, (scores, took)) in enumerate(zip(folds, fit_scores, strict=True), start=1):
+        names = dict.fromkeys(name for name, _ in scores)
+        for name in names:
+            seconds[name].append(took)
+        for (name, device_id), values in scores.items():
             floor = floors.get(device_id, 0.0)
             metrics = judge(
-                dataset, device_id, fit.split.test, values, noise_floor=floor, least=LEAST_CANDIDATES
+                dataset, device_id, fold.split.test, values, noise_floor=floor, least=LEAST_CANDIDATES
             )
             if metrics is not None:
-                judged_in[device_id].add((fit.seed, fit.place))
-                runs[fit.ranker.name, device_id][fit.seed].append(metrics)
+                judged_in[device_id].add((fold.seed, fold.place))
+                runs[name, device_id][fold.seed].append(metrics)
         if on_progress is not None:
             on_progress(
                 Finished(
-                    ranker=fit.ranker.name,
-                    split=fit.split.name,
-                    seed=fit.seed,
-                    seconds=took,
+                    ranker=", ".join(names),
+                    split=fold.split.name,
+                    seed=fold.seed,
                     done=done,
-                    total=len(fits),
+                    total=len(folds),
                 )
             )
     left_out = _left_out(dataset, splits, judged_in)
@@ -278,12 +251,12 @@ def judge_fits(
             "no device can be judged: " + "; ".join(f"{d}: {why}" for d, why in left_out.items())
         )
     return Comparison(
-        rankers=names,
+        rankers=tuple(seconds),
         device_ids=judged,
         seeds=seeds,
         splits=tuple(split.name for (seed, _), split in splits.items() if seed == seeds[0]),
         workload_ids=dataset.workload_ids,
-        metrics=_aligned(runs, names, judged),
+        metrics=_aligned(runs, judged),
         left_out=left_out,
         seconds={name: float(np.mean(values)) for name, values in seconds.items()},
         noise_floors={device_id: floors[device_id] for device_id in judged if device_id in floors},
@@ -320,12 +293,16 @@ def _left_out(
 
 
 def _aligned(
-    runs: Mapping[tuple[str, str], Mapping[int, list[Metrics]]], names: Sequence[str], judged: Sequence[str]
+    runs: Mapping[tuple[str, str], Mapping[int, list[Metrics]]], judged: Sequence[str]
 ) -> dict[tuple[str, str], tuple[Metrics, ...]]:
     """Metrics by seed of each ranker and device, over the workloads that every seed judged."""
     metrics = {}
     for device_id in judged:
-        merged = {name: [merge(parts) for parts in runs[name, device_id].values()] for name in names}
+        merged = {
+            key: [merge(parts) for parts in by_seed.values()]
+            for key, by_seed in runs.items()
+            if key[1] == device_id
+        }
         shared = set.intersection(
             *(set(run.groups.tolist()) for several in merged.values() for run in several)
         )
@@ -333,8 +310,8 @@ def _aligned(
             raise DatasetError(
                 f"no workload was judged on {device_id!r} with every seed; give more data or fewer seeds"
             )
-        for name, several in merged.items():
-            metrics[name, device_id] = tuple(
+        for key, several in merged.items():
+            metrics[key] = tuple(
                 run.take(np.flatnonzero(np.isin(run.groups, list(shared)))) for run in several
             )
     return metrics
@@ -357,11 +334,11 @@ def _fit_and_score(fit: Fit, whole: Dataset, learnt_before: tuple[str, ...]) -> 
             beside[:, column] = is_visible[:, column]
             view = whole.where(beside)
             if device_id in learnt:
-                scores[device_id] = ranker.score(view, split.test, device_id)
+                scores[ranker.name, device_id] = ranker.score(view, split.test, device_id)
             elif split.targets is not None and learnt:
                 places = [
                     places_in(ranker.score(view, split.test, source), whole.group[split.test])
                     for source in learnt
                 ]
-                scores[device_id] = np.mean(places, axis=0)
+                scores[ranker.name, device_id] = np.mean(places, axis=0)
     return scores, time.perf_counter() - started

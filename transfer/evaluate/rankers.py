@@ -7,18 +7,17 @@ Legend: n rows of a call.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
 import numpy as np
 
 from transfer.adapt.base import Adapted
-from transfer.arrays import Floats, Groups, Rows
+from transfer.arrays import Floats, Rows
 from transfer.data.dataset import Dataset
-from transfer.data.intervals import LEVEL, RESAMPLES, Estimate, Resampled, resample_ratio
-from transfer.data.metrics import Metrics, evaluate_ranking, merge
-from transfer.errors import TransferError
+from transfer.data.intervals import Estimate, Resampled, resample_ratio
+from transfer.data.metrics import Metrics, evaluate_ranking
 from transfer.model.kinds import FLEET_TLP
 from transfer.model.tlp_model import TlpModel
 from transfer.train.rows import TrainConfig
@@ -49,60 +48,32 @@ def judge(
     Returns:
         None where no workload has enough measured rows.
     """
-    latency, group = _truth(dataset, device_id, rows)
+    latency, group = dataset.latency_secs[rows, dataset.column(device_id)], dataset.group[rows]
     if np.bincount(group[np.isfinite(latency)]).max(initial=0) < least:
         return None
     return evaluate_ranking(scores, latency, group, dataset.weight, noise_floor=noise_floor, least=least)
 
 
-def judge_folds(
-    dataset: Dataset, device_id: str, folds: Iterable[tuple[Rows, Floats]], *, least: int = 2
-) -> Metrics:
-    """What `judge` says of several folds, put together; one without enough measured rows is passed over.
-
-    Raises:
-        TransferError: No fold has enough.
-    """
-    parts = [judge(dataset, device_id, rows, scores, least=least) for rows, scores in folds]
-    judged_parts = [metrics for metrics in parts if metrics is not None]
-    if not judged_parts:
-        raise TransferError(
-            f"no held-out candidate was measured on {device_id!r}; measure more workloads there"
-        )
-    return merge(judged_parts)
-
-
-def _truth(dataset: Dataset, device_id: str, rows: Rows) -> tuple[Floats, Groups]:
-    return dataset.latency_secs[rows, dataset.column(device_id)], dataset.group[rows]
-
-
-def resampled(runs: Sequence[Metrics], measure: str, seed: int = 0, resamples: int = RESAMPLES) -> Resampled:
+def _resampled(runs: Sequence[Metrics], measure: str) -> Resampled:
     """One of `MEASURES` over runs with other seeds, resampled over workloads and, if there are more, seeds.
 
-    Each run is judged on the same workloads in the same order. The same `seed` gives paired draws.
+    Each run is judged on the same workloads in the same order. Draws of all measures are paired.
     """
     above, below = (np.stack(side) for side in zip(*(run.parts(measure) for run in runs), strict=True))
-    ratio = resample_ratio(above, below, seed, resamples)
+    ratio = resample_ratio(above, below, seed=0)
     return ratio.root() if measure == "rmse" else ratio
 
 
-def estimate(runs: Sequence[Metrics], measure: str, level: float = LEVEL, seed: int = 0) -> Estimate:
-    """One measure with its interval; arguments as of `resampled`, and the share of draws inside."""
-    return resampled(runs, measure, seed).estimate(level)
+def estimate(runs: Sequence[Metrics], measure: str) -> Estimate:
+    """One of `MEASURES` over runs with other seeds, with its interval over workloads and seeds."""
+    return _resampled(runs, measure).estimate()
 
 
-def difference(
-    mine: Sequence[Metrics],
-    theirs: Sequence[Metrics],
-    measure: str,
-    level: float = LEVEL,
-    seed: int = 0,
-    resamples: int = RESAMPLES,
-) -> Estimate:
+def difference(mine: Sequence[Metrics], theirs: Sequence[Metrics], measure: str) -> Estimate:
     """`mine` less `theirs` in one measure: a paired bootstrap over workloads and the seeds both ran with."""
     runs = min(len(mine), len(theirs))
-    first, second = (resampled(each[:runs], measure, seed, resamples) for each in (mine, theirs))
-    return first.minus(second).estimate(level)
+    first, second = (_resampled(each[:runs], measure) for each in (mine, theirs))
+    return first.minus(second).estimate()
 
 
 class Ranker(Protocol):
@@ -165,9 +136,8 @@ class ModelRanker:
         self.model = train_model(self.kind, task).model
 
     def score(self, dataset: Dataset, rows: Rows, device_id: str) -> Floats:
-        """Floats of the device's head. See `Ranker.score`."""
-        if self.model is None:
-            raise TransferError(f"ranker {self.name!r} is not fitted; call fit first")
+        """Scores of the device's head. See `Ranker.score`."""
+        assert self.model is not None  # it is fitted
         return self.model.score(dataset.features.take(rows), device_id)
 
 
@@ -187,6 +157,6 @@ class KeptRanker:
             self.model.head(device_id)
 
     def score(self, dataset: Dataset, rows: Rows, device_id: str) -> Floats:
-        """Floats of the device's head as it is served. See `Ranker.score`."""
+        """Scores of the device's head as it is served. See `Ranker.score`."""
         head = self.heads.get(device_id) or Adapted(device_id=device_id, model=self.model)
         return head.score_unseen(dataset.features.take(rows))

@@ -34,7 +34,7 @@ from transfer.checked_folder import (
 from transfer.features.extractor import FeatureSpec
 from transfer.model.fleet_tlp import FleetTLP
 from transfer.model.kinds import FLEET_TLP, KIND_KEY, model_kind
-from transfer.model.manifest import FORMAT_VERSION, OWN_KEYS, read_manifest
+from transfer.model.manifest import FORMAT_VERSION, read_manifest
 from transfer.model.mtl_tlp import MtlTLP
 from transfer.model.tlp_model import TlpModel
 
@@ -58,11 +58,8 @@ def save(
     further files of the folder by name, read back by `read_beside`.
 
     Raises:
-        CheckpointError: The folder exists, or `manifest` is not JSON or uses a key of this module.
+        CheckpointError: The folder exists, or `manifest` is not JSON.
     """
-    reserved = sorted((OWN_KEYS | {BESIDE_KEY}) & manifest.keys())
-    if reserved:
-        raise CheckpointError(f"manifest must not set the key(s) {', '.join(reserved)}: save() fills them")
     if directory.exists():
         raise CheckpointError(
             f"{directory} exists already; a checkpoint is never overwritten, choose a new name"

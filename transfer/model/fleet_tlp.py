@@ -118,12 +118,12 @@ class FleetTLP(TlpModel):
             )
         return self.heads[key]
 
-    def add_head(self, device_id: str, like: str | Sequence[str] | None = None) -> None:
+    def add_head(self, device_id: str, like: Sequence[str] = ()) -> None:
         """Add a head, fresh or as the mean of other heads.
 
         Args:
             device_id: New device.
-            like: Device, or devices, whose heads are averaged into the new one. Default: random.
+            like: Devices whose heads are averaged into the new one; random if there are none.
 
         Raises:
             TransferError: The device already has a head, or one in `like` has none.
@@ -135,16 +135,15 @@ class FleetTLP(TlpModel):
         head = nn.Sequential(
             nn.Linear(sizes.trunk_width, sizes.head_width), nn.GELU(), nn.Linear(sizes.head_width, 1)
         )
-        names = (like,) if isinstance(like, str) else tuple(like or ())
-        if names:
-            states = [self.head(name).state_dict() for name in names]
+        if like:
+            states = [self.head(name).state_dict() for name in like]
             head.load_state_dict({k: torch.stack([s[k] for s in states]).mean(dim=0) for k in states[0]})
         self.heads[key] = head.to(self.join.weight.device)
-        outputs = [self.validity_outputs[_head_key(name)] for name in names if self.tells_validity(name)]
+        outputs = [self.validity_outputs[_head_key(name)] for name in like if self.tells_validity(name)]
         if outputs:
             flat = [torch.cat([p.detach().flatten() for p in output.parameters()]) for output in outputs]
             self.set_validity(device_id, torch.stack(flat).mean(dim=0))
-        vectors = [vector for name in names if (vector := self._hardware_of(name)) is not None]
+        vectors = [vector for name in like if (vector := self._hardware_of(name)) is not None]
         if vectors:
             # Devices without measured numbers have fewer.
             width = min(len(vector) for vector in vectors)
@@ -163,14 +162,7 @@ class FleetTLP(TlpModel):
                 del beside[_head_key(device_id)]
 
     def rename_head(self, device_id: str, name: str) -> None:
-        """Give a head another name: what it says is of the same device at another time.
-
-        Raises:
-            TransferError: There is no such head, or there is one of that name.
-        """
-        self.head(device_id)
-        if name in self.device_ids:
-            raise TransferError(f"there is a head {name!r} already")
+        """Give a head a name that none has: what it says is of the same device at another time."""
         for part in (self.heads, self.validity_outputs, self.hardware):
             if _head_key(device_id) in part:
                 part[_head_key(name)] = part.pop(_head_key(device_id))

@@ -23,13 +23,13 @@ Count = Annotated[int, Field(ge=0, lt=2**53)]
 Sum = Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
 
 
-class _Declared(BaseModel):
+class Declared(BaseModel):
     """Keys of a known type, and any others beside them."""
 
     model_config = ConfigDict(extra="allow", strict=True, allow_inf_nan=False, protected_namespaces=())
 
 
-class JudgedFigures(_Declared):
+class JudgedFigures(Declared):
     """What a head reached on held-out workloads: a value with its interval."""
 
     top1: list[float | None] | None = None
@@ -37,14 +37,14 @@ class JudgedFigures(_Declared):
     tau: list[float | None] | None = None
 
 
-class HeadVerdict(_Declared):
+class HeadVerdict(Declared):
     """Whether a head took the place of the one before it, and why."""
 
     reason: str = ""
     judged: JudgedFigures | None = None
 
 
-class ModelManifest(_Declared):
+class ModelManifest(Declared):
     """The keys of a manifest that any program reads; those of `OWN_KEYS` are in every one."""
 
     format_version: int
@@ -72,7 +72,6 @@ class ModelManifest(_Declared):
     verdicts: dict[str, HeadVerdict] = {}
     expected: dict[str, Any] = {}
     expected_elsewhere: dict[str, Any] | None = None
-    against_champion: dict[str, Any] | None = None
     notes: dict[str, Any] = {}
 
 
@@ -114,7 +113,11 @@ def parse_manifest(raw: bytes, directory: Path) -> dict[str, Any]:
     try:
         ModelManifest.model_validate(manifest)
     except ValidationError as error:
-        first = error.errors(include_url=False, include_input=False)[0]
-        where = ".".join(map(str, first["loc"]))
-        raise CheckpointError(f"{path}: {where:.80}: {first['msg']:.120}; restore it") from None
+        raise CheckpointError(f"{path}: {first_fault(error)}; restore it") from None
     return manifest
+
+
+def first_fault(error: ValidationError) -> str:
+    """The first thing that is wrong with a declared value: where, and what."""
+    first = error.errors(include_url=False, include_input=False)[0]
+    return f"{'.'.join(map(str, first['loc'])):.80}: {first['msg']:.120}"

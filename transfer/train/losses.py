@@ -12,8 +12,6 @@ Legend: G groups (workloads), n places in a group.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch
 from torch import Tensor
 from torch.nn import functional as F
@@ -22,27 +20,6 @@ from torch.nn import functional as F
 _MIN_COUNT = 1e-10
 #: Labels below this are equally bad: 2 % of the best speed, e.g. a latency 50 times the best.
 MIN_LABEL = 0.02
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LossWeights:
-    """How much each term counts; a weight of 0 leaves the term out.
-
-    The defaults were chosen on one split of a small dataset (44 workloads with 32 candidates).
-    Decision 0022 says why LambdaRank is not among the terms.
-    """
-
-    #: Mean squared error of the score (after the sigmoid) against the label.
-    regression: float = 1.0
-    #: Mean squared error of centred logits against centred log labels.
-    log_ratio: float = 1.0
-    #: Pairwise hinge.
-    hinge: float = 1.0
-
-    def __post_init__(self) -> None:
-        values = (self.regression, self.log_ratio, self.hinge)
-        if min(values) < 0 or max(values) <= 0:
-            raise ValueError(f"loss weights must be at least 0 and one of them above 0, got {self}")
 
 
 def _pairs(labels: Tensor, mask: Tensor) -> Tensor:
@@ -92,28 +69,25 @@ def log_ratio(scores: Tensor, labels: Tensor, mask: Tensor) -> Tensor:
     return (centred.square() * present).sum(dim=1) / total.squeeze(1)
 
 
-def head_loss(scores: Tensor, labels: Tensor, mask: Tensor, *, terms: LossWeights) -> Tensor | None:
-    """Weighted sum of the terms for one head, averaged over the groups with at least two labels.
+def head_loss(scores: Tensor, labels: Tensor, mask: Tensor) -> Tensor | None:
+    """The loss of one head, averaged over the groups with at least two labels.
 
     None where no group has two labels: such a head must get no gradient at all.
     """
     usable = mask.sum(dim=1) >= 2
     if not bool(usable.any()):
         return None
-    return group_losses(scores[usable], labels[usable], mask[usable], terms=terms).mean()
+    return group_losses(scores[usable], labels[usable], mask[usable]).mean()
 
 
-def group_losses(scores: Tensor, labels: Tensor, mask: Tensor, *, terms: LossWeights) -> Tensor:
-    """(G,) weighted sum of the terms; groups may belong to different heads.
+def group_losses(scores: Tensor, labels: Tensor, mask: Tensor) -> Tensor:
+    """(G,) sum of the three terms; groups may belong to different heads.
 
-    That of a group with fewer than two labels means nothing and must be left out.
+    That of a group with fewer than two labels means nothing and must be left out. Decision 0022 says why
+    LambdaRank is not among the terms.
     """
-    total = scores.new_zeros(scores.shape[0])
-    for weight, loss in (
-        (terms.regression, regression),
-        (terms.log_ratio, log_ratio),
-        (terms.hinge, pairwise_hinge),
-    ):
-        if weight > 0:
-            total = total + weight * loss(scores, labels, mask)
-    return total
+    return (
+        regression(scores, labels, mask)
+        + log_ratio(scores, labels, mask)
+        + pairwise_hinge(scores, labels, mask)
+    )

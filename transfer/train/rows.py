@@ -9,20 +9,18 @@ Legend: n rows, D devices, G workloads (or parts of workloads) of a batch.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from transfer.arrays import Ints, Mask, Rows, Singles
 from transfer.data.dataset import Dataset
-from transfer.data.labels import relative_speed
 from transfer.errors import TransferError
 from transfer.features.hardware import vector_distances
 from transfer.model.encoder import ModelSizes
-from transfer.train.losses import LossWeights
 
 # Settings of a training run and what an epoch showed.
 #
@@ -54,7 +52,6 @@ class TrainConfig:
     warmup_fraction: float = 0.1
     #: Largest norm of the gradient.
     gradient_clip: float = 1.0
-    loss: LossWeights = field(default_factory=LossWeights)
     sizes: ModelSizes = field(default_factory=lambda: ModelSizes(summary_ramps=8))
     #: Boosted trees in an ensemble with the network; 0 for none.
     trees: int = 500
@@ -68,22 +65,6 @@ class TrainConfig:
     #: One of `DEVICE_CHOICES`; "auto" takes a GPU where torch finds one. Equal seeds give equal weights on a
     #: CPU only.
     device: str = "auto"
-
-    def __post_init__(self) -> None:
-        for name in ("epochs", "workloads_per_batch", "patience", "threads"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"train config: {name} must be at least 1, got {getattr(self, name)}")
-        if self.trees < 0:
-            raise ValueError(f"train config: trees must be at least 0, got {self.trees}")
-        for name in ("candidates_per_workload", "candidates_per_epoch"):
-            if getattr(self, name) < 2:
-                raise ValueError(f"train config: {name} must be at least 2 to rank anything")
-        if not 0 < self.learning_rate < math.inf:
-            raise ValueError(f"train config: learning_rate must be above 0, got {self.learning_rate}")
-        if self.device not in DEVICE_CHOICES:
-            raise ValueError(
-                f"train config: device must be one of {', '.join(DEVICE_CHOICES)}, got {self.device!r}"
-            )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -138,37 +119,65 @@ class TrainingRows:
     labels: Singles
     #: Positions of each workload in which a device has two candidates to compare.
     groups: tuple[Positions, ...]
-    #: Workloads left out because no device has two measured candidates of them.
-    lonely_workloads: int
 
-    def parts(self, *, most: int, per_epoch: int, random: np.random.Generator) -> list[Positions]:
+    def parts(self, config: TrainConfig, random: np.random.Generator) -> list[Positions]:
         """Positions of each workload, a large one in parts of about equal size.
 
-        Args:
-            most: Most candidates of a part.
-            per_epoch: Most candidates of a workload, at least one part's; of more, a random choice.
-            random: Deals the candidates of large workloads; the others take nothing from it.
+        `random` deals the candidates of large workloads; the others take nothing from it.
         """
+        most = config.candidates_per_workload
         parts: list[Positions] = []
         for group in self.groups:
             if len(group) <= most:
                 parts.append(group)
                 continue
-            chosen = random.permutation(group)[: max(most, per_epoch)]
+            chosen = random.permutation(group)[: max(most, config.candidates_per_epoch)]
             # Sorted rows lie near each other, in memory as on disk.
             parts += [np.sort(part) for part in np.array_split(chosen, -(-len(chosen) // most))]
         return parts
 
-    def part_count(self, *, most: int, per_epoch: int) -> int:
-        """Number of parts that `parts` gives."""
-        sizes = (min(len(group), max(most, per_epoch)) for group in self.groups)
-        return sum(-(-size // most) for size in sizes)
+    def batches(self, config: TrainConfig, random: np.random.Generator) -> list[list[Positions]]:
+        """The batches of an epoch, in a random order: a few parts each."""
+        parts, size = self.parts(config, random), config.workloads_per_batch
+        order = random.permutation(len(parts))
+        return [[parts[place] for place in order[i : i + size]] for i in range(0, len(order), size)]
+
+    def batch_count(self, config: TrainConfig) -> int:
+        """Number of batches that `batches` gives."""
+        most = config.candidates_per_workload
+        sizes = (min(len(group), max(most, config.candidates_per_epoch)) for group in self.groups)
+        return -(-sum(-(-size // most) for size in sizes) // config.workloads_per_batch)
 
     def comparable(self, parts: Sequence[Positions]) -> Mask:
         """(G, D) True where a device has at least two labels in a part, so that there is a pair to rank."""
         starts = np.cumsum([0, *(len(part) for part in parts[:-1])])
         present = np.isfinite(self.labels[np.concatenate(parts)])
         return np.asarray(np.add.reduceat(present, starts, axis=0, dtype=np.int64) >= 2)
+
+
+@dataclass(frozen=True, slots=True)
+class PaddedBatch:
+    """Rows of a few workloads and where each stands in the padded layout."""
+
+    #: (B,) row numbers of the dataset.
+    rows: Rows
+    #: (G, n) index into `rows`; 0 where there is nothing.
+    place: Tensor
+    #: (G, n) bool, false where there is nothing.
+    filled: Tensor
+
+
+def lay_out(groups: Sequence[Rows]) -> PaddedBatch:
+    """Lay the rows of some workloads out as (G, n), so that losses can compare candidates of one workload."""
+    widest = max(len(group) for group in groups)
+    place = torch.zeros(len(groups), widest, dtype=torch.int64)
+    filled = torch.zeros(len(groups), widest, dtype=torch.bool)
+    start = 0
+    for i, group in enumerate(groups):
+        place[i, : len(group)] = torch.arange(start, start + len(group))
+        filled[i, : len(group)] = True
+        start += len(group)
+    return PaddedBatch(np.concatenate(groups), place, filled)
 
 
 def trainable_devices(dataset: Dataset, rows: Rows) -> tuple[str, ...]:
@@ -196,7 +205,7 @@ def gather_rows(
     Raises:
         TransferError: A device has no pair to learn from; a latency or a feature is not finite.
     """
-    _need_pairs(dataset, rows, device_ids, need_all=need_all)
+    need_pairs(dataset, rows, device_ids, need_all=need_all)
     bad = dataset.features.take(rows).not_finite()
     if bad:
         raise TransferError(
@@ -217,31 +226,10 @@ def gather_rows(
         rows=rows[usable],
         labels=labels[usable],
         groups=tuple(np.split(np.arange(len(usable), dtype=np.int64), bounds)),
-        lonely_workloads=len(np.unique(group)) - len(learnable),
     )
 
 
-def training_labels(dataset: Dataset, rows: Rows, devices: Sequence[str]) -> Singles:
-    """Relative speeds of the rows to learn from, refusing what cannot be learnt.
-
-    Args:
-        dataset: Candidates of all devices.
-        rows: Row numbers.
-        devices: Devices wanted.
-
-    Returns:
-        (n, D) labels in (0, 1], NaN where there is none.
-
-    Raises:
-        TransferError: On a device no workload has two measured candidates among the rows.
-    """
-    _need_pairs(dataset, rows, devices)
-    columns = [dataset.column(device_id) for device_id in devices]
-    latency, workloads = dataset.latency_secs[rows][:, columns], len(dataset.workload_ids)
-    return relative_speed(latency, dataset.group[rows], workloads).astype(np.float32)
-
-
-def _need_pairs(dataset: Dataset, rows: Rows, device_ids: Sequence[str], *, need_all: bool = True) -> None:
+def need_pairs(dataset: Dataset, rows: Rows, device_ids: Sequence[str], *, need_all: bool = True) -> None:
     """Refuse devices without two measured candidates of one workload among the rows; one may do for all."""
     able = trainable_devices(dataset, rows)
     unable = [device_id for device_id in device_ids if device_id not in able]

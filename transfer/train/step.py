@@ -17,12 +17,11 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from transfer.arrays import Ints, Mask
-from transfer.data.batches import lay_out
 from transfer.errors import TransferError
 from transfer.model.fleet_tlp import FleetTLP
 from transfer.model.inputs import block_tensors
 from transfer.train.losses import group_losses
-from transfer.train.rows import Positions, TrainConfig, TrainingRows
+from transfer.train.rows import Positions, TrainConfig, TrainingRows, lay_out
 
 
 class Stepper:
@@ -117,10 +116,10 @@ class Stepper:
         mask = labels.isfinite() & filled.repeat(len(heads), 1)
         chosen = used.T.reshape(-1)
         if chosen.all():
-            losses = group_losses(scores, labels, mask, terms=self._config.loss)
+            losses = group_losses(scores, labels, mask)
         else:
             keep = torch.from_numpy(np.flatnonzero(chosen)).to(self._device)
-            part = group_losses(scores[keep], labels[keep], mask[keep], terms=self._config.loss)
+            part = group_losses(scores[keep], labels[keep], mask[keep])
             losses = part.new_zeros(len(chosen)).index_put((keep,), part)
         return losses.view(len(heads), len(parts))
 

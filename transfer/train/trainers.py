@@ -27,7 +27,7 @@ from transfer.model.inputs import torch_threads
 from transfer.model.kinds import BOOSTED, FLEET_TLP, MTL_TLP
 from transfer.model.mtl_tlp import MtlTLP, TlpNetwork, mixed_lambda_rank, published_of
 from transfer.model.tlp_model import TlpModel
-from transfer.train.rows import TrainConfig, torch_device, training_labels
+from transfer.train.rows import TrainConfig, gather_rows, torch_device
 from transfer.train.training import TrainRun, fit_validity, train
 from transfer.train.tree_fit import continue_trees
 
@@ -39,9 +39,6 @@ from transfer.train.tree_fit import continue_trees
 # failed candidates are left out, and each head uses the rows that have its label.
 #
 # Legend: N candidates of a dataset, n rows to learn from, L steps, E width of a step, D heads.
-
-#: Loss of (n,) scores of one head against (n,) labels.
-Measure = Callable[[Tensor, Tensor], Tensor]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,56 +86,24 @@ def train_mtl_tlp(
     """Train MTL-TLP with a head for each device, from nothing.
 
     Gives the model with the weights of its best epoch, and the validation loss of each epoch: none where
-    there were too few rows to hold any back.
-
-    Args:
-        dataset: Candidates of all devices, with published features.
-        rows: Row numbers to learn from; labels are relative to the best latency among them.
-        layout: Of these features.
-        config: How to train.
-        seed: Of everything random: equal seeds give equal weights on a CPU.
-        devices: Devices to give a head.
+    there were too few rows to hold any back. Arguments are as of `TrainingTask`, `layout` is of the published
+    features; equal seeds give equal weights on a CPU.
 
     Raises:
         TransferError: The features are missing or of another layout, a device has nothing to learn from, or
             the training diverged.
     """
     steps = published_of(dataset.features, layout)
-    labels = training_labels(dataset, rows, devices)
-    labelled = np.isfinite(labels).any(axis=1)
-    network, losses = train_network(steps, rows[labelled], labels[labelled], config, seed)
-    model = MtlTLP(layout, devices)
-    model.network.load_state_dict(network.state_dict())
-    return model.eval(), losses
-
-
-def train_network(
-    steps: Singles,
-    rows: Rows,
-    labels: Singles,
-    config: TlpConfig,
-    seed: int,
-    *,
-    make: Callable[[int, int], TlpNetwork] = TlpNetwork,
-    measure: Measure = mixed_lambda_rank,
-) -> tuple[TlpNetwork, tuple[float, ...]]:
-    """Train one network, and take the weights of its epoch of least validation loss.
-
-    Takes (N, L, E) published features, (n,) rows to learn from, and their (n, D) labels: relative speeds, a
-    column for each head, NaN where there is none. Gives the validation loss of each epoch beside the network.
-    Variants of the paper `make` another network, or have another loss.
-
-    Raises:
-        TransferError: The training diverged.
-    """
+    data = gather_rows(dataset, rows, tuple(devices))
+    rows, labels = data.rows, data.labels
     random = np.random.default_rng(seed)
     order = random.permutation(len(rows))
     held, training = np.split(order, [math.floor(config.validation_share * len(rows))])
-    on_gpu = config.torch_device != "cpu"
     best, history = None, list[float]()
-    with scoped_seed(seed), nullcontext() if on_gpu else torch_threads(config.threads):
-        network = make(steps.shape[2], labels.shape[1])
-        network.to(config.torch_device)
+    threads = torch_threads(config.threads) if config.torch_device == "cpu" else nullcontext()
+    with scoped_seed(seed), threads:
+        model = MtlTLP(layout, devices)
+        network = model.network.to(config.torch_device)
         optimizer = torch.optim.Adam(
             network.parameters(), lr=config.learning_rate, weight_decay=config.weight_decay
         )
@@ -150,21 +115,21 @@ def train_network(
                 batches(steps, rows[shuffled], config.batch, config.torch_device),
                 strict=True,
             ):
-                loss = _loss(network(batch), labels[shuffled[start : start + config.batch]], measure)
+                loss = _loss(network(batch), labels[shuffled[start : start + config.batch]])
                 if loss is not None:
                     optimizer.zero_grad(set_to_none=True)
                     loss.backward()  # type: ignore[no-untyped-call]  # torch publishes no type for it
                     nn.utils.clip_grad_norm_(network.parameters(), config.gradient_clip)
                     optimizer.step()
             if len(held):
-                history.append(_validate(network, steps, rows[held], labels[held], config, measure))
+                history.append(_validate(network, steps, rows[held], labels[held], config))
                 if not math.isfinite(history[-1]):
                     raise TransferError(f"TLP diverged: validation loss {history[-1]}; lower the rate")
                 if best is None or history[-1] < best[0]:
                     best = history[-1], {k: v.clone() for k, v in network.state_dict().items()}
     if best is not None:
         network.load_state_dict(best[1])
-    return network, tuple(history)
+    return model.to("cpu").eval(), tuple(history)
 
 
 def batches(steps: Singles, rows: Rows, size: int, torch_device: str) -> Iterator[Tensor]:
@@ -174,14 +139,14 @@ def batches(steps: Singles, rows: Rows, size: int, torch_device: str) -> Iterato
         yield batch.to(torch_device)
 
 
-def _loss(scores: Tensor, labels: Singles, measure: Measure) -> Tensor | None:
+def _loss(scores: Tensor, labels: Singles) -> Tensor | None:
     """Plain sum over the heads that have labels here; None without any."""
     targets = torch.from_numpy(labels).to(scores.device)
     losses = []
     for head in range(labels.shape[1]):
         if np.isfinite(labels[:, head]).any():
             present = targets[:, head].isfinite()
-            losses.append(measure(scores[present, head], targets[present, head]))
+            losses.append(mixed_lambda_rank(scores[present, head], targets[present, head]))
     return torch.stack(losses).sum() if losses else None
 
 
@@ -191,13 +156,12 @@ def _validate(
     rows: Rows,
     labels: Singles,
     config: TlpConfig,
-    measure: Measure,
 ) -> float:
     network.eval()
     total, size = 0.0, config.batch
     with torch.no_grad():
         for number, batch in enumerate(batches(steps, rows, size, config.torch_device)):
-            loss = _loss(network(batch), labels[number * size : (number + 1) * size], measure)
+            loss = _loss(network(batch), labels[number * size : (number + 1) * size])
             total += 0.0 if loss is None else float(loss)
     return total
 
@@ -266,12 +230,8 @@ def _train_fleet_tlp(task: TrainingTask) -> Trained:
         resumed_epochs=result.resumed_epochs,
         curve={
             "held_out_workloads": len(np.unique(task.dataset.group[task.stop_rows])),
-            "workloads_too_small": result.lonely_workloads,
-            "resumed_epochs": result.resumed_epochs,
             "train_loss": best.train_loss,
             "validation_loss": best.validation_loss,
-            "samples_per_s": sum(report.samples for report in result.history)
-            / max(1e-9, sum(report.seconds for report in result.history)),
             **({} if task.run.folder is None else {"curves": str(task.run.folder)}),
         },
     )
@@ -280,8 +240,7 @@ def _train_fleet_tlp(task: TrainingTask) -> Trained:
 def _train_boosted(task: TrainingTask) -> Trained:
     """The model of `TrainRun.init`, which has a head for each device; trees are added to its trees."""
     started = time.perf_counter()
-    if task.run.init is None:
-        raise TransferError("boosting goes on from a model, and the task has none")
+    assert task.run.init is not None  # boosting goes on from it
     rows = np.union1d(task.rows, task.stop_rows)
     model = task.run.init.copy()
     model.validity_outputs.clear()
@@ -323,13 +282,9 @@ def _train_mtl_tlp(task: TrainingTask) -> Trained:
 def _layout_of(dataset: Dataset) -> PublishedLayout:
     """The layout of a dataset's published features."""
     published = dataset.features.published
-    shape = None if published is None else published.shape[1:]
-    for layout in LAYOUTS.values():
-        if shape == (layout.steps, layout.width):
-            return layout
-    raise TransferError(
-        "an MTL-TLP reads the published features of TLP, and the dataset has none; read it with them"
-    )
+    assert published is not None  # whoever trains an MTL-TLP reads a dataset with them
+    shape = published.shape[1:]
+    return next(layout for layout in LAYOUTS.values() if shape == (layout.steps, layout.width))
 
 
 _TRAINERS: Mapping[str, Callable[[TrainingTask], Trained]] = {

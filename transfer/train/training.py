@@ -115,8 +115,6 @@ class TrainResult:
     seconds: float
     #: Epoch whose weights the model has: the last one, or the best on the validation rows.
     best_epoch: int
-    #: Training workloads left out because no device has two measured candidates of them.
-    lonely_workloads: int
     #: Epochs that an interrupted run had done before; 0 for a fresh one.
     resumed_epochs: int
 
@@ -214,7 +212,6 @@ def train(
         history=tuple(progress.history),
         seconds=time.perf_counter() - started,
         best_epoch=len(progress.history) if progress.best is None else progress.best[1],
-        lonely_workloads=training.lonely_workloads,
         resumed_epochs=resumed,
     )
 
@@ -284,22 +281,18 @@ def run_epochs(
     Raises:
         TransferError: Loss or gradient are not finite.
     """
-    sizes = {"most": config.candidates_per_workload, "per_epoch": config.candidates_per_epoch}
-    per_epoch = -(-training.part_count(**sizes) // config.workloads_per_batch)
-    factor = learning_rate_curve(config.epochs * per_epoch, config.warmup_fraction)
+    factor = learning_rate_curve(config.epochs * training.batch_count(config), config.warmup_fraction)
     # Judged on the same candidates after every epoch.
-    held = None if validation is None else validation.parts(**sizes, random=np.random.default_rng(seed))
+    held = None if validation is None else validation.parts(config, np.random.default_rng(seed))
     while not progress.is_over(config):
         started = time.perf_counter()
         epoch = len(progress.history) + 1
         random = np.random.default_rng((seed, epoch))
         torch.manual_seed(_dropout_seed(seed, epoch))
-        parts = training.parts(**sizes, random=random)
-        order = random.permutation(len(parts))
+        batches = training.batches(config, random)
         stepper.model.train()
         losses = []
-        for start in range(0, len(order), config.workloads_per_batch):
-            batch = [parts[place] for place in order[start : start + config.workloads_per_batch]]
+        for batch in batches:
             loss = stepper.step(training, batch, factor(progress.steps))
             progress.steps += 1
             if loss is not None:
@@ -317,7 +310,7 @@ def run_epochs(
                 train_loss=sum(losses) / max(1, len(losses)),
                 validation_loss=validation_loss,
                 learning_rate=config.learning_rate * factor(progress.steps - 1),
-                samples=sum(len(part) for part in parts),
+                samples=sum(len(part) for batch in batches for part in batch),
                 seconds=time.perf_counter() - started,
             )
         )

@@ -18,7 +18,7 @@ from agents.records import CandidateId, Record, canonical_json
 from fleet.core import events as ev
 from fleet.core.words import Limits, Request, RequestKind
 from fleet.engine.coordinator import Coordinator
-from fleet.onboarding.drift import why_as_before
+from fleet.onboarding.fingerprint import why_as_before
 from fleet.store.store import Store
 from tests.coordinator_fixtures import ONE, Announcer, Fleet, make_fleet
 from tests.fleet.drivers.test_request_drivers import Driver, Drivers, run_to_end

@@ -30,7 +30,7 @@ from fleet.models.promotion import (
     start_from,
     summary,
 )
-from fleet.models.standings import Standing, decided_pairs, standing
+from fleet.models.standings import Standing, pair_figures, standing
 from tests.dataset_fixtures import gmm_workload
 from tests.refresh_fixtures import unlike_workload
 from tests.table_fixtures import cells
@@ -175,7 +175,7 @@ def test_pairs_are_counted_one_by_one(found: list[tuple[int, float]], floor: flo
         if latency[other] > latency[one] * (1 + floor):
             decided += 1
             right += 1.0 if scores[one] > scores[other] else 0.5 if scores[one] == scores[other] else 0.0
-    assert decided_pairs(scores, latency, floor) == (decided, right)
+    assert pair_figures(scores, latency, floor)[:2] == (decided, right)
 
 
 #: Who serves each device, what else there is to know, and where a refresh starts, with why.

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from agents.records import CandidateId, DeviceId, Family
+from benchmarks.pretrained_ship import write_shipped
 from fleet.models.registry import Registry
 from fleet.models.shipped_model import (
     DEVICES_NAME,
@@ -21,7 +22,6 @@ from fleet.models.shipped_model import (
     has_shipped,
     read_shipped,
     shipped_folder,
-    write_shipped,
 )
 from fleet.refresh.run import run_refresh
 from fleet.store.store import Store

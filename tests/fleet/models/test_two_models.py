@@ -192,5 +192,5 @@ def test_mtl_tlp_alone_is_refreshed_watched_and_gone_on_from(
     assert second["start"] == "nothing"
     assert "against v000001" in second["verdicts"][A]["reason"]
     settings = load_fleet(None, {"store.path": str(copy)}).config
-    evaluated = evaluate_model(settings, tmp_path / "models", "v000001", [A])
-    assert evaluated.comparison.rankers == ("v000001",)
+    comparison, _ = evaluate_model(settings, tmp_path / "models", "v000001", [A])
+    assert comparison.rankers == ("v000001",)

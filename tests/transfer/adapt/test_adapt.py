@@ -24,7 +24,7 @@ TRAINED: list[Strategy] = [
     Scratch(),
     Boosted(),
     MultiTask(),
-    FineTuneHead(rate_shares=(0.3, 1.0)),
+    FineTuneHead(),
     Momentum(),
     Maml(outer_steps=2, steps=(2, 5)),
 ]

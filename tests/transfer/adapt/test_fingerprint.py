@@ -6,7 +6,6 @@ import pytest
 from msgspec.structs import replace
 
 from agents.records import CandidateId, DeviceId, Outcome
-from tests.model_fixtures import make_dataset
 from tests.record_fixtures import make_record
 from transfer.adapt.nearest import (
     LEAST_SHARED,
@@ -15,7 +14,6 @@ from transfer.adapt.nearest import (
     distance,
     distances,
     drifted,
-    from_anchors,
     from_records,
 )
 
@@ -57,14 +55,6 @@ def test_records_of_other_programs_and_failures_are_passed_over() -> None:
     assert found.tried == 2
     assert from_records(good.device_id, [other], [other.candidate_id]).tried == 1
     assert from_records(DeviceId("elsewhere"), [good]).tried == 0
-
-
-def test_anchors_are_measured_on_all_devices_and_the_same_for_all() -> None:
-    dataset = make_dataset(workloads=16, candidates=12)
-    found = from_anchors(dataset, ("cpu.a", "cpu.b"))
-    assert found["cpu.a"].latency_secs.keys() == found["cpu.b"].latency_secs.keys()
-    assert len(found["cpu.a"].latency_secs) == 64
-    assert distances(found["cpu.a"], found.values()).keys() == {"cpu.b"}
 
 
 def test_drift_names_the_programs_that_changed() -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from tests.model_fixtures import CONFIG, make_dataset, trained
 from tests.strategy_fixtures import backwards, task_of
-from transfer.adapt.base import Adapted, Regime, without_device
+from transfer.adapt.base import Adapted, FewShotTask, Regime, without_device
 from transfer.adapt.guard import (
     Auto,
     MultiTask,
@@ -115,17 +115,20 @@ def test_samples_held_back_are_asked_as_the_head_will_be(source: FleetTLP, regim
     assert (len(shared) > 0, shows) == expected[regime]
     # Of known workloads what source devices measured of other candidates stays.
     assert np.isfinite(view.latency_secs[rows[~held]]).any()
-    seen = []
+    seen: list[FewShotTask] = []
 
-    def make(fit: np.ndarray, hidden: np.ndarray) -> Adapted:
-        seen.append((fit, hidden))
-        return Nearest().adapt(task_of(source, DATASET, TARGET, fit, ROWS, SHORT))
+    class Watched(Nearest):
+        def adapt(self, task: FewShotTask) -> Adapted:
+            seen.append(task)
+            return Nearest.adapt(self, task)
 
-    scores = held_back_scores(make, DATASET, rows, held, regime)
+    task = task_of(source, DATASET, TARGET, rows, ROWS, SHORT)
+    scores = held_back_scores(Watched(), task, held, regime)
     assert scores.shape == rows[held].shape
-    [(fit, hidden)] = seen
-    assert not set(fit) & set(rows[held])
-    assert set(hidden) == (set(rows[held]) if regime is Regime.CANDIDATE_NEW else set())
+    [others] = seen
+    assert not set(others.few_shot) & set(rows[held])
+    hidden = set(task.source_rows) - set(others.source_rows)
+    assert hidden == (set(rows[held]) if regime is Regime.CANDIDATE_NEW else set())
 
 
 def test_a_check_does_not_wait_for_a_start_of_meta_learning(source: FleetTLP, tmp_path: Path) -> None:

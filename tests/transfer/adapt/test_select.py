@@ -12,7 +12,6 @@ from transfer.adapt.base import without_device
 from transfer.adapt.sample_selection import (
     SELECTORS,
     Choice,
-    selector_named,
 )
 from transfer.errors import TransferError
 from transfer.model.fleet_tlp import FleetTLP
@@ -34,7 +33,7 @@ def choice_of(source: FleetTLP) -> Choice:
 
 @pytest.mark.parametrize("name", list(SELECTORS))
 def test_as_many_as_asked_for_none_twice_and_then_those_that_are_left(name: str, source: FleetTLP) -> None:
-    selector, choice = selector_named(name), choice_of(source)
+    selector, choice = SELECTORS[name], choice_of(source)
     for count in (0, 1, 7, 24):
         first = selector.choose(choice, count).tolist()
         assert len(set(first)) == len(first) == count
@@ -44,14 +43,9 @@ def test_as_many_as_asked_for_none_twice_and_then_those_that_are_left(name: str,
 
 @pytest.mark.parametrize("name", list(SELECTORS))
 def test_latencies_of_the_target_change_nothing(name: str, source: FleetTLP) -> None:
-    selector, choice = selector_named(name), replace(choice_of(source), seed=4)
+    selector, choice = SELECTORS[name], replace(choice_of(source), seed=4)
     np.testing.assert_array_equal(
         selector.choose(replace(choice, dataset=WHOLE), 20), selector.choose(choice, 20)
     )
     with pytest.raises(TransferError, match=f"{len(POOL)} of {len(POOL)} known ones were not measured"):
         selector.choose(choice, len(POOL) + 1)
-
-
-def test_an_unknown_way_names_the_known_ones() -> None:
-    with pytest.raises(TransferError, match="paired, search"):
-        selector_named("best")

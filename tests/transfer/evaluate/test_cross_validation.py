@@ -3,68 +3,46 @@ from __future__ import annotations
 from dataclasses import replace
 
 import numpy as np
-import pytest
 
 from tests.model_fixtures import CONFIG, folds_of, make_dataset
+from transfer.adapt.guard import MultiTask
 from transfer.adapt.sample_selection import draw_few_shot
-from transfer.evaluate.cross_validation import (
-    PARTS,
-    CrossValidation,
-    CrossValidationPlan,
-    cross_validate,
-)
+from transfer.evaluate.compare import Fold, judge_fits
+from transfer.evaluate.cross_validation import OnboardingPlan, onboard
 
 TARGET = "cpu-new"
-QUICK = replace(CONFIG, epochs=4)
 DATASET = make_dataset(workloads=9, candidates=10)
-FOLDS = folds_of(DATASET)
-PLAN = CrossValidationPlan(target_device=TARGET, samples=16, config=QUICK)
+FOLDS = [Fold(split=split, seed=0, place=place) for place, split in enumerate(folds_of(DATASET))]
+PLAN = OnboardingPlan(target=TARGET, samples=16, config=replace(CONFIG, epochs=4), strategy=MultiTask())
 
 
-@pytest.fixture(scope="module")
-def result() -> CrossValidation:
-    return cross_validate(DATASET, FOLDS, PLAN, seed=0)
+def test_every_workload_is_held_out_once_and_every_way_is_judged_on_it() -> None:
+    told: list[str] = []
+    scores = [onboard(fold, DATASET, PLAN) for fold in FOLDS]
+    found = judge_fits(FOLDS, scores, DATASET, on_progress=lambda done: told.append(done.split))
+    assert told == [fold.split.name for fold in FOLDS]
+    ways = {("source", "cpu.a"), ("source", "cpu.b")}
+    assert set(found.metrics) == ways | {(way, TARGET) for way in ("warm", "nearest", "scratch", "full")}
+    for [metrics] in found.metrics.values():
+        assert sorted(metrics.groups) == list(range(9))
+    for by_head, secs in scores:
+        assert secs > 0
+        assert all(((values > 0) & (values <= 1)).all() for values in by_head.values())
+    difference = found.difference("warm", "scratch", TARGET, "top1")
+    assert difference.low <= difference.value <= difference.high
 
 
-def test_every_workload_is_held_out_once_and_every_approach_is_judged_on_it(result):
-    assert set(result.sources) == {"cpu.a", "cpu.b"}
-    assert set(result.target) == {"warm", "nearest", "scratch", "full"}
-    for approach in (*result.sources.values(), *result.target.values()):
-        assert sorted(approach.metrics.groups) == list(range(9))
-        assert sorted(approach.scored.rows) == list(range(len(DATASET)))
-        low, high = approach.interval("top1")
-        assert 0 < low <= approach.metrics.top1 <= high <= 1
-        assert ((approach.scored.scores > 0) & (approach.scored.scores <= 1)).all()
-    # `full` learns from the training rows of the target only.
-    measured = DATASET.rows_of(TARGET)
-    counts = [np.intersect1d(measured, split.train).size for split in FOLDS]
-    assert result.full_samples == round(np.mean(counts)) < len(measured)
-    # Pairs for plots line up with the dataset.
-    scored, column = result.target["warm"].scored, DATASET.column(TARGET)
-    assert np.array_equal(scored.labels, DATASET.labels(scored.rows)[:, column], equal_nan=True)
-    assert set(result.seconds) == set(PARTS)
-    assert all(value > 0 for value in result.seconds.values())
-    warm, scratch = result.target["warm"], result.target["scratch"]
-    found = warm.minus(scratch)
-    assert found.value == pytest.approx(warm.metrics.top1 - scratch.metrics.top1)
-    assert found.low <= found.value <= found.high
-
-
-def test_held_out_latencies_and_target_data_beyond_the_samples_have_no_influence(result):
+def test_held_out_latencies_and_target_data_beyond_the_samples_have_no_influence() -> None:
     """Only `full` may see target latencies that were not drawn; nobody may see those held out."""
-    split = FOLDS[0]
-    column = DATASET.column(TARGET)
+    split, column = FOLDS[0].split, DATASET.column(TARGET)
     few_shot = draw_few_shot(DATASET, TARGET, split.train, PLAN.samples, seed=0)
     latency = DATASET.latency_secs.copy()
     # Scaled up and not made present or absent: what is measured decides who may be drawn.
     hidden = np.setdiff1d(np.arange(len(DATASET)), few_shot)
     latency[hidden, column] *= np.random.default_rng(0).uniform(1, 100, len(hidden))
     latency[split.test] *= 3
-    other = cross_validate(replace(DATASET, latency_secs=latency), [split], PLAN, seed=0)
-    seen = []
-    same = cross_validate(DATASET, [split], PLAN, seed=0, on_progress=lambda *at: seen.append(at))
-    assert seen == [("fold 1 of 3", part) for part in ("source", "warm", "scratch", "full")]
-    for name in ("warm", "nearest", "scratch"):
-        assert np.array_equal(same.target[name].scored.scores, other.target[name].scored.scores)
-    for device_id in result.sources:
-        assert np.array_equal(same.sources[device_id].scored.scores, other.sources[device_id].scored.scores)
+    other, _ = onboard(FOLDS[0], replace(DATASET, latency_secs=latency), PLAN)
+    same, _ = onboard(FOLDS[0], DATASET, PLAN)
+    for key in same.keys() - {("full", TARGET)}:
+        assert np.array_equal(same[key], other[key]), key
+    assert not np.array_equal(same["full", TARGET], other["full", TARGET])

@@ -61,7 +61,7 @@ def test_any_device_id_names_a_head(device_id):
 def test_a_head_like_others_is_their_mean_and_goes_its_own_way_as_a_copy_does(model):
     block = make_block(9)
     before = model.score(block, "cpu.a")
-    model.add_head("twin", like="cpu.a")
+    model.add_head("twin", like=("cpu.a",))
     model.add_head("mean", like=("cpu.a", "cpu_b"))
     assert np.array_equal(model.score(block, "twin"), before)
     states = [model.head(device_id).state_dict() for device_id in ("cpu.a", "cpu_b")]
@@ -80,7 +80,7 @@ def test_errors_name_what_is_there(model):
     with pytest.raises(TransferError, match="already has a head for device 'cpu_b'"):
         model.add_head("cpu_b")
     with pytest.raises(TransferError, match="no head for device 'gpu'"):
-        model.add_head("x", like="gpu")
+        model.add_head("x", like=("gpu",))
     block = make_block(2)
     narrow = changed_block(block, numbers=block.numbers[..., :2], workload=block.workload[:, :1])
     with pytest.raises(

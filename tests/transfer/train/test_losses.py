@@ -7,7 +7,6 @@ import pytest
 import torch
 
 from transfer.train import losses
-from transfer.train.losses import LossWeights
 
 ALL_TERMS = (losses.pairwise_hinge, losses.regression, losses.log_ratio)
 
@@ -73,9 +72,3 @@ def test_missing_labels_and_candidates_do_not_matter_at_all(term):
     assert scores.grad.isfinite().all()
     assert (scores.grad[~mask] == 0).all()
     assert (scores.grad[mask] != 0).any()
-
-
-@pytest.mark.parametrize("bad", [{"hinge": -1.0}, {"regression": 0.0, "log_ratio": 0.0, "hinge": 0.0}])
-def test_useless_loss_weights_are_refused(bad):
-    with pytest.raises(ValueError, match="loss weights"):
-        LossWeights(**bad)

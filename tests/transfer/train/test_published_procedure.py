@@ -10,7 +10,6 @@ import pytest
 import torch
 
 from tests.model_fixtures import CONFIG, DEVICES, make_dataset, published, same_weights, with_latency
-from transfer.errors import TransferError
 from transfer.features.blocks import CPU_LAYOUT
 from transfer.model.kinds import MTL_TLP
 from transfer.model.mtl_tlp import MtlTLP, TlpNetwork, mixed_lambda_rank
@@ -93,8 +92,6 @@ def test_a_task_trains_an_mtl_tlp_too_if_its_features_are_there() -> None:
     # It holds back rows of its own, so it learns from all.
     whole = train_model(MTL_TLP, replace(task, rows=np.arange(len(dataset)), stop_rows=stop[:0]))
     assert same_weights(whole.model, made.model)
-    with pytest.raises(TransferError, match="reads the published features of TLP, and the dataset has none"):
-        train_model(MTL_TLP, replace(task, dataset=dataset))
     # The published epochs stand beside the default ones of ours.
     assert published_config(TrainConfig(device="cpu")) == TlpConfig()
     assert published_config(TrainConfig(epochs=12, device="cpu")).epochs == 25
