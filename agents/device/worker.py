@@ -22,7 +22,6 @@ from agents.device.device_cores import quiet_cores, worker_settings
 from agents.device.measurements import job_of, record_of
 from agents.device.messages import PART_SECS, Activity, Batch, Part, ProposeRequest, TaggedRecord
 from agents.errors import AgentError
-from agents.host.cuda import reading_fault
 from agents.host.device_kinds import KINDS, board_differences, environment_id
 from agents.host.probe import core_groups, environment, probe, remote_descriptor
 from agents.host.process_control import pin_process
@@ -122,8 +121,6 @@ class DeviceWorker:
             self.pool.start()
             if spec.kind is DeviceKind.RPC:
                 self._ask_board()
-            if spec.kind is DeviceKind.CUDA and (fault := reading_fault()):
-                _LOG.warning("%s: %s; a short kernel alone tells what disturbs it", spec.device_id, fault)
             opened.pop_all()
         self._canaries: tuple[Canary, ...] = ()
         self._watches: dict[str, CanaryWatch] = {}

@@ -236,12 +236,10 @@ def _descriptor_rows(descriptor: Descriptor) -> list[tuple[str, ...]]:
         ("instruction sets", " ".join(descriptor.isa_flags)),
         ("versions", ", ".join(f"{name} {version}" for name, version in descriptor.versions)),
     ]
-    for kind, cards in (("cuda", descriptor.cuda_devices), ("rocm", descriptor.rocm_devices)):
-        for gpu in map(dict, cards):
-            rows.append(
-                (f"{kind} {gpu['index']}", f"{gpu.get('name', 'unknown')}, {gpu.get('arch', 'unknown arch')}")
-            )
-    return rows
+    return rows + [
+        (f"cuda {gpu['index']}", f"{gpu.get('name', 'unknown')}, {gpu.get('arch', 'unknown arch')}")
+        for gpu in map(dict, descriptor.cuda_devices)
+    ]
 
 
 def _size(count: int) -> str:

@@ -118,13 +118,7 @@ WANTED_MODULES: Mapping[str, Finding] = {
     "cloudpickle": _missing("cloudpickle", "cloudpickle", "TVM's worker processes need it"),
     "tornado": _missing("tornado", "tornado", "TVM's RPC tracker and server need it"),
     "xgboost": _missing("xgboost", "xgboost-cpu", "part of each model is trees of XGBoost", Level.ERROR),
-    "pynvml": _missing(
-        "pynvml",
-        "nvidia-ml-py",
-        "without it records lack the clocks and the heat of CUDA devices, and a short kernel alone tells "
-        "whether a repeat was disturbed",
-        Level.NOTE,
-    ),
+    "pynvml": _missing("pynvml", "nvidia-ml-py", "CUDA devices are found with it, and their clocks and heat"),
 }
 
 
