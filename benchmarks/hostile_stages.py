@@ -188,14 +188,15 @@ def replay_all(spec: DeviceSpec, changed: Replay | None = None) -> None:
     from agents.device.messages import Batch
     from agents.device.replay import ReplayWorker
     from agents.programs.networks import NETWORKS
+    from benchmarks.harness import drawn
 
     if changed is not None:
         spec = replace(spec, replay=changed)
     with closing(ReplayWorker(spec)) as worker:
         for workload in worker.network_workloads(sorted(NETWORKS))[:_REPLAYED]:
-            candidates = worker.propose(workload, _REPLAYED, seed=0)
+            candidates = drawn(worker, workload, _REPLAYED)
             parents = [one.trace for one in candidates[:2]]
-            candidates += worker.evolve(workload, parents, _REPLAYED, seed=0)
+            candidates += drawn(worker, workload, _REPLAYED, parents=parents)
             worker.measure(
                 Batch(
                     candidates=tuple(candidates),
