@@ -145,11 +145,6 @@ def _add_daemon_views(app: FastAPI, dashboard: Dashboard, webhook: Webhook | Non
         """The requests without their results, those that have not ended first."""
         return dashboard.requests(query)
 
-    @_view(app, "/storage")
-    def storage() -> JsonDict:
-        """Records on their way, room, logs, budgets."""
-        return dashboard.storage()
-
 
 def _add_predictions(app: FastAPI, dashboard: Dashboard, scores: ScoreService) -> None:
     """Add the path of predictions to an application."""

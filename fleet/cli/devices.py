@@ -8,9 +8,8 @@ runs.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -187,15 +186,10 @@ def config_show(
     print_rows(("setting", "value", "origin"), rows)
 
 
-class SchemaOption(StrEnum):
-    """Kinds of YAML files that people write."""
-
-    FLEET = "fleet"
-    DEVICE = "device"
-
-
 def config_schema(
-    kind: Annotated[SchemaOption, typer.Argument(help="Which file: the settings, or one device.")],
+    kind: Annotated[
+        Literal["fleet", "device"], typer.Argument(help="Which file: the settings, or one device.")
+    ],
 ) -> None:
     """Print the JSON Schema of a YAML file, with which an editor completes and checks it.
 
@@ -204,9 +198,11 @@ def config_schema(
     from fleet.config.device_files import device_schema
     from fleet.config.settings import FleetConfig
 
-    schema = device_schema() if kind is SchemaOption.DEVICE else FleetConfig.model_json_schema()
-    if kind is SchemaOption.FLEET:
-        schema["properties"]["schema"] = {"const": 1}
+    if kind == "device":
+        print_json(device_schema())
+        return
+    schema = FleetConfig.model_json_schema()
+    schema["properties"]["schema"] = {"const": 1}
     print_json(schema)
 
 

@@ -236,10 +236,6 @@ class Dashboard:
             changes = [{"at": view["now"], "device_id": "", "text": str(error), "kind": "training"}]
         return alerts.alert_list(view["alarms"], changes)
 
-    def storage(self) -> JsonDict:
-        """Where records are on their way, how much room is left, and what budgets are spent."""
-        return fleet_rows.storage_view(self.view())
-
     def requests(self, query: PageQuery) -> JsonDict:
         """The requests, the open ones first."""
         rows = fleet_rows.request_rows(self._requests())

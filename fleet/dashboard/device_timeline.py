@@ -71,8 +71,8 @@ def recent(batch: pa.RecordBatch | None) -> dict[str, Any]:
 
 
 def last_noise(device_id: DeviceId, batch: pa.RecordBatch | None) -> dict[str, Any] | None:
-    """The noise floor of the last A/A run in rows of A/A runs with `READING_COLUMNS`; None without."""
-    floor = None if batch is None else noise_floor(last_run(list(readings(device_id, batch))))
+    """The noise floor of the rows of one A/A run, with `READING_COLUMNS`; None without."""
+    floor = None if batch is None else noise_floor(readings(device_id, batch))
     return None if floor is None else asdict(floor)
 
 
