@@ -17,13 +17,13 @@ from typing import Any
 
 from fleet.interchange.logs.catalog import Catalog, FileFormat, LineFormat, Measurement
 from fleet.interchange.logs.json_values import (
-    BLANK,
     COMMENT,
     LoggedResult,
     Rejected,
     careful,
     excerpt,
     parse_line,
+    text_of,
 )
 from fleet.interchange.logs.knobs import DIALECT, KernelHead, KernelReader, failed, only, timed
 from fleet.interchange.logs.lines import LogLines
@@ -106,14 +106,8 @@ def _read_table(lines: LogLines, catalog: Catalog) -> Iterator[Measurement | Rej
 
 
 def _cells(line: object) -> list[str]:
-    if type(line) is not bytes:
-        raise Rejected(str(line))
-    if not line.strip():
-        raise Rejected(BLANK)
     try:
-        cells = next(csv.reader([line.decode()], strict=True))
-    except UnicodeDecodeError as error:
-        raise Rejected("not UTF-8", f"byte {error.start}") from None
+        cells = next(csv.reader([text_of(line)], strict=True))
     except csv.Error as error:
         raise Rejected("no line of a table", str(error)) from None
     return [cell.strip() for cell in cells]

@@ -83,6 +83,24 @@ def careful(read: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         raise Rejected(f"{READER_FAULT}: {type(error).__name__}", excerpt(str(error))) from error
 
 
+def text_of(line: object) -> str:
+    """The text of a line that is no JSON.
+
+    Raises:
+        Rejected: It is a comment, blank, not UTF-8, or could not be read whole (`Unreadable`).
+    """
+    if type(line) is not bytes:
+        raise Rejected(str(line))
+    if line[:1] == b"#":
+        raise Rejected(COMMENT)
+    if not line.strip():
+        raise Rejected(BLANK)
+    try:
+        return line.decode()
+    except UnicodeDecodeError as error:
+        raise Rejected("not UTF-8", f"byte {error.start}") from None
+
+
 def is_garbage(line: bytes) -> bool:
     """Whether a line is "not JSON" at first sight; where not, `parse_line` tells."""
     return line[:1] in _NO_JSON and line.isascii()
@@ -103,11 +121,7 @@ def parse_line(line: bytes) -> Any:
 
 
 def _say_why(line: bytes) -> NoReturn:
-    if not line.isascii():
-        try:
-            line.decode()
-        except UnicodeDecodeError as error:
-            raise Rejected("not UTF-8", f"byte {error.start}") from None
+    text_of(line)
     text = line.lstrip()
     if text[:1] in _NO_JSON:
         raise Rejected(NOT_JSON, excerpt(text[:20], "begins with "))

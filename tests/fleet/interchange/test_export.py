@@ -106,7 +106,9 @@ def test_a_folder_has_a_file_a_device_and_the_same_bytes_for_the_same_version(
     result = export(growing, folder, "parquet", ["dev-b", "dev-a", "dev-a"])
     files = (folder / "dev-a.parquet", folder / "dev-b.parquet")
     version = growing.version
-    assert result == ExportResult(format="parquet", files=files, records=42, skipped={}, table_version=version)
+    assert result == ExportResult(
+        format="parquet", files=files, records=42, skipped={}, table_version=version
+    )
     manifest = yaml.safe_load((folder / "export.yaml").read_text())
     assert manifest["records"] == {"dev-a": 21, "dev-b": 21}
     assert set(pq.read_table(folder / "dev-b.parquet").column("device_id").to_pylist()) == {"dev-b"}
