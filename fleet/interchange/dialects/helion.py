@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import csv
 import json
-import math
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -23,6 +22,7 @@ from fleet.interchange.logs.json_values import (
     careful,
     excerpt,
     parse_line,
+    seconds_of,
     text_of,
 )
 from fleet.interchange.logs.knobs import DIALECT, KernelHead, KernelReader, failed, only, timed
@@ -124,12 +124,9 @@ def _result(row: Mapping[str, str]) -> LoggedResult:
 
 def _number(text: str, name: str) -> float:
     try:
-        value = float(text)
+        return seconds_of(float(text), name)
     except ValueError:
-        value = math.nan
-    if not 0 <= value < 1e12:
-        raise Rejected(f"{name} is out of range", excerpt(text))
-    return value
+        raise Rejected(f"{name} is not a number", excerpt(text)) from None
 
 
 def read_config(text: str) -> dict[str, Any]:

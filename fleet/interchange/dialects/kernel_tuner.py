@@ -19,7 +19,13 @@ from typing import Any
 
 from fleet.interchange.logs.catalog import Catalog, FileFormat, Measurement
 from fleet.interchange.logs.json_items import Document
-from fleet.interchange.logs.json_values import MAX_ALL_SECS, LoggedResult, Rejected, excerpt
+from fleet.interchange.logs.json_values import (
+    MAX_ALL_SECS,
+    LoggedResult,
+    Rejected,
+    excerpt,
+    seconds_of,
+)
 from fleet.interchange.logs.knobs import (
     DIALECT,
     KernelHead,
@@ -227,13 +233,8 @@ def _timed(runs: Any, spent: float, at: float, per_second: float) -> LoggedResul
 
 
 def _spent(item: Mapping[str, Any], names: tuple[str, ...], per_second: float) -> float:
-    total = 0.0
-    for name in names:
-        value = item.get(name, 0.0)
-        if type(value) not in (float, int) or not 0 <= value < MAX_ALL_SECS * per_second:
-            raise Rejected(f"{name} is out of range", excerpt(value))
-        total += value / per_second
-    return total
+    times = (seconds_of(item.get(name, 0.0), name, MAX_ALL_SECS * per_second) for name in names)
+    return sum(time / per_second for time in times)
 
 
 def _numbers_of(value: Any) -> Any:
