@@ -109,7 +109,7 @@ def export(
     if as_json:
         print_json(asdict(result))
         return
-    rows = [("written", f"{result.records:,}", ", ".join(str(path) for path in result.files[:3]))]
+    rows = [("written", f"{result.records:,}", ", ".join(map(str, result.files[:3])))]
     if len(result.files) > 3:
         rows.append(("", "", f"and {len(result.files) - 3} more files"))
     rows += [("left out", f"{count:,}", reason) for reason, count in result.skipped.items()]

@@ -69,7 +69,7 @@ def show(
         return
     moments = {"submitted_at", "started_at", "ended_at"}
     rows = [
-        (name, short_moment(value) if name in moments else str(value))
+        (name, short_moment(value) if name in moments else value)
         for name, value in request.items()
         if value not in (None, "", {})
     ]
@@ -187,9 +187,7 @@ def finish(request: Json, *, is_printed: bool = True) -> None:
         FleetError: It failed or was cancelled.
     """
     if is_printed and request["result"]:
-        print_rows(
-            ("request", request["id"]), [(name, str(value)) for name, value in request["result"].items()]
-        )
+        print_rows(("request", request["id"]), request["result"].items())
     if request["state"] in ("failed", "cancelled"):
         raise FleetError(f"request {request['id']} {request['state']}: {request['reason']}")
 
