@@ -187,7 +187,7 @@ class ReplayRecords:
             raise AgentError(f"{self._path} lacks the columns {', '.join(missing)}; export it again")
         for field in self._file.schema_arrow:
             # A plain text, a list of texts or a structure would be written out whole before it is refused.
-            if field.name in _COLUMNS and not is_bounded(field.type):
+            if field.name in ("trace", *_COLUMNS) and not is_bounded(field.type):
                 what = "a whole number" if field.name in _WHOLE else "numbers or a text"
                 raise AgentError(f"{self._path}: {field.name}: expected {what} in every row; export it again")
         parts = []
@@ -296,8 +296,6 @@ class ReplayRecords:
             while len(self._traces) >= _GROUPS_KEPT:
                 del self._traces[next(iter(self._traces))]
             try:
-                if not is_bounded(self._file.schema_arrow.field("trace").type):
-                    raise AgentError(f"{self._path}: trace: expected a text in every row; export it again")
                 table = self._file.read_row_group(group, columns=["trace"], use_threads=False)
             except (OSError, pa.ArrowException) as error:
                 raise AgentError(f"{self._path} is damaged: {error}; export it again") from error

@@ -13,11 +13,11 @@ import json
 import shutil
 import uuid
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import cached_property, lru_cache
 from pathlib import Path
-from typing import Any, Final, TextIO, TypeVar
+from typing import IO, Any, Final, TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -121,17 +121,19 @@ def write_manifest(folder: Path, facts: Mapping[str, Any]) -> None:
     (folder / MANIFEST).write_text(yaml.safe_dump({_FORMAT_KEY: 1, **facts}))
 
 
-@contextmanager
-def text_lines(path: Path, name: str) -> Iterator[TextIO]:
-    """Open a file for lines of text; compressed where `name`, its final one, ends in `.gz`."""
+def write_lines(path: Path, name: str, lines: Iterable[str]) -> int:
+    """Write lines of text, compressed where `name`, the final one, ends in `.gz`; returns how many."""
+    count = 0
     with ExitStack() as stack:
-        raw = stack.enter_context(path.open("wb"))
-        if not name.endswith(".gz"):
-            yield stack.enter_context(io.TextIOWrapper(raw, encoding="utf-8", newline="\n"))
-            return
-        # Without name and time, so that equal records give equal files.
-        packed = stack.enter_context(gzip.GzipFile("", "wb", _GZIP_LEVEL, raw, mtime=0))
-        yield stack.enter_context(io.TextIOWrapper(packed, encoding="utf-8", newline="\n"))
+        raw: IO[bytes] = stack.enter_context(path.open("wb"))
+        if name.endswith(".gz"):
+            # Without name and time, so that equal records give equal files.
+            raw = stack.enter_context(gzip.GzipFile("", "wb", _GZIP_LEVEL, raw, mtime=0))
+        text = stack.enter_context(io.TextIOWrapper(raw, encoding="utf-8", newline="\n"))
+        for line in lines:
+            text.write(f"{line}\n")
+            count += 1
+    return count
 
 
 def _beside(path: Path, end: str = ".tmp") -> Path:
