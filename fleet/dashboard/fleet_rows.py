@@ -101,8 +101,8 @@ DEVICES = Listing(
 
 #: Of the view, what a row shows as it is.
 _VIEW_FIELDS = (
-    *("state", "reason", "closed", "family", "kind", "records", "failed", "late", "records_per_s"),
-    *("last_record_at", "queued", "leases", "budget", "environment_id", "drift", "crashes"),
+    *("state", "reason", "closed", "family", "kind", "records", "failed", "records_per_s"),
+    *("last_record_at", "leases", "drift"),
 )
 
 
@@ -124,7 +124,6 @@ def fleet_counts(rows: list[JsonDict]) -> JsonDict:
     levels = Counter(row["attention"]["level"] for row in rows)
     return {
         "devices": len(rows),
-        "states": dict(sorted(Counter(row["state"] for row in rows).items())),
         "broken": levels[AttentionLevel.BROKEN],
         "doubtful": levels[AttentionLevel.DOUBTFUL],
         "records_per_s": round(sum(row["records_per_s"] for row in rows), 3),
