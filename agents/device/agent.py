@@ -7,7 +7,6 @@ threads, beyond which of its methods another thread may call.
 from __future__ import annotations
 
 import os
-import time
 import traceback
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing
@@ -79,8 +78,6 @@ class Agent:
         self._base: int | None = None
         #: Whether it is doing what was asked; a lease that waits behind that must not run out.
         self._is_doing = False
-        self._last_progress: tuple[int, Activity] = (0, Activity.IDLE)
-        self._progress_at = time.monotonic()
 
     @property
     def is_up(self) -> bool:
@@ -195,8 +192,8 @@ class Agent:
     def _tell(self, kind: type[Message], **fields: Any) -> None:
         self._post(self, kind(device_id=self.device_id, incarnation=self.incarnation, **fields))
 
-    def heartbeat(self, now: float, is_host_idle: bool | None = None) -> Heartbeat:
-        """Say what it is doing `now`, on the monotonic clock; called by another thread than the others."""
+    def heartbeat(self, is_host_idle: bool | None = None) -> Heartbeat:
+        """Say what it is doing; called by another thread than the others."""
         worker, base = self._worker, self._base
         busy, finished = Activity.IDLE, 0
         if worker is not None:
@@ -204,15 +201,12 @@ class Agent:
             if self._is_doing:
                 # Between two stages no process is at work; the request is.
                 busy = worker.busy if worker.busy is not Activity.IDLE else Activity.BUILDING
-        if (finished, busy) != self._last_progress:
-            self._last_progress, self._progress_at = (finished, busy), now
         return Heartbeat(
             device_id=self.device_id,
             incarnation=self.incarnation,
             held=tuple(self.held),
             done=0 if base is None else finished - base,
             busy=busy,
-            quiet_secs=now - self._progress_at,
             is_host_idle=is_host_idle if self._start.fleet_pids is not None else None,
         )
 

@@ -156,7 +156,6 @@ def test_beats_come_while_a_measurement_runs_and_tell_how_far_it_is(served: Serv
     running = next(one for one in (heartbeat() for _ in range(1000)) if one.done == 1)
     assert running.held == (lease_of("again", 1).tag, lease_of("again", 2).tag)
     assert running.busy is Activity.BUILDING
-    assert heartbeat().quiet_secs >= running.quiet_secs
     served.gate.release(3)
     done = []
     while sum(isinstance(one, Results) for one in done) < 3:
