@@ -28,7 +28,7 @@ from agents.records import (
 from agents.sandbox.job import CandidateJob
 from benchmarks.bad_programs import end_of, holdings, hung, killers
 from benchmarks.disturbing_load import disturbing_load
-from benchmarks.harness import Figures, child_json, stopwatch
+from benchmarks.harness import Figures, child_json, drawn, stopwatch
 from benchmarks.repeatability import compared, latencies
 from benchmarks.tvm_sides import EVALUATOR
 from fleet.config.init import host_profiles
@@ -76,7 +76,7 @@ class Bench:
     def candidates(self, each: int) -> list[Candidate]:
         """`each` random candidates of every workload, interleaved."""
         with closing(self._worker("propose")) as worker:
-            pools = [worker.propose(workload, each, seed=0) for workload in self.workloads]
+            pools = [drawn(worker, workload, each) for workload in self.workloads]
         return [pool[place] for place in range(each) for pool in pools if place < len(pool)]
 
     def part(

@@ -37,6 +37,7 @@ from benchmarks.scale import fill
 from benchmarks.scale_fleet import devices_up, recorded_fleet, records_of
 from fleet.api.app import ApiSources
 from fleet.api.client import DaemonClient, find_daemon
+from fleet.api.score_service import ScoreSettings
 from fleet.api.server import ApiServer
 from fleet.daemon.launch import seldom_collected
 from fleet.dashboard.dashboard import Dashboard
@@ -127,7 +128,13 @@ def _working(folder: Path, devices: int) -> Iterator[_Fleet]:
     over, registry = threading.Event(), RegistryReader(folder / "models")
     with recorded_fleet(folder, devices) as (coordinator, _):
         dashboard = Dashboard(coordinator.view, registry, folder / "store", coordinator.desk.listed)
-        sources = ApiSources(view=coordinator.view, registry=registry, dashboard=dashboard)
+        sources = ApiSources(
+            view=coordinator.view,
+            registry=registry,
+            desk=coordinator.desk,
+            scoring=ScoreSettings(models=registry.folder, store=folder / "store"),
+            dashboard=dashboard,
+        )
         server = ApiServer(sources, folder / "root")
         daemon = find_daemon(folder / "root")
         assert daemon is not None

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from agents.records import DeviceId, Outcome
-from fleet.interchange.dialects.kernel_tuner import read_cache
+from fleet.interchange.dialects import kernel_tuner
 from fleet.interchange.logs.catalog import Catalog
 from fleet.interchange.logs.json_values import Rejected
 from fleet.interchange.logs.lines import LogLines
@@ -74,7 +74,7 @@ def _read(name: str, path: Path) -> tuple[dict[str, tuple[float, ...]], Any]:
     """Repeats by configuration, and the hardware vector of the device."""
     found: dict[str, tuple[float, ...]] = {}
     vector = None
-    for one in read_cache(LogLines(path), Catalog()):
+    for one in kernel_tuner.FORMATS[0].read(LogLines(path), Catalog()):
         if isinstance(one, Rejected):
             continue
         if vector is None:

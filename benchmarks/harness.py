@@ -32,12 +32,16 @@ from functools import reduce
 from operator import getitem
 from pathlib import Path
 from types import NoneType, UnionType
-from typing import Any, TypeVar, get_args, get_origin, get_type_hints
+from typing import TYPE_CHECKING, Any, TypeVar, get_args, get_origin, get_type_hints
 
 from agents.files import write_durably
 from agents.host.process_control import environment
 from fleet.errors import FleetError
 from transfer.errors import TransferError
+
+if TYPE_CHECKING:
+    from agents.device.replay import Worker
+    from agents.records import Candidate, CandidateId, Workload
 
 Figures = dict[str, Any]
 Chosen = TypeVar("Chosen")
@@ -384,3 +388,23 @@ def command_of(name: str, options: Any) -> str:
 def _shown(value: object) -> str:
     is_absolute = isinstance(value, Path) and value.is_absolute()
     return str(Path(*Path(str(value)).parts[-3:])) if is_absolute else str(value)
+
+
+def drawn(
+    worker: Worker,
+    workload: Workload,
+    count: int,
+    *,
+    seed: int = 0,
+    parents: Iterable[str] = (),
+    exclude: Iterable[CandidateId] = (),
+) -> list[Candidate]:
+    """Candidates that a device worker draws at random, or near parents (traces)."""
+    from agents.device.messages import ProposeRequest
+
+    how = {"seed": seed, "parents": tuple(parents), "exclude": frozenset(exclude)}
+    request = ProposeRequest(request_id="", workload=workload, count=count, **how)
+    [(_, answer)] = worker.draw([request])
+    if isinstance(answer, Exception):
+        raise answer
+    return list(answer.candidates)

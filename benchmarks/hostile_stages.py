@@ -96,14 +96,13 @@ def import_case(work: Work) -> None:
     Raises:
         Unaccounted: The report does not add up, to the file or to the store.
     """
-    from fleet.interchange.import_logs import ImportRequest, check_request, import_logs
+    from fleet.interchange.import_logs import ImportRequest, import_logs
 
     request = ImportRequest(
         paths=(work.log(),), device_id=DEVICE, devices_folder=work.folder / "no-device-files", again=True
     )
-    files = check_request(request)
     with Store.open(work.store) as store:
-        report = import_logs(store, request, files=files).to_json()
+        report = import_logs(store, request).to_json()
     imported, rejected = report["imported"], sum(report["rejected_by_reason"].values())
     kept = sum(counts.records for counts in Store.read(work.store).counts().values())
     data = work.log().read_bytes()
@@ -185,12 +184,13 @@ def replay_all(spec: DeviceSpec) -> None:
     from agents.device.messages import Batch
     from agents.device.replay import ReplayWorker
     from agents.programs.networks import NETWORKS
+    from benchmarks.harness import drawn
 
     with closing(ReplayWorker(spec)) as worker:
         for workload in worker.network_workloads(sorted(NETWORKS))[:_REPLAYED]:
-            candidates = worker.propose(workload, _REPLAYED, seed=0)
+            candidates = drawn(worker, workload, _REPLAYED)
             parents = [candidate.trace for candidate in candidates[:2]]
-            candidates += worker.evolve(workload, parents, _REPLAYED, seed=0)
+            candidates += drawn(worker, workload, _REPLAYED, parents=parents)
             workloads = {workload.workload_id: workload}
             worker.measure(Batch(candidates=tuple(candidates), workloads=workloads, protocol=Protocol()))
 

@@ -37,6 +37,7 @@ from agents.programs.design_space import SPACE_TARGETS, DesignSpace
 from agents.programs.workloads import operator_workload
 from agents.records import Family
 from benchmarks.harness import Figures, benchmark, by_turns, option, stopwatch
+from transfer.features.block_builder import BlockBuilder
 from transfer.features.extractor import DEFAULT_SPEC, Extractor
 from transfer.features.flat import flat_inputs
 from transfer.features.hardware import HARDWARE_NAMES
@@ -188,8 +189,12 @@ def _model(cases: list[_Case]) -> Any:
 
 def _features(cases: list[_Case]) -> Any:
     """Features of all stored candidates."""
-    workloads = [case.workload for case in cases for _ in case.stored]
-    return Extractor().extract(workloads, [one for case in cases for one in case.stored])
+    builder, count = BlockBuilder(Extractor()), 0
+    for case in cases:
+        for candidate in case.stored:
+            builder.add(case.workload, candidate)
+            count += 1
+    return builder.finish(np.arange(count))
 
 
 def _ready_secs(model: Any, cases: list[_Case], cores: int) -> float:

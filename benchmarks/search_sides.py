@@ -36,7 +36,7 @@ from agents.records import (
     Workload,
     as_json_dict,
 )
-from benchmarks.harness import child_json, kept, stopwatch
+from benchmarks.harness import child_json, drawn, kept, stopwatch
 from benchmarks.tvm_sides import Curve
 from fleet.config.settings import FleetConfig, select_devices
 from fleet.errors import FleetError
@@ -218,9 +218,9 @@ class SearchBench:
     def _random(self, workload: Workload, trials: int, seed: int) -> JsonDict:
         with closing(self._worker(f"random-{workload.workload_id}-{seed}")) as worker:
             began, clock = time.time(), time.perf_counter()
-            drawn = worker.propose(workload, trials, seed=seed)
-            places = {one.candidate_id: place for place, one in enumerate(drawn)}
-            records = self._measure(worker, workload, drawn)
+            pool = drawn(worker, workload, trials, seed=seed)
+            places = {one.candidate_id: place for place, one in enumerate(pool)}
+            records = self._measure(worker, workload, pool)
             records.sort(key=lambda one: places.get(one.candidate_id, len(places)))
             curve = Curve()
             for record in records:

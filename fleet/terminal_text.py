@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import logging
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 
 import typer
 from rich.console import Console, ConsoleOptions, RenderableType
@@ -68,27 +68,27 @@ def say_text(text: str, *, error: bool = False) -> None:
 
 
 def print_rows(
-    columns: tuple[str, ...], rows: Sequence[tuple[str, ...]], narrow: tuple[str, ...] | None = None
+    columns: tuple[str, ...], rows: Iterable[Iterable[object]], narrow: tuple[str, ...] | None = None
 ) -> None:
     """Print a table without borders; long values wrap. Loads rich: help must be instant.
 
     Args:
         columns: Heading of each column.
-        rows: A cell for each column.
+        rows: A cell for each column; it is printed as its text.
         narrow: Headings of the same columns for a terminal that is too narrow for the table. It is then set
             closer, and the first column keeps `_NAME_CHARS` whatever else must give way.
     """
     from rich.table import Table
 
     console = TerminalConsole()
-    rows = [tuple(map(visible, row)) for row in rows]
-    widths = [max(map(len, column)) for column in zip(columns, *rows, strict=True)]
+    texts = [[visible(str(cell)) for cell in row] for row in rows]
+    widths = [max(map(len, column)) for column in zip(columns, *texts, strict=True)]
     is_tight = narrow is not None and sum(widths) + 2 * (len(widths) - 1) > console.width
     table = Table(box=None, pad_edge=False, collapse_padding=is_tight, header_style="bold")
     for place, column in enumerate(narrow if narrow is not None and is_tight else columns):
         kept = min(widths[0], _NAME_CHARS) if is_tight and place == 0 else None
         table.add_column(column, overflow="fold", width=kept)
-    for row in rows:
+    for row in texts:
         table.add_row(*row)
     console.print(table)
 

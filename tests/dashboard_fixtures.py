@@ -15,6 +15,7 @@ from msgspec.structs import replace
 from agents.records import DeviceId, DeviceKind, DeviceSpec, Outcome, Replay, Workload
 from fleet.api.app import ApiSources
 from fleet.api.client import TOKEN
+from fleet.api.score_service import ScoreSettings
 from fleet.api.server import ApiServer
 from fleet.core.words import Limits
 from fleet.dashboard.dashboard import Dashboard
@@ -146,7 +147,10 @@ def live_fleet(
                 raise
 
         shown = Dashboard(view, registry, folder / "store", coordinator.desk.listed)
-        sources = ApiSources(view=view, registry=registry, desk=coordinator.desk, dashboard=shown)
+        scoring = ScoreSettings(models=registry.folder, store=folder / "store")
+        sources = ApiSources(
+            view=view, registry=registry, desk=coordinator.desk, scoring=scoring, dashboard=shown
+        )
         server = ApiServer(sources, folder / "root")
         thread = threading.Thread(target=turn)
         thread.start()

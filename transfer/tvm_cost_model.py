@@ -225,7 +225,7 @@ class Scorer:
             return self._extractor.extract_live(workload, schedules, layout)
         # Traces as records keep them.
         candidates = [Candidate(workload_id=workload.workload_id, trace=trace) for trace in schedules]
-        return self._extractor.extract([workload] * len(candidates), candidates, layout)
+        return self._extractor.extract(workload, candidates, layout)
 
     def _is_readable(self, workload: Workload, schedule: Any) -> bool:
         try:

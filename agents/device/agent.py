@@ -7,12 +7,11 @@ threads, beyond which of its methods another thread may call.
 from __future__ import annotations
 
 import os
-import time
 import traceback
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing
 from itertools import islice
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from msgspec.structs import replace
 
@@ -79,8 +78,6 @@ class Agent:
         self._base: int | None = None
         #: Whether it is doing what was asked; a lease that waits behind that must not run out.
         self._is_doing = False
-        self._last_progress: tuple[int, Activity] = (0, Activity.IDLE)
-        self._progress_at = time.monotonic()
 
     @property
     def is_up(self) -> bool:
@@ -89,7 +86,6 @@ class Agent:
 
     def open(self) -> None:
         """Make the worker, and tell what its spool holds; or tell why not."""
-        name = (self.device_id, self.incarnation)
         worker = None
         try:
             worker = self._open_worker(self._start)
@@ -98,9 +94,8 @@ class Agent:
             has_more = len(some) == _PENDING_PART
             environment_id = worker.environment_id(self._start.protocol)
             self._sent_descriptor = worker.descriptor_in(environment_id)
-            up = AgentUp(
-                device_id=name[0],
-                incarnation=name[1],
+            self._tell(
+                AgentUp,
                 descriptor=self._sent_descriptor,
                 environment_id=environment_id,
                 pid=os.getpid(),
@@ -108,19 +103,16 @@ class Agent:
                 pending=some,
                 has_more=has_more,
             )
-            self._post(self, up)
             self._worker = worker  # from now on it has heartbeats
             while has_more:
                 some = tuple(islice(pending, _PENDING_PART))
                 has_more = len(some) == _PENDING_PART
-                more = MorePending(device_id=name[0], incarnation=name[1], pending=some, is_last=not has_more)
-                self._post(self, more)
+                self._tell(MorePending, pending=some, is_last=not has_more)
         except Exception as error:
             self._worker = None
             if worker is not None:
                 worker.close()
-            reason = _one_line(error)
-            self._post(self, AgentRefused(device_id=name[0], incarnation=name[1], reason=reason))
+            self._tell(AgentRefused, reason=_one_line(error))
 
     def do(self, request: AgentRequest) -> None:
         """Do what is asked; a failure is told and changes nothing else."""
@@ -134,13 +126,15 @@ class Agent:
                 case Measure() if self.is_concluding:
                     self._unfinished.append(request.lease.tag)
                 case Conclude():
-                    self._post(self, self._concluded())
+                    leases, self._unfinished = tuple(self._unfinished), []
+                    self._tell(Concluded, leases=leases)
                 case Measure():
                     what, lease = Asked.MEASURE, request.lease.tag
                     self._measure(worker, request)
                 case ListWorkloads():
                     what = Asked.WORKLOADS
-                    self._post(self, _list_workloads(worker, request))
+                    workloads = tuple(worker.network_workloads(list(request.networks)))
+                    self._tell(WorkloadsListed, networks=request.networks, workloads=workloads)
                 case Acknowledge():
                     worker.acknowledge(list(request.record_ids))
         except Exception as error:
@@ -168,15 +162,13 @@ class Agent:
                     if isinstance(answer, AgentError):
                         self._failed(Asked.PROPOSE, answer, request_id=request.request_id)
                         continue
-                    proposed = Proposed(
-                        device_id=self.device_id,
-                        incarnation=self.incarnation,
+                    self._tell(
+                        Proposed,
                         # The asker knows which candidates it excluded; they may be thousands.
                         request=replace(request, exclude=frozenset()),
                         candidates=answer.candidates,
                         refused=answer.refused,
                     )
-                    self._post(self, proposed)
                     if self.is_over:
                         return
         except Exception as error:
@@ -188,19 +180,20 @@ class Agent:
     def _failed(
         self, what: Asked, error: Exception, *, lease: LeaseTag | None = None, request_id: str = ""
     ) -> None:
-        failed = Failed(
-            device_id=self.device_id,
-            incarnation=self.incarnation,
+        self._tell(
+            Failed,
             what=what,
             error=_one_line(error),
             lease=lease,
             request_id=request_id,
             is_blameless=isinstance(error, WorkerStartError | SpoolError),
         )
-        self._post(self, failed)
 
-    def heartbeat(self, now: float, is_host_idle: bool | None = None) -> Heartbeat:
-        """Say what it is doing `now`, on the monotonic clock; called by another thread than the others."""
+    def _tell(self, kind: type[Message], **fields: Any) -> None:
+        self._post(self, kind(device_id=self.device_id, incarnation=self.incarnation, **fields))
+
+    def heartbeat(self, is_host_idle: bool | None = None) -> Heartbeat:
+        """Say what it is doing; called by another thread than the others."""
         worker, base = self._worker, self._base
         busy, finished = Activity.IDLE, 0
         if worker is not None:
@@ -208,15 +201,12 @@ class Agent:
             if self._is_doing:
                 # Between two stages no process is at work; the request is.
                 busy = worker.busy if worker.busy is not Activity.IDLE else Activity.BUILDING
-        if (finished, busy) != self._last_progress:
-            self._last_progress, self._progress_at = (finished, busy), now
         return Heartbeat(
             device_id=self.device_id,
             incarnation=self.incarnation,
             held=tuple(self.held),
             done=0 if base is None else finished - base,
             busy=busy,
-            quiet_secs=now - self._progress_at,
             is_host_idle=is_host_idle if self._start.fleet_pids is not None else None,
         )
 
@@ -231,15 +221,13 @@ class Agent:
         parts = worker.measure_parts(request.batch, request.lease.tag)
         for part in parts:
             self._describe(worker.descriptor_in(worker.environment_id(request.batch.protocol)))
-            results = Results(
-                device_id=self.device_id,
-                incarnation=self.incarnation,
+            self._tell(
+                Results,
                 lease=request.lease.tag,
                 records=part.records,
                 device_secs=part.device_secs,
                 is_last=part.is_last,
             )
-            self._post(self, results)
             if self.is_concluding and not part.is_last:
                 parts.close()
                 self._unfinished.append(request.lease.tag)
@@ -251,23 +239,7 @@ class Agent:
             descriptor.roofline, self._sent_descriptor.roofline
         ):
             self._sent_descriptor = descriptor
-            self._post(
-                self,
-                Described(device_id=self.device_id, incarnation=self.incarnation, descriptor=descriptor),
-            )
-
-    def _concluded(self) -> Concluded:
-        leases, self._unfinished = tuple(self._unfinished), []
-        return Concluded(device_id=self.device_id, incarnation=self.incarnation, leases=leases)
-
-
-def _list_workloads(worker: Worker, request: ListWorkloads) -> WorkloadsListed:
-    return WorkloadsListed(
-        device_id=request.device_id,
-        incarnation=request.incarnation,
-        networks=request.networks,
-        workloads=tuple(worker.network_workloads(list(request.networks))),
-    )
+            self._tell(Described, descriptor=descriptor)
 
 
 def _one_line(error: Exception) -> str:

@@ -120,7 +120,7 @@ class AgentHost:
             if now >= self._next_heartbeat:
                 self._next_heartbeat = now + self._heartbeat_secs
                 is_idle = self._load.is_idle if self._load is not None else None
-                messages += [agent.heartbeat(now, is_idle) for agent in self._agents.values() if agent.is_up]
+                messages += [agent.heartbeat(is_idle) for agent in self._agents.values() if agent.is_up]
             self._last_answer = (number + 1, messages)
             self._changed.notify_all()
             return self._last_answer

@@ -166,8 +166,6 @@ class Heartbeat(Message, frozen=True, kw_only=True):
     #: Candidates of the running lease that are finished.
     done: int = 0
     busy: Activity = Activity.IDLE
-    #: Seconds since a candidate was finished or the device went from one stage to the next.
-    quiet_secs: float = 0.0
     #: Whether nobody else uses the agent's host; None where nobody asked for it, or it is not known yet.
     is_host_idle: bool | None = None
 

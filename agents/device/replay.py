@@ -153,67 +153,50 @@ class ReplayWorker:
             workloads, key=lambda workload: (-workload.weight * workload.flops, workload.workload_id)
         )
 
-    def propose(
-        self, workload: Workload, count: int, *, seed: int, exclude: Collection[CandidateId] = ()
-    ) -> list[Candidate]:
-        """Draw up to `count` recorded candidates of the workload at random, none of `exclude`.
-
-        The same seed gives the same draws; `exclude` only filters them.
-        """
-        drawn = self._shuffled(workload, seed)
-        chosen = [candidate_id for candidate_id in drawn if candidate_id not in exclude][:count]
-        return self._as_candidates(workload, chosen, "random")
-
-    def evolve(
-        self,
-        workload: Workload,
-        parents: Sequence[str],
-        count: int,
-        *,
-        seed: int,
-        exclude: Collection[CandidateId] = (),
-    ) -> list[Candidate]:
-        """Give the up to `count` recorded candidates that differ least from a parent, none of `exclude`.
-
-        Candidates equal to a parent (a trace) are not given; the seed decides between equally near ones.
-        """
-        drawn = [
-            candidate_id for candidate_id in self._shuffled(workload, seed) if candidate_id not in exclude
-        ][:_MOST_NEIGHBOURS]
-        families = [_SEPARATORS.split(parent) for parent in parents]
-        far: list[tuple[int, CandidateId]] = []
-        for candidate_id, (_, trace) in zip(drawn, self._records.schedules(drawn), strict=True):
-            words = _SEPARATORS.split(trace)
-            distance = min((_difference(words, family) for family in families), default=0)
-            if distance:
-                far.append((distance, candidate_id))
-        far.sort(key=lambda pair: pair[0])
-        return self._as_candidates(workload, [candidate_id for _, candidate_id in far[:count]], "evolved")
-
-    def derive(self, workload: Workload, traces: Sequence[str]) -> Derivation:
-        """Derive nothing: no program is made here, and imported candidates are answered for as they are."""
-        return Derivation((), {"a replay device makes no programs": len(traces)})
-
     def draw(self, requests: Iterable[ProposeRequest | None]) -> Drawn:
-        """Grant wishes as they come, until there is none: each with what it gets, or why not."""
+        """Grant wishes as they come, until there is none: each with what it gets, or why not.
+
+        The same seed gives the same draws; what a wish excludes only filters them. Parents get the recorded
+        candidates that differ least from one of them, none that is equal to one.
+        """
         for request in requests:
             if request is None:
                 return
-            seed, exclude = request.seed, request.exclude
             try:
-                if request.foreign:
-                    yield request, self.derive(request.workload, request.foreign)
-                    continue
-                if request.parents:
-                    candidates = self.evolve(
-                        request.workload, request.parents, request.count, seed=seed, exclude=exclude
-                    )
-                else:
-                    candidates = self.propose(request.workload, request.count, seed=seed, exclude=exclude)
+                answer: Derivation | AgentError = self._granted(request)
             except AgentError as error:
-                yield request, error
-            else:
-                yield request, Derivation(tuple(candidates), {})
+                answer = error
+            yield request, answer
+
+    def _granted(self, request: ProposeRequest) -> Derivation:
+        if request.foreign:
+            # Imported candidates are answered for as they are.
+            return Derivation((), {"a replay device makes no programs": len(request.foreign)})
+        workload_id = request.workload.workload_id
+        recorded = self._records.candidates(workload_id, failed=self._replay.failures)
+        shuffled = random.Random(f"{request.seed}/{workload_id}").sample(recorded, len(recorded))
+        drawn = [candidate_id for candidate_id in shuffled if candidate_id not in request.exclude]
+        if request.parents:
+            drawn = self._nearest(drawn[:_MOST_NEIGHBOURS], request.parents)
+        origin = "evolved" if request.parents else "random"
+        candidates = (
+            Candidate(workload_id=workload_id, trace=trace, dialect=dialect, origin=origin)
+            for dialect, trace in self._records.schedules(drawn[: request.count])
+        )
+        return Derivation(tuple(candidates), {})
+
+    def _nearest(self, candidate_ids: Sequence[CandidateId], parents: Sequence[str]) -> list[CandidateId]:
+        """Those that differ from all parents (traces), the nearest to one of them first."""
+        families = [_SEPARATORS.split(parent) for parent in parents]
+        far: list[tuple[int, CandidateId]] = []
+        for candidate_id, (_, trace) in zip(
+            candidate_ids, self._records.schedules(candidate_ids), strict=True
+        ):
+            words = _SEPARATORS.split(trace)
+            if distance := min(_difference(words, family) for family in families):
+                far.append((distance, candidate_id))
+        far.sort(key=lambda pair: pair[0])
+        return [candidate_id for _, candidate_id in far]
 
     def measure_parts(self, batch: Batch, tag: LeaseTag | None = None) -> Generator[Part, None, None]:
         """Answer a batch, at once: it takes no time that would be worth dividing."""
@@ -264,18 +247,6 @@ class ReplayWorker:
     def acknowledge(self, record_ids: Collection[str]) -> None:
         """Forget records that the store holds for good."""
         self._spool.acknowledge(record_ids)
-
-    def _shuffled(self, workload: Workload, seed: int) -> list[CandidateId]:
-        candidate_ids = self._records.candidates(workload.workload_id, failed=self._replay.failures)
-        return random.Random(f"{seed}/{workload.workload_id}").sample(candidate_ids, len(candidate_ids))
-
-    def _as_candidates(
-        self, workload: Workload, candidate_ids: Sequence[CandidateId], origin: str
-    ) -> list[Candidate]:
-        return [
-            Candidate(workload_id=workload.workload_id, trace=trace, dialect=dialect, origin=origin)
-            for dialect, trace in self._records.schedules(candidate_ids)
-        ]
 
 
 def _difference(words: Sequence[str], others: Sequence[str]) -> int:

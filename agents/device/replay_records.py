@@ -118,25 +118,17 @@ class ReplayRecords:
 
         What is given may be given again: it must not be changed.
         """
-        recorded_ids = [
-            candidate_id for candidate_id in dict.fromkeys(candidate_ids) if candidate_id in self._rows
-        ]
-        missing = [candidate_id for candidate_id in recorded_ids if candidate_id not in self._answers]
-        groups: dict[CandidateId, list[dict[str, Any]]] = {candidate_id: [] for candidate_id in missing}
-        for row in (
-            self._decoded([row for candidate_id in missing for row in self._rows[candidate_id]])
-            if missing
-            else ()
-        ):
-            groups[row["candidate_id"]].append(row)
-        for group in groups.values():
-            group.sort(key=lambda row: row["attempt"])
-        measurements = {
-            candidate_id: groups[candidate_id] if candidate_id in groups else self._answers[candidate_id]
-            for candidate_id in recorded_ids
-        }
-        # Devices that share the records are asked for the same ones at about the same time.
-        self._answers |= groups
+        wanted = dict.fromkeys(candidate_ids)
+        missing = [name for name in wanted if name in self._rows and name not in self._answers]
+        if missing:
+            groups: dict[CandidateId, list[dict[str, Any]]] = {candidate_id: [] for candidate_id in missing}
+            for row in self._decoded([row for candidate_id in missing for row in self._rows[candidate_id]]):
+                groups[row["candidate_id"]].append(row)
+            for group in groups.values():
+                group.sort(key=lambda row: row["attempt"])
+            # Devices that share the records are asked for the same ones at about the same time.
+            self._answers |= groups
+        measurements = {name: self._answers[name] for name in wanted if name in self._answers}
         while len(self._answers) > _ANSWERS_KEPT:
             del self._answers[next(iter(self._answers))]
         return measurements
@@ -164,11 +156,17 @@ class ReplayRecords:
 
         return self._table.select(columns).take(pa.array(rows, pa.int64()))
 
-    def _decoded(self, rows: Sequence[int]) -> Iterable[dict[str, Any]]:
-        """Rows by column; a text that several share is one object."""
+    def _decoded(self, rows: Sequence[int]) -> list[dict[str, Any]]:
+        """Rows by column."""
+        import pyarrow as pa
+
         table = self._take(rows)
-        columns = [_values(column) for column in table.columns]
-        return (dict(zip(table.column_names, row, strict=True)) for row in zip(*columns, strict=True))
+        # One value of a dictionary after the other would take ten times as long.
+        plain = [
+            column.cast(column.type.value_type) if pa.types.is_dictionary(column.type) else column
+            for column in table.columns
+        ]
+        return list(pa.table(plain, table.column_names).to_pylist())
 
     def check_traces(self) -> None:
         """Decode the traces of every row group once.
@@ -189,7 +187,7 @@ class ReplayRecords:
             raise AgentError(f"{self._path} lacks the columns {', '.join(missing)}; export it again")
         for field in self._file.schema_arrow:
             # A plain text, a list of texts or a structure would be written out whole before it is refused.
-            if field.name in _COLUMNS and not is_bounded(field.type):
+            if field.name in ("trace", *_COLUMNS) and not is_bounded(field.type):
                 what = "a whole number" if field.name in _WHOLE else "numbers or a text"
                 raise AgentError(f"{self._path}: {field.name}: expected {what} in every row; export it again")
         parts = []
@@ -298,8 +296,6 @@ class ReplayRecords:
             while len(self._traces) >= _GROUPS_KEPT:
                 del self._traces[next(iter(self._traces))]
             try:
-                if not is_bounded(self._file.schema_arrow.field("trace").type):
-                    raise AgentError(f"{self._path}: trace: expected a text in every row; export it again")
                 table = self._file.read_row_group(group, columns=["trace"], use_threads=False)
             except (OSError, pa.ArrowException) as error:
                 raise AgentError(f"{self._path} is damaged: {error}; export it again") from error
@@ -324,19 +320,6 @@ def _whole(path: Path, device_id: DeviceId) -> int:
     records = ReplayRecords(path, device_id)
     records.check_traces()
     return len(records)
-
-
-def _values(column: pa.ChunkedArray) -> list[Any]:
-    import pyarrow as pa
-    import pyarrow.compute as pc
-
-    if not pa.types.is_dictionary(column.type):
-        return list(column.to_pylist())
-    whole = column.combine_chunks()
-    texts = {
-        place: whole.dictionary[place].as_py() for place in pc.unique(whole.indices).drop_null().to_pylist()
-    }
-    return [texts.get(place) for place in whole.indices.to_pylist()]
 
 
 def _is_text(kind: pa.DataType) -> bool:

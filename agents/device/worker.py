@@ -22,7 +22,6 @@ from agents.device.device_cores import quiet_cores, worker_settings
 from agents.device.measurements import job_of, record_of
 from agents.device.messages import PART_SECS, Activity, Batch, Part, ProposeRequest, TaggedRecord
 from agents.errors import AgentError
-from agents.host.cuda import reading_fault
 from agents.host.device_kinds import KINDS, board_differences, environment_id
 from agents.host.probe import core_groups, environment, probe, remote_descriptor
 from agents.host.process_control import pin_process
@@ -35,7 +34,6 @@ from agents.records import (
     CONFIRM,
     DERIVED,
     Candidate,
-    CandidateId,
     Descriptor,
     DeviceKind,
     DeviceSpec,
@@ -122,8 +120,6 @@ class DeviceWorker:
             self.pool.start()
             if spec.kind is DeviceKind.RPC:
                 self._ask_board()
-            if spec.kind is DeviceKind.CUDA and (fault := reading_fault()):
-                _LOG.warning("%s: %s; a short kernel alone tells what disturbs it", spec.device_id, fault)
             opened.pop_all()
         self._canaries: tuple[Canary, ...] = ()
         self._watches: dict[str, CanaryWatch] = {}
@@ -187,40 +183,11 @@ class DeviceWorker:
             workloads += [workload_from_json(value) for value in answer["workloads"]]
         return merged(workloads)
 
-    def propose(
-        self, workload: Workload, count: int, *, seed: int, exclude: Collection[CandidateId] = ()
-    ) -> list[Candidate]:
-        """Draw up to `count` random candidates of the workload's design space, none of `exclude`.
-
-        The space belongs to the device's family, so another device of the family draws the same ones.
-        """
-        return list(self._derivation(workload, count=count, seed=seed, exclude=frozenset(exclude)).candidates)
-
-    def evolve(
-        self,
-        workload: Workload,
-        parents: Sequence[str],
-        count: int,
-        *,
-        seed: int,
-        exclude: Collection[CandidateId] = (),
-    ) -> list[Candidate]:
-        """Make up to `count` candidates near good ones, none of `exclude`; a small neighbourhood has fewer.
-
-        The parents are traces of good candidates, best first; the seed is that of the mutations.
-        """
-        how: dict[str, Any] = {"seed": seed, "exclude": frozenset(exclude)}
-        return list(self._derivation(workload, parents=tuple(parents), count=count, **how).candidates)
-
-    def derive(self, workload: Workload, traces: Sequence[str]) -> Derivation:
-        """Make candidates of our own from imported ones: their decisions in our design space, nothing else.
-
-        The traces are of a workload that claims to be this one, which is ours.
-        """
-        return self._derivation(workload, foreign=tuple(traces))
-
     def draw(self, requests: Iterable[ProposeRequest | None]) -> Drawn:
-        """Make the candidates of several wishes side by side, each in a process, as the three above do.
+        """Make the candidates of several wishes side by side, each in a process.
+
+        Without parents they are random ones of the workload's design space, which belongs to the device's
+        family; with parents, candidates near these; of imported traces, their decisions in our design space.
 
         Wishes are read as processes become free; None where there is none at this moment. Yields each with
         what was made, or why nothing could be, in the order of finishing.
@@ -245,13 +212,6 @@ class DeviceWorker:
                     for trace in answer["traces"]
                 )
                 yield request, Derivation(candidates, answer.get("refused", {}))
-
-    def _derivation(self, workload: Workload, **fields: Any) -> Derivation:
-        request = ProposeRequest(request_id="", workload=workload, **({"count": 0, "seed": 0} | fields))
-        [(_, derivation)] = self.draw([request])
-        if isinstance(derivation, AgentError):
-            raise derivation
-        return derivation
 
     def measure(self, batch: Batch, tag: LeaseTag | None = None) -> list[Record]:
         """Measure a batch in one window; the records are on disk in the spool before they are returned.

@@ -19,7 +19,7 @@ AARCH64 = "aarch64"
 _ARCH_NAMES = {"x86_64": X86_64, "amd64": X86_64, "x86-64": X86_64, "aarch64": AARCH64, "arm64": AARCH64}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class IsaLevel:
     """One instruction-set level that a CPU keeps whole or does not keep."""
 
@@ -44,12 +44,12 @@ _V4 = _V3 | {"avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"}
 
 #: Levels with a name of their own, weakest first within an architecture.
 LEVELS = (
-    IsaLevel(name="x86-64", arch=X86_64, mcpu="x86-64", flags=_V1),
-    IsaLevel(name="x86-64-v2", arch=X86_64, mcpu="x86-64-v2", flags=_V2),
-    IsaLevel(name="sandybridge", arch=X86_64, mcpu="sandybridge", flags=_SANDYBRIDGE),
-    IsaLevel(name="x86-64-v3", arch=X86_64, mcpu="x86-64-v3", flags=_V3),
-    IsaLevel(name="x86-64-v4", arch=X86_64, mcpu="x86-64-v4", flags=_V4),
-    IsaLevel(name="aarch64-generic", arch=AARCH64, mcpu="generic", flags=frozenset({"fp", "asimd"})),
+    IsaLevel("x86-64", X86_64, "x86-64", _V1),
+    IsaLevel("x86-64-v2", X86_64, "x86-64-v2", _V2),
+    IsaLevel("sandybridge", X86_64, "sandybridge", _SANDYBRIDGE),
+    IsaLevel("x86-64-v3", X86_64, "x86-64-v3", _V3),
+    IsaLevel("x86-64-v4", X86_64, "x86-64-v4", _V4),
+    IsaLevel("aarch64-generic", AARCH64, "generic", frozenset({"fp", "asimd"})),
 )
 
 # LLVM's feature name -> flag of /proc/cpuinfo, for the features that generated arithmetic and memory code

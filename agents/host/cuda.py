@@ -1,19 +1,18 @@
-"""CUDA devices of this host, through NVIDIA's management library or its `nvidia-smi` program.
+"""CUDA devices of this host, through NVIDIA's management library (the package `nvidia-ml-py`).
 
-Called by `agents.host.probe` and `rocm`, by `fleet.doctor.doctor` and by whoever starts processes that use a
+Called by `agents.host.probe`, by `fleet.doctor.doctor` and by whoever starts processes that use a
 GPU. No CUDA context is made and no CUDA library is loaded: a process that has done so cannot fork workers
 that use the GPU. A host without a driver simply has no devices.
 """
 
 from __future__ import annotations
 
-import csv
-import io
 import os
 import shutil
 import subprocess
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from importlib.util import find_spec
@@ -35,10 +34,6 @@ _COMMON_LIMITS = {
 _CORES_PER_UNIT = {"sm_60": 64, "sm_61": 128, "sm_70": 64, "sm_72": 64, "sm_75": 64, "sm_80": 64}
 # Facts that the driver alone tells of its card; a data sheet does not stand in for them.
 _FROM_DRIVER = frozenset(("arch", "clock_max_mhz", "memory_bytes", "thread_warp_size"))
-_SMI_FIELDS = (
-    *("name", "uuid", "memory.total", "compute_cap", "clocks.max.sm", "driver_version", "pci.bus_id"),
-    "persistence_mode",
-)
 _PROGRAM_TIMEOUT_SECS = 20.0
 #: A process that computed on a GPU so lately is at work there: the driver samples some times per second.
 _LATELY_SECS = 1.0
@@ -72,13 +67,9 @@ def cuda_devices() -> tuple[dict[str, str], ...]:
         order in processes that were given `WORKER_ENVIRONMENT`), `name`, `uuid`, `arch` (`sm_90`),
         `memory_bytes`, `clock_max_mhz`, `driver`, `pci_bus_id`, `persistence_mode` (`on`, `off`), the three
         limits that a TVM target needs, and what `gpu_sheet` has, from the driver where it tells. Unknown
-        values are left out. Empty without a driver.
+        values are left out. Empty without the library or a driver.
     """
-    devices = _from_nvml()
-    if devices is None:
-        query = f"--query-gpu={','.join(_SMI_FIELDS)}"
-        devices = _from_smi(program_output(("nvidia-smi", query, "--format=csv,noheader,nounits")))
-    chosen = visible(_by_bus(devices), os.environ.get("CUDA_VISIBLE_DEVICES"))
+    chosen = visible(_by_bus(_from_nvml() or ()), os.environ.get("CUDA_VISIBLE_DEVICES"))
     return tuple({"index": str(index), **_with_sheet(device)} for index, device in enumerate(chosen))
 
 
@@ -123,8 +114,12 @@ def make_device_files(uvm: Path = Path("/dev/nvidia-uvm")) -> None:
     CUDA does so when it starts, through a set-user-id program, which a confined process cannot use. The file
     `uvm` is the one that only CUDA needs.
     """
-    if not uvm.exists():
-        program_output(("nvidia-modprobe", "-u", "-c", "0"))
+    program = shutil.which("nvidia-modprobe")
+    if program is not None and not uvm.exists():
+        with suppress(OSError, subprocess.TimeoutExpired):
+            subprocess.run(
+                [program, "-u", "-c", "0"], capture_output=True, timeout=_PROGRAM_TIMEOUT_SECS, check=False
+            )
 
 
 def gpu_state(index: int) -> dict[str, Any]:
@@ -222,7 +217,7 @@ def computing_processes(index: int) -> list[int]:
 
 
 def reading_fault() -> str:
-    """Why the clocks of this host's CUDA devices cannot be read, and what to do; empty if they can."""
+    """Why this host's CUDA devices cannot be found and read, and what to do; empty if they can."""
     if find_spec("pynvml") is None:
         return "the Python package nvidia-ml-py is missing: pip install 'tensor-fleet[cuda]'"
     return "" if _from_nvml() is not None else "NVIDIA's management library finds no driver"
@@ -279,19 +274,13 @@ _open_nvml = cache(_nvml)
 def _nvml_handle(index: int, setting: str | None) -> Any | None:
     """Find the handle of one visible device by its unique id; None where there is no such device."""
     nvml = _open_nvml()
-    devices = visible(_by_bus(_from_nvml() or []), setting)
+    devices = visible(_by_bus(_from_nvml() or ()), setting)
     if nvml is None or not 0 <= index < len(devices):
         return None
     try:
         return nvml.nvmlDeviceGetHandleByUUID(devices[index]["uuid"])
     except nvml.NVMLError:
         return None
-
-
-def _describe(name: str, uuid: str, capability: str, properties: Mapping[str, str]) -> dict[str, str]:
-    arch = "sm_" + capability.replace(".", "") if capability else ""
-    described = {"name": name, "uuid": uuid, "arch": arch, **properties, **_COMMON_LIMITS}
-    return {key: value for key, value in described.items() if value}
 
 
 def _from_nvml() -> list[dict[str, str]] | None:
@@ -312,6 +301,10 @@ def _nvml_device(nvml: Any, index: int, driver: str) -> dict[str, str]:
     handle = nvml.nvmlDeviceGetHandleByIndex(index)
     major, minor = nvml.nvmlDeviceGetCudaComputeCapability(handle)
     properties = {
+        **_COMMON_LIMITS,
+        "name": _text(nvml.nvmlDeviceGetName(handle)),
+        "uuid": _text(nvml.nvmlDeviceGetUUID(handle)),
+        "arch": f"sm_{major}{minor}",
         "memory_bytes": str(nvml.nvmlDeviceGetMemoryInfo(handle).total),
         "pci_bus_id": _text(nvml.nvmlDeviceGetPciInfo(handle).busId),
         "driver": driver,
@@ -327,51 +320,9 @@ def _nvml_device(nvml: Any, index: int, driver: str) -> dict[str, str]:
         except (nvml.NVMLError, AttributeError):
             # Boards of the Jetson line do not offer these, older libraries have no cores.
             continue
-    name = _text(nvml.nvmlDeviceGetName(handle))
-    return _describe(name, _text(nvml.nvmlDeviceGetUUID(handle)), f"{major}.{minor}", properties)
+    return properties
 
 
 def _text(value: Any) -> str:
     """Older management libraries answer in bytes, newer ones in text."""
     return value.decode(errors="replace") if isinstance(value, bytes) else str(value)
-
-
-def program_output(command: Sequence[str]) -> str:
-    """Run a program of a driver and give its output; empty where it is absent or fails."""
-    program = shutil.which(command[0])
-    if program is None:
-        return ""
-    try:
-        done = subprocess.run(
-            [program, *command[1:]],
-            capture_output=True,
-            text=True,
-            errors="replace",
-            timeout=_PROGRAM_TIMEOUT_SECS,
-            check=False,
-        )
-    except (OSError, subprocess.TimeoutExpired):
-        return ""
-    return done.stdout if done.returncode == 0 else ""
-
-
-def _from_smi(text: str) -> list[dict[str, str]]:
-    """Read the table of `nvidia-smi` (fields of `_SMI_FIELDS`, memory in MiB); odd lines are left out."""
-    devices = []
-    for row in csv.reader(io.StringIO(text), skipinitialspace=True):
-        if len(row) != len(_SMI_FIELDS):
-            continue
-        fields = {
-            name: "" if value.strip().startswith("[") else value.strip()
-            for name, value in zip(_SMI_FIELDS, row, strict=True)
-        }
-        memory = fields["memory.total"]
-        properties = {
-            "memory_bytes": str(int(memory) << 20) if memory.isdecimal() else "",
-            "pci_bus_id": fields["pci.bus_id"],
-            "driver": fields["driver_version"],
-            "clock_max_mhz": fields["clocks.max.sm"],
-            "persistence_mode": {"Enabled": "on", "Disabled": "off"}.get(fields["persistence_mode"], ""),
-        }
-        devices.append(_describe(fields["name"], fields["uuid"], fields["compute_cap"], properties))
-    return devices

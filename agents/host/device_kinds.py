@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Any, ClassVar, Final
 
 from agents.host import cpu_features as isa
-from agents.host.cuda import compiler_fault
+from agents.host.cuda import compiler_fault, reading_fault
 from agents.host.llvm_features import LlvmSilentError, ask_llvm
 from agents.host.probe import CUDA_DRIVER, LASTING_KEYS, remote_descriptor
 from agents.host.rpc_tracker import host_and_port, served
@@ -319,9 +319,8 @@ def _cuda_differences(spec: DeviceSpec, descriptor: Descriptor) -> list[str]:
     count = len(descriptor.cuda_devices)
     if spec.index >= count:
         device_count = f"{count} CUDA device{'s' * (count != 1)}"
-        cure = "check the driver with `nvidia-smi`, and CUDA_VISIBLE_DEVICES"
-        if count:
-            cure = f"use an index below {count}"
+        missing = reading_fault() or "look at `nvidia-smi`, and at CUDA_VISIBLE_DEVICES"
+        cure = f"use an index below {count}" if count else missing
         return [f"CUDA device {spec.index} is asked for, but this host shows {device_count}: {cure}"]
     device = dict(descriptor.cuda_devices[spec.index])
     faults = []

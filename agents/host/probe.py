@@ -21,7 +21,6 @@ from msgspec.structs import replace
 from agents.host import cpu_features as isa
 from agents.host import procfs as host
 from agents.host.cuda import cuda_devices, gpu_state
-from agents.host.rocm import rocm_devices
 from agents.records import Descriptor, DeviceSpec, unknown_descriptor
 
 _ROOT = Path("/")
@@ -94,7 +93,6 @@ def probe(root: Path = _ROOT, usable: Sequence[int] | None = None, arch: str | N
         # five parameters after the cache line are those of GPUs.
         ansor_params=(cores, vector, caches.line, 0, 0, 0, 0, 0),
         cuda_devices=tuple(tuple(sorted(device.items())) for device in cuda_devices()),
-        rocm_devices=tuple(tuple(sorted(device.items())) for device in rocm_devices()),
     )
 
 

@@ -72,18 +72,18 @@ class ApiSources:
     view: View
     #: Where the models are; read anew by each request, so a new champion shows at once.
     registry: RegistryReader
-    #: Where requests go; without one there are no paths for them.
-    desk: RequestDesk | None = None
-    #: What scores come from; without it `/v1/score` is not there.
-    scoring: ScoreSettings | None = None
-    #: What the dashboard reads beside the view; without it there are no paths for it.
-    dashboard: Dashboard | None = None
+    #: Where requests go.
+    desk: RequestDesk
+    #: What scores come from.
+    scoring: ScoreSettings
+    #: What the dashboard reads beside the view.
+    dashboard: Dashboard
     #: Posts alerts; the server starts and ends it.
     webhook: Webhook | None = None
 
 
-def make_app(sources: ApiSources, connections: Connections, scores: ScoreService | None) -> FastAPI:
-    """Make the application without requests, sessions and dashboard; `/v1/score` is there if `scores` is."""
+def make_app(sources: ApiSources, connections: Connections, scores: ScoreService) -> FastAPI:
+    """Make the application without requests, sessions and dashboard."""
     # The pages that FastAPI offers load scripts from elsewhere.
     app = FastAPI(
         title="tensor-fleet",
@@ -106,13 +106,12 @@ def make_app(sources: ApiSources, connections: Connections, scores: ScoreService
     @needs(Access.READER)
     def metrics() -> PlainTextResponse:
         """The view in the text format of Prometheus."""
-        text = metrics_text(sources.view(), connections, None if scores is None else scores.view)
+        text = metrics_text(sources.view(), connections, scores.view)
         return PlainTextResponse(text, media_type=CONTENT_TYPE_LATEST)
 
     _add_fleet(app, sources.view, sources.registry)
     _add_models(app, sources.registry)
-    if scores is not None:
-        _add_score(app, scores)
+    _add_score(app, scores)
     return app
 
 

@@ -71,10 +71,8 @@ def _view(app: FastAPI, path: str) -> Callable[[_Endpoint], _Endpoint]:
     return declare
 
 
-def add_dashboard(
-    app: FastAPI, dashboard: Dashboard, scores: ScoreService | None, webhook: Webhook | None
-) -> None:
-    """Add the paths of the views to an application; those of predictions need a scorer."""
+def add_dashboard(app: FastAPI, dashboard: Dashboard, scores: ScoreService, webhook: Webhook | None) -> None:
+    """Add the paths of the views to an application."""
     for error, status in _STATUSES.items():
 
         def refused(_: Request, error: Exception, status: int = status) -> JSONResponse:
@@ -133,8 +131,7 @@ def add_dashboard(
         return dashboard.candidate(workload_id, candidate_id, best_on)
 
     _add_daemon_views(app, dashboard, webhook)
-    if scores is not None:
-        _add_predictions(app, dashboard, scores)
+    _add_predictions(app, dashboard, scores)
 
 
 def _add_daemon_views(app: FastAPI, dashboard: Dashboard, webhook: Webhook | None) -> None:
@@ -147,11 +144,6 @@ def _add_daemon_views(app: FastAPI, dashboard: Dashboard, webhook: Webhook | Non
     def requests(query: PageOf) -> JsonDict:
         """The requests without their results, those that have not ended first."""
         return dashboard.requests(query)
-
-    @_view(app, "/storage")
-    def storage() -> JsonDict:
-        """Records on their way, room, logs, budgets."""
-        return dashboard.storage()
 
 
 def _add_predictions(app: FastAPI, dashboard: Dashboard, scores: ScoreService) -> None:

@@ -68,7 +68,7 @@ _CLOCK_COUNTERS = (
 class _Collector:
     """Gives the metrics of one view and of the API."""
 
-    def __init__(self, view: Json, connections: Connections, scores: Json | None) -> None:
+    def __init__(self, view: Json, connections: Connections, scores: Json) -> None:
         self._view, self._connections, self._scores = view, connections, scores
 
     def collect(self) -> Iterator[Metric]:
@@ -127,8 +127,7 @@ class _Collector:
         )
         yield _each(refused, connections.refused)
         yield from _health(view["health"])
-        if self._scores is not None:
-            yield from _scores(self._scores)
+        yield from _scores(self._scores)
 
 
 def _health(health: Json) -> Iterator[Metric]:
@@ -179,13 +178,13 @@ def _scores(scores: Json) -> Iterator[Metric]:
     yield _each(refused, scores["refused"])
 
 
-def metrics_text(view: Json, connections: Connections, scores: Json | None = None) -> str:
+def metrics_text(view: Json, connections: Connections, scores: Json) -> str:
     """All metrics of a view, of the API and of this process, a line each.
 
     Args:
         view: See `fleet.engine.fleet_view.make_view`.
         connections: Those of the API.
-        scores: `ScoreService.view`; None where it gives no scores.
+        scores: `ScoreService.view`.
     """
     registry = CollectorRegistry(auto_describe=False)
     registry.register(_Collector(view, connections, scores))

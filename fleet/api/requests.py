@@ -1,7 +1,7 @@
 """The paths of the API about requests: submit, list, show, cancel, follow.
 
 Called by `fleet.api.server`. It leaves orders at the coordinator's desk and waits for the answer without
-holding a thread. Who follows a request, or the dashboard, reads copies at a pace of its own.
+holding a thread. Who follows a request reads copies at a pace of its own.
 """
 
 from __future__ import annotations
@@ -33,57 +33,19 @@ MOST_FOLLOWERS = 16
 #: How often a followed request is looked at, and the longest silence towards any follower.
 _LOOK_SECS, _SILENCE_SECS = 0.25, 10.0
 
-#: Gives the event that tells what is new, empty where nothing is; and whether it is the last one.
-Look = Callable[[], tuple[str, bool]]
 
-
-class Followers:
-    """Who follows something by server-sent events. Used by the thread of the event loop only.
+def add_requests(
+    app: FastAPI, desk: RequestDesk, answer_secs: float, followed_secs: float, is_closing: Callable[[], bool]
+) -> None:
+    """Add the paths of requests to an application.
 
     Args:
-        most_secs: After so long a follower is sent away in order, to ask again: no answer takes longer.
+        app: The application.
+        desk: Where orders go.
+        answer_secs: How long the coordinator may take for an answer.
+        followed_secs: After so long a follower is sent away in order, to ask again: no answer takes longer.
         is_closing: Whether the server ends; then every answer does.
     """
-
-    def __init__(self, most_secs: float, is_closing: Callable[[], bool]) -> None:
-        self._most_secs, self._is_closing = most_secs, is_closing
-        self._count = 0
-
-    def answer(self, look: Look, pause_secs: float, refusal: str) -> StreamingResponse:
-        """The events that `look` gives, with so many seconds between two looks.
-
-        Raises:
-            HTTPException: As many as may be follow already.
-        """
-        if self._count >= MOST_FOLLOWERS:
-            raise HTTPException(503, refusal)
-        headers = {"Cache-Control": "no-store"}
-        return StreamingResponse(
-            self._events(look, pause_secs), media_type="text/event-stream", headers=headers
-        )
-
-    async def _events(self, look: Look, pause_secs: float) -> AsyncIterator[str]:
-        self._count += 1
-        try:
-            told_at = time.monotonic()
-            ends_at = told_at + self._most_secs
-            while time.monotonic() < ends_at and not self._is_closing():
-                event, is_last = look()
-                if event:
-                    told_at = time.monotonic()
-                    yield event
-                elif not is_last and time.monotonic() - told_at > _SILENCE_SECS:
-                    told_at = time.monotonic()
-                    yield ": still here\n\n"  # shows whether the other end is
-                if is_last:
-                    return
-                await asyncio.sleep(pause_secs)
-        finally:
-            self._count -= 1
-
-
-def add_requests(app: FastAPI, desk: RequestDesk, followers: Followers, answer_secs: float) -> None:
-    """Add the paths of requests to an application; the coordinator has so many seconds for an answer."""
 
     @app.exception_handler(RequestRefused)
     def refused(_: Request, error: RequestRefused) -> JSONResponse:
@@ -120,13 +82,49 @@ def add_requests(app: FastAPI, desk: RequestDesk, followers: Followers, answer_s
         """Cancel a request; the answer comes once that is durable."""
         return await _answered(desk.cancel(request_id), answer_secs, "ask for it again")
 
+    _add_events(app, desk, followed_secs, is_closing)
+
+
+def _add_events(
+    app: FastAPI, desk: RequestDesk, followed_secs: float, is_closing: Callable[[], bool]
+) -> None:
+    followers = 0
+
+    async def changes(request_id: str) -> AsyncIterator[str]:
+        """Each state of a request that the follower has time for, the last one always."""
+        nonlocal followers
+        followers += 1
+        last_change, said_at = 0, time.monotonic()
+        ends_at = said_at + followed_secs
+        try:
+            while time.monotonic() < ends_at and not is_closing():
+                request = desk.get(request_id)
+                if request is None:
+                    return  # it ended long ago
+                if request["changes"] != last_change:
+                    last_change, said_at = request["changes"], time.monotonic()
+                    state, data = request["state"], json.dumps(dict(request))
+                    yield f"id: {last_change}\nevent: {state}\ndata: {data}\n\n"
+                    if RequestState(state).is_end:
+                        return
+                elif time.monotonic() - said_at > _SILENCE_SECS:
+                    said_at = time.monotonic()
+                    yield ": still here\n\n"  # shows whether the other end is
+                await asyncio.sleep(_LOOK_SECS)
+        finally:
+            followers -= 1
+
     @app.get(PATH + "/{request_id}/events")
     @needs(Access.OWNER)
     async def events(request_id: str) -> StreamingResponse:
         """Follow a request as server-sent events, until it has ended."""
         _request_of(desk, request_id)
-        refusal = f"{MOST_FOLLOWERS} clients follow requests already; ask {PATH}/ID instead"
-        return followers.answer(_changes(desk, request_id), _LOOK_SECS, refusal)
+        if followers >= MOST_FOLLOWERS:
+            raise HTTPException(
+                503, f"{MOST_FOLLOWERS} clients follow requests already; ask {PATH}/ID instead"
+            )
+        headers = {"Cache-Control": "no-store"}
+        return StreamingResponse(changes(request_id), media_type="text/event-stream", headers=headers)
 
 
 def _body_schema() -> dict[str, Any]:
@@ -173,21 +171,3 @@ async def _answered(order: Future[Shown], timeout_secs: float, what_next: str) -
             f"it is not known whether it will do this; {what_next}",
         )
     return answer.result()
-
-
-def _changes(desk: RequestDesk, request_id: str) -> Look:
-    """Each state of a request that the follower has time for, the last one always."""
-    last_change = 0
-
-    def look() -> tuple[str, bool]:
-        nonlocal last_change
-        request = desk.get(request_id)
-        if request is None:
-            return "", True  # it ended long ago
-        if request["changes"] == last_change:
-            return "", False
-        last_change = request["changes"]
-        event = f"id: {last_change}\nevent: {request['state']}\ndata: {json.dumps(dict(request))}\n\n"
-        return event, RequestState(request["state"]).is_end
-
-    return look

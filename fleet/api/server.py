@@ -33,7 +33,7 @@ from fleet.api.connections import (
     fitting_limits,
 )
 from fleet.api.dashboard import add_dashboard, add_pages, static_files
-from fleet.api.requests import ANSWER_SECS, Followers, add_requests
+from fleet.api.requests import ANSWER_SECS, add_requests
 from fleet.api.requests import PATH as REQUESTS_PATH
 from fleet.api.score_service import ScoreService
 from fleet.api.sessions import SESSIONS, Keyring, add_sessions
@@ -85,7 +85,7 @@ class ApiServer:
         answer_secs: float = ANSWER_SECS,
     ) -> None:
         self._root, self._dashboard, self._webhook = root, sources.dashboard, sources.webhook
-        self._scores = None if sources.scoring is None else ScoreService(sources.scoring, root)
+        self._scores = ScoreService(sources.scoring, root)
         with disk_errors("writing the API's tokens", root):
             owner, reader = (read_or_make_token(root / name) for name in (TOKEN, READ_TOKEN))
         self._keyring = Keyring(owner, reader, root / SESSIONS)
@@ -117,9 +117,9 @@ class ApiServer:
 
     @property
     def login_url(self) -> str:
-        """A link to the dashboard that logs a browser in, once; empty where there is no dashboard."""
+        """A link to the dashboard that logs a browser in, once."""
         # Behind the number sign: a browser sends that part to nobody.
-        return f"{self.url}/#login={self._keyring.new_code()}" if self._dashboard is not None else ""
+        return f"{self.url}/#login={self._keyring.new_code()}"
 
     def _gate(
         self, sources: ApiSources, limits: ConnectionLimits, answer_secs: float
@@ -127,19 +127,12 @@ class ApiServer:
         """The application behind its gate, and the connections that both know."""
         connections = Connections(limits)
         app = self.app = make_app(sources, connections, self._scores)
-        bodies: dict[str, int] = {}
-        if sources.scoring is not None:
-            bodies[SCORE_PATH] = sources.scoring.body_bytes
+        bodies = {SCORE_PATH: sources.scoring.body_bytes, REQUESTS_PATH: MOST_BYTES}
         most_secs = _FOLLOWED_SHARE * limits.request_secs
-        if sources.desk is not None:
-            bodies[REQUESTS_PATH] = MOST_BYTES
-            add_requests(
-                app, sources.desk, Followers(most_secs, lambda: self._server.should_exit), answer_secs
-            )
-        if sources.dashboard is not None:
-            add_sessions(app, self._keyring)
-            add_pages(app, static_files())
-            add_dashboard(app, sources.dashboard, self._scores, sources.webhook)
+        add_requests(app, sources.desk, answer_secs, most_secs, lambda: self._server.should_exit)
+        add_sessions(app, self._keyring)
+        add_pages(app, static_files())
+        add_dashboard(app, sources.dashboard, self._scores, sources.webhook)
         return Gate(app, self._keyring, connections, bodies), connections
 
     def close(self) -> None:
@@ -152,10 +145,8 @@ class ApiServer:
         self._thread.join(_STOP_SECS)
         if self._webhook is not None:
             self._webhook.close()
-        if self._dashboard is not None:
-            self._dashboard.close()
-        if self._scores is not None:
-            self._scores.close()
+        self._dashboard.close()
+        self._scores.close()
 
 
 def read_or_make_token(path: Path) -> str:

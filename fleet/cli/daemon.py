@@ -134,14 +134,14 @@ def print_daemon(view: Json) -> None:
         print_line(f"{short_moment(alarm['at'])} {alarm['device_id']}: {alarm['text']}", style="yellow")
 
 
-def _cells(device: Json) -> tuple[str, ...]:
+def _cells(device: Json) -> tuple[object, ...]:
     leases = device["leases"]
     done, size = sum(lease["done"] for lease in leases), sum(lease["of"] for lease in leases)
     return (
         "measuring" if device["state"] == "leased" else device["state"],
-        str(device["records"]),
-        str(device["failed"]),
-        str(device["late"]),
+        device["records"],
+        device["failed"],
+        device["late"],
         f"{device['records_per_s']:.1f}",
         f"{done}/{size}" if leases else "-",
         short_moment(device["last_record_at"]),

@@ -7,9 +7,9 @@ from typing import Annotated, Any
 
 import typer
 
-from fleet.api.client import find_daemon
 from fleet.cli.options import DEFAULT_MODELS, ModelsOption, RootSettings, StoreSettings
 from fleet.cli.output import JsonOption, print_json
+from fleet.cli.requests import running_daemon
 from fleet.errors import FleetError
 from fleet.terminal_text import print_rows, print_text
 
@@ -26,10 +26,7 @@ def dashboard(
 
     Example: fleet dashboard --open
     """
-    daemon = find_daemon(Path(settings.daemon.root))
-    if daemon is None:
-        raise FleetError(f"no daemon runs on {settings.daemon.root}; start one with `fleet up`")
-    url = daemon.login_url()
+    url = running_daemon(settings).login_url()
     if as_json:
         print_json({"url": url})
     else:

@@ -56,7 +56,7 @@ def list_(
             continue
         stores.append(
             {
-                "store": str(path),
+                "store": path,
                 "records": sum(device_counts.records for device_counts in counts.values()),
                 "devices": sorted(counts),
                 "workloads": workloads,
@@ -71,8 +71,8 @@ def list_(
         (
             store["store"],
             f"{store['records']:,}",
-            str(len(store["devices"])),
-            str(store["workloads"]),
+            len(store["devices"]),
+            store["workloads"],
             short_moment(store["last_at"]),
         )
         for store in stores
@@ -137,9 +137,7 @@ def verify(
 
     published, records = verify_apart(folder, sha256)
     if as_json:
-        print_json(
-            {"folder": str(folder), "sha256": published.sha256, "records": records, "card": published.card}
-        )
+        print_json({"folder": folder, "sha256": published.sha256, "records": records, "card": published.card})
         return
     _print_card(published.card)
     print_text(f"{folder}: whole, {records:,} records, SHA-256 {published.sha256}")
@@ -187,7 +185,7 @@ def _print_card(card: Mapping[str, Any]) -> None:
             f"{device['outcomes'].get('ok', 0):,}",
             "-" if device["suspect_share"] is None else f"{device['suspect_share']:.1%}",
             "-" if device["noise"] is None else f"{device['noise']['median_change']:.1%}",
-            str(device["processor"]),
+            device["processor"],
         )
         for name, device in card["devices"].items()
     ]

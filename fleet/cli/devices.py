@@ -8,9 +8,8 @@ runs.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -44,11 +43,9 @@ def init(
 
     done = write_profiles(Path(settings.devices.folder), host_profiles(threads), force)
     if as_json:
-        print_json(
-            [{"device": path.stem, "path": str(path), "action": str(action)} for path, action in done.items()]
-        )
+        print_json([{"device": path.stem, "path": path, "action": action} for path, action in done.items()])
         return
-    print_rows(("device", "file", ""), [(path.stem, str(path), str(action)) for path, action in done.items()])
+    print_rows(("device", "file", ""), [(path.stem, path, action) for path, action in done.items()])
     if Action.KEPT in done.values():
         print_text("kept: the file differs from what this host would write; --force replaces it")
 
@@ -139,7 +136,7 @@ def doctor(
         print_json({"findings": list(map(asdict, findings)), "confinement": list(map(asdict, confined))})
     else:
         if findings:
-            rows = [(str(each.level), each.what, each.why, each.do) for each in findings]
+            rows = [(each.level, each.what, each.why, each.do) for each in findings]
             print_rows(("", "what", "why", "what to do"), rows)
         else:
             print_text("nothing found: this host is fit to measure")
@@ -158,7 +155,7 @@ def _print_confinement(rows: Sequence[ConfinementRow]) -> None:
         ("", "tried and refused", "by", "still possible"),
         [
             (
-                str(row.aspect),
+                row.aspect,
                 f"{len(row.refused)} of {row.tried}",
                 ", ".join(row.by) or "nothing",
                 ", ".join(row.missing) or "-",
@@ -187,15 +184,10 @@ def config_show(
     print_rows(("setting", "value", "origin"), rows)
 
 
-class SchemaOption(StrEnum):
-    """Kinds of YAML files that people write."""
-
-    FLEET = "fleet"
-    DEVICE = "device"
-
-
 def config_schema(
-    kind: Annotated[SchemaOption, typer.Argument(help="Which file: the settings, or one device.")],
+    kind: Annotated[
+        Literal["fleet", "device"], typer.Argument(help="Which file: the settings, or one device.")
+    ],
 ) -> None:
     """Print the JSON Schema of a YAML file, with which an editor completes and checks it.
 
@@ -204,9 +196,11 @@ def config_schema(
     from fleet.config.device_files import device_schema
     from fleet.config.settings import FleetConfig
 
-    schema = device_schema() if kind is SchemaOption.DEVICE else FleetConfig.model_json_schema()
-    if kind is SchemaOption.FLEET:
-        schema["properties"]["schema"] = {"const": 1}
+    if kind == "device":
+        print_json(device_schema())
+        return
+    schema = FleetConfig.model_json_schema()
+    schema["properties"]["schema"] = {"const": 1}
     print_json(schema)
 
 
@@ -236,12 +230,10 @@ def _descriptor_rows(descriptor: Descriptor) -> list[tuple[str, ...]]:
         ("instruction sets", " ".join(descriptor.isa_flags)),
         ("versions", ", ".join(f"{name} {version}" for name, version in descriptor.versions)),
     ]
-    for kind, cards in (("cuda", descriptor.cuda_devices), ("rocm", descriptor.rocm_devices)):
-        for gpu in map(dict, cards):
-            rows.append(
-                (f"{kind} {gpu['index']}", f"{gpu.get('name', 'unknown')}, {gpu.get('arch', 'unknown arch')}")
-            )
-    return rows
+    return rows + [
+        (f"cuda {gpu['index']}", f"{gpu.get('name', 'unknown')}, {gpu.get('arch', 'unknown arch')}")
+        for gpu in map(dict, descriptor.cuda_devices)
+    ]
 
 
 def _size(count: int) -> str:
@@ -281,9 +273,9 @@ def list_devices(settings: Settings, as_json: JsonOption = False) -> None:
         rows.append(
             {
                 "device": device_id,
-                "kind": str(spec.kind) if spec else None,
+                "kind": spec.kind if spec else None,
                 "target": spec.target if spec else None,
-                "file": str(path) if path else None,
+                "file": path,
                 "faults": list(device_files.faults.get(device_id, ())),
                 "daemon": view["devices"].get(device_id, {}).get("state") if view is not None else None,
             }
@@ -324,7 +316,7 @@ def add(
     follows = _who_follows(settings)
     path = add_file(Path(settings.devices.folder), spec, file, is_replaced=replace)
     if as_json:
-        print_json({"device": spec.device_id, "file": str(path)})
+        print_json({"device": spec.device_id, "file": path})
         return
     print_text(f"device {spec.device_id}: {path}; {follows}")
 
@@ -376,7 +368,7 @@ def _who_follows(settings: FleetConfig) -> str:
     return "the daemon follows within five seconds" if is_up else "no daemon runs; the next start follows"
 
 
-def _cells(row: dict[str, Any]) -> tuple[str, ...]:
+def _cells(row: dict[str, Any]) -> tuple[object, ...]:
     target = row["target"] or {}
     name = target.get("mcpu") or target.get("arch") or target.get("kind") or "-"
     return (row["device"], row["kind"] or "broken", name, row["file"] or "-", row["daemon"] or "-")

@@ -7,9 +7,9 @@ came of it, as one JSON value with `--json`. Loads nothing heavy before a verb r
 from __future__ import annotations
 
 from collections.abc import Mapping
-from enum import StrEnum
+from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import typer
 
@@ -83,25 +83,16 @@ def _joined(counts: Mapping[str, int]) -> str:
     return ", ".join(f"{name} {count:,}" for name, count in sorted(counts.items(), key=lambda item: -item[1]))
 
 
-class FormatOption(StrEnum):
-    """The keys of `fleet.interchange.export_store.FORMATS`, which help must not load."""
-
-    PARQUET = "parquet"
-    META_SCHEDULE = "meta_schedule"
-    ANSOR = "ansor"
-    AUTOTVM = "autotvm"
-    KERNEL_TUNER = "kernel_tuner"
-    T4 = "t4"
-    TRITON = "triton"
-    HELION = "helion"
+#: The keys of `fleet.interchange.export_store.FORMATS`, which help must not load.
+ExportFormat = Literal[
+    "parquet", "meta_schedule", "ansor", "autotvm", "kernel_tuner", "t4", "triton", "helion"
+]
 
 
 def export(
     destination: Annotated[Path, typer.Argument(help="File or folder to write.")],
     settings: StoreSettings,
-    form: Annotated[
-        FormatOption, typer.Option("--format", help="Format of the files.")
-    ] = FormatOption.PARQUET,
+    form: Annotated[ExportFormat, typer.Option("--format", help="Format of the files.")] = "parquet",
     device: KnownDevicesOption = None,
     replace: Annotated[bool, typer.Option("--replace", help="Replace an earlier export there.")] = False,
     as_json: JsonOption = False,
@@ -114,21 +105,13 @@ def export(
     from fleet.store.store import Store
 
     reader = Store.read(settings.store.path)
-    result = export_records(reader, destination, form.value, tuple(device or ()), replace=replace)
+    result = export_records(reader, destination, form, tuple(device or ()), replace=replace)
     if as_json:
-        print_json(
-            {
-                "format": result.fmt,
-                "files": [str(path) for path in result.files],
-                "records": result.records,
-                "skipped": dict(result.skipped),
-                "table_version": result.table_version,
-            }
-        )
+        print_json(asdict(result))
         return
-    rows = [("written", f"{result.records:,}", ", ".join(str(path) for path in result.files[:3]))]
+    rows = [("written", f"{result.records:,}", ", ".join(map(str, result.files[:3])))]
     if len(result.files) > 3:
         rows.append(("", "", f"and {len(result.files) - 3} more files"))
     rows += [("left out", f"{count:,}", reason) for reason, count in result.skipped.items()]
-    print_rows((f"records as {result.fmt}", "", ""), rows)
+    print_rows((f"records as {form}", "", ""), rows)
     print_text(f"store {settings.store.path}, table version {result.table_version}")

@@ -230,15 +230,15 @@ def _print_status(store: Path, models: Path) -> None:
             print_text(f"{name}, challenger {note['retained']}")
 
 
-def _status_cells(entry: dict[str, Any]) -> tuple[str, ...]:
+def _status_cells(entry: dict[str, Any]) -> tuple[object, ...]:
     noise, share = entry["noise"], entry["suspect_share"]
     unknown = "drifted" if entry["noise_suspect"] else "-"
     return (
-        str(entry["records"]),
-        str(entry["failed"]),
-        str(entry["rejected"]),
+        entry["records"],
+        entry["failed"],
+        entry["rejected"],
         "-" if share is None else f"{share:.1%}",
-        str(entry["quarantined"]),
+        entry["quarantined"],
         f"{noise['median_change']:.2%}" if noise else unknown,
         short_moment(entry["last_at"]),
     )

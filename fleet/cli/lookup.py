@@ -136,19 +136,19 @@ def _print(match: FoundId) -> None:
         return
     print_rows(
         ("record", "device", "outcome", "best", "repeats", "reason", "measured"),
-        list(map(_cells, match.records)),
+        map(_cells, match.records),
     )
     for record in match.records:
         if record.error:
             print_text(f"{record.record_id[:12]}: {record.error.strip()}")
 
 
-def _cells(record: Record) -> tuple[str, ...]:
+def _cells(record: Record) -> tuple[object, ...]:
     best = f"{min(record.run_secs) * 1e3:.4g} ms" if record.run_secs else "-"
     notes = record.origin + (", suspect" if record.is_suspect else "")
-    repeats = str(len(record.run_secs))
     moment = short_moment(record.measured_at)
-    return (record.record_id[:12], record.device_id, str(record.outcome), best, repeats, notes, moment)
+    repeats = len(record.run_secs)
+    return (record.record_id[:12], record.device_id, record.outcome, best, repeats, notes, moment)
 
 
 def _trace(trace: str) -> str:
@@ -221,7 +221,7 @@ def workloads(
             row["operator"],
             f"{row['records']:,}",
             f"{row['flops'] / 1e6:,.3g}",
-            str(len(row["networks"])) if network else ", ".join(row["networks"]),
+            len(row["networks"]) if network else ", ".join(row["networks"]),
             row["workload_id"],
         )
         for row in described[:limit]

@@ -46,8 +46,8 @@ def list_models(models: ModelsOption = DEFAULT_MODELS, as_json: JsonOption = Fal
             each["model_kind"] or "-",
             value_text(each["candidates"]),
             each["warm_start"] or "nothing",
-            str(len(each["heads"])),
-            str(len(each["serves"])),
+            len(each["heads"]),
+            len(each["serves"]),
         )
         for each in listed
     ]
@@ -133,7 +133,7 @@ def show(
             (
                 head,
                 "yes" if head in described["serves"] else "no",
-                str(manifest.get("verdicts", {}).get(head, {}).get("reason", "")),
+                manifest.get("verdicts", {}).get(head, {}).get("reason", ""),
             )
             for head in manifest["heads"]
         ],

@@ -126,8 +126,8 @@ def _text_stream(raw: _StreamFile, old: Any) -> io.TextIOWrapper:
 
 
 def print_json(value: Any) -> None:
-    """Print one JSON value."""
-    typer.echo(json.dumps(value, indent=2, sort_keys=True))
+    """Print one JSON value; paths are texts."""
+    typer.echo(json.dumps(value, indent=2, sort_keys=True, default=str))
 
 
 def short_moment(at_secs: float | None, now_secs: float | None = None) -> str:

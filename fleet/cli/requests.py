@@ -20,6 +20,7 @@ from fleet.json_types import Json, JsonDict
 from fleet.terminal_text import print_rows, print_text
 
 if TYPE_CHECKING:
+    from fleet.config.settings import FleetConfig
     from fleet.daemon.engine_options import EngineOptions
 
 _RequestId = Annotated[str, typer.Argument(metavar="ID", help="Id of a request (fleet requests list).")]
@@ -30,7 +31,7 @@ def list_requests(settings: Settings, as_json: JsonOption = False) -> None:
 
     Example: fleet requests list
     """
-    requests: list[JsonDict] = _daemon(settings).get("/v1/requests") or []
+    requests: list[JsonDict] = running_daemon(settings).get("/v1/requests") or []
     if as_json:
         print_json(requests)
     elif not requests:
@@ -60,7 +61,7 @@ def show(
 
     Example: fleet requests show train-3f9c
     """
-    listed: list[JsonDict] = _daemon(settings).get("/v1/requests") or []
+    listed: list[JsonDict] = running_daemon(settings).get("/v1/requests") or []
     request = next((entry for entry in listed if entry["id"] == request_id), None)
     if request is None:
         raise FleetError(f"no request {request_id!r}; `fleet requests list` shows the known ones")
@@ -69,7 +70,7 @@ def show(
         return
     moments = {"submitted_at", "started_at", "ended_at"}
     rows = [
-        (name, short_moment(value) if name in moments else str(value))
+        (name, short_moment(value) if name in moments else value)
         for name, value in request.items()
         if value not in (None, "", {})
     ]
@@ -87,7 +88,7 @@ def follow(
 
     Example: fleet requests follow train-3f9c
     """
-    request = follow_request(_daemon(settings), request_id)
+    request = follow_request(running_daemon(settings), request_id)
     if as_json:
         print_json(request)
     finish(request, is_printed=not as_json)
@@ -102,7 +103,7 @@ def cancel(
 
     Example: fleet requests cancel train-3f9c
     """
-    request = _daemon(settings).cancel(request_id)
+    request = running_daemon(settings).cancel(request_id)
     if as_json:
         print_json(request)
     else:
@@ -187,9 +188,7 @@ def finish(request: Json, *, is_printed: bool = True) -> None:
         FleetError: It failed or was cancelled.
     """
     if is_printed and request["result"]:
-        print_rows(
-            ("request", request["id"]), [(name, str(value)) for name, value in request["result"].items()]
-        )
+        print_rows(("request", request["id"]), request["result"].items())
     if request["state"] in ("failed", "cancelled"):
         raise FleetError(f"request {request['id']} {request['state']}: {request['reason']}")
 
@@ -208,7 +207,12 @@ def _interrupted(daemon: DaemonClient, request_id: str) -> None:
         )
 
 
-def _daemon(settings: Settings) -> DaemonClient:
+def running_daemon(settings: FleetConfig) -> DaemonClient:
+    """The daemon on the folder of the settings.
+
+    Raises:
+        FleetError: None runs there.
+    """
     root = Path(settings.daemon.root)
     daemon = find_daemon(root)
     if daemon is None:

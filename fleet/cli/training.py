@@ -8,9 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
-from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
@@ -29,6 +28,7 @@ from fleet.cli.options import (
 from fleet.cli.output import ConfigOption, JsonOption, SetOption, print_json
 from fleet.cli.request_command import request_command
 from fleet.cli.requests import finish, run_request
+from fleet.config.choices import ModelKind
 from fleet.daemon.engine_options import EngineOptions, trains_into
 from fleet.errors import FleetError
 from fleet.json_types import JsonDict
@@ -42,22 +42,6 @@ if TYPE_CHECKING:
     from fleet.config.settings import FleetConfig
 
 
-class ComputeOption(StrEnum):
-    """The values of `transfer.train.training.DEVICE_CHOICES`, which help must not load."""
-
-    AUTO = "auto"
-    CPU = "cpu"
-    CUDA = "cuda"
-
-
-class ModelOption(StrEnum):
-    """The keys of `transfer.model.kinds.KINDS`."""
-
-    FLEET_TLP = "fleet_tlp"
-    MTL_TLP = "mtl_tlp"
-    BOTH = "both"
-
-
 def train(
     store: StoreOption = None,
     models: ModelsOption = DEFAULT_MODELS,
@@ -66,16 +50,16 @@ def train(
         Family | None, typer.Option("--family", help="Only devices of this family (one model per family).")
     ] = None,
     model: Annotated[
-        ModelOption | None,
+        ModelKind | None,
         typer.Option(
             "--model", help="FleetTLP, the published MTL-TLP, or the better of both (training.model)."
         ),
     ] = None,
     epochs: EpochsOption = None,
     compute: Annotated[
-        ComputeOption,
+        Literal["auto", "cpu", "cuda"],
         typer.Option("--compute", help="Processor to train on; auto takes a GPU if there is one."),
-    ] = ComputeOption.AUTO,
+    ] = "auto",
     publish: Annotated[
         bool,
         typer.Option(
@@ -107,12 +91,10 @@ def train(
         "store.path": store,
         "training.epochs": epochs,
         "training.seed": seed,
-        "training.model": None if model is None else model.value,
+        "training.model": model,
     }
     settings = load_settings(config, flags, changes)
-    is_of_its_own = (
-        model is not None or compute is not ComputeOption.AUTO or epochs or seed is not None or changes
-    )
+    is_of_its_own = model is not None or compute != "auto" or epochs or seed is not None or changes
     daemon = None if is_of_its_own else daemon_of(settings)
     if daemon is not None and trains_into(daemon, models):
         named = [device_id for names in each_family(settings, device or (), family) for device_id in names]
@@ -129,7 +111,7 @@ def train(
                 settings,
                 models,
                 names,
-                compute=compute.value,
+                compute=compute,
                 publish=publish,
                 on_progress=show_epoch,
             )

@@ -203,7 +203,7 @@ def _line_of(fault: str, lines: Mapping[str, int]) -> str:
 def _id_faults(file: _DeviceFile, name: str) -> Iterable[str]:
     if not DEVICE_ID.fullmatch(file.device_id):
         yield (
-            f"device_id: {show('', file.device_id)} is not allowed: use up to 64 small letters, digits, '-' "
+            f"device_id: {show(file.device_id)} is not allowed: use up to 64 small letters, digits, '-' "
             "and '_', starting with a letter or digit"
         )
     elif file.device_id != name:
@@ -224,7 +224,7 @@ def _kind_faults(file: _DeviceFile) -> Iterable[str]:
     )
     if target_kind not in (None, expected):
         of = f" and family {file.family.value!r}" if len(targets) > 1 else ""
-        got = show("", target_kind)
+        got = show(target_kind)
         yield f"target.kind: a device of kind {kind!r}{of} needs {expected!r}, got {got}"
     if file.family is Family.CPU and file.index:
         yield f"index: is for CUDA devices; write 0, got {file.index}"
@@ -242,7 +242,7 @@ def _rpc_faults(file: _DeviceFile) -> Iterable[str]:
         if file.kind != "rpc" and value:
             yield f"{key}: is for devices of kind 'rpc'; delete it, or write kind: rpc"
         elif file.kind == "rpc" and not fits:
-            fault = f"{show('', value)} is not allowed" if value else "missing"
+            fault = f"{show(value)} is not allowed" if value else "missing"
             yield f"{key}: {fault}; write {expected}"
 
 
@@ -254,11 +254,11 @@ def _replay_faults(file: _DeviceFile) -> Iterable[str]:
     if not file.records:
         yield "records: missing; write the path of a store, or of a Parquet file that `fleet export` wrote"
     elif not is_encodable(file.records) or "\0" in file.records:
-        yield f"records: {show('', file.records)} is no path"
+        yield f"records: {show(file.records)} is no path"
     if not file.device:
         yield "device: missing; write the id of the recorded device that it answers for"
     elif not _RECORDED_ID.fullmatch(file.device):
-        yield f"device: {show('', file.device)} is no device id"
+        yield f"device: {show(file.device)} is no device id"
     elif file.device == file.device_id:
         yield f"device: is {file.device!r}, the device's own id: records of the two must be told apart"
 
@@ -294,8 +294,8 @@ def _protocol_changes(value: Json) -> tuple[tuple[str, float], ...]:
 
 def _core_faults(file: _DeviceFile) -> Iterable[str]:
     if any(core < 0 or core > _MAX_NUMBER for core in file.cores):
-        yield f"cores: numbers of logical CPUs start at 0, got {show('', file.cores)}"
+        yield f"cores: numbers of logical CPUs start at 0, got {show(file.cores)}"
     if len(set(file.cores)) < len(file.cores):
-        yield f"cores: a core is named twice in {show('', file.cores)}"
+        yield f"cores: a core is named twice in {show(file.cores)}"
     if len(file.cores) < file.threads:
         yield f"cores: {file.threads} threads need at least {file.threads} cores, got {len(file.cores)}"

@@ -72,7 +72,7 @@ def target_faults(target: Mapping[str, Any], kind_of_device: str, threads: int) 
         if cores is None:
             yield f"target.num-cores: missing; TVM's search needs it: write num-cores: {threads}"
         elif isinstance(cores, int) and cores != threads:
-            yield f"target.num-cores: is {show('', cores)}, but threads is {threads}: make them equal"
+            yield f"target.num-cores: is {show(cores)}, but threads is {threads}: make them equal"
     if kind == "cuda" and kind_of_device != "replay":
         for key in _CUDA_NEEDS:
             if key not in target:
@@ -84,7 +84,7 @@ def _option_faults(
 ) -> Iterable[str]:
     for key, value in target.items():
         if not isinstance(key, str) or not is_encodable(key):
-            yield f"{where}: key {show('', key)} is {kind_of(key)}, expected plain text"
+            yield f"{where}: key {show(key)} is {kind_of(key)}, expected plain text"
             continue
         name = f"{where}.{key}"
         if options is not None and key not in options:
@@ -102,7 +102,7 @@ def _option_faults(
             if option_type not in (None, list):
                 yield f"{name}: must be {kind_of(option_type())}, got a list"
             elif not all(isinstance(item, str) and is_encodable(item) for item in value):
-                yield f"{name}: must be a list of texts, got {show(key, value)}"
+                yield f"{name}: must be a list of texts, got {show(value)}"
         elif type(value) not in (str, int, bool) or (
             option_type is not None and type(value) is not option_type
         ):
@@ -111,11 +111,11 @@ def _option_faults(
                 if option_type is None
                 else kind_of(option_type())
             )
-            yield f"{name}: must be {expected}, got {show(key, value)}"
+            yield f"{name}: must be {expected}, got {show(value)}"
         elif (isinstance(value, int) and abs(value) > _MAX_NUMBER) or (
             isinstance(value, str) and not is_encodable(value)
         ):
-            yield f"{name}: {show(key, value)} is out of range"
+            yield f"{name}: {show(value)} is out of range"
 
 
 def is_encodable(text: str) -> bool:

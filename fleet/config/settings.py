@@ -20,7 +20,6 @@ from fleet.config.device_folder import DeviceFolder
 from fleet.config.sections import FleetConfig, PolicySection
 from fleet.config.yaml_files import (
     ConfigError,
-    is_secret,
     kind_of,
     model_faults,
     nearest,
@@ -62,11 +61,14 @@ class Resolved:
     origins: Mapping[str, str]
 
     def settings(self) -> list[JsonDict]:
-        """Every `key`, its `value` (secrets are masked) and its `origin`, in the order of the sections."""
+        """Every `key`, its `value` and its `origin`, in the order of the sections.
+
+        The address of the webhook may hold a secret, so it is masked.
+        """
         return [
             {
                 "key": f"{section}.{key}",
-                "value": "***" if is_secret(key) else value,
+                "value": "***" if key == "webhook_url" and value else value,
                 "origin": self.origins[f"{section}.{key}"],
             }
             for section, fields in self.config.model_dump(mode="json").items()
@@ -184,7 +186,7 @@ def _from_file(values: Json, name: str, faults: list[str]) -> dict[str, tuple[An
         return settings
     schema = values.get("schema")
     if schema != 1 or isinstance(schema, bool):
-        got = "it is missing" if "schema" not in values else f"got {show('schema', schema)}"
+        got = "it is missing" if "schema" not in values else f"got {show(schema)}"
         faults.append(f"{name}: schema: this version reads schema 1, {got}: write schema: 1")
     for section, fields in values.items():
         if section == "schema" or (fields is None and section in _SECTIONS):
@@ -198,7 +200,7 @@ def _from_file(values: Json, name: str, faults: list[str]) -> dict[str, tuple[An
                 if isinstance(key, str):
                     settings[f"{section}.{key}"] = (value, f"file {name}")
                 else:
-                    faults.append(f"{name}: {section}: key {show('', key)} is {kind_of(key)}, expected text")
+                    faults.append(f"{name}: {section}: key {show(key)} is {kind_of(key)}, expected text")
     return settings
 
 

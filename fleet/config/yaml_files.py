@@ -20,7 +20,6 @@ from fleet.errors import FleetError
 #: Largest YAML file that is read; a device takes about one KiB.
 MAX_YAML_BYTES = 256 * 1024
 
-_SECRET_WORDS = ("token", "secret", "password", "passwd", "credential", "api_key", "private_key")
 _SHOWN_CHARACTERS = 60
 #: Whole numbers from here on are shown with an exponent.
 _MOST_WRITTEN_OUT = 10**15
@@ -103,7 +102,7 @@ def read_mapping(path: Path) -> dict[str, Any]:
         raise ConfigError(f"{path}: expected a mapping of keys to values, got {kind_of(value)}")
     odd = [key for key in value if not isinstance(key, str)]
     if odd:
-        raise ConfigError(*(f"{path}: key {show('', key)} is {kind_of(key)}, expected text" for key in odd))
+        raise ConfigError(*(f"{path}: key {show(key)} is {kind_of(key)}, expected text" for key in odd))
     return value
 
 
@@ -148,7 +147,7 @@ def model_faults(
         else:
             sentence = entry["msg"].replace("Input should be", "must be")
             cure = _as_number(entry["type"], entry["input"])
-            faults.append((key, f"{sentence}, got {show(key, entry['input'])}{cure}"))
+            faults.append((key, f"{sentence}, got {show(entry['input'])}{cure}"))
     return faults
 
 
@@ -173,16 +172,8 @@ def nearest(word: str, choices: Iterable[str]) -> str:
     return f"; known are {', '.join(words)}" if words else ""
 
 
-def is_secret(key: str) -> bool:
-    """Tell whether the value under a dotted key must never be shown."""
-    last = key.rpartition(".")[2].lower().replace("-", "_")
-    return any(word in last for word in _SECRET_WORDS)
-
-
-def show(key: str, value: Any) -> str:
-    """Write a value for a message: short, with its kind where that is the likely fault, never a secret."""
-    if is_secret(key):
-        return "***"
+def show(value: Any) -> str:
+    """Write a value for a message: short, with its kind where that is the likely fault."""
     if value is None:
         return kind_of(value)
     try:

@@ -70,8 +70,7 @@ class Dashboard:
         view, summary, rows = self._rows()
         return {
             "now": view["now"],
-            "started_at": view["started_at"],
-            **{name: dict(view[name]) for name in ("coordinator", "store", "jobs", "training")},
+            **{name: dict(view[name]) for name in ("coordinator", "store", "jobs")},
             "digest": summary.progress(),
             "counts": fleet_rows.fleet_counts(rows),
             **fleet_rows.DEVICES.page(rows, query),
@@ -163,8 +162,7 @@ class Dashboard:
     def comparable(self) -> JsonDict:
         """Names that may be compared: devices and versions."""
         names = sorted(str(device_id) for device_id in self.view()["devices"])
-        versions = self._registry.versions()[-100:]
-        return {"devices": names[:500], "devices_of": len(names), "versions": versions}
+        return {"devices": names[:500], "versions": self._registry.versions()[-100:]}
 
     def workloads(self, query: PageQuery) -> JsonDict:
         """The list of workloads with records."""
@@ -235,10 +233,6 @@ class Dashboard:
         except RegistryError as error:
             changes = [{"at": view["now"], "device_id": "", "text": str(error), "kind": "training"}]
         return alerts.alert_list(view["alarms"], changes)
-
-    def storage(self) -> JsonDict:
-        """Where records are on their way, how much room is left, and what budgets are spent."""
-        return fleet_rows.storage_view(self.view())
 
     def requests(self, query: PageQuery) -> JsonDict:
         """The requests, the open ones first."""

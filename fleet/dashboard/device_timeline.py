@@ -71,8 +71,8 @@ def recent(batch: pa.RecordBatch | None) -> dict[str, Any]:
 
 
 def last_noise(device_id: DeviceId, batch: pa.RecordBatch | None) -> dict[str, Any] | None:
-    """The noise floor of the last A/A run in rows of A/A runs with `READING_COLUMNS`; None without."""
-    floor = None if batch is None else noise_floor(last_run(list(readings(device_id, batch))))
+    """The noise floor of the rows of one A/A run, with `READING_COLUMNS`; None without."""
+    floor = None if batch is None else noise_floor(readings(device_id, batch))
     return None if floor is None else asdict(floor)
 
 
@@ -193,8 +193,8 @@ def champion_ladder(registry: RegistryReader, device_id: str) -> JsonDict:
 
     Returns:
         `champion` (as plain values; None without), `steps` (`at`, `kind`: `published`, `rolled_back`,
-        `pinned`, `unpinned`, or `kept` for a challenger that lost; `version`, `previous`, `reason`, `score`,
-        `challenger`, `champion`), and `of`, how many steps there are.
+        `pinned`, `unpinned`, or `kept` for a challenger that lost; `version`, `reason`, `score`,
+        `challenger`, `champion`, `difference`), and `of`, how many steps there are.
 
     Raises:
         RegistryError: The registry is damaged.
@@ -202,8 +202,7 @@ def champion_ladder(registry: RegistryReader, device_id: str) -> JsonDict:
     champion = registry.champions().get(device_id)  # type: ignore[call-overload]
     changes = [change for change in registry.history() if change.device_id == device_id]
     steps = [
-        _step(change.at_secs, change.kind, change.version, change.reason, change.judged, change.previous)
-        for change in changes
+        _step(change.at_secs, change.kind, change.version, change.reason, change.judged) for change in changes
     ]
     published = {change.version for change in changes if change.kind == "published"}
     for at, version, name, verdict in _lost(registry):
@@ -257,22 +256,18 @@ def _lost(registry: RegistryReader) -> Iterator[tuple[float, str, str, Json]]:
                     yield float(manifest.get("created_at") or 0.0), version, device_id, verdict
 
 
-def _step(
-    at: float, kind: str, version: str, reason: str, judged: Json | None, previous: str = ""
-) -> JsonDict:
+def _step(at: float, kind: str, version: str, reason: str, judged: Json | None) -> JsonDict:
     """One step, with the figures that its verdict rests on: pairs in the right order."""
     judged = judged or {}
     return {
         "at": at,
         "kind": kind,
         "version": version,
-        "previous": previous,
         "reason": reason,
         "score": score_of(judged),
         "challenger": judged.get("pairs"),
         "champion": (judged.get("champion") or {}).get("pairs"),
         "difference": (judged.get("difference") or {}).get("pairs"),
-        "noise_floor": judged.get("noise_floor"),
     }
 
 

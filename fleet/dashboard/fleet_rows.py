@@ -1,4 +1,4 @@
-"""The rows of the fleet's table, which of them a person should look at first, and why; requests and storage.
+"""The rows of the fleet's table, which of them a person should look at first, and why; requests.
 
 Made from the coordinator's view, the store's records and the champions. Pure.
 """
@@ -18,8 +18,6 @@ from fleet.models.views import NO_CHAMPION
 FAILING_SHARE, DRIFTING_SHARE = 0.5, 0.5
 #: A device with a lease that has stored no record for so long is slow or stuck.
 SILENT_SECS = 900.0
-#: Devices with a budget that are shown.
-MOST_BUDGETS = 500
 
 
 class AttentionLevel(IntEnum):
@@ -103,8 +101,8 @@ DEVICES = Listing(
 
 #: Of the view, what a row shows as it is.
 _VIEW_FIELDS = (
-    *("state", "reason", "closed", "family", "kind", "records", "failed", "late", "records_per_s"),
-    *("last_record_at", "queued", "leases", "budget", "environment_id", "drift", "crashes"),
+    *("state", "reason", "closed", "family", "kind", "records", "failed", "records_per_s"),
+    *("last_record_at", "leases", "drift"),
 )
 
 
@@ -126,7 +124,6 @@ def fleet_counts(rows: list[JsonDict]) -> JsonDict:
     levels = Counter(row["attention"]["level"] for row in rows)
     return {
         "devices": len(rows),
-        "states": dict(sorted(Counter(row["state"] for row in rows).items())),
         "broken": levels[AttentionLevel.BROKEN],
         "doubtful": levels[AttentionLevel.DOUBTFUL],
         "records_per_s": round(sum(row["records_per_s"] for row in rows), 3),
@@ -181,19 +178,3 @@ def request_rows(requests: Iterable[Json]) -> list[JsonDict]:
         | {"text": str(request["arguments"])}
         for request in requests
     ]
-
-
-def storage_view(view: Json) -> JsonDict:
-    """Where records are on their way, how much room is left, and what budgets are spent."""
-    budgets = [
-        {"device_id": device_id, "closed": device["closed"], **device["budget"]}
-        for device_id, device in view["devices"].items()
-        if device["closed"] or device["budget"]["hour_limit_secs"] or device["budget"]["day_limit_secs"]
-    ]
-    return {
-        "now": view["now"],
-        **{name: dict(view[name]) for name in ("store", "health", "clock", "training")},
-        "budgets": budgets[:MOST_BUDGETS],
-        "budgets_of": len(budgets),
-        "devices": len(view["devices"]),
-    }

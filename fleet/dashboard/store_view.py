@@ -170,7 +170,6 @@ def facts_of(workload: Workload) -> JsonDict:
         "name": workload.name,
         "operator": workload.operator,
         "shapes": [list(shape) for shape in workload.arg_shapes],
-        "dtypes": list(workload.arg_dtypes),
         "flops": workload.flops,
         "networks": ", ".join(f"{name} ({weight}x)" for name, weight in workload.networks),
     }

@@ -35,7 +35,7 @@ MOST_DEVICES, MOST_RECORDS = 4, 200
 _NARROW = ("outcome", "latency_secs", "candidate_id", PATH)
 _RECORD_FIELDS = (
     *("outcome", "latency_secs", "run_secs", "warmup_secs", "number", "origin", "attempt", "measured_at"),
-    *("error", "environment_id", "model_version"),
+    "error",
 )
 _WIDE = ("candidate_id", *_RECORD_FIELDS, "quality", "protocol", "dialect", "trace")
 

@@ -22,6 +22,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from agents.records import (
+    IMPORTED,
     NOISE,
     Descriptor,
     DeviceId,
@@ -230,7 +231,7 @@ class _PublishedSource(Source):
     """The records of a device that we measured, without the names of hosts, addresses and folders."""
 
     def __init__(self, reader: StoreReader, entry: DeviceEntry, hosts: Mapping[str, str]) -> None:
-        super().__init__(reader, entry.spec.device_id, keeps_imported=False)
+        super().__init__(reader, entry.spec.device_id)
         descriptor = entry.descriptor
         words = "|".join(re.escape(host) for host in hosts if host)
         self._host = re.compile(rf"(?<![\w.-])(?:{words})(?![\w-])") if words else None
@@ -245,7 +246,7 @@ class _PublishedSource(Source):
     def batches(self, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
         """Yield the rows of the device; ids, environments and errors tell nothing of where it is."""
         parts = ID_PARTS if self._is_wired else ()
-        for batch in super().batches(tuple(dict.fromkeys((*columns, "outcome", *parts)))):
+        for batch in self._measured((*columns, "outcome", *parts)):
             if self._is_wired:
                 batch = _rewritten(batch, "environment_id", self._environments.__getitem__)
                 if "record_id" in columns:
@@ -260,6 +261,14 @@ class _PublishedSource(Source):
                 batch = batch.set_column(place, batch.schema.field(place), errors)
             yield batch.select(list(columns))
 
+    def _measured(self, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
+        """Rows that came with no log."""
+        columns = list(dict.fromkeys(columns))
+        for batch in super().batches(list(dict.fromkeys((*columns, "origin")))):
+            ours = batch.filter(pc.not_equal(batch.column("origin"), IMPORTED))
+            if ours.num_rows:
+                yield ours.select(columns)
+
     @cached_property
     def _environments(self) -> dict[str, str]:
         """Other ids for the environments of a device behind a wire.
@@ -268,7 +277,7 @@ class _PublishedSource(Source):
         measurement of each, so that a later edition has the same.
         """
         first: dict[str, float] = {}
-        for batch in super().batches(("environment_id", "measured_at")):
+        for batch in self._measured(("environment_id", "measured_at")):
             for environment_id, at in zip(*(column.to_pylist() for column in batch.columns), strict=True):
                 first[environment_id] = min(at, first.get(environment_id, at))
         order = sorted(first, key=lambda environment_id: (first[environment_id], environment_id))

@@ -25,11 +25,6 @@ from transfer.language.knobs import check_knobs
 #: Characters of items that wait to be written.
 _WAITING_CHARS = 8 << 20
 _SAFE = re.compile(r"[^A-Za-z0-9_.-]+")
-#: Words of a failure by the word that `Record.error` begins with; of several the last, which says most.
-_CACHE_WORDS = {ours: word for word, ours in kernel_tuner.ERRORS.items()}
-_T4_WORDS = {ours: word for word, ours in kernel_tuner.INVALIDITIES.items()}
-_TRITON_WORDS = {ours: word for word, ours in triton.ERRORS.items()}
-_HELION_WORDS = {ours: word for word, ours in helion.STATUSES.items()}
 _IDENTIFIER = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 
@@ -67,7 +62,10 @@ class _Format:
 
     #: Tool whose records it takes; all if empty.
     tool: str
-    item: Callable[[_Kernel, Record, dict[str, Any]], str]
+    #: What the tool calls a failure, and the word that `Record.error` begins with.
+    words: Mapping[str, str]
+    #: Writes a record, given its knobs and what the tool calls its failure; empty for a success.
+    item: Callable[[_Kernel, Record, dict[str, Any], str], str]
     finish: Callable[[_Kernel, Path, Iterator[str]], None]
 
 
@@ -77,13 +75,15 @@ def write_knobs(folder: Path, source: Source, form: str) -> int:
     Without any there is no folder. The source counts those that the format cannot hold.
     """
     chosen = FORMATS[form]
+    # Of several words the last, which says most.
+    words = {ours: word for word, ours in chosen.words.items()}
     kernels: dict[WorkloadId, _Kernel] = {}
     waiting = 0
 
     def item_of(record: Record) -> tuple[Record, _Kernel, dict[str, Any], str]:
         kernel = _kernel_of(record, source, kernels, chosen)
         knobs = json_trace(record, check_knobs)
-        return record, kernel, knobs, chosen.item(kernel, record, knobs)
+        return record, kernel, knobs, chosen.item(kernel, record, knobs, _word(record, words))
 
     for record, kernel, knobs, item in source.held(item_of):
         kernel.waiting.append(item)
@@ -181,8 +181,7 @@ def _write(path: Path, before: str, items: Iterator[str], after: str, between: s
         stream.write(after)
 
 
-def _cache_item(kernel: _Kernel, record: Record, knobs: dict[str, Any]) -> str:
-    word = _word(record, _CACHE_WORDS)
+def _cache_item(kernel: _Kernel, record: Record, knobs: dict[str, Any], word: str) -> str:
     names = kernel.ordered(knobs)
     value: dict[str, Any] = {name: knobs[name] for name in names}
     times = [_millis(secs) for secs in record.run_secs]
@@ -230,8 +229,7 @@ def _finish_cache(kernel: _Kernel, folder: Path, items: Iterator[str]) -> None:
     (folder / f"{kernel.file_name}.results.json").write_text(json.dumps(results, indent=""))
 
 
-def _t4_item(kernel: _Kernel, record: Record, knobs: dict[str, Any]) -> str:
-    word = _word(record, _T4_WORDS)
+def _t4_item(kernel: _Kernel, record: Record, knobs: dict[str, Any], word: str) -> str:
     times = [_millis(secs) for secs in record.run_secs]
     spent: dict[str, Any] = {"compilation": 0, "benchmark": _millis(record.timing_secs)}
     spent |= {"framework": 0, "search_algorithm": 0, "validation": 0}
@@ -263,11 +261,10 @@ def _finish_t4(kernel: _Kernel, folder: Path, items: Iterator[str]) -> None:
     _write(folder / f"{kernel.file_name}_T4.json", before, items, '\n], "schema_version": "1.0.0"}\n')
 
 
-def _triton_item(kernel: _Kernel, record: Record, knobs: dict[str, Any]) -> str:
+def _triton_item(kernel: _Kernel, record: Record, knobs: dict[str, Any], word: str) -> str:
     name = str(kernel.key["kernel"])
     if _SAFE.search(name) or name.startswith("."):
         raise NotHeldError("the kernel's name cannot be a file's")
-    word = _word(record, _TRITON_WORDS)
     # Triton keeps three quantiles; one time is all of them.
     times = [math.inf if word else _millis(min(record.run_secs))] * 3
     options = {name: knobs.get(name) for name in triton.OPTIONS}
@@ -283,16 +280,15 @@ def _finish_triton(kernel: _Kernel, folder: Path, items: Iterator[str]) -> None:
     _write(place / f"{kernel.key['kernel']}{triton.SUFFIX}", before, items, "]}", ", ")
 
 
-def _helion_item(kernel: _Kernel, record: Record, knobs: dict[str, Any]) -> str:
+def _helion_item(kernel: _Kernel, record: Record, knobs: dict[str, Any], word: str) -> str:
     if not all(_IDENTIFIER.fullmatch(name) for name in knobs):
         raise NotHeldError("the name of a knob is no name in Python")
-    status = _word(record, _HELION_WORDS) or "ok"
-    perf = "" if status != "ok" else repr(_millis(min(record.run_secs)))
+    perf = "" if word else repr(_millis(min(record.run_secs)))
     call = ", ".join(f"{name}={value!r}" for name, value in sorted(knobs.items()))
     config = f"Config({call})".replace('"', '""')
     if "\n" in config or "\\" in config:
         raise NotHeldError("a word of the configuration holds characters that Helion would not")
-    row = (kernel.workload_id, "", "", "0", status, perf, repr(record.timing_secs))
+    row = (kernel.workload_id, "", "", "0", word or "ok", perf, repr(record.timing_secs))
     return ",".join(row) + f',"{config}"'
 
 
@@ -316,8 +312,8 @@ def _finish_helion(kernel: _Kernel, folder: Path, items: Iterator[str]) -> None:
 
 #: Formats by name.
 FORMATS: Final = {
-    kernel_tuner.TOOL: _Format(kernel_tuner.TOOL, _cache_item, _finish_cache),
-    "t4": _Format("", _t4_item, _finish_t4),
-    triton.TOOL: _Format(triton.TOOL, _triton_item, _finish_triton),
-    helion.TOOL: _Format(helion.TOOL, _helion_item, _finish_helion),
+    kernel_tuner.TOOL: _Format(kernel_tuner.TOOL, kernel_tuner.ERRORS, _cache_item, _finish_cache),
+    "t4": _Format("", kernel_tuner.INVALIDITIES, _t4_item, _finish_t4),
+    triton.TOOL: _Format(triton.TOOL, triton.ERRORS, _triton_item, _finish_triton),
+    helion.TOOL: _Format(helion.TOOL, helion.STATUSES, _helion_item, _finish_helion),
 }

@@ -7,7 +7,7 @@ Ansor lines too: their trace is read into canonical primitives and those are wri
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,7 @@ from fleet.interchange.export_source import (
     Source,
     json_object,
     json_trace,
-    text_lines,
+    write_lines,
 )
 from fleet.interchange.logs.json_values import ERROR_TEXTS
 
@@ -75,7 +75,7 @@ def write_ansor(path: Path, name: str, source: Source) -> int:
             value["v"] = version
         return value
 
-    return _write(path, name, source.held(line))
+    return write_lines(path, name, map(json.dumps, source.held(line)))
 
 
 def write_autotvm(path: Path, name: str, source: Source) -> int:
@@ -100,16 +100,7 @@ def write_autotvm(path: Path, name: str, source: Source) -> int:
             "tvm_version": environment.get("tvm", ""),
         }
 
-    return _write(path, name, source.held(line))
-
-
-def _write(path: Path, name: str, values: Iterable[Mapping[str, Any]]) -> int:
-    count = 0
-    with text_lines(path, name) as lines:
-        for value in values:
-            lines.write(json.dumps(value) + "\n")
-            count += 1
-    return count
+    return write_lines(path, name, map(json.dumps, source.held(line)))
 
 
 def _workload_of(record: Record, source: Source) -> Workload:

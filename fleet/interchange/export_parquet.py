@@ -21,7 +21,7 @@ from agents.device.replay_file import Head, Recorded, footer
 from agents.programs.trace_rules import replay_fault
 from agents.records import Outcome, Record, Workload, WorkloadId, canonical_json, claimed_id
 from fleet.errors import FleetError
-from fleet.interchange.export_source import NotHeldError, Source, has_module, text_lines
+from fleet.interchange.export_source import NotHeldError, Source, has_module, write_lines
 from fleet.store.delta.schema import DICTIONARY_COLUMNS, FILE_SCHEMA, STATISTICS_COLUMNS
 
 #: What every row says of its device and workload, beside the columns of the store.
@@ -172,16 +172,12 @@ def write_database(folder: Path, source: Source) -> int:
             arguments[record.workload_id] = _arguments(source.workloads[record.workload_id])
         secs = json.dumps([float(value) for value in record.run_secs])
         inner = f"[{record.trace},{secs},{target},{arguments[record.workload_id]}]"
-        return f"[{indices[record.workload_id]},{inner}]\n"
+        return f"[{indices[record.workload_id]},{inner}]"
 
     folder.mkdir()
-    count = 0
-    with text_lines(folder / RECORDS, RECORDS) as lines:
-        for text in source.held(line):
-            lines.write(text)
-            count += 1
-    with text_lines(folder / WORKLOADS, WORKLOADS) as lines:
-        lines.writelines(_workload_line(source.workloads[workload_id]) for workload_id in indices)
+    count = write_lines(folder / RECORDS, RECORDS, source.held(line))
+    workloads = (_workload_line(source.workloads[workload_id]) for workload_id in indices)
+    write_lines(folder / WORKLOADS, WORKLOADS, workloads)
     if not count:
         shutil.rmtree(folder)
     return count
@@ -192,7 +188,7 @@ def _workload_line(workload: Workload) -> str:
     name = str(int(claimed_id(workload.workload_id) or workload.workload_id, 16))
     text = workload.module_json.encode()
     packed = base64.b64encode(len(text).to_bytes(8, "little") + text).decode()
-    return json.dumps([name, packed]) + "\n"
+    return json.dumps([name, packed])
 
 
 def _arguments(workload: Workload) -> str:

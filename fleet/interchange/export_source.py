@@ -13,20 +13,19 @@ import json
 import shutil
 import uuid
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import cached_property, lru_cache
 from pathlib import Path
-from typing import Any, Final, TextIO, TypeVar
+from typing import IO, Any, Final, TypeVar
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 import yaml
 from numpy.typing import NDArray
 
 from agents.files import fsync, make_folder
-from agents.records import IMPORTED, Descriptor, DeviceId, DeviceSpec, Record, Workload, WorkloadId
+from agents.records import Descriptor, DeviceId, DeviceSpec, Record, Workload, WorkloadId
 from fleet.errors import FleetError, disk_errors
 from fleet.interchange.logs.catalog import checked_trace
 from fleet.interchange.logs.json_values import Rejected, object_in
@@ -122,17 +121,19 @@ def write_manifest(folder: Path, facts: Mapping[str, Any]) -> None:
     (folder / MANIFEST).write_text(yaml.safe_dump({_FORMAT_KEY: 1, **facts}))
 
 
-@contextmanager
-def text_lines(path: Path, name: str) -> Iterator[TextIO]:
-    """Open a file for lines of text; compressed where `name`, its final one, ends in `.gz`."""
+def write_lines(path: Path, name: str, lines: Iterable[str]) -> int:
+    """Write lines of text, compressed where `name`, the final one, ends in `.gz`; returns how many."""
+    count = 0
     with ExitStack() as stack:
-        raw = stack.enter_context(path.open("wb"))
-        if not name.endswith(".gz"):
-            yield stack.enter_context(io.TextIOWrapper(raw, encoding="utf-8", newline="\n"))
-            return
-        # Without name and time, so that equal records give equal files.
-        packed = stack.enter_context(gzip.GzipFile("", "wb", _GZIP_LEVEL, raw, mtime=0))
-        yield stack.enter_context(io.TextIOWrapper(packed, encoding="utf-8", newline="\n"))
+        raw: IO[bytes] = stack.enter_context(path.open("wb"))
+        if name.endswith(".gz"):
+            # Without name and time, so that equal records give equal files.
+            raw = stack.enter_context(gzip.GzipFile("", "wb", _GZIP_LEVEL, raw, mtime=0))
+        text = stack.enter_context(io.TextIOWrapper(raw, encoding="utf-8", newline="\n"))
+        for line in lines:
+            text.write(f"{line}\n")
+            count += 1
+    return count
 
 
 def _beside(path: Path, end: str = ".tmp") -> Path:
@@ -183,16 +184,13 @@ class Source:
     Args:
         reader: The store.
         device_id: A device that has records.
-        keeps_imported: Whether records are given that came with a log.
 
     Attributes:
         skipped: Records that a writer left out, by reason; writers add to it.
     """
 
-    def __init__(self, reader: StoreReader, device_id: DeviceId, *, keeps_imported: bool = True) -> None:
-        self.reader = reader
-        self._keeps_imported = keeps_imported
-        self.device_id = device_id
+    def __init__(self, reader: StoreReader, device_id: DeviceId) -> None:
+        self.reader, self.device_id = reader, device_id
         self.skipped: Counter[str] = Counter()
 
     @cached_property
@@ -217,22 +215,12 @@ class Source:
 
     def batches(self, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
         """Yield the rows of the device with some columns, always in the same order."""
-        read_columns = columns if self._keeps_imported else list(dict.fromkeys((*columns, "origin")))
-        for _, batch in self.reader.columns(read_columns, device_ids=[self.device_id]):
-            if self._keeps_imported:
-                yield batch
-                continue
-            ours = batch.filter(pc.not_equal(batch.column("origin"), IMPORTED))
-            if ours.num_rows:
-                yield ours.select(list(columns))
-
-    def records(self) -> Iterator[Record]:
-        """Yield the records of the device, in the same order."""
-        return self.reader.records(device_id=self.device_id)
+        for _, batch in self.reader.columns(columns, device_ids=[self.device_id]):
+            yield batch
 
     def held(self, make: Callable[[Record], T]) -> Iterator[T]:
         """Yield what a writer makes of each record; counts those that `make` refuses (`NotHeldError`)."""
-        for record in self.records():
+        for record in self.reader.records(device_id=self.device_id):
             try:
                 entry = make(record)
             except NotHeldError as reason:

@@ -64,7 +64,7 @@ FORMATS: Final = {
 class ExportResult:
     """What an export wrote."""
 
-    fmt: str
+    format: str
     #: The files, sorted; a manifest is not among them.
     files: tuple[Path, ...]
     records: int
@@ -118,7 +118,7 @@ def export(
     else:
         count, files = _export_folder(destination, fmt, sources, replace)
     return ExportResult(
-        fmt=fmt,
+        format=fmt,
         files=tuple(sorted(files)),
         records=count,
         skipped=_skipped(sources),

@@ -44,8 +44,6 @@ _LINES_PER_REPORT = 256
 
 #: Told (bytes of the files read so far, bytes of all files, what is going on).
 Watch = Callable[[int, int, str], None]
-#: The logs, and files that are none.
-FoundLogs = tuple[list[LogFile], list[Path]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,8 +61,8 @@ class ImportRequest:
     again: bool = False
 
 
-def check_request(request: ImportRequest) -> FoundLogs:
-    """Find the files of an import. Needs no store, so that a wrong request need not make one.
+def check_request(request: ImportRequest) -> tuple[list[LogFile], list[Path]]:
+    """Find the files of an import: the logs, and files that are none. A wrong request makes no store.
 
     Raises:
         FleetError: A path, the device's id or the dialect is wrong.
@@ -80,9 +78,7 @@ def check_request(request: ImportRequest) -> FoundLogs:
     return find_logs(request.paths, request.network)
 
 
-def import_logs(
-    store: ImportTarget, request: ImportRequest, watch: Watch | None = None, files: FoundLogs | None = None
-) -> ImportReport:
+def import_logs(store: ImportTarget, request: ImportRequest, watch: Watch | None = None) -> ImportReport:
     """Import files into an open store.
 
     Durable in batches as it goes on; after a kill the same call goes on, and a second call adds nothing.
@@ -91,7 +87,6 @@ def import_logs(
         store: An open store, or the way into that of a daemon.
         request: What to import.
         watch: Told of the progress.
-        files: What `check_request` gave, if it was called already.
 
     Raises:
         FleetError: A path, the device's id or the dialect is wrong, or CPU and GPU logs are mixed: what was
@@ -103,7 +98,7 @@ def import_logs(
     collects = gc.isenabled()
     gc.disable()
     try:
-        return _Import(store, request, watch).run(files or check_request(request))
+        return _Import(store, request, watch).run(*check_request(request))
     finally:
         if collects:
             gc.enable()
@@ -134,9 +129,9 @@ class _Import:
         self._environment: Environment | None = None
         self._read_bytes = self._all_bytes = 0
 
-    def run(self, files: FoundLogs) -> ImportReport:
+    def run(self, logs: list[LogFile], others: list[Path]) -> ImportReport:
         began = time.monotonic()
-        logs, self._report.files_skipped = files
+        self._report.files_skipped = others
         self._all_bytes = sum(log.bytes for log in logs)
         todo: list[tuple[LogFile, FileState]] = []
         for log in logs:

@@ -134,14 +134,9 @@ class LineReader:
                 try:
                     yield careful(self._measurement, line, sources)
                 except Rejected as reason:
-                    if line.isspace():
-                        yield blank
-                    elif line[:1] == b"#":
-                        yield comment
-                    else:
-                        if reason.reason == NOT_JSON and is_garbage(line):
-                            garbage = reason
-                        yield reason
+                    if reason.reason == NOT_JSON and is_garbage(line):
+                        garbage = reason
+                    yield reason
 
     def _measurement(self, line: bytes, sources: list[tuple[LineFormat, Any]]) -> Measurement:
         if len(line) > MAX_RECORD_BYTES and not line.startswith(b'["'):

@@ -97,10 +97,9 @@ def score_candidates(
     """
     scores = np.zeros(len(candidates))
     refused: dict[int, str] = {}
-    workloads = {workload.workload_id: workload}
     layout = head.model.layout
     try:
-        block = extractor.extract(workloads, candidates, layout)
+        block = extractor.extract(workload, candidates, layout)
     except TransferError:
         for place, candidate in enumerate(candidates):
             if why := _fault(extractor, workload, candidate):
@@ -110,7 +109,7 @@ def score_candidates(
         ]
         if not readable_candidates:
             return scores, refused
-        block = extractor.extract(workloads, readable_candidates, layout)
+        block = extractor.extract(workload, readable_candidates, layout)
     readable = [place for place in range(len(candidates)) if place not in refused]
     if readable:
         scores[readable] = head.score_unseen(block)

@@ -78,7 +78,7 @@ def model(workload: Workload, schedules: list[Any]) -> FleetTLP:
 def offline(model: FleetTLP, workload: Workload, schedules: Sequence[Any]) -> np.ndarray:
     """Scores of the stored traces, by the way that evaluation takes."""
     candidates = [Candidate(workload_id=workload.workload_id, trace=stored_trace(one)) for one in schedules]
-    block = Extractor().extract({workload.workload_id: workload}, candidates)
+    block = Extractor().extract(workload, candidates)
     with torch_threads(1):
         return model.score(block, DEVICE)
 
@@ -108,7 +108,7 @@ def test_an_mtl_tlp_is_served_by_the_features_that_it_reads(
     with scoped_seed(3):
         model = MtlTLP(CPU_LAYOUT, (DEVICE,)).eval()
     candidates = [Candidate(workload_id=workload.workload_id, trace=stored_trace(one)) for one in schedules]
-    block = Extractor().extract({workload.workload_id: workload}, candidates, CPU_LAYOUT)
+    block = Extractor().extract(workload, candidates, CPU_LAYOUT)
     served = predict(cost_model(Scorer(model, DEVICE, [workload])), context, schedules)
     assert served.tobytes() == model.score(block, DEVICE).tobytes()
     assert len(np.unique(served)) > len(schedules) // 2

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -158,26 +158,21 @@ class Extractor:
         self._vectors: dict[WorkloadId, Singles] = {}
 
     def extract(
-        self,
-        workloads: Sequence[Workload] | Mapping[WorkloadId, Workload],
-        candidates: Sequence[Candidate],
-        layout: PublishedLayout | None = None,
+        self, workload: Workload, candidates: Sequence[Candidate], layout: PublishedLayout | None = None
     ) -> FeatureBlock:
-        """Features of some candidates.
+        """Features of some candidates (`BlockBuilder` takes those of many workloads).
 
         Args:
-            workloads: The workload of each candidate, or a mapping that holds all of them.
-            candidates: Schedules of any mix of workloads.
+            workload: What all of them schedule.
+            candidates: N candidates.
             layout: Of the published features that the block is to hold too; None for none.
 
         Raises:
             TraceError: A trace is not a schedule of its dialect.
-            TransferError: A dialect has no reader, or a workload is missing.
+            TransferError: A dialect has no reader.
         """
-        rows = _rows_of(workloads, candidates)
-        pairs = zip(rows, candidates, strict=True)
-        sequences = [self.read(candidate, workload) for workload, candidate in pairs]
-        return self._block(rows, *self.encode(rows, sequences, self._table), sequences, layout)
+        sequences = [self.read(candidate, workload) for candidate in candidates]
+        return self._steps_block(workload, sequences, layout)
 
     def extract_live(
         self,
@@ -216,17 +211,16 @@ class Extractor:
         Raises:
             TraceError: A decision is missing or of another form.
         """
-        workloads = [workload] * len(candidates)
         if layout is not None:
             # Published features are made of the steps themselves.
             sequences = [candidate.space.fill(candidate.decisions) for candidate in candidates]
-            encoded = self.encode(workloads, sequences, self._table)
-            return self._block(workloads, *encoded, sequences, layout)
+            return self._steps_block(workload, sequences, layout)
         form_rows = self._rows.find(candidates)
         lengths = [len(rows) for _, rows in form_rows]
         steps = laid_out([row for _, rows in form_rows for row in rows], lengths, self.spec.max_steps)
         tiled = [form.tiled for form, _ in form_rows]
-        return self._block(workloads, steps, self._summary(workloads, steps, tiled, lengths, self._table))
+        workloads = [workload] * len(candidates)
+        return self._block(workload, steps, self._summary(workloads, steps, tiled, lengths, self._table))
 
     def decided(self, workload: Workload, trace: str) -> Decided:
         """The design space and the decisions of a MetaSchedule trace.
@@ -307,30 +301,25 @@ class Extractor:
             vector = self._vectors[workload.workload_id] = workload_vector(workload)
         return vector
 
-    def _block(
+    def _steps_block(
         self,
-        workloads: Sequence[Workload],
-        steps: Groups,
-        summary: Singles,
-        sequences: Sequence[tuple[Primitive, ...]] = (),
-        layout: PublishedLayout | None = None,
+        workload: Workload,
+        sequences: Sequence[tuple[Primitive, ...]],
+        layout: PublishedLayout | None,
     ) -> FeatureBlock:
-        """The block of rows of the extractor's own table; `sequences` only where there is a layout."""
+        block = self._block(workload, *self.encode([workload] * len(sequences), sequences, self._table))
+        return block if layout is None else replace(block, published=published_features(sequences, layout))
+
+    def _block(self, workload: Workload, steps: Groups, summary: Singles) -> FeatureBlock:
+        """The block of rows of the extractor's own table."""
         categories, numbers = self._table.rows()
-        distinct: dict[WorkloadId, int] = {}
-        rows = [distinct.setdefault(workload.workload_id, len(distinct)) for workload in workloads]
-        workload_by_id = {workload.workload_id: workload for workload in workloads}
-        vectors = np.zeros((len(distinct), len(self.spec.workload_names)), dtype=np.float32)
-        for workload_id, row in distinct.items():
-            vectors[row] = self.workload_vector(workload_by_id[workload_id])
         return FeatureBlock(
             steps=steps,
             step_categories=categories,
             step_numbers=numbers,
-            workload_rows=np.array(rows, dtype=np.int32),
-            workload_vectors=vectors,
+            workload_rows=np.zeros(len(steps), dtype=np.int32),
+            workload_vectors=np.stack([self.workload_vector(workload)]),
             summary=summary,
-            published=None if layout is None else published_features(sequences, layout),
         )
 
     def crop(self, sequence: tuple[Primitive, ...]) -> tuple[Primitive, ...]:
@@ -349,23 +338,3 @@ class Extractor:
             places = [place for place, step in enumerate(sequence) if step.kind is kind]
             drop.update(places[: excess - len(drop)])
         return [place for place in range(len(sequence)) if place not in drop][: self.spec.max_steps]
-
-
-def _rows_of(
-    workloads: Sequence[Workload] | Mapping[WorkloadId, Workload], candidates: Sequence[Candidate]
-) -> list[Workload]:
-    """The workload of each candidate."""
-    if isinstance(workloads, Mapping):
-        missing = {candidate.workload_id for candidate in candidates} - workloads.keys()
-        if missing:
-            raise TransferError(f"{len(missing)} workloads are not given, first: {min(missing)}")
-        return [workloads[candidate.workload_id] for candidate in candidates]
-    if len(workloads) != len(candidates):
-        raise TransferError(f"{len(workloads)} workloads for {len(candidates)} candidates: give one each")
-    for workload, candidate in zip(workloads, candidates, strict=True):
-        if workload.workload_id != candidate.workload_id:
-            raise TransferError(
-                f"candidate {candidate.candidate_id} is of workload {candidate.workload_id}, "
-                f"got workload {workload.workload_id}"
-            )
-    return list(workloads)

@@ -112,7 +112,7 @@ class _Walk:
             made = None
             if self._is_checked or is_well_formed(step):
                 with suppress(_BadFieldsError, TooManyLoopsError):
-                    made = _HANDLERS[step[0]](self, *step[1:])
+                    made = _HANDLERS[step[0]](self, self._order.number_at(step[1]), *step[2:])
             raw.append(made)
         for stage, levels in self._levels.items():
             if levels > TILED_LENGTHS:
@@ -139,15 +139,13 @@ class _Walk:
         role = self._roles.get(about, _OTHER)
         return Primitive(kind, numbers, ("", role, detail), stage, loops, targets)
 
-    def _annotate(self, place: int, position: int, word: int) -> _Raw:
+    def _annotate(self, stage: int, position: int, word: int) -> _Raw:
         if word >= len(ANNOTATIONS):
             raise _BadFieldsError("no such annotation")
-        stage = self._order.number_at(place)
         axis, extent, _ = self._loops.upto(stage, position + 1)[position]
         return _Raw(Kind.AN, (axis, extent), ANNOTATIONS[word], stage, (position,))
 
-    def _fuse(self, place: int, positions: list[int]) -> _Raw:
-        stage = self._order.number_at(place)
+    def _fuse(self, stage: int, positions: list[int]) -> _Raw:
         first = positions[0] if positions else 0
         if positions != list(range(first, first + len(positions))):
             raise _BadFieldsError("loops are not consecutive")
@@ -158,23 +156,20 @@ class _Walk:
         extent = self._loops.fuse(stage, first, len(positions))
         return _Raw(Kind.FU, (len(positions), extent), "", stage, tuple(positions))
 
-    def _pragma(self, place: int, position: int, text: str) -> _Raw:
-        stage = self._order.number_at(place)
+    def _pragma(self, stage: int, position: int, text: str) -> _Raw:
         word, dollar, value = text.rpartition("$")
         if dollar and value.isascii() and value.isdigit() and len(value) <= 18:
             return _Raw(Kind.PR, (int(value),), word, stage, (position,))
         return _Raw(Kind.PR, (), text, stage, (position,))
 
-    def _reorder(self, place: int, order: list[int]) -> _Raw:
-        stage = self._order.number_at(place)
+    def _reorder(self, stage: int, order: list[int]) -> _Raw:
         if not self._loops.reorder(stage, order):
             raise _BadFieldsError("not a permutation of the loops")
         return _Raw(Kind.RE, (len(order),), "", stage, tuple(order))
 
     def _split(
-        self, place: int, position: int, extent: int, lengths: list[int], inner_to_outer: int = 1
+        self, stage: int, position: int, extent: int, lengths: list[int], inner_to_outer: int = 1
     ) -> _Raw:
-        stage = self._order.number_at(place)
         loop = self._loops.upto(stage, position + 1)[position]
         self._splits[self._index] = _Split(stage, loop.axis, extent or loop.extent, lengths)
         self._levels[stage] = max(self._levels.get(stage, 0), len(lengths) + 1)
@@ -182,9 +177,8 @@ class _Walk:
             Kind.SP, stage, position, extent or loop.extent, lengths, inner_to_outer=bool(inner_to_outer)
         )
 
-    def _follow(self, place: int, position: int, source: int, count: int) -> _Raw:
+    def _follow(self, stage: int, position: int, source: int, count: int) -> _Raw:
         """A split by the first factors of another one; the last takes all that are left of it."""
-        stage = self._order.number_at(place)
         split = self._source(source)
         if not 1 <= count <= len(split.lengths) + 1:
             raise _BadFieldsError("more levels than the split has")
@@ -199,10 +193,9 @@ class _Walk:
         return self._divide(Kind.FSP, stage, position, extent, lengths, split.stage)
 
     def _follow_fused(
-        self, place: int, position: int, sources: list[int], level: int, inner_to_outer: int = 1
+        self, stage: int, position: int, sources: list[int], level: int, inner_to_outer: int = 1
     ) -> _Raw:
         """A split by the product of one level of other splits: threads that fetch together."""
-        stage = self._order.number_at(place)
         splits = [self._source(source) for source in sources]
         if not splits or any(level >= len(split.lengths) for split in splits):
             raise _BadFieldsError("no such level")
@@ -241,11 +234,11 @@ class _Walk:
         axis = self._loops.split(stage, position, factors)
         return _Raw(kind, (axis, extent, *factors), "", stage, (position,), followed)
 
-    def _storage_align(self, place: int, position: int, factor: int, offset: int) -> _Raw:
-        return _Raw(Kind.SA, (position, factor, offset), "", self._order.number_at(place), (position,))
+    def _storage_align(self, stage: int, position: int, factor: int, offset: int) -> _Raw:
+        return _Raw(Kind.SA, (position, factor, offset), "", stage, (position,))
 
-    def _compute_at(self, place: int, target: int, position: int) -> _Raw:
-        stage, target_stage = self._order.number_at(place), self._order.number_at(target)
+    def _compute_at(self, stage: int, target: int, position: int) -> _Raw:
+        target_stage = self._order.number_at(target)
         extents = [loop.extent for loop in self._loops.upto(target_stage, position + 1)]
         around, inside = extent_product(extents[: position + 1]), extent_product(extents[position + 1 :])
         self._loops.move_into(
@@ -253,35 +246,31 @@ class _Walk:
         )
         return _Raw(Kind.CA, (position, around, inside), "", stage, (position,), (target_stage,))
 
-    def _compute_inline(self, place: int) -> _Raw:
-        return _Raw(Kind.CI, (), "", self._order.number_at(place))
+    def _compute_inline(self, stage: int) -> _Raw:
+        return _Raw(Kind.CI, (), "", stage)
 
-    def _compute_root(self, place: int) -> _Raw:
-        stage = self._order.number_at(place)
+    def _compute_root(self, stage: int) -> _Raw:
         self._loops.move_to_root(stage)
         return _Raw(Kind.CR, (), "", stage)
 
-    def _cache_read(self, place: int, scope: str, readers: list[int]) -> _Raw:
-        stage = self._order.number_at(place)
+    def _cache_read(self, stage: int, scope: str, readers: list[int]) -> _Raw:
         numbers = tuple([self._order.number_at(reader) for reader in readers])
-        self._insert(Kind.CHR, place)
+        self._insert(Kind.CHR, stage)
         # Ansor names the stage that is read, not the buffer's place among the reader's.
         return _Raw(Kind.CHR, (-1,), scope, stage, (), numbers)
 
-    def _cache_write(self, place: int, scope: str) -> _Raw:
-        stage = self._order.number_at(place)
-        self._insert(Kind.CHW, place)
+    def _cache_write(self, stage: int, scope: str) -> _Raw:
+        self._insert(Kind.CHW, stage)
         return _Raw(Kind.CHW, (0,), scope, stage)
 
-    def _rfactor(self, place: int, position: int, factor_axis: int) -> _Raw:
-        stage = self._order.number_at(place)
+    def _rfactor(self, stage: int, position: int, factor_axis: int) -> _Raw:
         axis = self._loops.upto(stage, position + 1)[position].axis
-        partial = self._insert(Kind.RF, place)
+        partial = self._insert(Kind.RF, stage)
         extent = self._loops.factor_reduction(stage, partial, position, factor_axis)
         return _Raw(Kind.RF, (axis, factor_axis, extent), "", stage, (position,))
 
-    def _insert(self, kind: Kind, place: int) -> int:
-        number = self._order.insert(kind, place)
+    def _insert(self, kind: Kind, stage: int) -> int:
+        number = self._order.insert(kind, self._order.position_of(stage))
         self._roles[number] = _MADE_ROLES[kind]
         return number
 

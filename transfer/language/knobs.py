@@ -23,7 +23,7 @@ import math
 import re
 from collections.abc import Iterator, Mapping
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import Any
 
 from agents.records import Workload
 from transfer.errors import TraceError
@@ -60,28 +60,30 @@ _AXES = {"z": 0, "y": 1, "x": 2, "m": 3, "n": 4, "k": 5}
 _PROBLEM_PLACE = {"x": 0, "y": 1, "z": 2}
 _FIRST_FREE_AXIS = 6
 
-_THREADS = re.compile(
-    r"(?:thread_)?block_?(?:size|dim)_?([xyz])|(?:threads|local_size|workgroup_size)_?([xyz])"
+#: What a knob is, by its name in small letters; a group is the axis.
+_MEANINGS = tuple(
+    (role, re.compile(pattern))
+    for role, pattern in (
+        (
+            "threads",
+            r"(?:thread_)?block_?(?:size|dim)_?([xyz])|(?:threads|local_size|workgroup_size)_?([xyz])",
+        ),
+        (
+            "elements",
+            r"(?:thread_)?tile_?(?:size)?_?([xyz])|(?:work|elements|items)_per_thread_?([xyz])|wpt_?([xyz])",
+        ),
+        ("tile", r"block(?:_size)?_([mnk])|([mnk])wg|block_sizes\[(\d)\]"),
+        ("all_threads", r"block_?(?:size|dim)|num_threads|threads(?:_per_block)?|workgroup_size"),
+        ("unroll", r".*unroll.*"),
+        ("vector", r"vec(?:tor)?_?(?:width|size|length)?_?[a-z]?|vw[mn]"),
+        ("shared_bytes", r"(?:dynamic_)?(?:sh(?:ared)?_?mem(?:ory)?|smem|lds)(?:_(?:size|bytes))?"),
+        ("warps", "num_warps"),
+        ("stages", "num_stages"),
+    )
 )
-_ELEMENTS = re.compile(
-    r"(?:thread_)?tile_?(?:size)?_?([xyz])|(?:work|elements|items)_per_thread_?([xyz])|wpt_?([xyz])"
-)
-_TILES = re.compile(r"block(?:_size)?_([mnk])|([mnk])wg")
-_BLOCK_TILES = re.compile(r"block_sizes\[(\d)\]")
-_ALL_THREADS = re.compile(r"block_?(?:size|dim)|num_threads|threads(?:_per_block)?|workgroup_size")
-_UNROLL = re.compile(r".*unroll.*")
-_VECTOR = re.compile(r"vec(?:tor)?_?(?:width|size|length)?_?[a-z]?|vw[mn]")
 #: A word that is made of parts, and the parts: algorithms of one family share some.
 _COMPOUND = re.compile(r"[a-z0-9][A-Z]")
 _PART = re.compile(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])|[0-9]+(?:x[0-9]+)*")
-_SHARED_BYTES = re.compile(r"(?:dynamic_)?(?:sh(?:ared)?_?mem(?:ory)?|smem|lds)(?:_(?:size|bytes))?")
-
-
-class _Meaning(NamedTuple):
-    """What the name of a knob says."""
-
-    role: str
-    axis: str = ""
 
 
 def check_knobs(value: object) -> str:
@@ -180,23 +182,12 @@ def _problem_of(module_json: str) -> tuple[tuple[int, ...], int]:
 
 
 @lru_cache(maxsize=4096)
-def _meaning(name: str) -> _Meaning:
-    """What a knob is, by its name."""
-    lower = name.lower()
-    for role, pattern in (("threads", _THREADS), ("elements", _ELEMENTS), ("tile", _TILES)):
-        if match := pattern.fullmatch(lower):
-            return _Meaning(role, next(group for group in match.groups() if group))
-    if match := _BLOCK_TILES.fullmatch(lower):
-        return _Meaning("tile", match[1])
-    for role, pattern in (
-        ("all_threads", _ALL_THREADS),
-        ("unroll", _UNROLL),
-        ("vector", _VECTOR),
-        ("shared_bytes", _SHARED_BYTES),
-    ):
-        if pattern.fullmatch(lower):
-            return _Meaning(role)
-    return _Meaning("warps" if lower == "num_warps" else "stages" if lower == "num_stages" else "")
+def _meaning(name: str) -> tuple[str, str]:
+    """What a knob is, by its name, and its axis; each empty where the name does not say."""
+    for role, pattern in _MEANINGS:
+        if match := pattern.fullmatch(name.lower()):
+            return role, next(filter(None, match.groups()), "")
+    return "", ""
 
 
 def _read(knobs: Mapping[str, Any], problem: tuple[int, ...], element_bytes: int) -> tuple[Primitive, ...]:

@@ -22,6 +22,7 @@ _UNROLL = "auto_unroll_max_step"
 # What MetaSchedule notes on the root block for the whole program, Ansor writes on the main stage.
 _PRAGMAS = {"unroll_explicit": _UNROLL, "unroll_implicit": _UNROLL}
 _MAKERS = frozenset({Kind.CHR, Kind.CHW, Kind.RF})
+_OF_ONE_LOOP = frozenset({Kind.AN, Kind.SP, Kind.FSP, Kind.FFSP, Kind.RF})
 
 #: Splits of one stage, and levels of them, that a later step is looked for among; real ones have sixteen.
 _MOST_SPLITS, _MOST_LEVELS = 64, 16
@@ -65,14 +66,25 @@ class _Writer:
 
     def write(self, step: Primitive) -> Step | None:
         """Write one step; None where Ansor has nothing like it."""
-        handler = _HANDLERS.get(step.kind)
-        written = handler(self, step) if handler else None
+        written = self._pragma(step) if step.kind is Kind.PR else self._written(step)
         if step.kind in _MAKERS:
             if written is None:
                 self._order.skip()
             else:
                 self._order.insert(step.kind, self._stage(step))
         return written
+
+    def _written(self, step: Primitive) -> Step | None:
+        handler = _HANDLERS.get(step.kind)
+        position = self._stage(step) if handler else -1
+        if handler is None or position < 0:
+            return None
+        head: Step = [step.kind.value, position]
+        if step.kind in _OF_ONE_LOOP:
+            if len(step.loops) != 1:
+                return None
+            head.append(step.loops[0])
+        return handler(self, step, head)
 
     def _position(self, number: int) -> int:
         """Position of a stage, -1 unknown."""
@@ -84,17 +96,9 @@ class _Writer:
         buffer = _buffer(step)
         return self._position(step.stage) if buffer < 0 else self._order.position_of(buffer)
 
-    def _head(self, step: Primitive) -> Step | None:
-        position = self._stage(step)
-        return None if position < 0 else [step.kind.value, position]
-
-    def _with_loop(self, step: Primitive) -> Step | None:
-        head = self._head(step)
-        return None if head is None or len(step.loops) != 1 else [*head, step.loops[0]]
-
-    def _annotate(self, step: Primitive) -> Step | None:
-        head, number = self._with_loop(step), _ANNOTATION_NUMBERS.get(step.names[2])
-        return None if head is None or number is None else [*head, number]
+    def _annotate(self, step: Primitive, head: Step) -> Step | None:
+        number = _ANNOTATION_NUMBERS.get(step.names[2])
+        return None if number is None else [*head, number]
 
     def _pragma(self, step: Primitive) -> Step | None:
         word = _PRAGMAS.get(step.names[2], step.names[2])
@@ -104,17 +108,14 @@ class _Writer:
         text = f"{word}${step.numbers[0]}" if step.numbers else word
         return [Kind.PR.value, position, step.loops[0] if step.loops else 0, text]
 
-    def _fuse(self, step: Primitive) -> Step | None:
-        head = self._head(step)
-        return None if head is None or len(step.loops) != step.numbers[0] else [*head, list(step.loops)]
+    def _fuse(self, step: Primitive, head: Step) -> Step | None:
+        return None if len(step.loops) != step.numbers[0] else [*head, list(step.loops)]
 
-    def _reorder(self, step: Primitive) -> Step | None:
-        head = self._head(step)
-        return [*head, list(step.loops)] if head is not None and step.loops else None
+    def _reorder(self, step: Primitive, head: Step) -> Step | None:
+        return [*head, list(step.loops)] if step.loops else None
 
-    def _split(self, step: Primitive) -> Step | None:
-        head = self._with_loop(step)
-        if head is None or len(step.numbers) < 4:
+    def _split(self, step: Primitive, head: Step) -> Step | None:
+        if len(step.numbers) < 4:
             return None
         axis, extent, *factors = step.numbers
         inner_to_outer = _is_inner_to_outer(extent, factors)
@@ -125,11 +126,10 @@ class _Writer:
                 splits.append(_Split(len(self.steps), axis, extent, lengths))
         return [Kind.SP.value, *head[1:], extent, list(lengths), int(inner_to_outer)]
 
-    def _follow(self, step: Primitive) -> Step | None:
+    def _follow(self, step: Primitive, head: Step) -> Step | None:
         """A pointer to the split that gives the same factors; the factors themselves where there is none."""
-        head = self._with_loop(step)
-        if head is None or len(step.numbers) < 4 or not step.targets:
-            return self._split(step)
+        if len(step.numbers) < 4 or not step.targets:
+            return self._split(step, head)
         axis, extent, _, *lengths = step.numbers
         count = len(lengths)
         sources = [
@@ -139,15 +139,14 @@ class _Writer:
             and [*split.lengths[: count - 1], extent_product(split.lengths[count - 1 :])] == lengths
         ]
         if not sources:
-            return self._split(step)
+            return self._split(step, head)
         source = max(sources, key=lambda split: (split.extent == extent, split.axis == axis))
         return [*head, source.place, count]
 
-    def _follow_fused(self, step: Primitive) -> Step | None:
+    def _follow_fused(self, step: Primitive, head: Step) -> Step | None:
         """Pointers to the level whose product is the factor; the factor itself where there is none."""
-        head = self._with_loop(step)
-        if head is None or len(step.numbers) != 4 or not step.targets:
-            return self._split(step)
+        if len(step.numbers) != 4 or not step.targets:
+            return self._split(step, head)
         _, extent, outer, inner = step.numbers
         inner_to_outer = _is_inner_to_outer(extent, (outer, inner))
         splits = self._splits.get(step.targets[0], [])
@@ -160,30 +159,28 @@ class _Writer:
                     [split.lengths[level] for split in sources]
                 ) == (inner if inner_to_outer else outer):
                     return [*head, [split.place for split in sources], level, int(inner_to_outer)]
-        return self._split(step)
+        return self._split(step, head)
 
-    def _storage_align(self, step: Primitive) -> Step | None:
-        head = self._head(step)
+    def _storage_align(self, step: Primitive, head: Step) -> Step | None:
         # MetaSchedule puts the buffer's index in front.
-        return None if head is None or len(step.numbers) < 3 else [*head, *step.numbers[-3:]]
+        return None if len(step.numbers) < 3 else [*head, *step.numbers[-3:]]
 
-    def _compute_at(self, step: Primitive) -> Step | None:
-        head = self._head(step)
+    def _compute_at(self, step: Primitive, head: Step) -> Step | None:
         target = self._position(step.targets[0]) if step.targets else -1
-        return None if head is None or target < 0 or len(step.loops) != 1 else [*head, target, step.loops[0]]
+        return None if target < 0 or len(step.loops) != 1 else [*head, target, step.loops[0]]
 
-    def _cache_read(self, step: Primitive) -> Step | None:
-        head = self._head(step)
+    def _at_once(self, _step: Primitive, head: Step) -> Step:
+        return head
+
+    def _cache_read(self, step: Primitive, head: Step) -> Step | None:
         readers: list[object] = [self._position(target) for target in step.targets]
-        return None if head is None or -1 in readers else [*head, step.names[2], readers]
+        return None if -1 in readers else [*head, step.names[2], readers]
 
-    def _cache_write(self, step: Primitive) -> Step | None:
-        head = self._head(step)
-        return None if head is None else [*head, step.names[2]]
+    def _cache_write(self, step: Primitive, head: Step) -> Step:
+        return [*head, step.names[2]]
 
-    def _rfactor(self, step: Primitive) -> Step | None:
-        head = self._with_loop(step)
-        return None if head is None or len(step.numbers) < 2 else [*head, step.numbers[1]]
+    def _rfactor(self, step: Primitive, head: Step) -> Step | None:
+        return None if len(step.numbers) < 2 else [*head, step.numbers[1]]
 
 
 def _buffer(step: Primitive) -> int:
@@ -201,18 +198,17 @@ def _is_inner_to_outer(extent: int, factors: Sequence[int]) -> bool:
     ) != tuple(factors)
 
 
-_HANDLERS: dict[Kind, Callable[[_Writer, Primitive], Step | None]] = {
+_HANDLERS: dict[Kind, Callable[[_Writer, Primitive, Step], Step | None]] = {
     Kind.AN: _Writer._annotate,
     Kind.FU: _Writer._fuse,
-    Kind.PR: _Writer._pragma,
     Kind.RE: _Writer._reorder,
     Kind.SP: _Writer._split,
     Kind.FSP: _Writer._follow,
     Kind.FFSP: _Writer._follow_fused,
     Kind.SA: _Writer._storage_align,
     Kind.CA: _Writer._compute_at,
-    Kind.CI: _Writer._head,
-    Kind.CR: _Writer._head,
+    Kind.CI: _Writer._at_once,
+    Kind.CR: _Writer._at_once,
     Kind.CHR: _Writer._cache_read,
     Kind.CHW: _Writer._cache_write,
     Kind.RF: _Writer._rfactor,

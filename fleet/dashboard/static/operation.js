@@ -67,9 +67,12 @@ function drawRequest(request, context) {
   ];
 }
 
-export const storage = { title: () => "Storage and budgets", path: () => ["/v1/dashboard/storage", {}], draw: drawStorage };
+export const storage = { title: () => "Storage and budgets", path: () => ["/v1/status", {}], draw: drawStorage };
 
-function drawStorage({ store, health, budgets, budgets_of: of, devices, training, clock }) {
+function drawStorage({ store, health, devices, training, clock }) {
+  const all = Object.entries(devices).map(([name, { closed, budget }]) => ({ name, closed, ...budget }));
+  const limited = all.filter((row) => row.closed || row.hour_limit_secs || row.day_limit_secs);
+  const budgets = limited.slice(0, 500);
   return [
     h("h1", {}, "Storage and budgets"),
     tiles([
@@ -92,15 +95,15 @@ function drawStorage({ store, health, budgets, budgets_of: of, devices, training
       ["training", `${training.state}${training.last ? `; last: ${training.last}` : ""}`],
     ]),
     h("h2", {}, "Budgets"),
-    budgets.length ? plainTable("Budgets", ["Device", "This hour", "Today", "Closed because"], budgets.map(budgetRow)) : empty(`No budget or window limits any of the ${count(devices)} devices.`),
-    cutOff(budgets.length, of, "devices with a budget"),
+    budgets.length ? plainTable("Budgets", ["Device", "This hour", "Today", "Closed because"], budgets.map(budgetRow)) : empty(`No budget or window limits any of the ${count(all.length)} devices.`),
+    cutOff(budgets.length, limited.length, "devices with a budget"),
   ];
 }
 
 function budgetRow(budget) {
   const spent = (secs, limit) => (limit ? `${duration(secs)} of ${duration(limit)} (${percent(secs / limit, 0)})` : `${duration(secs)}, no limit`);
   const { hour_secs: hour, hour_limit_secs: hourLimit, day_secs: day, day_limit_secs: dayLimit } = budget;
-  return [link("device", budget.device_id, budget.device_id), spent(hour, hourLimit), spent(day, dayLimit), budget.closed || "open"];
+  return [link("device", budget.name, budget.name), spent(hour, hourLimit), spent(day, dayLimit), budget.closed || "open"];
 }
 
 function mean(histogram) {

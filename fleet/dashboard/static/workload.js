@@ -105,8 +105,7 @@ async function predict(workloadId, device, context) {
     const answer = await context.get(`/v1/dashboard/workloads/${encodeURIComponent(workloadId)}/predictions`, { device });
     predictions.set(key, { state: "ready", ...answer });
   } catch (error) {
-    const isMissing = error.status === 404 && /Not Found/.test(error.message);
-    predictions.set(key, { state: "failed", reason: isMissing ? "this daemon gives no scores" : error.message });
+    predictions.set(key, { state: "failed", reason: error.message });
   }
   context.refresh();
 }

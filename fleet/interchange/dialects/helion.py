@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import csv
 import json
-import math
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -17,13 +16,14 @@ from typing import Any
 
 from fleet.interchange.logs.catalog import Catalog, FileFormat, LineFormat, Measurement
 from fleet.interchange.logs.json_values import (
-    BLANK,
     COMMENT,
     LoggedResult,
     Rejected,
     careful,
     excerpt,
     parse_line,
+    seconds_of,
+    text_of,
 )
 from fleet.interchange.logs.knobs import DIALECT, KernelHead, KernelReader, failed, only, timed
 from fleet.interchange.logs.lines import LogLines
@@ -106,14 +106,8 @@ def _read_table(lines: LogLines, catalog: Catalog) -> Iterator[Measurement | Rej
 
 
 def _cells(line: object) -> list[str]:
-    if type(line) is not bytes:
-        raise Rejected(str(line))
-    if not line.strip():
-        raise Rejected(BLANK)
     try:
-        cells = next(csv.reader([line.decode()], strict=True))
-    except UnicodeDecodeError as error:
-        raise Rejected("not UTF-8", f"byte {error.start}") from None
+        cells = next(csv.reader([text_of(line)], strict=True))
     except csv.Error as error:
         raise Rejected("no line of a table", str(error)) from None
     return [cell.strip() for cell in cells]
@@ -130,12 +124,9 @@ def _result(row: Mapping[str, str]) -> LoggedResult:
 
 def _number(text: str, name: str) -> float:
     try:
-        value = float(text)
+        return seconds_of(float(text), name)
     except ValueError:
-        value = math.nan
-    if not 0 <= value < 1e12:
-        raise Rejected(f"{name} is out of range", excerpt(text))
-    return value
+        raise Rejected(f"{name} is not a number", excerpt(text)) from None
 
 
 def read_config(text: str) -> dict[str, Any]:

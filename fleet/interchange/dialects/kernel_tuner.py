@@ -10,24 +10,28 @@ measurement does; milliseconds if neither does.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
-from fleet.interchange.logs.catalog import Catalog, FileFormat, Measurement
+from fleet.interchange.logs.catalog import Measurement
 from fleet.interchange.logs.json_items import Document
-from fleet.interchange.logs.json_values import MAX_ALL_SECS, LoggedResult, Rejected, excerpt
+from fleet.interchange.logs.json_values import (
+    MAX_ALL_SECS,
+    LoggedResult,
+    Rejected,
+    excerpt,
+    seconds_of,
+)
 from fleet.interchange.logs.knobs import (
-    DIALECT,
     KernelHead,
     KernelReader,
+    document_format,
     failed,
     number_of,
     only,
-    read_items,
     timed,
 )
 from fleet.interchange.logs.lines import LogLines
@@ -68,12 +72,7 @@ _OVERHEAD_NAME = re.compile(r"compil|verif|valid|bench|framework|strateg|search|
 _UNIT_FACTOR = 30
 
 
-def read_cache(lines: LogLines, catalog: Catalog) -> Iterator[Measurement | Rejected]:
-    """Read a cache of Kernel Tuner."""
-    return read_items(lines, CACHE, catalog, _cache_head, _cache_result)
-
-
-def _cache_head(head: Mapping[str, Any]) -> KernelHead:
+def _cache_head(_path: Path, head: Mapping[str, Any]) -> KernelHead:
     names = head.get("tune_params_keys")
     if type(names) is not list or not 0 < len(names) <= MAX_KNOBS or not all(type(n) is str for n in names):
         raise Rejected("tune_params_keys is not a list of names", excerpt(names))
@@ -108,11 +107,6 @@ def _cache_result(reader: KernelReader, item: Any) -> Measurement:
     return reader.measurement(knobs, _timed([time] if times is None else times, spent, at, _MILLIS))
 
 
-def read_t4(lines: LogLines, catalog: Catalog) -> Iterator[Measurement | Rejected]:
-    """Read a T4 file."""
-    return read_items(lines, T4, catalog, partial(_t4_head, lines.path), _t4_result)
-
-
 def _t4_head(path: Path, value: dict[str, Any]) -> KernelHead:
     metadata = value.get("metadata")
     if type(metadata) is not dict:
@@ -141,7 +135,7 @@ def _cache_beside(path: Path) -> KernelHead | None:
             items = CACHE.items(LogLines(beside))
             with suppress(Rejected):  # damaged before its first result
                 next(iter(items), None)
-                head = _cache_head(CACHE.head(beside, items.head))
+                head = _cache_head(beside, CACHE.head(beside, items.head))
                 if head.kernel:
                     return head
     return None
@@ -227,13 +221,8 @@ def _timed(runs: Any, spent: float, at: float, per_second: float) -> LoggedResul
 
 
 def _spent(item: Mapping[str, Any], names: tuple[str, ...], per_second: float) -> float:
-    total = 0.0
-    for name in names:
-        value = item.get(name, 0.0)
-        if type(value) not in (float, int) or not 0 <= value < MAX_ALL_SECS * per_second:
-            raise Rejected(f"{name} is out of range", excerpt(value))
-        total += value / per_second
-    return total
+    times = (seconds_of(item.get(name, 0.0), name, MAX_ALL_SECS * per_second) for name in names)
+    return sum(time / per_second for time in times)
 
 
 def _numbers_of(value: Any) -> Any:
@@ -241,6 +230,6 @@ def _numbers_of(value: Any) -> Any:
 
 
 FORMATS = (
-    FileFormat(tool="Kernel Tuner", dialect=DIALECT, read=read_cache, document=CACHE),
-    FileFormat(tool="T4", dialect=DIALECT, read=read_t4, document=T4),
+    document_format("Kernel Tuner", CACHE, _cache_head, _cache_result),
+    document_format("T4", T4, _t4_head, _t4_result),
 )

@@ -40,9 +40,8 @@ from fleet.interchange.logs.operators import (
     MAX_TENSORS,
     Shape,
     block_operator,
-    is_dtype,
-    shape_of,
     tensor_name,
+    tensor_of,
 )
 from fleet.interchange.logs.targets import Machine, parse_target
 from transfer.errors import TraceError
@@ -225,23 +224,15 @@ def _workload(
 
 def _arguments(args: Any) -> tuple[tuple[Shape, ...], tuple[str, ...]]:
     """Shapes and types of `[["TENSOR", dtype, shape], ...]`; empty if any of it is something else."""
-    if type(args) is not list or len(args) > MAX_TENSORS:
-        return (), ()
-    shapes, dtypes = [], []
-    for argument in args:
-        if (
-            type(argument) is not list
-            or len(argument) != 3
-            or argument[0] != "TENSOR"
-            or not is_dtype(argument[1])
-        ):
+    tensors = []
+    for argument in args if type(args) is list and len(args) <= MAX_TENSORS else ():
+        is_whole = type(argument) is list and len(argument) == 3
+        kind, dtype, shape = argument if is_whole else (None, None, None)
+        tensor = tensor_of([kind, shape, dtype])
+        if tensor is None:
             return (), ()
-        shape = shape_of(argument[2])
-        if shape is None:
-            return (), ()
-        shapes.append(shape)
-        dtypes.append(argument[1])
-    return tuple(shapes), tuple(dtypes)
+        tensors.append(tensor)
+    return tuple(shape for shape, _ in tensors), tuple(dtype for _, dtype in tensors)
 
 
 def _environment(target: Any) -> tuple[dict[str, Any], Machine]:

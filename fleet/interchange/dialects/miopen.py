@@ -31,8 +31,6 @@ from fleet.interchange.logs.catalog import (
     key_id,
 )
 from fleet.interchange.logs.json_values import (
-    BLANK,
-    COMMENT,
     FAILURE_MARK_SECS,
     LEAST_SECS,
     LoggedResult,
@@ -40,6 +38,7 @@ from fleet.interchange.logs.json_values import (
     careful,
     check_secs,
     excerpt,
+    text_of,
 )
 from fleet.interchange.logs.knobs import DIALECT
 from fleet.interchange.logs.lines import LogLines, Unreadable
@@ -115,16 +114,7 @@ class _ProblemReader:
         Raises:
             Rejected: The line is no problem.
         """
-        if type(line) is not bytes:
-            raise Rejected(str(line))
-        if not line or line.isspace():
-            raise Rejected(BLANK)
-        if line[:1] == b"#":
-            raise Rejected(COMMENT)
-        try:
-            text = line.decode()
-        except UnicodeDecodeError as error:
-            raise Rejected("not UTF-8", f"byte {error.start}") from None
+        text = text_of(line)
         key, equals, timed = text.rstrip("\r").partition("=")
         if not equals:
             raise Rejected("truncated", excerpt(text[-20:], "no '=' behind the key; ends in "))

@@ -9,23 +9,21 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
-from fleet.interchange.logs.catalog import Catalog, FileFormat, Measurement
+from fleet.interchange.logs.catalog import Measurement
 from fleet.interchange.logs.json_items import Document
 from fleet.interchange.logs.json_values import Rejected, excerpt
 from fleet.interchange.logs.knobs import (
-    DIALECT,
     KernelHead,
     KernelReader,
+    document_format,
     failed,
     number_of,
     only,
-    read_items,
     timed,
 )
-from fleet.interchange.logs.lines import LogLines
 
 TOOL = "triton"
 SUFFIX = ".autotune.json"
@@ -38,16 +36,8 @@ _WORDS = {"True": True, "False": False, "None": None}
 _FRACTION = re.compile(r"-?[0-9]{1,18}(?:\.[0-9]{1,18}(?:e[+-]?[0-9]{1,2})?|e[+-]?[0-9]{1,2})")
 
 
-def read_autotuned(lines: LogLines, catalog: Catalog) -> Iterator[Measurement | Rejected]:
-    """Read one file of Triton's cache."""
-    kernel = only(lines.path, SUFFIX)
-    return read_items(
-        lines,
-        CACHE,
-        catalog,
-        lambda head: KernelHead(tool=TOOL, kernel=kernel, problem=_key(head.get("key"))),
-        _result,
-    )
+def _head(path: Path, head: dict[str, Any]) -> KernelHead:
+    return KernelHead(tool=TOOL, kernel=only(path, SUFFIX), problem=_key(head.get("key")))
 
 
 def _key(value: Any) -> Any:
@@ -76,4 +66,4 @@ def _result(reader: KernelReader, item: Any) -> Measurement:
     return reader.measurement({**knobs, **options}, timed([median]))
 
 
-FORMATS = (FileFormat(tool="Triton", dialect=DIALECT, read=read_autotuned, document=CACHE, suffix=SUFFIX),)
+FORMATS = (document_format("Triton", CACHE, _head, _result, SUFFIX),)

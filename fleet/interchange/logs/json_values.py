@@ -83,6 +83,24 @@ def careful(read: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         raise Rejected(f"{READER_FAULT}: {type(error).__name__}", excerpt(str(error))) from error
 
 
+def text_of(line: object) -> str:
+    """The text of a line that is no JSON.
+
+    Raises:
+        Rejected: It is a comment, blank, not UTF-8, or could not be read whole (`Unreadable`).
+    """
+    if type(line) is not bytes:
+        raise Rejected(str(line))
+    if line[:1] == b"#":
+        raise Rejected(COMMENT)
+    if not line.strip():
+        raise Rejected(BLANK)
+    try:
+        return line.decode()
+    except UnicodeDecodeError as error:
+        raise Rejected("not UTF-8", f"byte {error.start}") from None
+
+
 def is_garbage(line: bytes) -> bool:
     """Whether a line is "not JSON" at first sight; where not, `parse_line` tells."""
     return line[:1] in _NO_JSON and line.isascii()
@@ -103,11 +121,7 @@ def parse_line(line: bytes) -> Any:
 
 
 def _say_why(line: bytes) -> NoReturn:
-    if not line.isascii():
-        try:
-            line.decode()
-        except UnicodeDecodeError as error:
-            raise Rejected("not UTF-8", f"byte {error.start}") from None
+    text_of(line)
     text = line.lstrip()
     if text[:1] in _NO_JSON:
         raise Rejected(NOT_JSON, excerpt(text[:20], "begins with "))
@@ -275,12 +289,7 @@ def tuner_result(value: Any) -> LoggedResult:
     costs, error_no, all_secs, at = value
     if type(error_no) is not int:
         raise Rejected("error_no is not a whole number", excerpt(error_no))
-    all_secs = _seconds(all_secs, "all_cost")
-    if all_secs >= MAX_ALL_SECS:
-        raise Rejected("all_cost is out of range", excerpt(all_secs))
-    at = _seconds(at, "timestamp")
-    if at >= MAX_TIMESTAMP:
-        raise Rejected("timestamp is out of range", excerpt(at))
+    all_secs, at = seconds_of(all_secs, "all_cost"), seconds_of(at, "timestamp", MAX_TIMESTAMP)
     if error_no:
         if error_no not in _ERRORS:
             raise Rejected("error_no is not known", excerpt(error_no))
@@ -348,9 +357,14 @@ def _costs(value: Any) -> tuple[float, ...]:
     return tuple(costs)
 
 
-def _seconds(value: Any, name: str) -> float:
+def seconds_of(value: Any, name: str, most: float = MAX_ALL_SECS) -> float:
+    """A number of seconds, or of another unit of time, below `most`.
+
+    Raises:
+        Rejected: It is none; `name` says what it should be.
+    """
     if type(value) is not float and type(value) is not int:
         raise Rejected(f"{name} is not a number", excerpt(value))
-    if not 0.0 <= value < math.inf:
+    if not 0.0 <= value < most:
         raise Rejected(f"{name} is out of range", excerpt(value))
     return float(value)

@@ -16,6 +16,7 @@ from agents.records import Outcome, canonical_json
 from fleet.interchange.logs.catalog import (
     Catalog,
     Environment,
+    FileFormat,
     LoggedWorkload,
     Measurement,
     check_key,
@@ -79,30 +80,41 @@ class KernelHead:
     arg_dtypes: tuple[str, ...] = ()
 
 
-def read_items(
-    lines: LogLines,
+def document_format(
+    tool: str,
     document: Document,
-    catalog: Catalog,
-    head: Callable[[dict[str, Any]], KernelHead],
+    head: Callable[[Path, dict[str, Any]], KernelHead],
     result: Callable[[KernelReader, Any], Measurement],
-) -> Iterator[Measurement | Rejected]:
-    """Yield what `result` makes of each item of a file; `head` makes the kernel of the values beside them."""
+    suffix: str = "",
+) -> FileFormat:
+    """The format of files that hold the configurations of one kernel each.
 
-    def kernel_reader(values: dict[str, Any]) -> KernelReader:
-        return KernelReader(catalog, head(values))
+    Args:
+        tool: For people.
+        document: How a file is laid out.
+        head: Makes the kernel of the file's path and the values beside its results.
+        result: Makes a measurement of one result.
+        suffix: End of the names of such files, where the tool has one.
+    """
 
-    reader: KernelReader | None = None
-    items = document.items(lines)
-    try:
-        for item in items:
-            if reader is None:
-                reader = careful(kernel_reader, document.head(lines.path, items.head))
-            try:
-                yield careful(result, reader, item)
-            except Rejected as reason:
-                yield reason
-    except Rejected as reason:
-        yield reason
+    def kernel_reader(catalog: Catalog, path: Path, values: dict[str, Any]) -> KernelReader:
+        return KernelReader(catalog, head(path, document.head(path, values)))
+
+    def read(lines: LogLines, catalog: Catalog) -> Iterator[Measurement | Rejected]:
+        reader: KernelReader | None = None
+        items = document.items(lines)
+        try:
+            for item in items:
+                if reader is None:
+                    reader = careful(kernel_reader, catalog, lines.path, items.head)
+                try:
+                    yield careful(result, reader, item)
+                except Rejected as reason:
+                    yield reason
+        except Rejected as reason:
+            yield reason
+
+    return FileFormat(tool=tool, dialect=DIALECT, read=read, document=document, suffix=suffix)
 
 
 class KernelReader:

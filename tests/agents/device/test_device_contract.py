@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import psutil
@@ -31,6 +32,7 @@ from agents.records import (
     Workload,
 )
 from agents.sandbox.canary_watch import PROBE
+from benchmarks.harness import drawn
 from fleet.daemon.replay_files import ready
 from fleet.store.store import Store
 
@@ -71,7 +73,7 @@ def replay(real: Subject, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
     """A replay of what the real device measures here, near candidates of good ones too."""
     folder = tmp_path_factory.mktemp("replay")
     parents = [one.trace for one in real.candidates[:1]]
-    near = real.worker.evolve(real.workload, parents, 3, seed=0)
+    near = drawn(real.worker, real.workload, 3, parents=parents)
     records = measure(real, (*real.candidates, *near), attempt=100)
     real.worker.acknowledge([record.record_id for record in records])
     with Store.open(folder / "store") as store:
@@ -112,25 +114,25 @@ def measure(
 
 
 def test_the_same_seed_gives_the_same_draws_and_exclude_only_filters(subject: Subject) -> None:
-    propose = subject.worker.propose
-    drawn = propose(subject.workload, 4, seed=5)
-    assert len({one.candidate_id for one in drawn}) == 4
-    assert {one.origin for one in drawn} == {"random"}
-    assert {one.workload_id for one in drawn} == {subject.workload.workload_id}
-    assert propose(subject.workload, 4, seed=5) == drawn
-    assert propose(subject.workload, 3, seed=5, exclude=[drawn[0].candidate_id]) == drawn[1:]
-    assert propose(subject.workload, 4, seed=6) != drawn
-    assert propose(subject.workload, 0, seed=5) == []
+    propose = partial(drawn, subject.worker, subject.workload)
+    first = propose(4, seed=5)
+    assert len({one.candidate_id for one in first}) == 4
+    assert {one.origin for one in first} == {"random"}
+    assert {one.workload_id for one in first} == {subject.workload.workload_id}
+    assert propose(4, seed=5) == first
+    assert propose(3, seed=5, exclude=[first[0].candidate_id]) == first[1:]
+    assert propose(4, seed=6) != first
+    assert propose(0, seed=5) == []
 
 
 def test_evolved_candidates_are_new_and_can_be_measured(subject: Subject) -> None:
     parents = [one.trace for one in subject.candidates[:1]]
     known = [one.candidate_id for one in subject.candidates]
-    evolved = subject.worker.evolve(subject.workload, parents, 3, seed=0, exclude=known)
+    evolved = drawn(subject.worker, subject.workload, 3, parents=parents, exclude=known)
     assert evolved
     assert {one.origin for one in evolved} == {"evolved"}
     assert not {one.candidate_id for one in evolved} & set(known)
-    assert subject.worker.evolve(subject.workload, parents, 3, seed=0, exclude=known) == evolved
+    assert drawn(subject.worker, subject.workload, 3, parents=parents, exclude=known) == evolved
     [record] = measure(subject, tuple(evolved[:1]), attempt=30)
     assert (record.outcome, record.error) == (Outcome.OK, "")
 

@@ -35,6 +35,7 @@ from agents.records import (
     Replay,
     as_json_dict,
 )
+from benchmarks.harness import drawn
 from fleet.daemon.replay_files import ready
 from fleet.errors import FleetError
 from fleet.interchange.export_store import export
@@ -128,9 +129,9 @@ def test_a_failure_is_answered_as_it_was_and_offered_only_when_asked_for(maker: 
     worker = maker([good, bad])
     [answer] = ask(worker, [bad])
     assert (answer.outcome, answer.error) == ("build_failed", "no such intrinsic")
-    offered = worker.propose(WORKLOAD, 9, seed=0)
+    offered = drawn(worker, WORKLOAD, 9)
     assert [one.candidate_id for one in offered] == [good.candidate_id]
-    offered = maker([], failures=True).propose(WORKLOAD, 9, seed=0)
+    offered = drawn(maker([], failures=True), WORKLOAD, 9)
     assert {one.candidate_id for one in offered} == {good.candidate_id, bad.candidate_id}
 
 
@@ -180,12 +181,12 @@ def test_neighbours_of_the_parents_come_first(maker: Maker) -> None:
     worker = maker([recorded(1, trace=one.trace, candidate_id=one.candidate_id) for one in made])
 
     def near(parents: list[str], count: int = 2) -> list[str]:
-        return [one.trace for one in worker.evolve(WORKLOAD, parents, count, seed=0)]
+        return [one.trace for one in drawn(worker, WORKLOAD, count, parents=parents)]
 
     assert near(traces[:1]) == traces[1:3]
     assert near(traces[3:4], 1) == traces[4:]
     assert near(traces) == []
-    assert worker.evolve(OTHER, traces, 5, seed=0) == []
+    assert drawn(worker, OTHER, 5, parents=traces) == []
 
 
 def test_workloads_of_networks_and_those_of_no_known_one_are_listed(maker: Maker) -> None:

@@ -16,10 +16,7 @@ from agents.host.probe import environment, probe
 from tests.host_fixtures import cuda_spec
 from tests.table_fixtures import rows
 
-SMI = (
-    "NVIDIA A100-SXM4-40GB, GPU-aaa, 40960, 8.0, 1410, 535.104.05, 00000000:07:00.0, Enabled\n"
-    "Tesla K80, GPU-abb, 11441, [N/A], 875, 470.0, 00000000:08:00.0, [N/A]\nbroken line\n"
-)
+CARDS = [{"uuid": "GPU-aaa"}, {"uuid": "GPU-abb"}]
 
 
 @pytest.fixture(autouse=True)
@@ -31,19 +28,6 @@ def _forget_the_library(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     yield
     cuda._open_nvml.cache_clear()
     cuda._nvml_handle.cache_clear()
-
-
-def test_the_table_of_nvidia_smi_is_read() -> None:
-    first, second = cuda._from_smi(SMI)
-    assert (first["arch"], first["memory_bytes"], first["clock_max_mhz"], first["persistence_mode"]) == (
-        "sm_80",
-        str(40960 << 20),
-        "1410",
-        "on",
-    )
-    assert "arch" not in second
-    assert "persistence_mode" not in second
-    assert cuda._from_smi("") == []
 
 
 @pytest.mark.parametrize(
@@ -59,7 +43,7 @@ def test_the_table_of_nvidia_smi_is_read() -> None:
     """),
 )
 def test_visible_devices_follow_cudas_rules(setting: str, chosen: str) -> None:
-    seen = cuda.visible(cuda._from_smi(SMI), json.loads(setting))
+    seen = cuda.visible(CARDS, json.loads(setting))
     assert " ".join(device["uuid"] for device in seen) == chosen
 
 
@@ -119,9 +103,7 @@ def library(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
     return made
 
 
-def test_the_management_library_is_asked_first(
-    library: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_management_library_is_asked(library: SimpleNamespace, monkeypatch: pytest.MonkeyPatch) -> None:
     first, second = cuda.cuda_devices()
     assert (first["index"], first["arch"], first["driver"]) == ("0", "sm_90", "535.104.05")
     assert first["persistence_mode"] == "off"
@@ -167,14 +149,13 @@ def test_the_state_is_of_the_device_that_the_ordinal_names(
 def test_the_card_of_this_host_is_described_and_shows_its_clocks() -> None:
     devices = cuda.cuda_devices()
     if not devices:
-        pytest.skip("no CUDA device on this host: neither NVIDIA's library nor nvidia-smi shows one")
+        pytest.skip("no CUDA device on this host, or no nvidia-ml-py to see it with")
     card = devices[0]
     assert card["arch"].startswith("sm_")
     assert int(card["memory_bytes"]) > 1 << 30
     spec = cuda_spec(arch=card["arch"])
     assert [text for text in differences(spec, probe()) if "CUDA" in text or "target" in text] == []
     assert cuda.gpu_state(999) == {}
-    pytest.importorskip("pynvml", reason="the extra `cuda` (nvidia-ml-py) is not installed")
     seen = environment((min(os.sched_getaffinity(0)),), gpu_index=0)["gpu"]
     assert 0 < seen["sm_clock_mhz"] <= int(card.get("clock_max_mhz", "10000"))
     assert seen["memory_clock_mhz"] > 0

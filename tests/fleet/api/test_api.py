@@ -21,9 +21,11 @@ from prometheus_client.samples import Sample
 from agents.host.process_control import ProcessName
 from fleet.api.app import ApiSources
 from fleet.api.client import ADDRESS, READ_TOKEN, TOKEN, DaemonRefused, ask, find_daemon
+from fleet.api.score_service import ScoreSettings
 from fleet.api.server import ApiServer, read_or_make_token
 from fleet.core.events import CoordinatorStarted, DeviceAdded
 from fleet.core.state import FleetState
+from fleet.dashboard.dashboard import Dashboard
 from fleet.engine.fleet_clock import FleetClock
 from fleet.engine.fleet_view import make_view
 from fleet.errors import FleetError
@@ -31,6 +33,7 @@ from fleet.histogram import Histogram
 from fleet.models.registry import Registry
 from fleet.models.registry_reader import RegistryReader
 from fleet.private_files import write_private
+from fleet.requests.kinds import RequestDesk
 from tests.cli_fixtures import said
 from tests.model_fixtures import SIZES, SPEC
 from tests.record_fixtures import make_spec
@@ -92,7 +95,13 @@ def a_view() -> dict[str, Any]:
 
 def sources_of(models: Path, **sources: Any) -> ApiSources:
     """What a server shows: one device, and the models of a folder."""
-    return ApiSources(**{"view": a_view, "registry": RegistryReader(models), **sources})
+    shown = {"view": a_view, "registry": RegistryReader(models), "desk": RequestDesk(), **sources}
+    store = models.parent / "store"
+    return ApiSources(
+        scoring=shown.pop("scoring", ScoreSettings(models=models, store=store)),
+        dashboard=shown.pop("dashboard", Dashboard(shown["view"], shown["registry"], store)),
+        **shown,
+    )
 
 
 @pytest.fixture(scope="module")

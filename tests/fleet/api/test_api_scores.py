@@ -111,7 +111,7 @@ def test_another_version_scores_where_it_is_asked_for(server: ApiServer, made: P
     candidates = candidates_of(ONE, 5)
     traces = [one.trace for one in candidates]
     found = score(made, A, ONE.workload_id, traces, version="v000002")
-    block = Extractor().extract({ONE.workload_id: ONE}, candidates)
+    block = Extractor().extract(ONE, candidates)
     assert found.version == "v000002"
     assert found.scores == tuple(small_model(A).score(block, A).tolist())
     assert found.scores != score(made, A, ONE.workload_id, traces).scores

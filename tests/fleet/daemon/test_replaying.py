@@ -20,6 +20,7 @@ from agents.records import (
     Record,
     Workload,
 )
+from benchmarks.harness import drawn
 from fleet.config.device_files import parse_device
 from fleet.config.settings import load_fleet
 from fleet.daemon.device_choice import DeviceChoice
@@ -51,9 +52,9 @@ def replaying(records: Path, **changes: Any) -> dict[DeviceId, DeviceSpec]:
 
 def answers(worker: ReplayWorker, workload: Workload) -> list[Record]:
     """What a replay device says of twelve candidates."""
-    drawn = tuple(worker.propose(workload, 12, seed=0))
+    candidates = tuple(drawn(worker, workload, 12))
     workloads = {workload.workload_id: workload}
-    return worker.measure(Batch(candidates=drawn, workloads=workloads, protocol=Protocol()))
+    return worker.measure(Batch(candidates=candidates, workloads=workloads, protocol=Protocol()))
 
 
 @pytest.fixture

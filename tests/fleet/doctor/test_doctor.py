@@ -79,7 +79,7 @@ FOUND_ON: list[tuple[Descriptor, str, str, str]] = [
         "warning",
         "cannot be compiled ... /opt/cuda",
     ),
-    (gpu_host(GPU), "missing_modules: [pynvml], nvidia_driver: true", "note", "nvidia-ml-py"),
+    (gpu_host(GPU), "missing_modules: [pynvml], nvidia_driver: true", "warning", "nvidia-ml-py"),
     (msgspec.structs.replace(x86_host(), versions=(("apache-tvm", "0.28.0"),)), "", "warning", "0.28.0"),
     *((x86_host(), *line) for line in cells(FOUND)),  # type: ignore[misc]
 ]
@@ -236,7 +236,7 @@ def test_devices_that_are_refused_for_one_reason_share_a_finding_and_the_worst_c
     assert "CUDA device 3" in str(only(diagnose(gpu_host(GPU), [cuda_spec(index=3)], QUIET)))
     state = replace(QUIET, missing_modules=("pynvml", "tornado", "tvm"), nvidia_driver=True)
     levels = [finding.level for finding in diagnose(gpu_host(GPU), [], state)]
-    assert levels == [Level.ERROR, Level.WARNING, Level.NOTE]
+    assert levels == [Level.ERROR, Level.WARNING, Level.WARNING]
 
 
 def test_this_host_can_be_looked_at_and_judged(tmp_path: Path) -> None:

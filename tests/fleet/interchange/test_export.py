@@ -8,6 +8,7 @@ import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import get_args
 
 import pyarrow.parquet as pq
 import pytest
@@ -15,7 +16,7 @@ import yaml
 
 from agents.device.replay_file import open_file, read_head, read_workloads
 from agents.records import NOISE, Outcome
-from fleet.cli.interchange import FormatOption
+from fleet.cli.interchange import ExportFormat
 from fleet.errors import FleetError, StoreError, StoreFull
 from fleet.interchange import export_parquet, export_source
 from fleet.interchange.export_store import FORMATS, ExportResult, export
@@ -105,7 +106,9 @@ def test_a_folder_has_a_file_a_device_and_the_same_bytes_for_the_same_version(
     result = export(growing, folder, "parquet", ["dev-b", "dev-a", "dev-a"])
     files = (folder / "dev-a.parquet", folder / "dev-b.parquet")
     version = growing.version
-    assert result == ExportResult(fmt="parquet", files=files, records=42, skipped={}, table_version=version)
+    assert result == ExportResult(
+        format="parquet", files=files, records=42, skipped={}, table_version=version
+    )
     manifest = yaml.safe_load((folder / "export.yaml").read_text())
     assert manifest["records"] == {"dev-a": 21, "dev-b": 21}
     assert set(pq.read_table(folder / "dev-b.parquet").column("device_id").to_pylist()) == {"dev-b"}
@@ -115,7 +118,7 @@ def test_a_folder_has_a_file_a_device_and_the_same_bytes_for_the_same_version(
 
 
 def test_the_formats_of_the_help_are_those_of_the_export() -> None:
-    assert [form.value for form in FormatOption] == list(FORMATS)
+    assert list(get_args(ExportFormat)) == list(FORMATS)
 
 
 def test_rows_are_streamed_in_groups_of_bounded_size(

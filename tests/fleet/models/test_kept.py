@@ -132,7 +132,7 @@ def test_an_onboarded_device_is_served_by_what_was_judged(
     registry, name, judged = version
     workload = WORKLOADS[3]
     candidates = [candidate(workload, *tiles) for tiles in TILES]
-    block = Extractor(DEFAULT_SPEC).extract({workload.workload_id: workload}, candidates)
+    block = Extractor(DEFAULT_SPEC).extract(workload, candidates)
     expected = judged.score_unseen(block)
     again = load_adapted(registry.path(name), NEW, DEFAULT_SPEC)
     np.testing.assert_array_equal(again.score_unseen(block), expected)
@@ -158,7 +158,7 @@ def test_an_evaluation_judges_what_serves(
         writer.append([record_of(one, NEW, 1e-3 * (1 + place)) for place, one in enumerate(later)])
     settings = FleetConfig.model_validate({"store": {"path": str(store)}})
     [found] = evaluate_model(settings, registry.folder, name, [NEW])[0].metrics[name, NEW]
-    block = Extractor(DEFAULT_SPEC).extract({WORKLOADS[0].workload_id: WORKLOADS[0]}, later)
+    block = Extractor(DEFAULT_SPEC).extract(WORKLOADS[0], later)
     scores = judged.score_unseen(block)
     assert not np.array_equal(scores, judged.model.score(block, NEW))
     group, secs = np.zeros(len(later), dtype=np.int32), 1e-3 * np.arange(1.0, len(later) + 1)

@@ -123,7 +123,7 @@ def test_whoever_serves_scores_with_the_features_that_it_reads(
     served: Registry, trained: MtlTLP, store: Path
 ) -> None:
     workload, some = HELD[0], candidates_of(HELD[0], 6)
-    block = Extractor().extract({workload.workload_id: workload}, some, CPU_LAYOUT)
+    block = Extractor().extract(workload, some, CPU_LAYOUT)
     expected = trained.score(block, B)
     ranker = CandidateRanker(served)
     ranking = ranker.rank(workload, B, some)

@@ -43,7 +43,7 @@ def test_the_order_is_that_of_the_champions_scores_without_a_restart(registry: R
     candidates = candidates_of(WORKLOAD, 40)
     ranker = CandidateRanker(registry)
     before = ranker.rank(WORKLOAD, "box.a", candidates)
-    block = Extractor().extract({WORKLOAD.workload_id: WORKLOAD}, candidates)
+    block = Extractor().extract(WORKLOAD, candidates)
     scores = small_model("box.a", "box.b").score(block, "box.a")
     assert before.scores == tuple(scores.tolist())
     assert sorted(before.order) == list(range(40))

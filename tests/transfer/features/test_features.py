@@ -30,7 +30,7 @@ SLOTS = (*HARDWARE_NAMES, *MEASURED_NAMES)
 def extract(*traces: str) -> FeatureBlock:
     workload = gmm_workload()
     candidates = [Candidate(workload_id=workload.workload_id, trace=trace) for trace in traces]
-    return Extractor().extract([workload] * len(traces), candidates)
+    return Extractor().extract(workload, candidates)
 
 
 def summary(block: FeatureBlock, row: int = 0) -> dict[str, float]:
@@ -45,8 +45,8 @@ def test_a_candidate_has_the_same_features_in_any_company(monkeypatch: pytest.Mo
     monkeypatch.setattr("transfer.features.extractor._TABLE_LIMIT", 5)
     workload, used = gmm_workload(), Extractor()
     for candidate in gmm_candidates(workload, 4):
-        block = used.extract([workload], [candidate])
-        assert_same_features(block, Extractor().extract([workload], [candidate]))
+        block = used.extract(workload, [candidate])
+        assert_same_features(block, Extractor().extract(workload, [candidate]))
 
 
 @pytest.mark.parametrize(
@@ -108,16 +108,10 @@ def test_what_cannot_be_extracted_is_named() -> None:
     workload = gmm_workload()
     bad = Candidate(workload_id=workload.workload_id, trace="nonsense")
     with pytest.raises(TraceError, match=bad.candidate_id):
-        Extractor().extract([workload], [bad])
+        Extractor().extract(workload, [bad])
     strange = Candidate(workload_id=workload.workload_id, trace="", dialect="klingon")
-    for workloads, words in (
-        ([workload], "klingon"),
-        ({}, "workloads are not given"),
-        ([], "give one each"),
-        ([gmm_workload("another")], "got workload"),
-    ):
-        with pytest.raises(TransferError, match=words):
-            Extractor().extract(workloads, [strange])
+    with pytest.raises(TransferError, match="klingon"):
+        Extractor().extract(workload, [strange])
     with pytest.raises(TransferError, match="train the model again"):
         Extractor(replace(DEFAULT_SPEC, number_names=("other",)))
 

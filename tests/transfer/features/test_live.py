@@ -48,7 +48,7 @@ def test_live_features_are_those_of_the_stored_traces(program: str, space: str) 
     workload, schedules, stored = live_and_stored(operator, [*map(int, args)], Family(family), int(count))
     assert len(schedules) >= int(count) // 2
     extractor = Extractor()
-    expected = extractor.extract([workload] * len(stored), stored)
+    expected = extractor.extract(workload, stored)
     assert_same_features(Extractor().extract_live(workload, schedules), expected)
     assert_same_features(extractor.extract_live(workload, schedules), expected)
     # Alone, and out of order.
@@ -80,7 +80,7 @@ def test_tiles_with_the_same_structural_hash_do_not_mix() -> None:
         schedule = replayed(tvm.ir.load_json(workload.module_json), trace)
         stored = [Candidate(workload_id=workload.workload_id, trace=trace)]
         assert_same_features(
-            extractor.extract_live(workload, [schedule]), Extractor().extract([workload], stored)
+            extractor.extract_live(workload, [schedule]), Extractor().extract(workload, stored)
         )
 
 
@@ -91,7 +91,7 @@ def test_decisions_give_the_features_of_their_traces(max_steps: int) -> None:
     traces += [NRM_TRACE, gmm_trace(tail=False), *traces[:3]]
     spec = replace(DEFAULT_SPEC, max_steps=max_steps)
     stored = [Candidate(workload_id=workload.workload_id, trace=trace) for trace in traces]
-    expected = Extractor(spec).extract([workload] * len(stored), stored)
+    expected = Extractor(spec).extract(workload, stored)
     extractor = Extractor(spec)
     decided = [extractor.decided(workload, trace) for trace in traces]
     assert_same_features(extractor.extract_decided(workload, decided), expected)

@@ -30,7 +30,7 @@ def summary(name: str, arguments: str, trace: str, dialect: str = "autotvm") -> 
     task = {"dialect": "autotvm", "name": name, "args": arguments_of(arguments)}
     workload = program_workload(canonical_json(task))
     candidate = Candidate(workload_id=workload.workload_id, trace=trace, dialect=dialect)
-    block = Extractor().extract([workload], [candidate])
+    block = Extractor().extract(workload, [candidate])
     return dict(zip(DEFAULT_SPEC.summary_names, block.summary[0].tolist(), strict=True))
 
 
