@@ -203,7 +203,7 @@ class FakeFleet:
             of_workload.setdefault(candidate.workload_id, []).append(candidate)
         with self._writer.state.turn() as turn:
             for workload_id, some in of_workload.items():
-                turn.add_candidates(_FAMILY, workload_id, some, are_measured=True)
+                turn.add_candidates(_FAMILY, workload_id, some)
                 turn.settle_candidates(_FAMILY, workload_id, [one.candidate_id for one in some])
             for record in records:
                 if record.is_quarantined:

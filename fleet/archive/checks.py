@@ -204,6 +204,8 @@ def state_faults(path: Path, state: StateSeen, totals: Seen, outcomes: Outcomes)
                 yield f"{wrong} sums over results are not what the results make"
             if is_whole:
                 state.results = _numbers(reader.results())
+                if damaged := reader.damaged_candidates():
+                    yield f"the traces of {damaged} of its candidates are not what was written"
     except StoreError as error:
         yield str(error)
     except (TypeError, ValueError, AttributeError):

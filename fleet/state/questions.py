@@ -13,7 +13,17 @@ from pathlib import Path
 
 from agents.records import Candidate, CandidateId, DeviceId, WorkloadId
 from fleet.state.contents import Contents
-from fleet.state.rows import LOST, OK, OUTCOMES, CandidateTraits, KeptResult, Result, Tally, unpack_trace
+from fleet.state.rows import (
+    LOST,
+    OK,
+    OUTCOMES,
+    CandidateTraits,
+    KeptResult,
+    Result,
+    Tally,
+    unpack_trace,
+    whole_candidates,
+)
 from fleet.state.schema import (
     IN_GROUP,
     Group,
@@ -297,15 +307,11 @@ class Questions(ResultQuestions):
         )
         return [(number, CandidateId(value.hex())) for number, value in rows]
 
-    def waiting_candidates(self) -> list[tuple[str, WorkloadId, CandidateId, int]]:
-        """Candidates that nobody has measured, oldest first: family, workload, id and number of each."""
-        text = self._labels.text
-        return [
-            (text(family), WorkloadId(text(workload)), CandidateId(value.hex()), number)
-            for family, workload, value, number in self._rows(
-                "SELECT family, workload, id, number FROM candidate WHERE is_waiting ORDER BY number"
-            )
-        ]
+    def damaged_candidates(self) -> int:
+        """How many candidates have a trace that cannot be read, or that is of another id."""
+        rows = self._rows("SELECT * FROM candidate ORDER BY number")
+        whole = sum(1 for _ in whole_candidates(rows, self._labels.texts))
+        return self._number("SELECT count(*) FROM candidate") - whole
 
     def traits(self, families: Sequence[str], workload_id: WorkloadId) -> dict[CandidateId, CandidateTraits]:
         """What is known of the candidates of a workload, in the order in which they became known.

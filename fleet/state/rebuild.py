@@ -15,10 +15,9 @@ from pathlib import Path
 from typing import Any
 
 from agents.files import free_name, fsync
-from agents.records import Candidate, WorkloadId
 from agents.sqlite_files import finish_rebuild, is_damage, rebuilt_of
 from fleet.state.rebuilt_table import RebuiltTable
-from fleet.state.rows import checksum, unpack_trace
+from fleet.state.rows import checksum, whole_candidates
 from fleet.state.schema import state_errors
 from fleet.state.state_file import StateFile
 from fleet.store.delta.log import RECORDS
@@ -90,7 +89,7 @@ def _readable(path: Path) -> dict[str, list[tuple[Any, ...]]]:
     numbers = {text: number for number, text in reversed(rows_by_table["label"]) if isinstance(text, str)}
     labels = {number: text for text, number in numbers.items()}
     rows_by_table["label"] = list(labels.items())
-    rows_by_table["candidate"] = _whole_candidates(rows_by_table["candidate"], labels)
+    rows_by_table["candidate"] = list(whole_candidates(rows_by_table["candidate"], labels))
     rows_by_table["data_file"] = [
         row
         for row in rows_by_table["data_file"]
@@ -110,27 +109,6 @@ def _whole_events(rows: Iterable[tuple[Any, ...]], begun: int) -> Iterator[tuple
         if row[0] != count or not _is_sum(row[2], row[1]):
             return
         yield row
-
-
-def _whole_candidates(rows: list[tuple[Any, ...]], labels: dict[int, str]) -> list[tuple[Any, ...]]:
-    """Those whose trace can be read and is that of their id."""
-    bases: dict[int, str] = {}
-    whole: list[tuple[Any, ...]] = []
-    for row in rows:
-        number, family, workload, value, _, _, dialect, origin, packed, base = row
-        try:
-            trace = unpack_trace(packed, None if base is None else bases[base])
-            candidate = Candidate(
-                workload_id=WorkloadId(labels[workload]), dialect=dialect, origin=origin, trace=trace
-            )
-            is_whole = family in labels and candidate.candidate_id == value.hex()
-        except (ValueError, TypeError, LookupError, AttributeError):
-            continue
-        if is_whole:
-            whole.append(row)
-            if base is None:
-                bases[number] = trace
-    return whole
 
 
 def _is_sum(total: object, *parts: object) -> bool:
