@@ -1,6 +1,6 @@
 """A whole coordinator with replay devices and trainings in one child process, for `benchmarks.chaos` to kill.
 
-The real `fleet.engine.coordinator.Coordinator` over `fleet.transport.local.LocalTransport`, with the real
+The real `fleet.engine.coordinator.Coordinator` over `benchmarks.faulty_transport.FaultyTransport`, with the real
 refresher and registry: store and its state file, model versions and one spool a device, all on the disk under
 the fault points. What is submitted, kept, acknowledged and published is written down where it happens: around
 the methods that make it durable. `Trouble` is what happens to it beside kills: agents die and freeze, the
@@ -26,6 +26,7 @@ from benchmarks.chaos_children import STILL, Forks, wake_training
 from benchmarks.chaos_life import RECORDED, WORKLOADS, Load, set_defaults
 from benchmarks.chaos_models import KEEP, fork_trainings, watch_registry
 from benchmarks.chaos_watch import Watched, look
+from benchmarks.faulty_transport import FaultyTransport
 from benchmarks.fleet_up import patience
 from benchmarks.made_up import replay_specs
 from fleet.core.words import Limits
@@ -42,7 +43,6 @@ from fleet.planner.workload_discovery import WorkloadChoice
 from fleet.refresh.refresher import Refresher, RefreshSettings
 from fleet.store.lanes import LaneSettings
 from fleet.store.store import Store
-from fleet.transport.local import LocalTransport
 
 #: Devices that replay the same records with different seeds.
 DEVICES = ("one", "two", "three")
@@ -119,7 +119,7 @@ class _Fleet:
     """A coordinator with its transport and its refresher."""
 
     coordinator: Coordinator
-    transport: LocalTransport
+    transport: FaultyTransport
     refresher: Refresher
     host: Host
 
@@ -151,7 +151,7 @@ def _opened(load: Load, host: Host, recorded: Path) -> Iterator[_Fleet]:
     disk, models = load.disk, load.disk / "models"
     clock = FleetClock(wall=lambda: host.wall, steady=lambda: host.steady)
     requests_per_poll = load.rng.choice((1, 3, 64))
-    transport = LocalTransport(
+    transport = FaultyTransport(
         protocol=Protocol(),
         spool_root=disk / "spool",
         heartbeat_secs=0.0,
@@ -247,7 +247,7 @@ class Trouble:
     """
 
     load: Load
-    transport: LocalTransport
+    transport: FaultyTransport
     host: Host
     refresher: Refresher
     is_guilty: bool

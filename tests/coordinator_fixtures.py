@@ -19,6 +19,7 @@ import yaml
 from msgspec import structs
 
 from agents.records import DeviceId, DeviceSpec
+from benchmarks.faulty_transport import FaultyTransport
 from fleet.config.device_changes import DeviceFiles
 from fleet.config.device_folder import DeviceFolder, FoundDevices, retire_file
 from fleet.core.events import Event
@@ -182,7 +183,7 @@ class Fleet:
     lanes: LaneSettings | None = None
 
     @contextmanager
-    def coordinator(self) -> Iterator[tuple[Coordinator, LocalTransport]]:
+    def coordinator(self) -> Iterator[tuple[Coordinator, FaultyTransport]]:
         """One life of the coordinator and its agents; ends without any order, as after a kill."""
         told = CoordinatorSettings(protocol=PROTOCOL, choice=CHOICE, limits=self.limits, **self.settings)
         self.clock.start_again()
@@ -191,7 +192,7 @@ class Fleet:
         with ExitStack() as stack:
             # Opening may be killed too; a lock that is held by nobody is what a kill leaves.
             store = stack.enter_context(Store.open(self.folder / "store", settings=self.lanes))
-            transport = LocalTransport(
+            transport = FaultyTransport(
                 protocol=PROTOCOL, spool_root=self.folder / "spool", heartbeat_secs=0.05
             )
             stack.callback(transport.close, 1.0)

@@ -10,9 +10,9 @@ import pytest
 
 from agents.device.messages import Batch
 from agents.records import Lease
+from benchmarks.faulty_transport import FaultyTransport
 from fleet.core.words import Limits
 from fleet.engine.coordinator import Coordinator
-from fleet.transport.local import LocalTransport
 from tests.coordinator_fixtures import ALL, ONE, Fleet, make_fleet
 
 #: Fifty jobs are leased at once.
@@ -27,7 +27,7 @@ def check_nobody_is_blamed(view: dict[str, Any], *, expiries: int = 0) -> None:
     assert view["jobs"]["quarantined"] == 0
 
 
-def turn_until_leased(fleet: Fleet, coordinator: Coordinator, transport: LocalTransport) -> list[Any]:
+def turn_until_leased(fleet: Fleet, coordinator: Coordinator, transport: FaultyTransport) -> list[Any]:
     """Let every device have a lease; returns their batches, which no agent has yet."""
     held: list[Any] = []
     with mock.patch.object(transport, "measure", lambda *asked: held.append(asked)):
