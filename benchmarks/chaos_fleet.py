@@ -1,7 +1,7 @@
 """A whole coordinator with replay devices and trainings in one child process, for `benchmarks.chaos` to kill.
 
-The real `fleet.engine.coordinator.Coordinator` over `benchmarks.faulty_transport.FaultyTransport`, with the real
-refresher and registry: store and its state file, model versions and one spool a device, all on the disk under
+The real `fleet.engine.coordinator.Coordinator` over a `benchmarks.faulty_transport.FaultyTransport`, with the
+real refresher and registry: store and its state file, model versions and one spool a device, all on the disk under
 the fault points. What is submitted, kept, acknowledged and published is written down where it happens: around
 the methods that make it durable. `Trouble` is what happens to it beside kills: agents die and freeze, the
 clock is set forwards and back, the training is killed or stands still, a person takes a champion back. `Host`

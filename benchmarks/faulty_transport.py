@@ -1,4 +1,4 @@
-"""Agents in this process that die and freeze when they are told to, for chaos and for the coordinator's tests."""
+"""Agents in this process that die and freeze on demand, for chaos and for the coordinator's tests."""
 
 from __future__ import annotations
 
