@@ -1,11 +1,11 @@
 """A whole coordinator with replay devices and trainings in one child process, for `benchmarks.chaos` to kill.
 
 The real `fleet.engine.coordinator.Coordinator` over a `benchmarks.faulty_transport.FaultyTransport`, with the
-real refresher and registry: store and its state file, model versions and one spool a device, all on the disk under
-the fault points. What is submitted, kept, acknowledged and published is written down where it happens: around
-the methods that make it durable. `Trouble` is what happens to it beside kills: agents die and freeze, the
-clock is set forwards and back, the training is killed or stands still, a person takes a champion back. `Host`
-is the host that the coordinator believes to be on.
+real refresher and registry: store and its state file, model versions and one spool a device, all on the disk
+under the fault points. What is submitted, kept, acknowledged and published is written down where it happens:
+around the methods that make it durable. `Trouble` is what happens to it beside kills: agents die and freeze,
+the clock is set forwards and back, the training is killed or stands still, a person takes a champion back.
+`Host` is the host that the coordinator believes to be on.
 """
 
 from __future__ import annotations
@@ -175,7 +175,7 @@ def _opened(load: Load, host: Host, recorded: Path) -> Iterator[_Fleet]:
             notices=Notices(None),
             trainer=refresher,
             ranker=CandidateRanker(RegistryReader(models)),
-            uncertainty=Uncertainty(RegistryReader(models)),
+            uncertainty=Uncertainty(RegistryReader(models)).of,
             clock=clock,
         )
         coordinator = Coordinator(context)

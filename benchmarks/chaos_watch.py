@@ -241,7 +241,7 @@ def look(log: HistoryLog, history: Path, disk: Path) -> None:
     try:
         stored = stored_in(store)
         late = late_records(store.state)
-        state = EventLog(store.state, Limits()).state
+        state = EventLog(store.state, Limits(), time.time).state
     finally:
         store.abandon()  # what waits for the table waits on
     known = read_history(history)

@@ -160,7 +160,7 @@ def engine(
                         notices=notices,
                         trainer=trainer,
                         ranker=CandidateRanker(RegistryReader(options.models)),
-                        uncertainty=Uncertainty(RegistryReader(options.models)),
+                        uncertainty=Uncertainty(RegistryReader(options.models)).of,
                         clock=clock,
                         source=devices,
                         launch=launch,

@@ -30,9 +30,10 @@ from fleet.engine.notices import Notices, Steadiness
 from fleet.engine.record_sink import DeadLetters, RecordSink
 from fleet.engine.roster import Roster
 from fleet.errors import FleetError, disk_errors
-from fleet.planner.candidate_ranker import CandidateRanker, Uncertainty
+from fleet.planner.candidate_ranker import CandidateRanker
 from fleet.planner.imported_candidates import ImportedCandidates
 from fleet.planner.job_planner import JobPlanner, PlannerContext
+from fleet.planner.job_queues import UncertaintyOf, no_uncertainty
 from fleet.planner.noise_runs import NoiseRuns
 from fleet.planner.workload_discovery import WorkloadChoice, WorkloadDiscovery, WorkloadModules
 from fleet.requests.kinds import RequestDesk
@@ -170,7 +171,7 @@ class EngineContext:
     #: Lets the champions choose among drawn candidates; without one, those drawn first are taken.
     ranker: CandidateRanker | None = None
     #: Knows how unsure the champions are of workloads; without it, none is preferred for that.
-    uncertainty: Uncertainty | None = None
+    uncertainty: UncertaintyOf = no_uncertainty
     #: The time; each turn moves it on.
     clock: FleetClock = field(default_factory=FleetClock)
     #: Where devices that come, change and leave are described; without it the devices stay.
@@ -226,7 +227,7 @@ def assemble(context: EngineContext) -> Composition:
     with disk_errors("making the folder of the daemon", context.root):
         make_folder(context.root)
     root, store, settings = context.root, context.store, context.settings
-    event_log = EventLog(store.state, settings.limits)
+    event_log = EventLog(store.state, settings.limits, context.clock)
     stored = {device_id: entry.spec for device_id, entry in store.devices().items()}
     roster = Roster(stored, context.specs, settings.protocol)
     coverage = Coverage(store.state, roster.sharing, (), live=roster.live_names)
@@ -278,7 +279,7 @@ def _planner_context(
         families=roster.sharing,
         spaces=roster.spaces,
         propose=lambda device_id, request: context.transport.propose(device_id, up[device_id], request),
-        submit=lambda job: event_log.append(ev.JobSubmitted(at_secs=context.clock(), job=job)),
+        submit=lambda job: event_log.append(ev.JobSubmitted(job=job)),
         log=context.notices.log,
         thread=thread,
         ranker=context.ranker,
@@ -287,6 +288,6 @@ def _planner_context(
         exploration=settings.exploration,
         turns=roster.turns,
         is_open=lambda device_id: not event_log.state.describe(device_id)["closed"],
-        uncertainty=context.uncertainty.of if context.uncertainty is not None else None,
+        uncertainty=context.uncertainty,
         imports=ImportedCandidates(roster.live_names),
     )

@@ -35,7 +35,6 @@ class DeviceUpdates:
         """The event that brings a device in."""
         parts = self._parts
         return ev.DeviceAdded(
-            at_secs=parts.clock(),
             device_id=device_id,
             family=parts.roster.families[device_id],
             policy=parts.settings.policy_of(device_id),
@@ -93,13 +92,13 @@ class DeviceUpdates:
         parts.roster.retire(device_id)
         parts.planner.forget(device_id)
         parts.transport.forget(device_id)
-        parts.event_log.append(ev.DeviceRetired(at_secs=parts.clock(), device_id=device_id, reason=reason))
+        parts.event_log.append(ev.DeviceRetired(device_id=device_id, reason=reason))
         text = f"{device_id}: leaves the fleet, for {reason}; its records and its model stay"
         parts.notices.log(text, kind="retired")
 
     def _start_anew(self, device_id: DeviceId, reason: str) -> None:
         parts = self._parts
-        parts.event_log.append(ev.DeviceChanged(at_secs=parts.clock(), device_id=device_id, reason=reason))
+        parts.event_log.append(ev.DeviceChanged(device_id=device_id, reason=reason))
         parts.notices.log(f"{device_id}: its agent is started anew: {reason}", kind="changed")
 
     def _part_with_others(self, handled: Collection[DeviceId]) -> None:
@@ -112,12 +111,11 @@ class DeviceUpdates:
             reason = files.why_not(device_id)
             if status["state"] == DeviceState.RETIRED or (reason and status["reason"] == reason):
                 continue
-            now = parts.clock()
             if reason:
-                parts.event_log.append(ev.DeviceLeftOut(at_secs=now, device_id=device_id, reason=reason))
+                parts.event_log.append(ev.DeviceLeftOut(device_id=device_id, reason=reason))
             else:
                 reason = "it has no device file now"
-                parts.event_log.append(ev.DeviceRetired(at_secs=now, device_id=device_id, reason=reason))
+                parts.event_log.append(ev.DeviceRetired(device_id=device_id, reason=reason))
 
     def _tell_faults(self, faults: Mapping[DeviceId, str]) -> None:
         notices = self._parts.notices

@@ -368,7 +368,5 @@ def _take_rows(parts: Composition, device_id: DeviceId, path: Path) -> dict[str,
     if done.appended:
         parts.coverage.refresh(device_id)
     if device_id in parts.roster.specs and done.appended:
-        now = parts.clock()
-        stored = ev.RecordsStored(at_secs=now, device_id=device_id, count=done.appended, ok=ok)
-        parts.event_log.append(stored)
+        parts.event_log.append(ev.RecordsStored(device_id=device_id, count=done.appended, ok=ok))
     return {"appended": done.appended, "duplicates": done.duplicates, "table_version": done.table_version}

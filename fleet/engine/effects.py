@@ -34,7 +34,7 @@ class LeaseDispatcher:
 
     def grant(self, grant: GrantLease) -> None:
         """Send what is left of a job to its agent; a job of which nothing can be sent ends."""
-        parts, now = self._parts, self._parts.clock()
+        parts = self._parts
         if (job := parts.state.job(grant.job_id)) is None:
             return
         family = self._families[job.device_id]
@@ -61,12 +61,10 @@ class LeaseDispatcher:
             count = len(unfinished)
             reason = f"the traces of its {count} candidates are gone, or their workloads are not measured now"
             name = job.device_id
-            parts.event_log.append(
-                JobCancelled(at_secs=now, device_id=name, job_id=job.job_id, reason=reason)
-            )
+            parts.event_log.append(JobCancelled(device_id=name, job_id=job.job_id, reason=reason))
         else:
             lease = job.device_id, job.job_id, grant.fencing_token, grant.incarnation
-            parts.event_log.append(parts.tallies.finish(*lease, now))
+            parts.event_log.append(parts.tallies.finish(*lease))
 
     def _workloads(self, job: Job) -> Mapping[WorkloadId, Workload]:
         """What the candidates of a job may be of: what its device measures, or what its request asks for.
@@ -145,9 +143,7 @@ class EffectRunner:
                     self._flush()  # it reads the table
                     parts.trainer.start(family, reasons)
                 else:
-                    text = "nothing trains here"
-                    done = ev.TrainingFinished(at_secs=parts.clock(), family=family, text=text)
-                    parts.event_log.append(done)
+                    parts.event_log.append(ev.TrainingFinished(family=family, text="nothing trains here"))
             case ev.StopTraining(family=family) if parts.trainer is not None:
                 parts.trainer.stop(family)
             case ev.StartDriver(request_id=request_id):
@@ -191,9 +187,7 @@ class EffectRunner:
         try:
             (parts.source or FixedDevices({})).retire(device_id)
         except (FleetError, OSError) as error:
-            now, reason = parts.clock(), str(error)
-            ended = ev.RequestEnded(at_secs=now, request_id=request_id, result={}, reason=reason)
-            parts.event_log.append(ended)
+            parts.event_log.append(ev.RequestEnded(request_id=request_id, result={}, reason=str(error)))
 
     def _flush(self) -> None:
         """Bring all rows into the table, as far as the disk has room."""

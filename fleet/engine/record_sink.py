@@ -238,7 +238,7 @@ class RecordSink:
         self.letters.notes.clear()
         return notes
 
-    def take(self, arrivals: Sequence[Arrival], state: FleetState, now: float) -> Intake:
+    def take(self, arrivals: Sequence[Arrival], state: FleetState) -> Intake:
         """Keep what arrived, in the order in which it came; the state says what each lease is worth.
 
         Raises:
@@ -246,7 +246,7 @@ class RecordSink:
             StoreError: The disk failed.
         """
         try:
-            return self._take(arrivals, state, now)
+            return self._take(arrivals, state)
         except StoreFull:
             raise
         except FAULTS:
@@ -258,26 +258,26 @@ class RecordSink:
         # Whoever measured them is done with them: trying again would give the same.
         for refusal in refusals:
             self._leave(refusal, state)
-        intake = self._take(good, state, now)
+        intake = self._take(good, state)
         intake.refusals = refusals
         for refusal in refusals:
             arrival, names = refusal.arrival, record_ids(refusal.records)
             intake.acknowledge.append((arrival.device_id, arrival.incarnation, names))
         return intake
 
-    def _take(self, arrivals: Sequence[Arrival], state: FleetState, now: float) -> Intake:
+    def _take(self, arrivals: Sequence[Arrival], state: FleetState) -> Intake:
         intake = Intake()
         by_verdict = sort(arrivals, state.verdict)
         for arrival in by_verdict[Verdict.LATE]:
-            self._keep_late(arrival, now)
+            self._keep_late(arrival)
         stored = [*by_verdict[Verdict.COUNTS], *by_verdict[Verdict.REPEATED]]
         records = [record for arrival in stored for record in arrival.records]
         check_flags(records)
         fresh = self._store.take(records)
         intake.events, self._untold = self._untold, []
-        self._count(fresh, intake, now)
+        self._count(fresh, intake)
         for arrival in by_verdict[Verdict.COUNTS]:
-            self._finish(arrival, state, intake, now)
+            self._finish(arrival, state, intake)
         for arrival in arrivals:
             names = tuple(record.record_id for record in arrival.records)
             intake.acknowledge.append((arrival.device_id, arrival.incarnation, names))
@@ -298,16 +298,16 @@ class RecordSink:
             skipped |= self._coverage.measured_among(job.device_id, of, some) if may_skip else set()
         return [candidate_id for candidate_id in unfinished if candidate_id not in skipped]
 
-    def _count(self, records: Sequence[Record], intake: Intake, now: float) -> None:
+    def _count(self, records: Sequence[Record], intake: Intake) -> None:
         """Tell everybody of records that the store takes in."""
         self._coverage.add(records)
         for record in records:
             intake.fresh.setdefault(record.device_id, []).append(record)
         for device_id, some in intake.fresh.items():
             ok = sum(record.outcome is Outcome.OK for record in some)
-            intake.events.append(RecordsStored(at_secs=now, device_id=device_id, count=len(some), ok=ok))
+            intake.events.append(RecordsStored(device_id=device_id, count=len(some), ok=ok))
 
-    def _finish(self, arrival: Arrival, state: FleetState, intake: Intake, now: float) -> None:
+    def _finish(self, arrival: Arrival, state: FleetState, intake: Intake) -> None:
         """Tell of a job that has all its records now."""
         if arrival.lease is None:
             return
@@ -317,7 +317,7 @@ class RecordSink:
         if job is None or not (arrival.is_last or (arrival.is_leftover and not self.unfinished(job, {}))):
             return
         intake.events.append(
-            self._tallies.finish(arrival.device_id, job_id, fencing_token, arrival.incarnation, now)
+            self._tallies.finish(arrival.device_id, job_id, fencing_token, arrival.incarnation)
         )
 
     def _leave(self, refusal: Refusal, state: FleetState) -> None:
@@ -333,7 +333,7 @@ class RecordSink:
                 family = self._families[arrival.device_id]
                 self._candidates.block((family, record.workload_id), [record.candidate_id])
 
-    def _keep_late(self, arrival: Arrival, now: float) -> None:
+    def _keep_late(self, arrival: Arrival) -> None:
         assert arrival.lease is not None
         flags = self._store.are_stored(arrival.records)
         late = [record for record, is_stored in zip(arrival.records, flags, strict=True) if not is_stored]
@@ -341,7 +341,6 @@ class RecordSink:
             return
         self._untold.append(
             ResultArrivedLate(
-                at_secs=now,
                 device_id=arrival.device_id,
                 job_id=JobId(arrival.lease.job_id),
                 fencing_token=arrival.lease.fencing_token,

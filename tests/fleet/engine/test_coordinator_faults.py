@@ -176,7 +176,7 @@ def test_a_host_that_cannot_measure_blames_no_job(is_blameless: bool) -> None:
         is_blameless=is_blameless,
     )
     state = leased_state()
-    [event] = events_of(failed, state, 5.0, 5.0)
+    [event] = events_of(failed, state, 5.0)
     assert isinstance(event, AgentDied if is_blameless else JobCrashed)
     state.apply(event)
     # Either way the device gets another agent, and the job is still there.

@@ -163,7 +163,7 @@ def test_an_agent_is_told_the_latest_and_is_not_believed_when_it_draws_an_older_
     state: StateFile, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lab, old = Lab(state, (A,), WORKLOAD), make_record(7, workload=WORKLOAD.workload_id, device=A)
-    monkeypatch.setattr(lab.planner.requests, "_most_excluded", 2)
+    monkeypatch.setattr("fleet.planner.candidate_requests.MOST_EXCLUDED", 2)
     older = Candidate(workload_id=WORKLOAD.workload_id, trace=old.trace)
     lab.take_in([old])
     latest = drawn(2)
