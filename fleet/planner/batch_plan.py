@@ -85,7 +85,6 @@ def plan_jobs(
     progress: Mapping[DeviceId, DeviceProgress],
     *,
     seed: int,
-    batch_size: int = BATCH_SIZE,
 ) -> list[DeviceBatch]:
     """Plan what is still to be measured: every candidate of every pool once on every device.
 
@@ -106,7 +105,7 @@ def plan_jobs(
                 for candidate in mix
                 if candidate.candidate_id not in history.measured
             ]
-            planned += _batches(device_id, missing, history.attempts, batch_size)
+            planned += _batches(device_id, missing, history.attempts)
         random.Random(f"{seed}/batches").shuffle(planned)
         jobs += planned
     return jobs
@@ -176,12 +175,10 @@ def plan_remeasure(
     device_id: DeviceId,
     attempts: Mapping[CandidateId, int],
     candidates: Iterable[Candidate],
-    *,
-    batch_size: int = BATCH_SIZE,
 ) -> list[DeviceBatch]:
     """Plan a second measurement of what `remeasure_sample` has drawn, of which the traces are given."""
     again = [replace(candidate, origin=REMEASURE) for candidate in candidates]
-    return _batches(device_id, again, attempts, batch_size)
+    return _batches(device_id, again, attempts)
 
 
 def plan_noise(
@@ -190,7 +187,6 @@ def plan_noise(
     *,
     count: int,
     seed: int,
-    batch_size: int = BATCH_SIZE,
 ) -> list[DeviceBatch]:
     """Plan an A/A run of one device: the same candidates twice, in two random orders, nothing changed.
 
@@ -204,7 +200,6 @@ def plan_noise(
         count: Candidates to choose among the settled `ok` ones that were measured in full. Those with a
             suspect record will do: what drifted then need not drift now.
         seed: Draws the candidates and the orders.
-        batch_size: Most candidates in one batch.
 
     Returns:
         Jobs of the first half, then of the second; none where there is no such candidate.
@@ -228,7 +223,7 @@ def plan_noise(
         order = random.Random(f"{seed}/noise/{attempt}").sample(chosen, len(chosen))
         candidates = _as_candidates(order, NOISE)
         attempts = {candidate.candidate_id: attempt for candidate in candidates}
-        jobs += _batches(chosen[0].device_id, candidates, attempts, batch_size)
+        jobs += _batches(chosen[0].device_id, candidates, attempts)
     return jobs
 
 
@@ -254,7 +249,6 @@ def _batches(
     device_id: DeviceId,
     candidates: Sequence[Candidate],
     attempts: Mapping[CandidateId, int],
-    batch_size: int,
 ) -> list[DeviceBatch]:
     """Cut candidates into batches, in order; a batch has one attempt, 0 for candidates not in `attempts`."""
     by_attempt: dict[int, list[Candidate]] = {}
@@ -263,7 +257,7 @@ def _batches(
     return [
         DeviceBatch(device_id=device_id, candidates=tuple(part), attempt=attempt)
         for attempt, group in by_attempt.items()
-        for part in cut(group, batch_size)
+        for part in cut(group, BATCH_SIZE)
     ]
 
 

@@ -170,7 +170,7 @@ class Collection:
             sample = remeasure_sample(self._history.readings(device_id, workload_ids), count=count, seed=seed)
             with self._history.of_family(spec.family) as history:
                 candidates = history.candidates(workload_ids, sample)
-            jobs += plan_remeasure(device_id, sample, candidates, batch_size=self._settings.batch_size)
+            jobs += plan_remeasure(device_id, sample, candidates)
         self._run("remeasure", jobs)
 
     def measure_noise(self, *, only_due: bool = True) -> list[DeviceId]:
@@ -198,7 +198,6 @@ class Collection:
                 workload_ids=workloads,
                 count=self._settings.noise,
                 seed=seed,
-                batch_size=self._settings.batch_size,
             )
             jobs += planned
             if not planned:
@@ -227,7 +226,6 @@ class Collection:
                 pool,
                 progress,
                 seed=self._settings.seed,
-                batch_size=self._settings.batch_size,
             )
         return [job for job in map(self._spared, jobs) if job.candidates]
 

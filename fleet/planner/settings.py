@@ -13,7 +13,6 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from agents.records import REPEATS, Candidate, DeviceId, Family, Outcome, Record, Workload, WorkloadId
-from fleet.planner.batch_plan import BATCH_SIZE
 from fleet.planner.imported_candidates import underived
 
 #: Candidates by family and workload.
@@ -27,7 +26,6 @@ class CollectSettings:
     #: Candidates a workload, on average.
     samples: int
     seed: int = 0
-    batch_size: int = BATCH_SIZE
     #: Candidates measured a second time on each device.
     remeasure: int = 0
     #: Candidates that every workload gets, all of them random; None gives each workload `samples`.

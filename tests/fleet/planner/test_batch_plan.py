@@ -6,6 +6,7 @@ import math
 from collections import Counter
 from itertools import pairwise
 from typing import Any
+from unittest import mock
 
 import pytest
 from hypothesis import given
@@ -69,7 +70,9 @@ def test_batches_cover_what_is_missing_and_nothing_else(
     for device_id, name, place in done:
         measured = Candidate(workload_id=WorkloadId(name), trace=f"[{place}]")
         progress[device_id].add(measured.candidate_id, 0, False)
-    batches = plan_jobs(BOTH, pools, progress, batch_size=batch_size, seed=seed)
+    with mock.patch("fleet.planner.batch_plan.BATCH_SIZE", batch_size):
+        batches = plan_jobs(BOTH, pools, progress, seed=seed)
+        assert batches == plan_jobs(BOTH, pools, progress, seed=seed)
     expected = {
         (device_id, candidate.candidate_id)
         for device_id in BOTH
@@ -83,7 +86,6 @@ def test_batches_cover_what_is_missing_and_nothing_else(
         assert 0 < len(batch.candidates) <= batch_size
         assert len({candidate.workload_id for candidate in batch.candidates}) <= WORKLOADS_PER_BATCH
         assert batch.attempt == 0
-    assert batches == plan_jobs(BOTH, pools, progress, batch_size=batch_size, seed=seed)
 
 
 def test_workloads_are_mixed_and_devices_keep_the_same_order() -> None:
@@ -165,7 +167,8 @@ def test_an_aa_run_takes_only_candidates_that_were_measured_in_full() -> None:
         record(gone),
         *(record(one) for one in pool[3:]),
     ]
-    jobs = plan_noise(records, known("a"), count=9, seed=0, batch_size=2)
+    with mock.patch("fleet.planner.batch_plan.BATCH_SIZE", 2):
+        jobs = plan_noise(records, known("a"), count=9, seed=0)
     assert [job.attempt for job in jobs] == [3, 3, 4, 4]
     assert {one.trace for job in jobs for one in job.candidates} == {"[3]", "[4]", "[5]"}
     assert plan_noise(records[:4], known("a"), count=9, seed=0) == []

@@ -72,7 +72,7 @@ def test_a_collection_measures_on_loopback_at_the_priority_of_its_fleet_and_leav
     def collect(session: EngineSession) -> Seen:
         session.ready(specs)
         sockets = each_below(os.getpid(), lambda process: process.net_connections("tcp"))
-        how = CollectSettings(samples=8, batch_size=4, remeasure=2)
+        how = CollectSettings(samples=8, remeasure=2)
         collection = Collection(session, specs, how, Log())
         listed = collection.network_workloads(["bert-tiny"])
         chosen = [one for one in listed if one.workload_id == matmul.workload_id]

@@ -156,7 +156,7 @@ def fleet_of(*devices: DeviceId, listed: tuple[Workload, ...] = ()) -> FakeFleet
 def collection(store: Store, fleet: FakeFleet, *devices: DeviceId) -> tuple[Collection, Log]:
     log, specs = Log(), {one: SPECS[one] for one in devices}
     fleet.use(store)
-    how = CollectSettings(samples=6, minimum=6, batch_size=4)
+    how = CollectSettings(samples=6, minimum=6)
     return Collection(fleet, specs, how, log), log
 
 
