@@ -114,24 +114,21 @@ class FakeFleet:
         return self.listed
 
     def propose(
-        self, device_id: DeviceId, workload: Workload, count: int, seed: int, exclude: Collection[CandidateId]
-    ) -> Future[list[Candidate]]:
-        drawn = (f"random-{seed}-{number}" for number in range(self.space))
-        made = _fresh(workload, drawn, count, exclude, "random")
-        return self._answer(made, device_id, "propose", workload, count, seed, exclude)
-
-    def evolve(
         self,
         device_id: DeviceId,
         workload: Workload,
-        parents: Sequence[str],
         count: int,
         seed: int,
         exclude: Collection[CandidateId],
+        parents: Sequence[str] = (),
     ) -> Future[list[Candidate]]:
-        drawn = (f"{parent}/{number}" for number in range(self.children) for parent in parents)
-        made = _fresh(workload, drawn, count, exclude, "evolved")
-        return self._answer(made, device_id, "evolve", workload, parents, count, seed, exclude)
+        if parents:
+            drawn = (f"{parent}/{number}" for number in range(self.children) for parent in parents)
+            made = _fresh(workload, drawn, count, exclude, "evolved")
+            return self._answer(made, device_id, "evolve", workload, parents, count, seed, exclude)
+        drawn = (f"random-{seed}-{number}" for number in range(self.space))
+        made = _fresh(workload, drawn, count, exclude, "random")
+        return self._answer(made, device_id, "propose", workload, count, seed, exclude)
 
     def derive(self, device_id: DeviceId, workload: Workload, traces: Sequence[str]) -> Future[Derivation]:
         good = [f"derived-{one}" for one in traces if "evil" not in one]

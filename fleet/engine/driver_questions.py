@@ -29,7 +29,6 @@ from agents.device.messages import (
 )
 from agents.errors import AgentError
 from agents.records import (
-    IMPORTED,
     REPEATS,
     Candidate,
     CandidateId,
@@ -353,10 +352,7 @@ def _change_store(parts: Composition, question: Mapping[str, Any]) -> Any:
         case "import_rows":
             return _take_rows(parts, DeviceId(question["of"]), Path(question["file"]))
         case _:
-            search = parts.imports.search(
-                parts.coverage.workload_ids, parts.store.state.devices_with(IMPORTED)
-            )
-            parts.thread.ask(search, lambda claims: parts.imports.add(claims or {}))
+            parts.discovery.find_imported()
             return True
 
 

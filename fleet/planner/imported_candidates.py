@@ -143,29 +143,16 @@ class ImportedCandidates:
         self._offered: dict[tuple[str, WorkloadId], set[CandidateId]] = {}
         self.refused: Counter[str] = Counter()
 
-    def load(
-        self,
-        reader: StoreReader,
-        workload_ids: Collection[WorkloadId],
-        device_ids: Collection[DeviceId],
-    ) -> None:
-        """Find the candidates.
-
-        Args:
-            reader: The store.
-            workload_ids: Workloads that the fleet measures.
-            device_ids: Devices that have records which came with a log.
-        """
-        self._waiting.clear()
-        self._offered.clear()
-        self.add(self.search(workload_ids, device_ids)(reader))
-
     def search(
         self, workload_ids: Collection[WorkloadId], device_ids: Collection[DeviceId]
     ) -> Callable[[StoreReader], dict[tuple[str, WorkloadId], list[CandidateId]]]:
-        """Make the question for the candidates in a store, for any thread to ask. Arguments as of `load`.
+        """Make the question for the candidates in a store, for any thread to ask.
 
         It holds copies: devices come, and more workloads are wanted, while it is asked.
+
+        Args:
+            workload_ids: Workloads that the fleet measures.
+            device_ids: Devices that have records which came with a log.
         """
         families, measured_ids, chosen = dict(self._families), frozenset(workload_ids), tuple(device_ids)
         return lambda reader: {

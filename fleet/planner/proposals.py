@@ -224,9 +224,7 @@ class Proposer:
             # Draws of a seed are the same each time, less what is excluded: right for random candidates, but
             # parents may be the same again, and their next children should not be.
             seed = self._settings.seed + (len(excluded) if draw.traces else 0)
-            how = draw.count, seed, sorted(excluded)
-            if draw.traces:
-                return self._engine.evolve(device_id, draw.workload, draw.traces, *how)
+            how = draw.count, seed, sorted(excluded), draw.traces
             return self._engine.propose(device_id, draw.workload, *how)
 
         for draw, candidates in self._answers(family, [draw for draw in draws if draw.count > 0], ask):

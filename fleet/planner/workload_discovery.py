@@ -105,7 +105,7 @@ class WorkloadDiscovery:
         specs: Mapping[DeviceId, DeviceSpec],
     ) -> None:
         self._choice, self._kept_choices, self._store = choice, KeptChoices(store.state), store
-        self._coverage, self._imports = context.coverage, context.imports
+        self._coverage, self._imports, self._thread = context.coverage, context.imports, context.thread
         self._planner, self._transport, self._specs = planner, transport, specs
         #: Devices that were asked, by group.
         self._asked_devices: dict[str, DeviceId] = {}
@@ -172,8 +172,13 @@ class WorkloadDiscovery:
             return
         self._store.settle()
         self._coverage.load()
+        self.find_imported()
+
+    def find_imported(self) -> None:
+        """Look in the store for imported candidates that wait to be derived; a thread reads."""
         devices = self._store.state.devices_with(IMPORTED)
-        self._imports.load(self._store, self._coverage.workload_ids, devices)
+        search = self._imports.search(self._coverage.workload_ids, devices)
+        self._thread.ask(search, lambda candidate_ids: self._imports.add(candidate_ids or {}))
 
     def _members(self, group: str) -> list[DeviceSpec]:
         return [spec for spec in self._specs.values() if group_of(spec) == group]

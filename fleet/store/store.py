@@ -50,13 +50,12 @@ class AppendResult:
     rows: Mapping[str, pa.Table] = field(default_factory=dict, compare=False, repr=False)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True)
 class UpkeepResult:
-    """What `Store.upkeep` did."""
+    """What `Store.upkeep` did, or has done so far."""
 
-    merged_files: int
-    deleted_files: int
-    table_version: int
+    merged_files: int = 0
+    deleted_files: int = 0
 
 
 class Store(StoreWriter):
@@ -228,19 +227,19 @@ class Store(StoreWriter):
         far; errors as of `upkeep`.
         """
         self._check_open()
-        merged = deleted = 0
+        result = UpkeepResult()
         for device_id in self._table.scattered():
-            merged += self._table.compact([device_id])
-            yield UpkeepResult(merged_files=merged, deleted_files=0, table_version=self.version)
+            result.merged_files += self._table.compact([device_id])
+            yield result
         self._check_open()
         self._checkpoint()
-        yield UpkeepResult(merged_files=merged, deleted_files=0, table_version=self.version)
+        yield result
         with disk_errors("noting the version of now", self.path):
             self._time.note(self.version, 3600 * max(RETENTION_HOURS, retention_hours))
         needed = self._time.version_before(3600 * retention_hours, self.version)
         if needed is not None:  # else nobody has looked for so long: everything may be in use
-            deleted = self._table.delete_unused(needed)
-        yield UpkeepResult(merged_files=merged, deleted_files=deleted, table_version=self.version)
+            result.deleted_files = self._table.delete_unused(needed)
+        yield result
 
     def __enter__(self) -> Store:
         return self

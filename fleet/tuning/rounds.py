@@ -184,8 +184,8 @@ class Rounds:
             exclude = sorted(search.excluded | {candidate.candidate_id for candidate in drawn})
             place = self._seed + len(exclude)
             if parents:
-                drawn += self._engine.evolve(
-                    self._device_id, workload, parents, _MUTANTS, place, exclude
+                drawn += self._engine.propose(
+                    self._device_id, workload, _MUTANTS, place, exclude, parents
                 ).result()
                 exclude = sorted(search.excluded | {candidate.candidate_id for candidate in drawn})
             count_random = _RANDOM if parents else _MUTANTS
