@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
 
 from agents.device.messages import (
     AgentGone,
@@ -145,33 +144,6 @@ _LEAST_SILENCE_SECS = 30.0
 _RECORDS_PER_TURN = 1024
 
 
-class LivenessMonitor:
-    """Notes when each agent was heard last.
-
-    A lease that no heartbeat renews expires, and its agent is ended. An agent without a lease, stopped by a
-    signal or out of reach, would be taken for idle for ever, and its answers would be waited for.
-
-    Args:
-        most_secs: Longest silence; never less than some heartbeats.
-        clock: Seconds in which this process listened (`fleet.engine.fleet_clock`): a pause of its own must
-            not pass for a silence of theirs.
-    """
-
-    def __init__(self, most_secs: float, clock: Callable[[], float]) -> None:
-        self._most_secs, self._clock = max(_LEAST_SILENCE_SECS, most_secs), clock
-        self._heard: dict[tuple[DeviceId, int], float] = {}
-
-    def heard(self, message: Message) -> None:
-        """Note a sign of life."""
-        self._heard[message.device_id, message.incarnation] = self._clock()
-
-    def silent(self, up: Mapping[DeviceId, int]) -> list[tuple[DeviceId, int]]:
-        """Those of the agents that are up, each in one of its lives, that were not heard for too long."""
-        now = self._clock()
-        self._heard = {key: self._heard.get(key, now) for key in up.items()}
-        return [key for key, at in self._heard.items() if now - at > self._most_secs]
-
-
 class Ingest:
     """Hears the agents.
 
@@ -184,7 +156,9 @@ class Ingest:
         self._parts, self._drivers = parts, drivers
         #: Agents that are up while their spool still comes.
         self._coming: dict[tuple[DeviceId, int], AgentUp] = {}
-        self._silence = LivenessMonitor(parts.settings.limits.lease_secs, parts.clock)
+        #: When each agent was heard last, in seconds that this process listened: a pause of its own must not
+        #: pass for a silence of theirs.
+        self._heard: dict[tuple[DeviceId, int], float] = {}
         #: What has come and is not worked on yet.
         self._waiting: deque[Message] = deque()
         self.held: list[Arrival] = []
@@ -235,7 +209,7 @@ class Ingest:
                 parts.discovery.agent_gone(message.device_id)
             parts.event_log.append(*events_of(message, parts.state, parts.clock.wall()))
             self._look_for_last(message)
-            self._silence.heard(message)
+            self._heard[message.device_id, message.incarnation] = parts.clock()
 
     @property
     def unacknowledged(self) -> tuple[int, float]:
@@ -248,11 +222,14 @@ class Ingest:
     def end_silent(self) -> None:
         """End agents that say nothing any more and have no lease that could expire; others are started.
 
-        Their host may be asleep or out of reach: that counts against nobody.
+        A lease that no heartbeat renews expires. An agent without one, stopped by a signal or out of reach,
+        would be taken for idle for ever. Its host may be asleep: that counts against nobody.
         """
-        parts = self._parts
-        for device_id, incarnation in self._silence.silent(parts.up):
-            if not parts.state.describe(device_id)["leases"]:
+        parts, now = self._parts, self._parts.clock()
+        most_secs = max(_LEAST_SILENCE_SECS, parts.settings.limits.lease_secs)
+        self._heard = {key: self._heard.get(key, now) for key in parts.up.items()}
+        for (device_id, incarnation), at in list(self._heard.items()):
+            if now - at > most_secs and not parts.state.describe(device_id)["leases"]:
                 reason = "its agent says nothing any more"
                 parts.notices.log(f"{device_id}: {reason}", kind="silent", style="red")
                 parts.agent_gone(device_id, incarnation)
@@ -313,8 +290,9 @@ class Ingest:
             count, where = len(refusal.records), parts.record_sink.letters.path
             text = f"the store refuses {count} of its records, which are set aside in {where}"
             parts.notices.alarm(refusal.arrival.device_id, f"{text}: {refusal.reasons[0]}", "refused")
-        for note in parts.record_sink.kept_notes():
-            parts.notices.log(note, kind="deleted")
+        notes = parts.record_sink.letters.notes
+        while notes:
+            parts.notices.log(notes.pop(0), kind="deleted")
         if parts.store.no_room is None:
             parts.disk.freed()
         else:

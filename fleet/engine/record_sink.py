@@ -131,20 +131,14 @@ def printable(record: Record) -> object:
 class DeadLetters:
     """Deliveries that were set aside: the lines of each, a JSON object a record.
 
-    Args:
-        file: Keeps them.
-        most_rows: Deliveries of either kind that are kept.
-        most_bytes: Bytes of either kind that are kept.
-
     Attributes:
-        path: The file.
+        path: The file that keeps them.
         refused: How many refused records there are, those of earlier starts included.
         notes: What was deleted, one line each; whoever tells people clears it.
     """
 
-    def __init__(self, file: StateFile, *, most_rows: int = MOST_ROWS, most_bytes: int = MOST_BYTES) -> None:
+    def __init__(self, file: StateFile) -> None:
         self._file, self.path = file, file.path
-        self._most_rows, self._most_bytes = most_rows, most_bytes
         self.refused = file.letter_rows(REFUSED)
         self.notes: list[str] = []
 
@@ -186,13 +180,13 @@ class DeadLetters:
         with self._file.turn() as turn:
             is_new, gone = turn.keep_letter(
                 *(kind, name, len(lines), "".join(f"{line}\n" for line in lines).encode()),
-                most_rows=self._most_rows,
-                most_bytes=self._most_bytes,
+                most_rows=MOST_ROWS,
+                most_bytes=MOST_BYTES,
             )
         if gone:
             self.notes.append(
                 f"the {gone} oldest deliveries of {kind} results in {self.path} were deleted: at most "
-                f"{self._most_rows} and {self._most_bytes / 2**20:g} MiB are kept for people to look at"
+                f"{MOST_ROWS} and {MOST_BYTES / 2**20:g} MiB are kept for people to look at"
             )
         return is_new
 
@@ -231,12 +225,6 @@ class RecordSink:
         self._untold: list[Event] = []
         self._coverage, self._candidates, self._tallies = coverage, coverage.candidates, tallies
         self._families = families
-
-    def kept_notes(self) -> list[str]:
-        """Which late and refused results were deleted since the last call, for being too many."""
-        notes = list(self.letters.notes)
-        self.letters.notes.clear()
-        return notes
 
     def take(self, arrivals: Sequence[Arrival], state: FleetState) -> Intake:
         """Keep what arrived, in the order in which it came; the state says what each lease is worth.

@@ -105,7 +105,7 @@ def plan_jobs(
                 for candidate in mix
                 if candidate.candidate_id not in history.measured
             ]
-            planned += _batches(device_id, missing, history.attempts)
+            planned += cut_batches(device_id, missing, history.attempts)
         random.Random(f"{seed}/batches").shuffle(planned)
         jobs += planned
     return jobs
@@ -171,16 +171,6 @@ def remeasure_sample(
     return {candidate_id: attempts[candidate_id] for candidate_id in missing}
 
 
-def plan_remeasure(
-    device_id: DeviceId,
-    attempts: Mapping[CandidateId, int],
-    candidates: Iterable[Candidate],
-) -> list[DeviceBatch]:
-    """Plan a second measurement of what `remeasure_sample` has drawn, of which the traces are given."""
-    again = [replace(candidate, origin=REMEASURE) for candidate in candidates]
-    return _batches(device_id, again, attempts)
-
-
 def plan_noise(
     records: Iterable[Record],
     workload_ids: Container[WorkloadId],
@@ -223,7 +213,7 @@ def plan_noise(
         order = random.Random(f"{seed}/noise/{attempt}").sample(chosen, len(chosen))
         candidates = _as_candidates(order, NOISE)
         attempts = {candidate.candidate_id: attempt for candidate in candidates}
-        jobs += _batches(chosen[0].device_id, candidates, attempts)
+        jobs += cut_batches(chosen[0].device_id, candidates, attempts)
     return jobs
 
 
@@ -245,7 +235,7 @@ def noise_is_due(last_secs: float, now_secs: float) -> bool:
     return abs(now_secs - last_secs) >= NOISE_EVERY_SECS
 
 
-def _batches(
+def cut_batches(
     device_id: DeviceId,
     candidates: Sequence[Candidate],
     attempts: Mapping[CandidateId, int],

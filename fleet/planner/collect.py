@@ -15,8 +15,11 @@ from concurrent.futures import Future
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
+from msgspec import structs
+
 from agents.programs.networks import NETWORKS
 from agents.records import (
+    REMEASURE,
     Candidate,
     CandidateId,
     DeviceId,
@@ -34,9 +37,9 @@ from fleet.errors import FleetError
 from fleet.planner.batch_plan import (
     NOISE_EVERY_SECS,
     DeviceBatch,
+    cut_batches,
     noise_is_due,
     plan_jobs,
-    plan_remeasure,
     remeasure_sample,
 )
 from fleet.planner.device_history import DeviceHistory
@@ -170,7 +173,8 @@ class Collection:
             sample = remeasure_sample(self._history.readings(device_id, workload_ids), count=count, seed=seed)
             with self._history.of_family(spec.family) as history:
                 candidates = history.candidates(workload_ids, sample)
-            jobs += plan_remeasure(device_id, sample, candidates)
+            again = [structs.replace(candidate, origin=REMEASURE) for candidate in candidates]
+            jobs += cut_batches(device_id, again, sample)
         self._run("remeasure", jobs)
 
     def measure_noise(self, *, only_due: bool = True) -> list[DeviceId]:

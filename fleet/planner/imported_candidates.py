@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -81,8 +80,10 @@ def claims(
         devices = [device_id for device_id in devices if device_id in device_ids]
     names = ("workload_id", "candidate_id", "origin", "dialect")
     for _, batch in reader.columns(names, device_ids=devices):
-        chosen = batch.filter(_is_imported(batch))
-        for workload_id, candidate_id in zip(*_texts(chosen, "workload_id", "candidate_id"), strict=True):
+        is_imported_row = pc.equal(batch.column("origin"), IMPORTED)
+        chosen = batch.filter(pc.and_(is_imported_row, pc.equal(batch.column("dialect"), LIVE_DIALECT)))
+        texts = (chosen.column(name).to_pylist() for name in names[:2])
+        for workload_id, candidate_id in zip(*texts, strict=True):
             claimed = claimed_id(workload_id)
             if claimed is not None and claimed in workload_ids:
                 ids_by_workload.setdefault(claimed, {})[candidate_id] = None
@@ -115,15 +116,6 @@ def underived(workload: Workload, reasons: Mapping[str, int]) -> str:
     """Tell people that imported candidates are not measured: how many, by reason."""
     counts = "; ".join(f"{reason} ({count})" for reason, count in sorted(reasons.items()))
     return f"{workload.name}: {sum(reasons.values())} imported candidates are not measured: {counts}"
-
-
-def _is_imported(batch: pa.RecordBatch) -> pa.Array:
-    is_imported_row = pc.equal(batch.column("origin"), IMPORTED)
-    return pc.and_(is_imported_row, pc.equal(batch.column("dialect"), LIVE_DIALECT))
-
-
-def _texts(batch: pa.RecordBatch, *names: str) -> list[list[Any]]:
-    return [batch.column(name).to_pylist() for name in names]
 
 
 class ImportedCandidates:

@@ -349,4 +349,4 @@ def _ranked(
     ranking = ranker.rank(request.workload, request.device_id, drawn) if ranker is not None else None
     if ranking is None:
         return drawn, ""
-    return ranking.first(drawn, len(drawn)), ranking.model.version
+    return ranking.ranked(drawn), ranking.model.version

@@ -197,6 +197,6 @@ class Rounds:
         if ranking is None:
             # Without a model the draw's own order would put all mutants first.
             return choose(drawn, count, 1.0, f"{self._seed}/{search.tried}"), ""
-        ranked = [replace(candidate, origin="model") for candidate in ranking.first(drawn, len(drawn))]
+        ranked = [replace(candidate, origin="model") for candidate in ranking.ranked(drawn)]
         chosen = choose(ranked, count, _EXPLORATION, f"{self._seed}/{search.tried}")
         return chosen, ranking.model.version

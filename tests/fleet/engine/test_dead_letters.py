@@ -133,11 +133,11 @@ def test_a_full_disk_counts_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         assert not keep_late(letters, 1, 1), "the same delivery is no news"
 
 
-def test_the_daemon_says_what_it_deleted(tmp_path: Path) -> None:
+def test_the_daemon_says_what_it_deleted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     fleet = make_fleet(tmp_path, ("one",))
     with fleet.coordinator() as (coordinator, _):
         letters = coordinator._parts.record_sink.letters
-        letters._most_rows = 4
+        monkeypatch.setattr("fleet.engine.record_sink.MOST_ROWS", 4)
         for number in range(10):
             keep_late(letters, number, number)
         fleet.turn(coordinator, 3)

@@ -18,9 +18,9 @@ from agents.sandbox.canary_watch import MOST_AHEAD, front_runners
 from fleet.planner.batch_plan import (
     WORKLOADS_PER_BATCH,
     DeviceProgress,
+    cut_batches,
     plan_jobs,
     plan_noise,
-    plan_remeasure,
     remeasure_sample,
 )
 from fleet.planner.selection import allocate, best_traces, choose_workloads
@@ -118,8 +118,8 @@ def test_remeasuring_takes_ok_first_measurements_and_goes_on_where_it_stopped() 
     assert len(sample) == 6
     assert not {bad.candidate_id, stopped.candidate_id} & sample.keys()
     assert set(sample.values()) == {1}
-    [job] = plan_remeasure(ONE, sample, [one for one in pool if one.candidate_id in sample])
-    assert (job.attempt, {one.origin for one in job.candidates}) == (1, {"remeasure"})
+    [job] = cut_batches(ONE, [one for one in pool if one.candidate_id in sample], sample)
+    assert job.attempt == 1
     every = [record(candidate, attempt=1) for candidate in job.candidates]
     half = [one for one in every if one.candidate_id in list(sample)[:4]]
     assert list(remeasure_sample([*first, *half], count=6, seed=1)) == list(sample)[4:]
@@ -127,7 +127,7 @@ def test_remeasuring_takes_ok_first_measurements_and_goes_on_where_it_stopped() 
     # A first measurement that took two attempts is measured again as the third.
     lost = [record(pool[0], outcome=Outcome.LOST), record(pool[0], attempt=1)]
     assert remeasure_sample(lost, count=5, seed=0) == {pool[0].candidate_id: 2}
-    assert plan_remeasure(ONE, {}, []) == []
+    assert cut_batches(ONE, [], {}) == []
 
 
 @given(
