@@ -44,7 +44,7 @@ class Seen:
     rows: int = 0
     #: A number of each result, by chance unlike, a piece for some rows.
     pieces: list[Numbers] = field(default_factory=list)
-    #: When the last results and A/A pairs were, as of `fleet.state.questions.Questions.times`.
+    #: When the last result and the last A/A pair were, by workload, device and environment.
     times: dict[tuple[str, str, str], tuple[float, float]] = field(default_factory=dict)
 
     def add_results(self, results: Iterable[Result]) -> None:
@@ -192,7 +192,7 @@ def state_faults(path: Path, state: StateSeen, totals: Seen) -> Iterator[str]:
             for piece in reader.waiting() if is_whole else ():
                 yield from _waiting_faults(piece, state, totals)
             state.files = {file.path: file for file in reader.files()}
-            state.times = reader.times()
+            state.times = {tally[:3]: (tally.measured_at, tally.noise_at) for tally in reader.tallies()}
             if wrong := reader.wrong_tallies():
                 yield f"{wrong} sums over results are not what the results make"
             if is_whole:

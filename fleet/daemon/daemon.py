@@ -144,7 +144,7 @@ def engine(
         notices = Notices(console, clock, clock.wall, is_quiet=is_embedded)
         if launch is None:
             cores = partial(_quiet_cores, devices)
-            launch = launcher(root / DRIVERS, lambda: settings, options.models, cores)
+            launch = launcher(root / DRIVERS, settings, options.models, cores)
         with Store.open(settings.store.path) as store, ExitStack() as files:
             transport = _transport(settings, options, specs, clock, is_embedded=is_embedded)
             try:

@@ -159,33 +159,15 @@ class ResultQuestions(Contents):
                 *(candidate.hex(), attempt, OUTCOMES[outcome], secs),
             )
 
-    def tallies(self, device_id: DeviceId) -> list[Tally]:
-        """Sums over the results of a device, by workload and environment."""
+    def tallies(self, device_id: DeviceId | None = None) -> list[Tally]:
+        """Sums over the results of a device, or of all, by workload and environment."""
         text = self._labels.text
+        where, values = (
+            ("", ()) if device_id is None else (" WHERE device = ?", (self._labels.find(device_id),))
+        )
         return [
-            Tally(
-                workload_id=WorkloadId(text(workload)),
-                environment_id=text(environment),
-                records=records,
-                measured=measured,
-                ok=ok,
-                measured_at=measured_at,
-                noise_at=noise_at,
-            )
-            for workload, _, environment, records, measured, ok, measured_at, noise_at in self._rows(
-                "SELECT * FROM tally WHERE device = ?", self._labels.find(device_id)
-            )
-        ]
-
-    def record_sums(self) -> list[tuple[DeviceId, WorkloadId, int, int, float]]:
-        """Of each device and workload: results, those with outcome `ok`, Unix seconds of the last one."""
-        text = self._labels.text
-        return [
-            (DeviceId(text(device)), WorkloadId(text(workload)), records, ok, measured_at)
-            for device, workload, records, ok, measured_at in self._rows(
-                "SELECT device, workload, sum(records), sum(ok), max(measured_at) FROM tally"
-                " GROUP BY device, workload"
-            )
+            Tally(WorkloadId(text(workload)), DeviceId(text(device)), text(environment), *sums)
+            for workload, device, environment, *sums in self._rows(f"SELECT * FROM tally{where}", *values)
         ]
 
     def device_sums(self) -> dict[DeviceId, tuple[int, int, float]]:
@@ -202,16 +184,6 @@ class ResultQuestions(Contents):
         """Devices with results of workloads whose ids begin so."""
         query = "SELECT DISTINCT device FROM tally JOIN label ON label.number = workload WHERE text GLOB ?"
         return [DeviceId(self._labels.text(device)) for (device,) in self._rows(query, f"{prefix}*")]
-
-    def times(self) -> dict[tuple[str, str, str], tuple[float, float]]:
-        """When the last result and the last A/A pair were, by workload, device and environment."""
-        text = self._labels.text
-        return {
-            (text(workload), text(device), text(environment)): (measured_at, noise_at)
-            for workload, device, environment, measured_at, noise_at in self._rows(
-                "SELECT workload, device, environment, measured_at, noise_at FROM tally"
-            )
-        }
 
     def wrong_tallies(self) -> int:
         """How many sums over results are not what the results make."""

@@ -84,11 +84,11 @@ def result_of(record: Record) -> Result:
     )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Tally:
+class Tally(NamedTuple):
     """Sums over the results of a workload on a device in an environment."""
 
     workload_id: WorkloadId
+    device_id: DeviceId
     environment_id: str
     #: All results; distinct candidates among those that were not lost; results with outcome `ok`.
     records: int

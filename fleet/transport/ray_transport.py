@@ -61,8 +61,6 @@ class RayOptions:
     #: How often an agent says that it is alive, and an agent of a replay device.
     heartbeat_secs: float = HEARTBEAT_SECS
     replay_heartbeat_secs: float = REPLAY_HEARTBEAT_SECS
-    #: Replay devices that share a process.
-    replay_per_process: int = REPLAY_PER_PROCESS
     #: Tells the devices whose agents say whether nobody else uses their hosts.
     is_idle_only: Callable[[DeviceId], bool] = lambda _: False
     #: Seconds in which this process ran: an agent must not be ended for a pause of ours.
@@ -335,7 +333,7 @@ class RayTransport(AgentTransport):
     def _shared_process(self) -> HostProcess | None:
         """A process for one more replay device."""
         for process in self._processes:
-            has_room = process.is_shared and len(process.keys) < self._options.replay_per_process
+            has_room = process.is_shared and len(process.keys) < REPLAY_PER_PROCESS
             if has_room and process.killed_at is None:
                 return process
         return None
