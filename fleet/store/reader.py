@@ -200,7 +200,8 @@ class StoreReader:
                     by_outcome[entry["values"]] += entry["counts"]
                 times = pc.min_max(batch.column("measured_at")).as_py()
                 first, last = min(first, times["min"]), max(last, times["max"])
-            failed = {outcome: by_outcome[outcome] for outcome in list(Outcome)[1:] if outcome in by_outcome}
+            failed = {outcome: by_outcome[outcome] for outcome in Outcome if outcome in by_outcome}
+            failed.pop(Outcome.OK, None)
             counts[DeviceId(device)] = DeviceCounts(
                 records=by_outcome.total(),
                 ok=by_outcome[Outcome.OK],
