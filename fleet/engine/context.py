@@ -236,7 +236,7 @@ def assemble(context: EngineContext) -> Composition:
     tallies, up, thread = Tallies(), dict[DeviceId, int](), StoreThread(store.path)
     planning = _planner_context(context, roster, event_log, coverage, up, thread)
     planner = JobPlanner(planning)
-    record_sink = RecordSink(store, coverage, tallies, roster.sharing, DeadLetters(store.state))
+    record_sink = RecordSink(store, coverage, tallies, DeadLetters(store.state))
     return Composition(
         **{field.name: getattr(context, field.name) for field in fields(context)},
         roster=roster,
@@ -276,7 +276,6 @@ def _planner_context(
     return PlannerContext(
         coverage=coverage,
         specs=roster.all_specs,
-        families=roster.sharing,
         spaces=roster.spaces,
         propose=lambda device_id, request: context.transport.propose(device_id, up[device_id], request),
         submit=lambda job: event_log.append(ev.JobSubmitted(job=job)),

@@ -217,14 +217,13 @@ class RecordSink:
         store: Store,
         coverage: Coverage,
         tallies: Tallies,
-        families: Mapping[DeviceId, str],
         letters: DeadLetters,
     ) -> None:
         self._store, self.letters = store, letters
         #: Late results that are kept, and not told yet.
         self._untold: list[Event] = []
         self._coverage, self._candidates, self._tallies = coverage, coverage.candidates, tallies
-        self._families = families
+        self._families = coverage.families
 
     def take(self, arrivals: Sequence[Arrival], state: FleetState) -> Intake:
         """Keep what arrived, in the order in which it came; the state says what each lease is worth.

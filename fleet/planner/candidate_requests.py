@@ -98,7 +98,8 @@ class CandidateRequests:
     """Requests that have no answer yet."""
 
     def __init__(self, context: PlannerContext) -> None:
-        self._coverage, self._families, self._spaces = context.coverage, context.families, context.spaces
+        self._coverage, self._spaces = context.coverage, context.spaces
+        self._families = context.coverage.families
         self._candidates, self._seed, self.propose = self._coverage.candidates, context.seed, context.propose
         #: Requests that no agent was asked for.
         self._open: dict[_Key, list[CandidateRequest]] = {}

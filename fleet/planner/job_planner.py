@@ -54,8 +54,6 @@ class PlannerContext:
     coverage: Coverage
     #: All known devices.
     specs: Mapping[DeviceId, DeviceSpec]
-    #: Name under which every device shares candidates (`fleet.planner.candidate_requests.sharing_names`).
-    families: Mapping[DeviceId, str]
     #: What devices draw from (`fleet.planner.candidate_requests.space_of`).
     spaces: Mapping[DeviceId, str]
     #: Asks the agent of a device for candidates; `JobPlanner.proposed` or `JobPlanner.failed` follows.
@@ -98,7 +96,7 @@ class JobPlanner:
     def __init__(self, context: PlannerContext) -> None:
         self._context, self._coverage = context, context.coverage
         self._candidates = context.coverage.candidates
-        self._imports, self._families = context.imports, context.families
+        self._imports, self._families = context.imports, context.coverage.families
         self._workloads: dict[DeviceId, Mapping[WorkloadId, Workload]] = {}
         self._pending: dict[DeviceId, PendingJob] = {}
         self.queues = Queues()

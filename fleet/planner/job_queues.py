@@ -268,7 +268,7 @@ class PlanViews:
         self, device_id: DeviceId, workloads: Iterable[WorkloadId], unsure: Mapping[WorkloadId, float]
     ) -> dict[WorkloadId, Cell]:
         cells: dict[WorkloadId, Cell] = {}
-        family, imports = self._context.families[device_id], self._context.imports
+        family, imports = self._coverage.families[device_id], self._context.imports
         for workload_id, measured, gaps, is_exhausted in self._coverage.counts(device_id, workloads):
             queued = self._queues.waiting(device_id, workload_id)
             cells[workload_id] = Cell(

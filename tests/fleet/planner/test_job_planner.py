@@ -56,7 +56,6 @@ class Lab:
         self.context = PlannerContext(
             coverage=self.coverage,
             specs={name: make_spec(name) for name in devices},
-            families=families,
             spaces=spaces,
             propose=lambda *question: self.asked.append(question),
             submit=self.jobs.append,
