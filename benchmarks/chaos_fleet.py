@@ -11,6 +11,7 @@ the clock is set forwards and back, the training is killed or stands still, a pe
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import signal
 import time
@@ -29,6 +30,7 @@ from benchmarks.chaos_watch import Watched, look
 from benchmarks.faulty_transport import FaultyTransport
 from benchmarks.fleet_up import patience
 from benchmarks.made_up import replay_specs
+from fleet.config.sections import WorkloadsSection
 from fleet.core.words import Limits
 from fleet.engine.context import CoordinatorSettings, EngineContext
 from fleet.engine.coordinator import Coordinator
@@ -39,7 +41,6 @@ from fleet.errors import StoreFull
 from fleet.models.registry import Registry
 from fleet.models.registry_reader import RegistryReader
 from fleet.planner.candidate_ranker import CandidateRanker, Uncertainty
-from fleet.planner.workload_discovery import WorkloadChoice
 from fleet.refresh.refresher import Refresher, RefreshSettings
 from fleet.store.lanes import LaneSettings
 from fleet.store.store import Store
@@ -159,7 +160,7 @@ def _opened(load: Load, host: Host, recorded: Path) -> Iterator[_Fleet]:
     )
     settings = CoordinatorSettings(
         protocol=Protocol(),
-        choice=WorkloadChoice(networks=("resnet-50",), count=WORKLOADS),
+        choice=WorkloadsSection(networks=("resnet-50",), count=WORKLOADS, min_flops=0, max_flops=math.inf),
         limits=_LIMITS,
         upkeep_secs=60.0,
     )

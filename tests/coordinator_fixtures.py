@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
@@ -22,6 +23,7 @@ from agents.records import DeviceId, DeviceSpec
 from benchmarks.faulty_transport import FaultyTransport
 from fleet.config.device_changes import DeviceFiles
 from fleet.config.device_folder import DeviceFolder, FoundDevices, retire_file
+from fleet.config.sections import WorkloadsSection
 from fleet.core.events import Event
 from fleet.core.words import Limits
 from fleet.engine.context import CoordinatorSettings, DeviceSource, EngineContext, Launch, no_driver
@@ -30,7 +32,6 @@ from fleet.engine.event_log import EventLog
 from fleet.engine.fleet_clock import MOST_STEP_SECS, FleetClock
 from fleet.engine.notices import Notices
 from fleet.errors import FleetError, StoreFull
-from fleet.planner.workload_discovery import WorkloadChoice
 from fleet.state.questions import StateReader
 from fleet.state.schema import STATE
 from fleet.state.table import RecordsTable
@@ -49,7 +50,7 @@ OFFERED = 24
 #: Candidates that a device can measure in all.
 ALL = OFFERED * len(WORKLOADS)
 ONE, TWO = DeviceId("one"), DeviceId("two")
-CHOICE = WorkloadChoice(networks=("bert-tiny",), count=10)
+CHOICE = WorkloadsSection(networks=("bert-tiny",), count=10, min_flops=0, max_flops=math.inf)
 #: Seconds after which an answer of the store is no longer waited for.
 _ANSWER_SECS = 30.0
 

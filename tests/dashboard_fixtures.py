@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -16,6 +17,7 @@ from agents.records import DeviceId, DeviceKind, DeviceSpec, Outcome, Replay, Wo
 from fleet.api.app import ApiSources
 from fleet.api.client import TOKEN
 from fleet.api.server import ApiServer
+from fleet.config.sections import WorkloadsSection
 from fleet.core.words import Limits
 from fleet.dashboard.dashboard import Dashboard
 from fleet.engine.context import CoordinatorSettings, EngineContext, Launch, no_driver
@@ -23,7 +25,6 @@ from fleet.engine.coordinator import Coordinator
 from fleet.engine.notices import Notices
 from fleet.interchange.export_store import export
 from fleet.models.registry import Registry
-from fleet.planner.workload_discovery import WorkloadChoice
 from fleet.store.store import Store
 from fleet.transport.local import LocalTransport
 from tests.dataset_fixtures import cpu_device
@@ -110,7 +111,7 @@ def live_fleet(
     specs = {DeviceId(name): replayed(path, name, number) for number, name in enumerate(names)}
     told = CoordinatorSettings(
         protocol=PROTOCOL,
-        choice=WorkloadChoice(networks=("bert-tiny",), count=10),
+        choice=WorkloadsSection(networks=("bert-tiny",), count=10, min_flops=0, max_flops=math.inf),
         limits=Limits(job_candidates=8),
         noise=6,
     )

@@ -40,7 +40,6 @@ from fleet.errors import FleetError, disk_errors
 from fleet.models.registry_reader import RegistryReader
 from fleet.models.shipped_model import has_shipped
 from fleet.planner.candidate_ranker import CandidateRanker, Uncertainty
-from fleet.planner.workload_discovery import WorkloadChoice
 from fleet.refresh.refresh_child import refresh_cores
 from fleet.store.store import Store
 from fleet.transport.transport import AgentTransport
@@ -237,12 +236,7 @@ def _coordinator_settings(
     return CoordinatorSettings(
         first_heads=frozenset(family.value for family in Family if heads and has_shipped(family)),
         protocol=settings.timing_protocol(),
-        choice=WorkloadChoice(
-            networks=settings.workloads.networks,
-            count=settings.workloads.count,
-            min_flops=settings.workloads.min_flops,
-            max_flops=settings.workloads.max_flops,
-        ),
+        choice=settings.workloads,
         policy=_policy(daemon.policy),
         policies={DeviceId(device_id): _policy(section) for device_id, section in daemon.policies.items()},
         limits=Limits(

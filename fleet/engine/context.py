@@ -15,6 +15,7 @@ from typing import Protocol as TypingProtocol
 from agents.files import make_folder
 from agents.records import Descriptor, DeviceId, DeviceSpec, Protocol
 from fleet.config.device_changes import DeviceFiles
+from fleet.config.sections import WorkloadsSection
 from fleet.core import events as ev
 from fleet.core.arrivals import Tallies
 from fleet.core.events import DevicePolicy, Event, TrainingReason
@@ -35,7 +36,7 @@ from fleet.planner.imported_candidates import ImportedCandidates
 from fleet.planner.job_planner import JobPlanner, PlannerContext
 from fleet.planner.job_queues import UncertaintyOf, no_uncertainty
 from fleet.planner.noise_runs import NoiseRuns
-from fleet.planner.workload_discovery import WorkloadChoice, WorkloadDiscovery, WorkloadModules
+from fleet.planner.workload_discovery import WorkloadDiscovery, WorkloadModules
 from fleet.requests.kinds import RequestDesk
 from fleet.store.store import Store
 from fleet.store.trace_lookup import StoreThread
@@ -127,7 +128,7 @@ class CoordinatorSettings:
 
     #: The fleet's protocol, which a device may change for itself.
     protocol: Protocol
-    choice: WorkloadChoice
+    choice: WorkloadsSection
     #: When devices may be used that are not named among the policies.
     policy: DevicePolicy = field(default_factory=DevicePolicy)
     policies: Mapping[DeviceId, DevicePolicy] = field(default_factory=dict)

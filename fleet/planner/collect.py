@@ -45,7 +45,7 @@ from fleet.planner.batch_plan import (
 from fleet.planner.device_history import DeviceHistory
 from fleet.planner.noise_runs import plan_run
 from fleet.planner.proposals import GENERATIONS, Proposer
-from fleet.planner.selection import allocate, choose_workloads, none_fits
+from fleet.planner.selection import allocate, choose_configured
 from fleet.planner.settings import CollectSettings, Display, Ledger, Pools, Spent, Watcher
 
 if TYPE_CHECKING:
@@ -357,13 +357,8 @@ def collect_records(
 
 
 def _collect(collection: Collection, settings: FleetConfig, how: CollectSettings, display: Display) -> None:
-    choice = settings.workloads
-    listed = collection.network_workloads(choice.networks)
-    workloads = choose_workloads(
-        listed, count=choice.count, min_flops=choice.min_flops, max_flops=choice.max_flops
-    )
-    if not workloads:
-        raise none_fits(len(listed), choice.networks, choice.min_flops, choice.max_flops)
+    listed = collection.network_workloads(settings.workloads.networks)
+    workloads = choose_configured(listed, settings.workloads)
     collection.run(workloads)
     collection.remeasure(workloads)
     if how.noise:

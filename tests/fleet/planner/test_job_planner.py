@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,6 +17,7 @@ from msgspec.structs import replace
 
 from agents.device.messages import Proposed, ProposeRequest
 from agents.records import Candidate, DeviceId, DeviceKind, Outcome, Record, Workload
+from fleet.config.sections import WorkloadsSection
 from fleet.core.events import Job
 from fleet.core.scheduling import NEW_RECORDS
 from fleet.coverage.coverage import Coverage
@@ -24,7 +26,7 @@ from fleet.planner.candidate_requests import CandidateRequest, space_of
 from fleet.planner.job_planner import JobPlanner, PlannerContext
 from fleet.planner.job_queues import Queues, turn_of
 from fleet.planner.noise_runs import NoiseRuns
-from fleet.planner.workload_discovery import WorkloadChoice, WorkloadDiscovery
+from fleet.planner.workload_discovery import WorkloadDiscovery
 from fleet.state.state_file import StateFile
 from fleet.store.store import Store
 from tests.record_fixtures import make_batch, make_record, make_spec, make_workload
@@ -310,7 +312,10 @@ def life(folder: Path, live: Collection[str] | None = None) -> Iterator[Lab]:
     """One life of a planner over files that stay; its device has asked for jobs."""
     with Store.open(folder / "store") as store:
         lab = Lab(store.state, live=live)
-        choice, specs = WorkloadChoice(networks=("bert-tiny",), count=1), lab.context.specs
+        choice, specs = (
+            WorkloadsSection(networks=("bert-tiny",), count=1, min_flops=0, max_flops=math.inf),
+            lab.context.specs,
+        )
         discovery = WorkloadDiscovery(choice, store, lab.context, lab.planner, mock.Mock(), specs)
         discovery.listed(specs[A], [WORKLOAD])
         lab.want(A, room=BATCH_SIZE)
