@@ -21,6 +21,7 @@ from fleet.state.rows import (
     KeptResult,
     Result,
     Tally,
+    add_traits,
     unpack_trace,
     whole_candidates,
 )
@@ -295,10 +296,7 @@ class Questions(ResultQuestions):
         query = f"SELECT id, dialect, origin, is_blocked FROM candidate WHERE {_IN_SPACE} ORDER BY number"
         for family in families:
             for value, *others in self._rows(query, *self._space(family, workload_id)):
-                candidate_id, trait = CandidateId(value.hex()), CandidateTraits(*others)
-                earlier = traits.setdefault(candidate_id, trait)
-                if trait.is_blocked and not earlier.is_blocked:
-                    traits[candidate_id] = earlier._replace(is_blocked=True)
+                add_traits(traits, CandidateId(value.hex()), CandidateTraits(*others))
         return traits
 
     def candidates(

@@ -64,6 +64,15 @@ class CandidateTraits(NamedTuple):
     is_blocked: bool
 
 
+def add_traits(
+    traits: dict[CandidateId, CandidateTraits], candidate_id: CandidateId, trait: CandidateTraits
+) -> None:
+    """Note what is known of a candidate: what came first stays, but whoever blocks it does so for all."""
+    earlier = traits.setdefault(candidate_id, trait)
+    if trait.is_blocked and not earlier.is_blocked:
+        traits[candidate_id] = earlier._replace(is_blocked=True)
+
+
 #: The first seven fields of a result: what a state file has of each.
 KeptResult = tuple[str, str, str, str, int, Outcome, float | None]
 

@@ -312,10 +312,8 @@ def life(folder: Path, live: Collection[str] | None = None) -> Iterator[Lab]:
     """One life of a planner over files that stay; its device has asked for jobs."""
     with Store.open(folder / "store") as store:
         lab = Lab(store.state, live=live)
-        choice, specs = (
-            WorkloadsSection(networks=("bert-tiny",), count=1, min_flops=0, max_flops=math.inf),
-            lab.context.specs,
-        )
+        specs = lab.context.specs
+        choice = WorkloadsSection(networks=("bert-tiny",), count=1, min_flops=0, max_flops=math.inf)
         discovery = WorkloadDiscovery(choice, store, lab.context, lab.planner, mock.Mock(), specs)
         discovery.listed(specs[A], [WORKLOAD])
         lab.want(A, room=BATCH_SIZE)
