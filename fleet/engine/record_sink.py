@@ -7,12 +7,22 @@ turn's events: in the same transaction of the state file.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from agents.codec import record_to_json
 from agents.errors import AgentError
-from agents.records import REPEATS, Candidate, CandidateId, DeviceId, LeaseTag, Outcome, Record, content_hash
+from agents.records import (
+    REPEATS,
+    Candidate,
+    CandidateId,
+    DeviceId,
+    LeaseTag,
+    Outcome,
+    Record,
+    WorkloadId,
+    content_hash,
+)
 from fleet.core.arrivals import Arrival, Tallies, sort
 from fleet.core.events import Event, Job, JobId, RecordsStored, ResultArrivedLate, Verdict
 from fleet.core.state import FleetState
@@ -270,20 +280,19 @@ class RecordSink:
             intake.acknowledge.append((arrival.device_id, arrival.incarnation, names))
         return intake
 
-    def unfinished(self, job: Job, at_hand: Mapping[CandidateId, Candidate]) -> list[CandidateId]:
-        """Candidates of a job that the store lacks; those at hand need not be looked for."""
-        family, unfinished = self._families[job.device_id], self._tallies.unfinished(job)
-        may_skip = job.attempt == 0 and job.origin not in REPEATS
-        elsewhere = [candidate_id for candidate_id in unfinished if candidate_id not in at_hand]
-        grouped = self._candidates.by_workload(family, job.workload_ids, elsewhere)
-        for candidate_id in unfinished:
-            if candidate_id in at_hand:
-                grouped.setdefault(at_hand[candidate_id].workload_id, []).append(candidate_id)
+    def unfinished(self, job: Job) -> dict[CandidateId, Candidate | None]:
+        """Candidates of a job that the store lacks a result of; None for those whose traces are gone."""
+        family, names = self._families[job.device_id], self._tallies.unfinished(job)
+        candidates = self._candidates.find(family, job.workload_ids, names)
+        by_workload: dict[WorkloadId, list[CandidateId]] = {}
+        for name, candidate in candidates.items():
+            by_workload.setdefault(candidate.workload_id, []).append(name)
         skipped: set[CandidateId] = set()
-        for of, some in grouped.items():
-            skipped |= self._candidates.blocked((family, of)).intersection(some)
-            skipped |= self._coverage.measured_among(job.device_id, of, some) if may_skip else set()
-        return [candidate_id for candidate_id in unfinished if candidate_id not in skipped]
+        for workload_id, some in by_workload.items():
+            skipped |= self._candidates.blocked((family, workload_id)).intersection(some)
+            if job.attempt == 0 and job.origin not in REPEATS:
+                skipped |= self._coverage.measured_among(job.device_id, workload_id, some)
+        return {name: candidates.get(name) for name in names if name not in skipped}
 
     def _count(self, records: Sequence[Record], intake: Intake) -> None:
         """Tell everybody of records that the store takes in."""
@@ -301,7 +310,7 @@ class RecordSink:
         self._tallies.add(arrival)
         job_id, fencing_token = JobId(arrival.lease.job_id), arrival.lease.fencing_token
         job = state.job(job_id)
-        if job is None or not (arrival.is_last or (arrival.is_leftover and not self.unfinished(job, {}))):
+        if job is None or not (arrival.is_last or (arrival.is_leftover and not self.unfinished(job))):
             return
         intake.events.append(
             self._tallies.finish(arrival.device_id, job_id, fencing_token, arrival.incarnation)
