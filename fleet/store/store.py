@@ -12,13 +12,13 @@ import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 import pyarrow as pa
 
 from agents.files import make_folder
-from agents.records import DeviceId, Record
+from agents.records import DeviceId, Outcome, Record
 from agents.row_file import read_rows
 from agents.spool.disk_spool import FILE as SPOOL_FILE
 from fleet.errors import StoreError, disk_errors
@@ -46,8 +46,8 @@ class AppendResult:
     duplicates: int
     #: The newest version of the table. Rows that wait come with a later one.
     table_version: int
-    #: Rows that are new, by device.
-    rows: Mapping[str, pa.Table] = field(default_factory=dict, compare=False, repr=False)
+    #: New ones with outcome `ok`, where they came as columns.
+    ok: int = 0
 
 
 @dataclass(slots=True)
@@ -204,8 +204,13 @@ class Store(StoreWriter):
         self.move_on()
         appended = sum(table.num_rows for table in fresh.values())
         duplicates = sum(table.num_rows for table in tables_by_device.values()) - appended
-        rows = {name: table for name, table in fresh.items() if table.num_rows}
-        return AppendResult(appended=appended, duplicates=duplicates, table_version=self.version, rows=rows)
+        outcomes = [outcome for table in fresh.values() for outcome in table.column("outcome").to_pylist()]
+        return AppendResult(
+            appended=appended,
+            duplicates=duplicates,
+            table_version=self.version,
+            ok=outcomes.count(Outcome.OK),
+        )
 
     def upkeep(self, *, retention_hours: float = RETENTION_HOURS) -> UpkeepResult:
         """Join small files, write a checkpoint, delete files that no version in use needs.
