@@ -70,7 +70,7 @@ class Proposer:
         self._settings = settings
         self._watcher = watcher
         self._ledger = ledger
-        self._known_candidates: dict[tuple[Family, WorkloadId], KnownCandidates] = {}
+        self._known_candidates: dict[Family, dict[WorkloadId, KnownCandidates]] = {}
         self.quarantined: set[tuple[Family, CandidateId]] = set()
 
     def leave(self, device_id: DeviceId) -> None:
@@ -163,15 +163,12 @@ class Proposer:
         """Look up what the family's devices know of some workloads; forget the workloads before."""
         with self._history.of_family(family) as history:
             surveys = history.survey(limits)
-        self._known_candidates = {
-            key: value for key, value in self._known_candidates.items() if key[0] is not family
-        }
-        for workload_id, known_candidates in surveys.items():
-            self._known_candidates[family, workload_id] = known_candidates
+        self._known_candidates[family] = surveys
+        for known_candidates in surveys.values():
             self.quarantined |= {(family, candidate_id) for candidate_id in known_candidates.quarantined}
 
     def _known(self, family: Family, workload: Workload) -> KnownCandidates:
-        return self._known_candidates[family, workload.workload_id]
+        return self._known_candidates[family][workload.workload_id]
 
     def _derive(
         self,
