@@ -29,7 +29,7 @@ from benchmarks.chaos_models import KEEP, fork_trainings, watch_registry
 from benchmarks.chaos_watch import Watched, look
 from benchmarks.faulty_transport import FaultyTransport
 from benchmarks.fleet_up import patience
-from benchmarks.made_up import replay_specs
+from benchmarks.made_up import FixedDevices, replay_specs
 from fleet.config.sections import WorkloadsSection
 from fleet.core.words import Limits
 from fleet.engine.context import CoordinatorSettings, EngineContext
@@ -171,7 +171,7 @@ def _opened(load: Load, host: Host, recorded: Path) -> Iterator[_Fleet]:
             root=disk / "fleet",
             store=store,
             transport=transport,
-            specs=specs,
+            source=FixedDevices(specs),
             settings=settings,
             notices=Notices(None),
             trainer=refresher,

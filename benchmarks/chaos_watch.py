@@ -221,7 +221,8 @@ def late_records(file: Questions) -> set[str]:
     """Ids of the results that a daemon has kept as late."""
     return {
         record_from_json(json.loads(line)["record"]).record_id
-        for letter in file.letters(LATE)
+        for letter in file.letters()
+        if letter.kind == LATE
         for line in letter.body.splitlines()
     }
 

@@ -29,6 +29,7 @@ from agents.device.replay import ReplayWorkerFactory
 from agents.records import DeviceId, DeviceSpec, Protocol, WorkloadId, content_hash
 from benchmarks.harness import Figures, ms_of, stopwatch
 from benchmarks.made_up import (
+    FixedDevices,
     device_name,
     made_up_rows,
     made_up_workloads,
@@ -215,7 +216,7 @@ def made_up_coordinator(
             root=root,
             store=store,
             transport=transport,
-            specs=specs,
+            source=FixedDevices(specs),
             settings=CoordinatorSettings(protocol=Protocol(), choice=choice),
             notices=Notices(None),
         )

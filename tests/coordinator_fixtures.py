@@ -21,6 +21,7 @@ from msgspec import structs
 
 from agents.records import DeviceId, DeviceSpec
 from benchmarks.faulty_transport import FaultyTransport
+from benchmarks.made_up import FixedDevices
 from fleet.config.device_changes import DeviceFiles
 from fleet.config.device_folder import DeviceFolder, FoundDevices, retire_file
 from fleet.config.sections import WorkloadsSection
@@ -189,7 +190,7 @@ class Fleet:
         told = CoordinatorSettings(protocol=PROTOCOL, choice=CHOICE, limits=self.limits, **self.settings)
         self.clock.start_again()
         notices = Notices(clock=self.clock, wall=self.clock.wall)
-        source = self.source() if self.source is not None else None
+        source = self.source() if self.source is not None else FixedDevices(self.specs)
         with ExitStack() as stack:
             # Opening may be killed too; a lock that is held by nobody is what a kill leaves.
             store = stack.enter_context(Store.open(self.folder / "store", settings=self.lanes))
@@ -213,7 +214,6 @@ class Fleet:
                     root=self.folder / "root",
                     store=store,
                     transport=transport,
-                    specs=self.specs if source is None else source.files.specs,
                     settings=told,
                     notices=notices,
                     ranker=self.ranker,
@@ -275,7 +275,8 @@ class Fleet:
     def set_aside(self, kind: str) -> list[dict[str, Any]]:
         """Records that were set aside as `late` or `refused`, with what is said of them."""
         with StateReader(self.folder / "store" / STATE) as reader:
-            return [json.loads(line) for letter in reader.letters(kind) for line in letter.body.splitlines()]
+            letters = [letter for letter in reader.letters() if letter.kind == kind]
+        return [json.loads(line) for letter in letters for line in letter.body.splitlines()]
 
 
 def make_fleet(folder: Path, names: tuple[str, ...] = ("one", "two"), **changes: Any) -> Fleet:

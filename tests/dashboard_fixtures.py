@@ -14,6 +14,7 @@ import httpx
 from msgspec.structs import replace
 
 from agents.records import DeviceId, DeviceKind, DeviceSpec, Outcome, Replay, Workload
+from benchmarks.made_up import FixedDevices
 from fleet.api.app import ApiSources
 from fleet.api.client import TOKEN
 from fleet.api.server import ApiServer
@@ -124,7 +125,7 @@ def live_fleet(
                 root=folder / "root",
                 store=store,
                 transport=transport,
-                specs=specs,
+                source=FixedDevices(specs),
                 settings=told,
                 notices=Notices(),
                 launch=launch,

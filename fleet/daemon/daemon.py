@@ -154,14 +154,13 @@ def engine(
                         root=root,
                         store=store,
                         transport=transport,
-                        specs=specs,
+                        source=devices,
                         settings=coordinator_settings,
                         notices=notices,
                         trainer=trainer,
                         ranker=CandidateRanker(RegistryReader(options.models)),
                         uncertainty=Uncertainty(RegistryReader(options.models)).of,
                         clock=clock,
-                        source=devices,
                         launch=launch,
                     )
                     coordinator = Coordinator(context)

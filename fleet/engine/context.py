@@ -13,7 +13,7 @@ from typing import Any
 from typing import Protocol as TypingProtocol
 
 from agents.files import make_folder
-from agents.records import Descriptor, DeviceId, DeviceSpec, Protocol
+from agents.records import Descriptor, DeviceId, Protocol
 from fleet.config.device_changes import DeviceFiles
 from fleet.config.sections import WorkloadsSection
 from fleet.core import events as ev
@@ -107,21 +107,6 @@ class DeviceSource(TypingProtocol):
         """
 
 
-class FixedDevices:
-    """Devices that stay as they are."""
-
-    def __init__(self, specs: Mapping[DeviceId, DeviceSpec]) -> None:
-        self.files = DeviceFiles(specs=dict(specs))
-
-    def look(self) -> DeviceFiles | None:
-        """See `DeviceSource`."""
-        return None
-
-    def retire(self, device_id: DeviceId) -> None:
-        """See `DeviceSource`."""
-        raise FleetError(f"device {device_id} has no file here that could be taken away")
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CoordinatorSettings:
     """How to time, what to measure, when each device may be used: plain values, made of the configuration."""
@@ -162,8 +147,8 @@ class EngineContext:
     store: Store
     #: The way to the agents; not closed either.
     transport: AgentTransport
-    #: The devices.
-    specs: Mapping[DeviceId, DeviceSpec]
+    #: Where devices that are there, come, change and leave are described.
+    source: DeviceSource
     settings: CoordinatorSettings
     #: Told what people should know.
     notices: Notices
@@ -175,8 +160,6 @@ class EngineContext:
     uncertainty: UncertaintyOf = no_uncertainty
     #: The time; each turn moves it on.
     clock: FleetClock = field(default_factory=FleetClock)
-    #: Where devices that come, change and leave are described; without it the devices stay.
-    source: DeviceSource | None = None
     #: Starts the drivers of requests; the default fails each request that needs one.
     launch: Launch = no_driver
 
@@ -230,7 +213,7 @@ def assemble(context: EngineContext) -> Composition:
     root, store, settings = context.root, context.store, context.settings
     event_log = EventLog(store.state, settings.limits, context.clock)
     stored = {device_id: entry.spec for device_id, entry in store.devices().items()}
-    roster = Roster(stored, context.specs, settings.protocol)
+    roster = Roster(stored, context.source.files.specs, settings.protocol)
     coverage = Coverage(store.state, roster.sharing, (), live=roster.live_names)
     for note in store.repairs:
         context.notices.alarm("", note, "storage")

@@ -19,7 +19,7 @@ from agents.records import NOISE, DeviceId
 from fleet.core import events as ev
 from fleet.core.events import DeviceState, JobState, RequestProgressed, RequestSubmitted
 from fleet.core.words import RequestKind, RequestState
-from fleet.engine.context import Composition, EngineContext, FixedDevices, assemble
+from fleet.engine.context import Composition, EngineContext, assemble
 from fleet.engine.device_updates import DeviceUpdates
 from fleet.engine.disk_watch import RETRY_SECS
 from fleet.engine.effects import EffectRunner
@@ -188,7 +188,7 @@ class Coordinator:
         self._drivers = RequestDrivers(self._parts)
         self._ingest = Ingest(self._parts, self._drivers)
         self._effects = EffectRunner(self._parts, self._drivers)
-        self._updates = DeviceUpdates(self._parts, context.source or FixedDevices(context.specs))
+        self._updates = DeviceUpdates(self._parts)
         self._chores = Chores(self._parts, self._updates, self._ingest)
         self._rates, self._turns = Rates(), Histogram()
         self._started_at = self._parts.clock.wall()

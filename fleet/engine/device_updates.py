@@ -12,15 +12,15 @@ from agents.records import DeviceId, DeviceSpec
 from fleet.config.device_changes import DeviceFiles, compare
 from fleet.core import events as ev
 from fleet.core.events import DeviceState
-from fleet.engine.context import Composition, DeviceSource
+from fleet.engine.context import Composition
 from fleet.engine.roster import RosterError
 
 
 class DeviceUpdates:
     """Keeps the coordinator's devices as they are described."""
 
-    def __init__(self, parts: Composition, source: DeviceSource) -> None:
-        self._parts, self._source = parts, source
+    def __init__(self, parts: Composition) -> None:
+        self._parts, self._source = parts, parts.source
         #: What could not be followed to the end, for want of room on the disk.
         self._unapplied: DeviceFiles | None = None
         #: Faults that are told, by device.

@@ -14,7 +14,7 @@ from agents.records import REPEATS, Candidate, DeviceId, Lease, Workload, Worklo
 from fleet.core import events as ev
 from fleet.core.events import Event, GrantLease, Instruction, Job, JobCancelled
 from fleet.core.words import RequestId
-from fleet.engine.context import Composition, FixedDevices
+from fleet.engine.context import Composition
 from fleet.engine.notices import announce_event, announce_instruction
 from fleet.engine.request_drivers import RequestDrivers
 from fleet.errors import FleetError, StoreFull
@@ -156,7 +156,7 @@ class EffectRunner:
         """Have the file of a device taken away: `DeviceUpdates` sees that, and follows."""
         parts = self._parts
         try:
-            (parts.source or FixedDevices({})).retire(device_id)
+            parts.source.retire(device_id)
         except (FleetError, OSError) as error:
             parts.event_log.append(ev.RequestEnded(request_id=request_id, result={}, reason=str(error)))
 

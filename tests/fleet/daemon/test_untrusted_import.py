@@ -25,6 +25,7 @@ from agents.records import (
 )
 from agents.sandbox.job import CandidateJob
 from agents.sandbox.pool import WorkerPool
+from benchmarks.made_up import FixedDevices
 from fleet.config.sections import WorkloadsSection
 from fleet.config.settings import FleetConfig
 from fleet.core.words import Limits, RequestKind
@@ -152,7 +153,7 @@ def test_a_coordinator_runs_nothing_of_an_imported_log(
                     root=tmp_path / "root",
                     store=store,
                     transport=transport,
-                    specs={GENERIC: generic_spec},
+                    source=FixedDevices({GENERIC: generic_spec}),
                     settings=told,
                     notices=notices,
                 )

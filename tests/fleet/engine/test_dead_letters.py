@@ -92,7 +92,7 @@ def letters_of(folder: Path) -> Iterator[DeadLetters]:
 def kept(folder: Path, kind: str) -> list[DeadLetter]:
     """What was set aside, oldest first."""
     with StateReader(folder / STATE) as reader:
-        return list(reader.letters(kind))
+        return [letter for letter in reader.letters() if letter.kind == kind]
 
 
 def refuse(letters: DeadLetters, record: Record) -> None:

@@ -119,7 +119,7 @@ def content(path: Path) -> dict[str, Any]:
             "version": state.table_version(),
             "events": list(state.events()),
             "snapshot": state.snapshot(),
-            "letters": list(state.letters(LATE)),
+            "letters": list(state.letters()),
             "candidates": state.candidates(["cpu"], OURS[0].workload_id, CANDIDATE_IDS),
         }
 
