@@ -229,12 +229,6 @@ def is_full(record: Record | Reading) -> bool:
     return record.outcome is Outcome.OK and not record.is_stopped_early
 
 
-def noise_is_due(last_secs: float, now_secs: float) -> bool:
-    """Whether a device's last whole A/A run is a day old; both in Unix seconds."""
-    # A run dated days ahead was made by a wrong clock.
-    return abs(now_secs - last_secs) >= NOISE_EVERY_SECS
-
-
 def cut_batches(
     device_id: DeviceId,
     candidates: Sequence[Candidate],

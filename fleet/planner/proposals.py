@@ -186,6 +186,10 @@ class Proposer:
             for workload_id, count in room.items()
             if count > 0
         }
+
+        def derive(device_id: DeviceId, draw: _Draw) -> Future[Derivation]:
+            return self._engine.derive(device_id, draw.workload, draw.traces)
+
         store = self._engine.store()
         chosen = {
             workload_id: ids[: looked_at[workload_id]]
@@ -197,7 +201,7 @@ class Proposer:
             draw = _Draw(workload, 0, [traces[name] for name in chosen.get(workload_id, ())])
             known_ids = self._known(family, workload).ids
             # One after the other: the traces of many workloads would fill the memory on their way.
-            for _, derivation in self._answers(family, [draw] if draw.traces else [], self._ask_to_derive):
+            for _, derivation in self._answers(family, [draw] if draw.traces else [], derive):
                 if derivation.refused:
                     self._watcher.refused(workload, derivation.refused)
                 fresh = {
@@ -206,9 +210,6 @@ class Proposer:
                     if candidate.candidate_id not in known_ids
                 }
                 pool[workload_id] += list(fresh.values())[: room[workload_id]]
-
-    def _ask_to_derive(self, device_id: DeviceId, draw: _Draw) -> Future[Derivation]:
-        return self._engine.derive(device_id, draw.workload, draw.traces)
 
     def _fill(self, family: Family, pool: dict[WorkloadId, list[Candidate]], draws: Sequence[_Draw]) -> None:
         """Add new candidates of workloads: near the traces of a draw where it has some, else random ones."""
