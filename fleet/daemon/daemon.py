@@ -147,7 +147,7 @@ def engine(
         with Store.open(settings.store.path) as store, ExitStack() as files:
             transport = _transport(settings, options, specs, clock, is_embedded=is_embedded)
             try:
-                trains = settings.daemon.refresh and not is_embedded
+                trains = coordinator_settings.limits.trains
                 trainer = _trainer(settings, options, devices, clock) if trains else None
                 try:
                     context = EngineContext(
@@ -219,7 +219,7 @@ def _devices(settings: FleetConfig, options: UpOptions, *, follows: bool) -> Dev
 def _coordinator_settings(
     settings: FleetConfig, options: UpOptions, *, is_embedded: bool
 ) -> CoordinatorSettings:
-    daemon = settings.daemon
+    daemon, trains = settings.daemon, settings.daemon.refresh and not is_embedded
     if daemon.policies:
         # A policy may wait for a device that is not chosen this time, that left, or whose file is mended.
         folder = Path(settings.devices.folder)
@@ -231,7 +231,8 @@ def _coordinator_settings(
         ]
         if unknown:
             raise FleetError("\n".join(f"daemon.policies: {error}" for error in unknown))
-    heads = daemon.refresh and daemon.arrival_samples > 0 and settings.onboarding.shipped and not is_embedded
+    arrival_samples = daemon.arrival_samples if trains else 0
+    heads = arrival_samples > 0 and settings.onboarding.shipped
     return CoordinatorSettings(
         first_heads=frozenset(family.value for family in Family if heads and has_shipped(family)),
         protocol=settings.timing_protocol(),
@@ -246,13 +247,13 @@ def _coordinator_settings(
             training_share=daemon.training_share,
             reason_records=daemon.reason_records,
             training_pause_secs=daemon.training_pause_secs,
-            arrival_samples=0 if is_embedded or not daemon.refresh else daemon.arrival_samples,
-            return_samples=0 if is_embedded or not daemon.refresh else daemon.return_samples,
-            fingerprints=not is_embedded and daemon.refresh and daemon.arrival_samples > 0,
+            arrival_samples=arrival_samples,
+            return_samples=daemon.return_samples if trains else 0,
+            fingerprints=arrival_samples > 0,
             # A command does its own request at once; what others asked for waits for the next daemon.
             drivers=0 if is_embedded else Limits().drivers,
             requests_only=is_embedded,
-            trains=daemon.refresh and not is_embedded,
+            trains=trains,
         ),
         noise=0 if is_embedded else settings.workloads.noise_samples,
         exploration=settings.workloads.exploration,
