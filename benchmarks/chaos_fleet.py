@@ -1,16 +1,17 @@
 """A whole coordinator with replay devices and trainings in one child process, for `benchmarks.chaos` to kill.
 
-The real `fleet.engine.coordinator.Coordinator` over `fleet.transport.local.LocalTransport`, with the real
-refresher and registry: store and its state file, model versions and one spool a device, all on the disk under
-the fault points. What is submitted, kept, acknowledged and published is written down where it happens: around
-the methods that make it durable. `Trouble` is what happens to it beside kills: agents die and freeze, the
-clock is set forwards and back, the training is killed or stands still, a person takes a champion back. `Host`
-is the host that the coordinator believes to be on.
+The real `fleet.engine.coordinator.Coordinator` over a `benchmarks.faulty_transport.FaultyTransport`, with the
+real refresher and registry: store and its state file, model versions and one spool a device, all on the disk
+under the fault points. What is submitted, kept, acknowledged and published is written down where it happens:
+around the methods that make it durable. `Trouble` is what happens to it beside kills: agents die and freeze,
+the clock is set forwards and back, the training is killed or stands still, a person takes a champion back.
+`Host` is the host that the coordinator believes to be on.
 """
 
 from __future__ import annotations
 
 import contextlib
+import math
 import multiprocessing
 import os
 import signal
@@ -36,8 +37,10 @@ from benchmarks.chaos_load import (
 )
 from benchmarks.chaos_models import KEEP, fork_trainings, models_load, trainer_load, watch_registry
 from benchmarks.chaos_watch import Watched, look, look_at_fleet, observer_load
+from benchmarks.faulty_transport import FaultyTransport
 from benchmarks.fleet_up import patience, wait_until
-from benchmarks.made_up import replay_specs
+from benchmarks.made_up import FixedDevices, replay_specs
+from fleet.config.sections import WorkloadsSection
 from fleet.core.words import Limits
 from fleet.engine.context import CoordinatorSettings, EngineContext
 from fleet.engine.coordinator import Coordinator
@@ -49,11 +52,9 @@ from fleet.json_types import JsonDict
 from fleet.models.registry import Registry
 from fleet.models.registry_reader import RegistryReader
 from fleet.planner.candidate_ranker import CandidateRanker, Uncertainty
-from fleet.planner.workload_discovery import WorkloadChoice
 from fleet.refresh.refresher import Refresher, RefreshSettings
 from fleet.store.lanes import LaneSettings
 from fleet.store.store import Store
-from fleet.transport.local import LocalTransport
 
 #: Devices that replay the same records with different seeds.
 DEVICES = ("one", "two", "three")
@@ -135,7 +136,7 @@ class Fleet:
     """A coordinator with its transport and its refresher."""
 
     coordinator: Coordinator
-    transport: LocalTransport
+    transport: FaultyTransport
     refresher: Refresher
     host: Host
 
@@ -168,7 +169,7 @@ class Fleet:
 def _opened(load: Load, host: Host, recorded: Path) -> Iterator[Fleet]:
     disk, models = load.disk, load.disk / "models"
     clock = FleetClock(wall=lambda: host.wall, steady=lambda: host.steady)
-    transport = LocalTransport(
+    transport = FaultyTransport(
         protocol=Protocol(),
         spool_root=disk / "spool",
         heartbeat_secs=0.0,
@@ -176,7 +177,7 @@ def _opened(load: Load, host: Host, recorded: Path) -> Iterator[Fleet]:
     )
     settings = CoordinatorSettings(
         protocol=Protocol(),
-        choice=WorkloadChoice(networks=("resnet-50",), count=WORKLOADS),
+        choice=WorkloadsSection(networks=("resnet-50",), count=WORKLOADS, min_flops=0, max_flops=math.inf),
         limits=_LIMITS,
         upkeep_secs=60.0,
     )
@@ -186,12 +187,12 @@ def _opened(load: Load, host: Host, recorded: Path) -> Iterator[Fleet]:
             root=disk / "fleet",
             store=store,
             transport=transport,
-            specs=replay_specs(DEVICES, recorded, RECORDED),
+            source=FixedDevices(replay_specs(DEVICES, recorded, RECORDED)),
             settings=settings,
             notices=Notices(None),
             trainer=refresher,
             ranker=CandidateRanker(RegistryReader(models)),
-            uncertainty=Uncertainty(RegistryReader(models)),
+            uncertainty=Uncertainty(RegistryReader(models)).of,
             clock=clock,
         )
         yield Fleet(coordinator=Coordinator(context), transport=transport, refresher=refresher, host=host)

@@ -212,7 +212,8 @@ def late_records(file: Questions) -> set[str]:
     """Ids of the results that a daemon has kept as late."""
     return {
         record_from_json(json.loads(line)["record"]).record_id
-        for letter in file.letters(LATE)
+        for letter in file.letters()
+        if letter.kind == LATE
         for line in letter.body.splitlines()
     }
 
@@ -232,7 +233,7 @@ def look(log: HistoryLog, disk: Path) -> None:
     try:
         stored = stored_in(store)
         late = late_records(store.state)
-        state = EventLog(store.state, Limits()).state
+        state = EventLog(store.state, Limits(), time.time).state
     finally:
         store.abandon()  # what waits for the table waits on
     history = read_history(log.path)

@@ -7,7 +7,7 @@ Nothing is learned from them; they only weigh as much as real ones.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +31,8 @@ from agents.records import (
     canonical_json,
     unknown_descriptor,
 )
+from fleet.config.device_changes import DeviceFiles
+from fleet.errors import FleetError
 from fleet.store.delta.schema import FILE_SCHEMA, records_to_table
 from fleet.store.store import Store
 
@@ -229,3 +231,18 @@ def own_mb(field: str = "RssAnon") -> float:
     """Memory of this process in MiB that is no mapped file, or another line of its status."""
     lines = Path("/proc/self/status").read_text().splitlines()
     return next(int(line.split()[1]) / 1024 for line in lines if line.startswith(field))
+
+
+class FixedDevices:
+    """Implements `fleet.engine.context.DeviceSource` for devices that stay as they are."""
+
+    def __init__(self, specs: Mapping[DeviceId, DeviceSpec]) -> None:
+        self.files = DeviceFiles(specs=dict(specs))
+
+    def look(self) -> DeviceFiles | None:
+        """See `DeviceSource`."""
+        return None
+
+    def retire(self, device_id: DeviceId) -> None:
+        """See `DeviceSource`."""
+        raise FleetError(f"device {device_id} has no file here that could be taken away")

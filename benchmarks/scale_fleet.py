@@ -9,6 +9,7 @@ they compete with the coordinator, so the coordinator's processor time is told a
 
 from __future__ import annotations
 
+import math
 import multiprocessing
 import threading
 import time
@@ -28,6 +29,7 @@ from agents.device.replay import ReplayWorkerFactory
 from agents.records import DeviceId, DeviceSpec, Protocol, WorkloadId, content_hash
 from benchmarks.harness import Figures, ms_of, stopwatch
 from benchmarks.made_up import (
+    FixedDevices,
     device_name,
     made_up_rows,
     made_up_workloads,
@@ -35,11 +37,11 @@ from benchmarks.made_up import (
     put_measured,
     replay_specs,
 )
+from fleet.config.sections import WorkloadsSection
 from fleet.engine.context import CoordinatorSettings, EngineContext
 from fleet.engine.coordinator import Coordinator
 from fleet.engine.notices import Notices
 from fleet.interchange.export_store import export
-from fleet.planner.workload_discovery import WorkloadChoice
 from fleet.store.store import Store
 from fleet.transport.transport import AgentTransport
 
@@ -163,7 +165,9 @@ class ProcessTransport(AgentTransport):
 
 #: What the devices answer from.
 RECORDED_WORKLOADS, RECORDED_CANDIDATES = 20, 256
-_RECORDED_CHOICE = WorkloadChoice(networks=("resnet-50",), count=RECORDED_WORKLOADS)
+_RECORDED_CHOICE = WorkloadsSection(
+    networks=("resnet-50",), count=RECORDED_WORKLOADS, min_flops=0, max_flops=math.inf
+)
 
 #: Processes of the devices.
 _PROCESSES = 2
@@ -204,7 +208,7 @@ def made_up_coordinator(
     store: Store,
     transport: AgentTransport,
     specs: Mapping[DeviceId, DeviceSpec],
-    choice: WorkloadChoice,
+    choice: WorkloadsSection,
 ) -> Coordinator:
     """A coordinator of some devices, with the settings that users have."""
     return Coordinator(
@@ -212,7 +216,7 @@ def made_up_coordinator(
             root=root,
             store=store,
             transport=transport,
-            specs=specs,
+            source=FixedDevices(specs),
             settings=CoordinatorSettings(protocol=Protocol(), choice=choice),
             notices=Notices(None),
         )

@@ -7,6 +7,7 @@ process of its own. The devices are replay devices that nobody starts; their rec
 
 from __future__ import annotations
 
+import math
 import shutil
 import statistics
 from pathlib import Path
@@ -23,14 +24,15 @@ from benchmarks.made_up import (
     replay_specs,
 )
 from benchmarks.scale_fleet import made_up_coordinator, records_of
+from fleet.config.sections import WorkloadsSection
 from fleet.json_types import JsonDict
-from fleet.planner.workload_discovery import KeptChoices, WorkloadChoice, group_of
+from fleet.planner.workload_discovery import KeptChoices, choice_key, group_of
 from fleet.store.lanes import LaneSettings
 from fleet.store.store import Store
 from fleet.transport.local import LocalTransport
 
 _NO_RECORDS = Path("nobody-reads-it.parquet")
-_CHOICE = WorkloadChoice(networks=("resnet-50",), count=WORKLOADS)
+_CHOICE = WorkloadsSection(networks=("resnet-50",), count=WORKLOADS, min_flops=0, max_flops=math.inf)
 
 #: Lines for a child: the store, its devices, and how it ends.
 _WORK = """
@@ -107,5 +109,5 @@ def _prepare(folder: Path, root: Path, devices: int) -> None:
         store.put_workloads(workloads)
         for spec in specs:
             store.put_device(spec)
-        KeptChoices(store.state).put(group_of(specs[0]), _CHOICE.key(specs), workloads)
+        KeptChoices(store.state).put(group_of(specs[0]), choice_key(_CHOICE, specs), workloads)
         store.settle()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
@@ -19,8 +20,11 @@ import yaml
 from msgspec import structs
 
 from agents.records import DeviceId, DeviceSpec
+from benchmarks.faulty_transport import FaultyTransport
+from benchmarks.made_up import FixedDevices
 from fleet.config.device_changes import DeviceFiles
 from fleet.config.device_folder import DeviceFolder, FoundDevices, retire_file
+from fleet.config.sections import WorkloadsSection
 from fleet.core.events import Event
 from fleet.core.words import Limits
 from fleet.engine.context import CoordinatorSettings, DeviceSource, EngineContext, Launch, no_driver
@@ -29,7 +33,6 @@ from fleet.engine.event_log import EventLog
 from fleet.engine.fleet_clock import MOST_STEP_SECS, FleetClock
 from fleet.engine.notices import Notices
 from fleet.errors import FleetError, StoreFull
-from fleet.planner.workload_discovery import WorkloadChoice
 from fleet.state.questions import StateReader
 from fleet.state.schema import STATE
 from fleet.state.table import RecordsTable
@@ -48,7 +51,7 @@ OFFERED = 24
 #: Candidates that a device can measure in all.
 ALL = OFFERED * len(WORKLOADS)
 ONE, TWO = DeviceId("one"), DeviceId("two")
-CHOICE = WorkloadChoice(networks=("bert-tiny",), count=10)
+CHOICE = WorkloadsSection(networks=("bert-tiny",), count=10, min_flops=0, max_flops=math.inf)
 #: Seconds after which an answer of the store is no longer waited for.
 _ANSWER_SECS = 30.0
 
@@ -182,16 +185,16 @@ class Fleet:
     lanes: LaneSettings | None = None
 
     @contextmanager
-    def coordinator(self) -> Iterator[tuple[Coordinator, LocalTransport]]:
+    def coordinator(self) -> Iterator[tuple[Coordinator, FaultyTransport]]:
         """One life of the coordinator and its agents; ends without any order, as after a kill."""
         told = CoordinatorSettings(protocol=PROTOCOL, choice=CHOICE, limits=self.limits, **self.settings)
         self.clock.start_again()
         notices = Notices(clock=self.clock, wall=self.clock.wall)
-        source = self.source() if self.source is not None else None
+        source = self.source() if self.source is not None else FixedDevices(self.specs)
         with ExitStack() as stack:
             # Opening may be killed too; a lock that is held by nobody is what a kill leaves.
             store = stack.enter_context(Store.open(self.folder / "store", settings=self.lanes))
-            transport = LocalTransport(
+            transport = FaultyTransport(
                 protocol=PROTOCOL, spool_root=self.folder / "spool", heartbeat_secs=0.05
             )
             stack.callback(transport.close, 1.0)
@@ -211,7 +214,6 @@ class Fleet:
                     root=self.folder / "root",
                     store=store,
                     transport=transport,
-                    specs=self.specs if source is None else source.files.specs,
                     settings=told,
                     notices=notices,
                     ranker=self.ranker,
@@ -261,7 +263,8 @@ class Fleet:
     def set_aside(self, kind: str) -> list[dict[str, Any]]:
         """Records that were set aside as `late` or `refused`, with what is said of them."""
         with StateReader(self.folder / "store" / STATE) as reader:
-            return [json.loads(line) for letter in reader.letters(kind) for line in letter.body.splitlines()]
+            letters = [letter for letter in reader.letters() if letter.kind == kind]
+        return [json.loads(line) for letter in letters for line in letter.body.splitlines()]
 
 
 def make_fleet(folder: Path, names: tuple[str, ...] = ("one", "two"), **changes: Any) -> Fleet:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -13,10 +14,12 @@ import httpx
 from msgspec.structs import replace
 
 from agents.records import DeviceId, DeviceKind, DeviceSpec, Outcome, Replay, Workload
+from benchmarks.made_up import FixedDevices
 from fleet.api.app import ApiSources
 from fleet.api.client import TOKEN
 from fleet.api.score_service import ScoreSettings
 from fleet.api.server import ApiServer
+from fleet.config.sections import WorkloadsSection
 from fleet.core.words import Limits
 from fleet.dashboard.dashboard import Dashboard
 from fleet.engine.context import CoordinatorSettings, EngineContext, Launch, no_driver
@@ -24,7 +27,6 @@ from fleet.engine.coordinator import Coordinator
 from fleet.engine.notices import Notices
 from fleet.interchange.export_store import export
 from fleet.models.registry import Registry
-from fleet.planner.workload_discovery import WorkloadChoice
 from fleet.store.store import Store
 from fleet.transport.local import LocalTransport
 from tests.dataset_fixtures import cpu_device
@@ -111,7 +113,7 @@ def live_fleet(
     specs = {DeviceId(name): replayed(path, name, number) for number, name in enumerate(names)}
     told = CoordinatorSettings(
         protocol=PROTOCOL,
-        choice=WorkloadChoice(networks=("bert-tiny",), count=10),
+        choice=WorkloadsSection(networks=("bert-tiny",), count=10, min_flops=0, max_flops=math.inf),
         limits=Limits(job_candidates=8),
         noise=6,
     )
@@ -124,7 +126,7 @@ def live_fleet(
                 root=folder / "root",
                 store=store,
                 transport=transport,
-                specs=specs,
+                source=FixedDevices(specs),
                 settings=told,
                 notices=Notices(),
                 launch=launch,

@@ -107,24 +107,21 @@ class FakeFleet:
         return self.listed
 
     def propose(
-        self, device_id: DeviceId, workload: Workload, count: int, seed: int, exclude: Collection[CandidateId]
-    ) -> Future[list[Candidate]]:
-        drawn = (f"random-{seed}-{number}" for number in range(self.space))
-        made = _fresh(workload, drawn, count, exclude, "random")
-        return self._answer(made, device_id, "propose", workload, count, seed, exclude)
-
-    def evolve(
         self,
         device_id: DeviceId,
         workload: Workload,
-        parents: Sequence[str],
         count: int,
         seed: int,
         exclude: Collection[CandidateId],
+        parents: Sequence[str] = (),
     ) -> Future[list[Candidate]]:
-        drawn = (f"{parent}/{number}" for number in range(self.children) for parent in parents)
-        made = _fresh(workload, drawn, count, exclude, "evolved")
-        return self._answer(made, device_id, "evolve", workload, parents, count, seed, exclude)
+        if parents:
+            drawn = (f"{parent}/{number}" for number in range(self.children) for parent in parents)
+            made = _fresh(workload, drawn, count, exclude, "evolved")
+            return self._answer(made, device_id, "evolve", workload, parents, count, seed, exclude)
+        drawn = (f"random-{seed}-{number}" for number in range(self.space))
+        made = _fresh(workload, drawn, count, exclude, "random")
+        return self._answer(made, device_id, "propose", workload, count, seed, exclude)
 
     def measure(
         self,
@@ -186,7 +183,7 @@ class FakeFleet:
             of_workload.setdefault(candidate.workload_id, []).append(candidate)
         with self._writer.state.turn() as turn:
             for workload_id, some in of_workload.items():
-                turn.add_candidates(_FAMILY, workload_id, some, are_measured=True)
+                turn.add_candidates(_FAMILY, workload_id, some)
                 turn.settle_candidates(_FAMILY, workload_id, [one.candidate_id for one in some])
             for record in records:
                 if record.is_quarantined:

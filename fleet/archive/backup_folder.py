@@ -125,13 +125,8 @@ def keep_file(folder: Path, path: Path, known_sum: str | None) -> tuple[BackedUp
     if path.suffix == ".jsonl":
         data = path.read_bytes()
         # A line that is being written is not there yet.
-        return keep_bytes(folder, data[: data.rfind(b"\n") + 1])
+        return _keep(folder, [data[: data.rfind(b"\n") + 1]])
     return _keep(folder, regular_chunks(path, _MOST_FILE_BYTES), path, known_sum)
-
-
-def keep_bytes(folder: Path, data: bytes) -> tuple[BackedUpFile, int]:
-    """Have some bytes as an object; return it and how many of them had to be copied."""
-    return _keep(folder, [data])
 
 
 def _keep(

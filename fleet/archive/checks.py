@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from agents.records import Outcome, content_hash, record_id_of
 from fleet.errors import StoreError
 from fleet.state.questions import StateReader
-from fleet.state.rows import KeptResult, Result, TableFile, WaitingRows, results_of_piece, rows_of, unpack
+from fleet.state.rows import KeptResult, Result, TableFile, WaitingRows, results_of_rows, rows_of, unpack
 from fleet.store.catalog import read_device, read_workloads, sum_fault
 from fleet.store.delta.log import DataFile, file_sum
 from fleet.store.delta.schema import FILE_SCHEMA, check_columns, read_batches
@@ -42,6 +42,25 @@ class Seen:
     #: Records of each workload.
     workloads: Counter[str] = field(default_factory=Counter)
     rows: int = 0
+    #: A number of each result, by chance unlike, a piece for some rows.
+    pieces: list[Numbers] = field(default_factory=list)
+    #: When the last result and the last A/A pair were, by workload, device and environment.
+    times: dict[tuple[str, str, str], tuple[float, float]] = field(default_factory=dict)
+
+    def add_results(self, results: Iterable[Result]) -> None:
+        """Take in what a state file keeps of some rows."""
+        numbers: list[int] = []
+        for result in results:
+            numbers.append(hash(result[:7]))
+            last, noise = self.times.get(result[:3], (0.0, 0.0))
+            is_noise = result.is_noise and result.outcome is not Outcome.LOST
+            at = result.measured_at
+            self.times[result[:3]] = max(last, at), max(noise, at) if is_noise else noise
+        self.pieces.append(np.array(numbers, np.int64))
+
+    def results(self) -> Numbers:
+        """The numbers of all results so far, sorted."""
+        return np.sort(np.concatenate(self.pieces)) if self.pieces else np.empty(0, np.int64)
 
 
 def file_faults(
@@ -49,7 +68,6 @@ def file_faults(
     file: DataFile,
     known_sum: str | None,
     totals: Seen,
-    note: Callable[[pa.RecordBatch], None],
 ) -> Iterator[str]:
     """Read a data file from its first byte to its last.
 
@@ -58,7 +76,6 @@ def file_faults(
         file: What the log says of it.
         known_sum: What the state file says of its bytes; None where that cannot be read.
         totals: Gets what its rows say.
-        note: Gets its rows, some at a time.
 
     Yields:
         What is wrong with it; nothing where all is well.
@@ -82,7 +99,6 @@ def file_faults(
     try:
         for batch in read_batches(path):
             yield from row_faults(file.device_id, pa.Table.from_batches([batch]), totals)
-            note(batch)
     except (OSError, pa.ArrowException, StoreError, ValueError) as error:
         yield f"it cannot be decoded: {' '.join(str(error).split())}"
         return
@@ -91,7 +107,11 @@ def file_faults(
 
 
 def row_faults(device_id: str, rows: pa.Table, totals: Seen) -> Iterator[str]:
-    """Check some rows of one device."""
+    """Check some rows of one device.
+
+    Raises:
+        StoreError, ValueError: They are no rows of records.
+    """
     totals.rows += rows.num_rows
     totals.ids += [first_halves(chunk) for chunk in rows.column("record_id").chunks]
     for entry in pc.value_counts(rows.column("workload_id").combine_chunks()).to_pylist():
@@ -100,9 +120,10 @@ def row_faults(device_id: str, rows: pa.Table, totals: Seen) -> Iterator[str]:
         check_columns(rows)
     except StoreError as error:
         yield str(error)
-        return
-    if wrong := _misnamed(device_id, rows):
-        yield f"{wrong} of {rows.num_rows} rows have another id than what they say makes"
+    else:
+        if wrong := _misnamed(device_id, rows):
+            yield f"{wrong} of {rows.num_rows} rows have another id than what they say makes"
+    totals.add_results(results_of_rows(device_id, rows))
 
 
 def first_halves(record_ids: pa.Array) -> NDArray[np.uint64]:
@@ -132,33 +153,6 @@ def _misnamed(device_id: str, rows: pa.Table) -> int:
     return wrong
 
 
-class Outcomes:
-    """What rows say that a state file keeps: a number of each, by chance unlike, and when the last ones were.
-
-    Attributes:
-        times: As of `fleet.state.questions.Questions.times`.
-    """
-
-    def __init__(self) -> None:
-        self._pieces: list[Numbers] = []
-        self.times: dict[tuple[str, str, str], tuple[float, float]] = {}
-
-    def add(self, results: Iterable[Result]) -> None:
-        """Take in what rows say."""
-        numbers: list[int] = []
-        for result in results:
-            numbers.append(hash(result[:7]))
-            last, noise = self.times.get(result[:3], (0.0, 0.0))
-            is_noise = result.is_noise and result.outcome is not Outcome.LOST
-            at = result.measured_at
-            self.times[result[:3]] = max(last, at), max(noise, at) if is_noise else noise
-        self._pieces.append(np.array(numbers, np.int64))
-
-    def numbers(self) -> Numbers:
-        """The numbers of all rows so far, sorted."""
-        return np.sort(np.concatenate(self._pieces)) if self._pieces else np.empty(0, np.int64)
-
-
 @dataclass(slots=True)
 class StateSeen:
     """What a state file says, at one moment."""
@@ -166,7 +160,7 @@ class StateSeen:
     version: int | None = None
     #: By path; None where it cannot be read.
     files: dict[str, TableFile] | None = None
-    #: A number of each result, as of `Outcomes`; None where they cannot be read.
+    #: A number of each result, as of `Seen`; None where they cannot be read.
     results: Numbers | None = None
     times: dict[tuple[str, str, str], tuple[float, float]] = field(default_factory=dict)
     #: Ids of the records that wait.
@@ -174,14 +168,13 @@ class StateSeen:
     waiting_by_device: dict[str, int] = field(default_factory=dict)
 
 
-def state_faults(path: Path, state: StateSeen, totals: Seen, outcomes: Outcomes) -> Iterator[str]:
+def state_faults(path: Path, state: StateSeen, totals: Seen) -> Iterator[str]:
     """Read a state file as it is at one moment, beside the process that writes it.
 
     Args:
         path: The file.
         state: Gets what it says.
         totals: Gets what the rows that wait say.
-        outcomes: Likewise.
 
     Yields:
         What is wrong with it.
@@ -197,20 +190,22 @@ def state_faults(path: Path, state: StateSeen, totals: Seen, outcomes: Outcomes)
                 yield fault
             state.version = reader.table_version()
             for piece in reader.waiting() if is_whole else ():
-                yield from _waiting_faults(piece, state, totals, outcomes)
+                yield from _waiting_faults(piece, state, totals)
             state.files = {file.path: file for file in reader.files()}
-            state.times = reader.times()
+            state.times = {tally[:3]: (tally.measured_at, tally.noise_at) for tally in reader.tallies()}
             if wrong := reader.wrong_tallies():
                 yield f"{wrong} sums over results are not what the results make"
             if is_whole:
                 state.results = _numbers(reader.results())
+                if damaged := reader.damaged_candidates():
+                    yield f"the traces of {damaged} of its candidates are not what was written"
     except StoreError as error:
         yield str(error)
     except (TypeError, ValueError, AttributeError):
         yield "rows of it hold other types of values than were written"
 
 
-def _waiting_faults(piece: WaitingRows, state: StateSeen, totals: Seen, outcomes: Outcomes) -> Iterator[str]:
+def _waiting_faults(piece: WaitingRows, state: StateSeen, totals: Seen) -> Iterator[str]:
     where = f"waiting rows {piece.number}"
     try:
         rows = unpack(piece.body)
@@ -227,7 +222,6 @@ def _waiting_faults(piece: WaitingRows, state: StateSeen, totals: Seen, outcomes
             state.waiting_by_device[device_id] = count + mine.num_rows
             for fault in row_faults(device_id, mine, totals):
                 yield f"{where}: {fault}"
-        outcomes.add(results_of_piece(rows))
     except (StoreError, ValueError, IndexError) as error:
         yield f"{where}: {error}"
 
@@ -239,16 +233,16 @@ def _numbers(results: Iterator[KeptResult]) -> Numbers:
     return np.sort(np.concatenate(pieces))
 
 
-def comparison_faults(state: StateSeen, outcomes: Outcomes) -> Iterator[str]:
+def comparison_faults(state: StateSeen, totals: Seen) -> Iterator[str]:
     """Yield where results and records of a store differ, of which every record could be read."""
     if state.results is None:
         return
-    rows = outcomes.numbers()
+    rows = totals.results()
     if lacking := _absent(rows, state.results):
         yield f"{lacking} records have no result in it, or another one"
     if strange := _absent(state.results, rows):
         yield f"{strange} of its results have no record, or another one"
-    if not lacking and not strange and state.times != outcomes.times:
+    if not lacking and not strange and state.times != totals.times:
         yield "when workloads were measured last is not what the records say"
 
 

@@ -7,7 +7,6 @@ moment, and the table at the version that this names. Memory: some 24 bytes a re
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -19,7 +18,6 @@ import pyarrow.parquet as pq
 
 from agents.records import is_live
 from fleet.archive.checks import (
-    Outcomes,
     Seen,
     StateSeen,
     catalog_faults,
@@ -31,12 +29,11 @@ from fleet.archive.checks import (
 from fleet.errors import StoreError, disk_errors
 from fleet.state.questions import StateReader
 from fleet.state.rebuild import rebuild
-from fleet.state.rows import results_of_rows
 from fleet.state.schema import STATE
 from fleet.state.table import is_left_over, is_ours
 from fleet.state.table_log import TableLog, removed
 from fleet.store.catalog import read_devices
-from fleet.store.delta.log import RECORDS, DataFile, TableSnapshot, load_snapshot
+from fleet.store.delta.log import RECORDS, TableSnapshot, load_snapshot
 from fleet.store.delta.schema import read_batches
 from fleet.store.reader import DEVICES, WORKLOADS, acquire, check_folder, release
 
@@ -106,12 +103,8 @@ def verify(folder: Path) -> Verified:
     return result
 
 
-def rebuild_state(folder: Path, families: Mapping[str, str] | None = None) -> list[str]:
+def rebuild_state(folder: Path) -> list[str]:
     """Make the state file of a store again from its readable rows and the table, if that mends anything.
-
-    Args:
-        folder: The store.
-        families: Name by device under which candidates are shared; None: those of the store's live devices.
 
     Returns:
         What was kept and what came back, one line each; empty where there is nothing to mend.
@@ -126,12 +119,13 @@ def rebuild_state(folder: Path, families: Mapping[str, str] | None = None) -> li
         try:
             if not verify(folder).is_rebuild_due:
                 return []
-            return rebuild(folder / STATE, _families(folder) if families is None else families)
+            return rebuild(folder / STATE, _families(folder))
         finally:
             release(folder, lock)
 
 
 def _families(folder: Path) -> dict[str, str]:
+    """Name by live device under which candidates are shared."""
     with suppress(OSError, ValueError, StoreError):
         devices = read_devices(folder / DEVICES)
         return {name: str(entry.spec.family) for name, entry in devices.items() if is_live(entry.spec)}
@@ -145,12 +139,12 @@ class _Verification:
         self._folder, self._table = folder, folder / RECORDS
         self._log = TableLog(self._table)
         self._result = Verified()
-        self._state, self._totals, self._outcomes = StateSeen(), Seen(), Outcomes()
+        self._state, self._totals = StateSeen(), Seen()
         #: Paths that a commit takes out of the table.
         self._removed: set[str] = set()
 
     def run(self) -> Verified:
-        for what in state_faults(self._folder / STATE, self._state, self._totals, self._outcomes):
+        for what in state_faults(self._folder / STATE, self._state, self._totals):
             self._result.add(STATE, what.partition("; `fleet")[0], _REBUILD)
         self._result.waiting = self._totals.rows
         self._check_version()
@@ -224,7 +218,8 @@ class _Verification:
             if state.files is not None and (expected is None or expected.rows != file.rows):
                 what = "it does not say" if expected is None else "it says another number of rows"
                 result.add(STATE, f"{what} what the table's file {file.path} must be", _REBUILD)
-            for what in self._faults_of(file):
+            known_sum = expected.sha256 if expected is not None else None
+            for what in file_faults(self._table, file, known_sum, self._totals):
                 result.add(f"{RECORDS}/{file.path}", what)
         named = {file.path for file in snapshot.files} | self._removed
         for path in sorted((state.files or {}).keys() - named):
@@ -237,15 +232,8 @@ class _Verification:
         if result.damages > before:
             result.notes.append("the results were not compared with the table, which is damaged")
             return
-        for what in comparison_faults(state, self._outcomes):
+        for what in comparison_faults(state, self._totals):
             result.add(STATE, what, _REBUILD)
-
-    def _faults_of(self, file: DataFile) -> Iterator[str]:
-        def note(batch: pa.RecordBatch) -> None:
-            self._outcomes.add(results_of_rows(file.device_id, batch))
-
-        state_file = (self._state.files or {}).get(file.path)
-        return file_faults(self._table, file, state_file.sha256 if state_file else None, self._totals, note)
 
     def _check_repeated(self, snapshot: TableSnapshot) -> None:
         """Say which records are there twice, at each place but the first."""

@@ -147,13 +147,10 @@ class Tallies:
             if tally is None or candidate_id not in tally.finished
         ]
 
-    def finish(
-        self, device_id: DeviceId, job_id: JobId, fencing_token: int, incarnation: int, at_secs: float
-    ) -> JobFinished:
+    def finish(self, device_id: DeviceId, job_id: JobId, fencing_token: int, incarnation: int) -> JobFinished:
         """Make the event of a job whose candidates are all in the store, and forget the job."""
         tally = self._jobs.pop(job_id, None) or _Tally()
         return JobFinished(
-            at_secs=at_secs,
             device_id=device_id,
             job_id=job_id,
             fencing_token=fencing_token,

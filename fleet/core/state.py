@@ -122,12 +122,6 @@ class FleetState:
         """Jobs that were ever submitted: the sum of `job_counts`."""
         return self._core.leasing.jobs.submitted
 
-    def deadline(self, device_id: DeviceId, fencing_token: int) -> float | None:
-        """When a lease expires unless a heartbeat renews it, in event time; None where it is over."""
-        device = self._core.leasing.devices.get(device_id)
-        lease = device.lease(fencing_token) if device else None
-        return lease.deadline_secs if lease else None
-
     @property
     def wall_ahead_secs(self) -> float:
         """How far the wall clock is ahead of the time of the events."""

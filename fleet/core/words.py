@@ -94,7 +94,8 @@ class ReasonKind(StrEnum):
 class Fact(Value, frozen=True, kw_only=True, tag_field="event", tag=True):
     """What all events have."""
 
-    at_secs: float
+    #: Seconds in which coordinators ran; the event log gives them.
+    at_secs: float = 0.0
 
 
 class DeviceFact(Fact, frozen=True, kw_only=True):

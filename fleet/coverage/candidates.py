@@ -156,15 +156,15 @@ class FamilyCandidates:
             among |= self._state.known_among(name, space[1], candidate_ids, is_settled=is_settled)
         return among
 
-    def by_workload(
+    def find(
         self, family: str, workload_ids: Iterable[WorkloadId], candidate_ids: Sequence[CandidateId]
-    ) -> dict[WorkloadId, list[CandidateId]]:
-        """Sort candidates by the workload, of some, that each is of; unknown ones are left out."""
-        sorted_ids: dict[WorkloadId, list[CandidateId]] = {}
-        for workload_id in workload_ids if candidate_ids else ():
-            if own_ids := self.among((family, workload_id), candidate_ids):
-                sorted_ids[workload_id] = [name for name in candidate_ids if name in own_ids]
-        return sorted_ids
+    ) -> dict[CandidateId, Candidate]:
+        """Those of some candidates of some workloads that a family knows, with their traces."""
+        candidates = self.at_hand(family, candidate_ids)
+        for workload_id in workload_ids:
+            if missing := [name for name in candidate_ids if name not in candidates]:
+                candidates |= self.get((family, workload_id), missing)
+        return candidates
 
     def at_hand(self, family: str, candidate_ids: Iterable[CandidateId]) -> dict[CandidateId, Candidate]:
         """Those of some candidates that are in memory."""

@@ -40,7 +40,6 @@ from fleet.errors import FleetError, disk_errors
 from fleet.models.registry_reader import RegistryReader
 from fleet.models.shipped_model import has_shipped
 from fleet.planner.candidate_ranker import CandidateRanker, Uncertainty
-from fleet.planner.workload_discovery import WorkloadChoice
 from fleet.refresh.refresh_child import refresh_cores
 from fleet.store.store import Store
 from fleet.transport.transport import AgentTransport
@@ -144,25 +143,24 @@ def engine(
         notices = Notices(console, clock, clock.wall, is_quiet=is_embedded)
         if launch is None:
             cores = partial(_quiet_cores, devices)
-            launch = launcher(root / DRIVERS, lambda: settings, options.models, cores)
+            launch = launcher(root / DRIVERS, settings, options.models, cores)
         with Store.open(settings.store.path) as store, ExitStack() as files:
             transport = _transport(settings, options, specs, clock, is_embedded=is_embedded)
             try:
-                trains = settings.daemon.refresh and not is_embedded
+                trains = coordinator_settings.limits.trains
                 trainer = _trainer(settings, options, devices, clock) if trains else None
                 try:
                     context = EngineContext(
                         root=root,
                         store=store,
                         transport=transport,
-                        specs=specs,
+                        source=devices,
                         settings=coordinator_settings,
                         notices=notices,
                         trainer=trainer,
                         ranker=CandidateRanker(RegistryReader(options.models)),
-                        uncertainty=Uncertainty(RegistryReader(options.models)),
+                        uncertainty=Uncertainty(RegistryReader(options.models)).of,
                         clock=clock,
-                        source=devices,
                         launch=launch,
                     )
                     coordinator = Coordinator(context)
@@ -221,7 +219,7 @@ def _devices(settings: FleetConfig, options: UpOptions, *, follows: bool) -> Dev
 def _coordinator_settings(
     settings: FleetConfig, options: UpOptions, *, is_embedded: bool
 ) -> CoordinatorSettings:
-    daemon = settings.daemon
+    daemon, trains = settings.daemon, settings.daemon.refresh and not is_embedded
     if daemon.policies:
         # A policy may wait for a device that is not chosen this time, that left, or whose file is mended.
         folder = Path(settings.devices.folder)
@@ -233,16 +231,12 @@ def _coordinator_settings(
         ]
         if unknown:
             raise FleetError("\n".join(f"daemon.policies: {error}" for error in unknown))
-    heads = daemon.refresh and daemon.arrival_samples > 0 and settings.onboarding.shipped and not is_embedded
+    arrival_samples = daemon.arrival_samples if trains else 0
+    heads = arrival_samples > 0 and settings.onboarding.shipped
     return CoordinatorSettings(
         first_heads=frozenset(family.value for family in Family if heads and has_shipped(family)),
         protocol=settings.timing_protocol(),
-        choice=WorkloadChoice(
-            networks=settings.workloads.networks,
-            count=settings.workloads.count,
-            min_flops=settings.workloads.min_flops,
-            max_flops=settings.workloads.max_flops,
-        ),
+        choice=settings.workloads,
         policy=_policy(daemon.policy),
         policies={DeviceId(device_id): _policy(section) for device_id, section in daemon.policies.items()},
         limits=Limits(
@@ -253,13 +247,13 @@ def _coordinator_settings(
             training_share=daemon.training_share,
             reason_records=daemon.reason_records,
             training_pause_secs=daemon.training_pause_secs,
-            arrival_samples=0 if is_embedded or not daemon.refresh else daemon.arrival_samples,
-            return_samples=0 if is_embedded or not daemon.refresh else daemon.return_samples,
-            fingerprints=not is_embedded and daemon.refresh and daemon.arrival_samples > 0,
+            arrival_samples=arrival_samples,
+            return_samples=daemon.return_samples if trains else 0,
+            fingerprints=arrival_samples > 0,
             # A command does its own request at once; what others asked for waits for the next daemon.
             drivers=0 if is_embedded else Limits().drivers,
             requests_only=is_embedded,
-            trains=daemon.refresh and not is_embedded,
+            trains=trains,
         ),
         noise=0 if is_embedded else settings.workloads.noise_samples,
         exploration=settings.workloads.exploration,

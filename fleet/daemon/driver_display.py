@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 
-from agents.records import REPEATS, DeviceId, Record, Workload
 from fleet.drivers.session import EngineSession
 from fleet.planner.progress import PHASES
+from fleet.planner.settings import Display
 
 #: Least seconds between two reports: each is logged.
 _PAUSE_SECS = 1.0
 
 
-class DriverDisplay:
-    """Implements `fleet.planner.settings.Display` for a driver in a process of its own."""
+class DriverDisplay(Display):
+    """For a driver in a process of its own."""
 
     def __init__(self, session: EngineSession) -> None:
         self._session = session
@@ -37,21 +37,10 @@ class DriverDisplay:
     def phase(self, name: str, total: int, most_secs: float = math.inf) -> None:
         """Begin a phase of `total` steps, which ends after so many seconds at the latest."""
         self._most_secs = most_secs
-        self._phase, self._done, self._total = PHASES.get(name, name), 0, total
+        self._phase, self._total = PHASES.get(name, name), total
+        self._done = self.failed = 0
         self._began, self._told_at = time.monotonic(), 0.0
         self._tell(self._phase)
-
-    def proposed(self, workload: Workload, candidates: int) -> None:
-        """One workload has its candidates."""
-        self.step(1, f"{workload.name}: {candidates}")
-
-    def refused(self, workload: Workload, reasons: Mapping[str, int]) -> None:
-        """Imported candidates of a workload are not measured."""
-        self.say(f"{workload.name}: {sum(reasons.values())} imported candidates are not measured")
-
-    def stored(self, device_id: DeviceId, records: Sequence[Record]) -> None:
-        """Records of one device are durable."""
-        self.step(sum(record.origin not in REPEATS for record in records) or len(records), device_id)
 
     def step(self, done: int, note: str) -> None:
         """Advance the phase by `done` steps."""

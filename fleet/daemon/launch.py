@@ -114,13 +114,13 @@ class DriverProcess:
 
 
 def launcher(
-    root: Path, settings: Callable[[], FleetConfig], models: Path, cores: Callable[[], Sequence[int]]
+    root: Path, settings: FleetConfig, models: Path, cores: Callable[[], Sequence[int]]
 ) -> Callable[[Request], DriverProcess]:
     """Make what starts the drivers of a coordinator; those of an earlier one have ended.
 
     Args:
         root: Folder for the requests' folders; what a killed coordinator has left in it is deleted.
-        settings: Gives those of the coordinator.
+        settings: Those of the coordinator.
         models: Folder of the model versions.
         cores: Gives the logical CPUs on which work disturbs no timing.
     """
@@ -131,7 +131,7 @@ def launcher(
             kind=request.kind,
             arguments=dict(request.arguments),
             minutes=request.minutes,
-            settings=settings(),
+            settings=settings,
             models=models.absolute(),
             cores=list(cores()),
         )

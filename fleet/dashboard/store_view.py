@@ -23,6 +23,7 @@ from fleet.dashboard.device_timeline import NOISE_RUN_SECS, RECENT_COLUMNS, RECE
 from fleet.errors import FleetError
 from fleet.json_types import Json, JsonDict
 from fleet.state.questions import StateReader
+from fleet.state.rows import Tally
 from fleet.state.schema import STATE
 from fleet.store.noise import READING_COLUMNS
 from fleet.store.reader import StoreReader
@@ -233,12 +234,15 @@ class DashboardStore:
         """
         before = self._summary
         with StateReader(self._path / STATE) as state:
-            sums, times, best = state.record_sums(), state.times(), state.best_latencies()
+            tallies, best = state.tallies(), state.best_latencies()
         reader = self.reader()
         cells: dict[str, dict[str, WorkloadCell]] = {}
-        for device_id, workload_id, records, ok, _ in sums:
-            cell = WorkloadCell(records, ok, best.get((workload_id, device_id)))
-            cells.setdefault(workload_id, {})[device_id] = cell
+        for tally in tallies:
+            by_device = cells.setdefault(tally.workload_id, {})
+            cell = by_device.get(tally.device_id, WorkloadCell(0, 0, None))
+            records, ok = cell.records + tally.records, cell.ok + tally.ok
+            best_secs = best.get((tally.workload_id, tally.device_id))
+            by_device[tally.device_id] = WorkloadCell(records, ok, best_secs)
         names = [WorkloadId(name) for name in cells if name not in before.workloads]
         workloads_by_id = reader.workloads(names) if names else {}
         workloads: dict[str, Json] = dict(before.workloads)
@@ -248,7 +252,7 @@ class DashboardStore:
         }
         self._summary = StoreSummary(
             state="ready",
-            devices=_devices(reader, sums, times, before.devices),
+            devices=_devices(reader, tallies, before.devices),
             cells=cells,
             workloads=workloads,
         )
@@ -285,21 +289,16 @@ def _next_at(began: float, least_secs: float) -> float:
     return now + max(least_secs, _LEAST_WAIT * (now - began))
 
 
-def _devices(
-    reader: StoreReader,
-    sums: Sequence[tuple[DeviceId, WorkloadId, int, int, float]],
-    times: Mapping[tuple[str, str, str], tuple[float, float]],
-    before: Mapping[str, Json],
-) -> dict[str, Json]:
+def _devices(reader: StoreReader, tallies: Sequence[Tally], before: Mapping[str, Json]) -> dict[str, Json]:
     """What is shown of each device; only of those with new records, or a new A/A run, is anything read."""
     records: dict[str, int] = {}
     last_at: dict[str, float] = {}
     noise_at: dict[str, float] = {}
-    for device_id, _, count, _, at in sums:
-        records[device_id] = records.get(device_id, 0) + count
-        last_at[device_id] = max(last_at.get(device_id, 0.0), at)
-    for (_, name, _), (_, at) in times.items():
-        noise_at[name] = max(noise_at.get(name, 0.0), at)
+    for tally in tallies:
+        device_id = tally.device_id
+        records[device_id] = records.get(device_id, 0) + tally.records
+        last_at[device_id] = max(last_at.get(device_id, 0.0), tally.measured_at)
+        noise_at[device_id] = max(noise_at.get(device_id, 0.0), tally.noise_at)
 
     def changed(key: str, now: Mapping[str, float]) -> dict[str, float]:
         return {

@@ -164,22 +164,15 @@ class EngineSession:
         return workloads
 
     def propose(
-        self, device_id: DeviceId, workload: Workload, count: int, seed: int, exclude: Collection[CandidateId]
-    ) -> Future[list[Candidate]]:
-        """Draw random candidates."""
-        how = {"count": count, "seed": seed, "exclude": list(exclude)}
-        return self._draw(device_id, workload, how, _candidates)
-
-    def evolve(
         self,
         device_id: DeviceId,
         workload: Workload,
-        parents: Sequence[str],
         count: int,
         seed: int,
         exclude: Collection[CandidateId],
+        parents: Sequence[str] = (),
     ) -> Future[list[Candidate]]:
-        """Draw candidates near good ones."""
+        """Draw candidates: near the traces of good ones, or random ones where there are no parents."""
         how = {"count": count, "seed": seed, "exclude": list(exclude), "parents": list(parents)}
         return self._draw(device_id, workload, how, _candidates)
 

@@ -13,8 +13,9 @@ from typing import Any
 from typing import Protocol as TypingProtocol
 
 from agents.files import make_folder
-from agents.records import Descriptor, DeviceId, DeviceSpec, Protocol
+from agents.records import Descriptor, DeviceId, Protocol
 from fleet.config.device_changes import DeviceFiles
+from fleet.config.sections import WorkloadsSection
 from fleet.core import events as ev
 from fleet.core.arrivals import Tallies
 from fleet.core.events import DevicePolicy, Event, TrainingReason
@@ -30,11 +31,12 @@ from fleet.engine.notices import Notices, Steadiness
 from fleet.engine.record_sink import DeadLetters, RecordSink
 from fleet.engine.roster import Roster
 from fleet.errors import FleetError, disk_errors
-from fleet.planner.candidate_ranker import CandidateRanker, Uncertainty
+from fleet.planner.candidate_ranker import CandidateRanker
 from fleet.planner.imported_candidates import ImportedCandidates
 from fleet.planner.job_planner import JobPlanner, PlannerContext
+from fleet.planner.job_queues import UncertaintyOf, no_uncertainty
 from fleet.planner.noise_runs import NoiseRuns
-from fleet.planner.workload_discovery import WorkloadChoice, WorkloadDiscovery, WorkloadModules
+from fleet.planner.workload_discovery import WorkloadDiscovery, WorkloadModules
 from fleet.requests.kinds import RequestDesk
 from fleet.store.store import Store
 from fleet.store.trace_lookup import StoreThread
@@ -105,28 +107,13 @@ class DeviceSource(TypingProtocol):
         """
 
 
-class FixedDevices:
-    """Devices that stay as they are."""
-
-    def __init__(self, specs: Mapping[DeviceId, DeviceSpec]) -> None:
-        self.files = DeviceFiles(specs=dict(specs))
-
-    def look(self) -> DeviceFiles | None:
-        """See `DeviceSource`."""
-        return None
-
-    def retire(self, device_id: DeviceId) -> None:
-        """See `DeviceSource`."""
-        raise FleetError(f"device {device_id} has no file here that could be taken away")
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CoordinatorSettings:
     """How to time, what to measure, when each device may be used: plain values, made of the configuration."""
 
     #: The fleet's protocol, which a device may change for itself.
     protocol: Protocol
-    choice: WorkloadChoice
+    choice: WorkloadsSection
     #: When devices may be used that are not named among the policies.
     policy: DevicePolicy = field(default_factory=DevicePolicy)
     policies: Mapping[DeviceId, DevicePolicy] = field(default_factory=dict)
@@ -160,8 +147,8 @@ class EngineContext:
     store: Store
     #: The way to the agents; not closed either.
     transport: AgentTransport
-    #: The devices.
-    specs: Mapping[DeviceId, DeviceSpec]
+    #: Where devices that are there, come, change and leave are described.
+    source: DeviceSource
     settings: CoordinatorSettings
     #: Told what people should know.
     notices: Notices
@@ -170,11 +157,9 @@ class EngineContext:
     #: Lets the champions choose among drawn candidates; without one, those drawn first are taken.
     ranker: CandidateRanker | None = None
     #: Knows how unsure the champions are of workloads; without it, none is preferred for that.
-    uncertainty: Uncertainty | None = None
+    uncertainty: UncertaintyOf = no_uncertainty
     #: The time; each turn moves it on.
     clock: FleetClock = field(default_factory=FleetClock)
-    #: Where devices that come, change and leave are described; without it the devices stay.
-    source: DeviceSource | None = None
     #: Starts the drivers of requests; the default fails each request that needs one.
     launch: Launch = no_driver
 
@@ -226,16 +211,16 @@ def assemble(context: EngineContext) -> Composition:
     with disk_errors("making the folder of the daemon", context.root):
         make_folder(context.root)
     root, store, settings = context.root, context.store, context.settings
-    event_log = EventLog(store.state, settings.limits)
+    event_log = EventLog(store.state, settings.limits, context.clock)
     stored = {device_id: entry.spec for device_id, entry in store.devices().items()}
-    roster = Roster(stored, context.specs, settings.protocol)
+    roster = Roster(stored, context.source.files.specs, settings.protocol)
     coverage = Coverage(store.state, roster.sharing, (), live=roster.live_names)
     for note in store.repairs:
         context.notices.alarm("", note, "storage")
     tallies, up, thread = Tallies(), dict[DeviceId, int](), StoreThread(store.path)
     planning = _planner_context(context, roster, event_log, coverage, up, thread)
     planner = JobPlanner(planning)
-    record_sink = RecordSink(store, coverage, tallies, roster.sharing, DeadLetters(store.state))
+    record_sink = RecordSink(store, coverage, tallies, DeadLetters(store.state))
     return Composition(
         **{field.name: getattr(context, field.name) for field in fields(context)},
         roster=roster,
@@ -275,10 +260,9 @@ def _planner_context(
     return PlannerContext(
         coverage=coverage,
         specs=roster.all_specs,
-        families=roster.sharing,
         spaces=roster.spaces,
         propose=lambda device_id, request: context.transport.propose(device_id, up[device_id], request),
-        submit=lambda job: event_log.append(ev.JobSubmitted(at_secs=context.clock(), job=job)),
+        submit=lambda job: event_log.append(ev.JobSubmitted(job=job)),
         log=context.notices.log,
         thread=thread,
         ranker=context.ranker,
@@ -287,6 +271,6 @@ def _planner_context(
         exploration=settings.exploration,
         turns=roster.turns,
         is_open=lambda device_id: not event_log.state.describe(device_id)["closed"],
-        uncertainty=context.uncertainty.of if context.uncertainty is not None else None,
+        uncertainty=context.uncertainty,
         imports=ImportedCandidates(roster.live_names),
     )

@@ -19,7 +19,7 @@ from agents.records import NOISE, DeviceId
 from fleet.core import events as ev
 from fleet.core.events import DeviceState, JobState, RequestProgressed, RequestSubmitted
 from fleet.core.words import RequestKind, RequestState
-from fleet.engine.context import Composition, EngineContext, FixedDevices, assemble
+from fleet.engine.context import Composition, EngineContext, assemble
 from fleet.engine.device_updates import DeviceUpdates
 from fleet.engine.disk_watch import RETRY_SECS
 from fleet.engine.effects import EffectRunner
@@ -89,9 +89,9 @@ class Chores:
         parts.event_log.compact()
         self._ingest.end_silent()
         if parts.trainer is not None:
-            self._tell_epochs(parts.trainer.view, now)
+            self._tell_epochs(parts.trainer.view)
         if self._headless and not is_over:
-            self._ask_for_first_heads(now)
+            self._ask_for_first_heads()
         wall = parts.clock.wall()
         for device_id, incarnation in parts.up.items():
             if device_id not in parts.roster.specs:
@@ -113,7 +113,7 @@ class Chores:
             for job in self._parts.planner.queues.jobs()
         )
 
-    def _tell_epochs(self, trainer: Mapping[str, Any], now: float) -> None:
+    def _tell_epochs(self, trainer: Mapping[str, Any]) -> None:
         """Tell the requests of the running training which epoch it is in, if that is another than before."""
         state, epochs = self._parts.state, trainer.get("epochs") or {}
         for request in state.open_requests() if epochs else ():
@@ -124,10 +124,9 @@ class Chores:
                 continue
             fresh = {name: epochs[name] for name in ("done", "of", "left_secs", "finding")}
             if (fresh["done"], fresh["of"]) != (progress["done"], progress["of"]):
-                event = RequestProgressed(at_secs=now, request_id=request.request_id, **fresh)
-                self._parts.event_log.append(event)
+                self._parts.event_log.append(RequestProgressed(request_id=request.request_id, **fresh))
 
-    def _ask_for_first_heads(self, now: float) -> None:
+    def _ask_for_first_heads(self) -> None:
         """Have a device onboard itself where no device of its family has a head."""
         parts = self._parts
         live = parts.roster.live_names
@@ -144,7 +143,7 @@ class Chores:
         for family, request in requests.items():
             self._headless.discard(family)
             if parts.state.request(request.request_id) is None:
-                parts.event_log.append(RequestSubmitted(at_secs=now, request=request))
+                parts.event_log.append(RequestSubmitted(request=request))
 
     def _do_upkeep(self, now: float) -> None:
         """Do a step of the store's upkeep, or begin a round: all at once it takes seconds."""
@@ -189,7 +188,7 @@ class Coordinator:
         self._drivers = RequestDrivers(self._parts)
         self._ingest = Ingest(self._parts, self._drivers)
         self._effects = EffectRunner(self._parts, self._drivers)
-        self._updates = DeviceUpdates(self._parts, context.source or FixedDevices(context.specs))
+        self._updates = DeviceUpdates(self._parts)
         self._chores = Chores(self._parts, self._updates, self._ingest)
         self._rates, self._turns = Rates(), Histogram()
         self._started_at = self._parts.clock.wall()
@@ -232,14 +231,14 @@ class Coordinator:
             if answer.error:
                 parts.notices.log(f"reading the store failed: {answer.error}", kind="reading", style="red")
             answer.then(answer.value)
-        for event in parts.trainer.poll() if parts.trainer is not None else ():
-            parts.event_log.append(event)
+        if parts.trainer is not None:
+            parts.event_log.append(*parts.trainer.poll())
         # After what the trainer tells: a training that has just ended cannot be stopped any more.
-        parts.desk.serve(parts.state, self._known_fleet, parts.event_log.append, parts.clock())
+        parts.desk.serve(parts.state, self._known_fleet, parts.event_log.append)
         if not self._is_stopping:
             self._drivers.serve()
         self._tell_wall()
-        parts.event_log.append(ev.Tick(at_secs=parts.clock()))
+        parts.event_log.append(ev.Tick())
         self._flush()
         self._chores.do(parts.clock(), is_stopping=self._is_stopping)
 
@@ -247,7 +246,7 @@ class Coordinator:
         """Grant nothing from here on; what runs may end while `turn` goes on."""
         if not self._is_stopping:
             self._is_stopping = True
-            self._parts.event_log.append(ev.CoordinatorStopping(at_secs=self._parts.clock()))
+            self._parts.event_log.append(ev.CoordinatorStopping())
             self._flush()
             # A batch may take a minute: what is finished of it is stored, the rest waits for the next start.
             for device_id, incarnation in self._parts.up.items():
@@ -311,11 +310,11 @@ class Coordinator:
     def _begin(self) -> None:
         """Tell the state what there is now; what was kept of before is in it already."""
         parts = self._parts
-        now, append, state, specs = parts.clock(), parts.event_log.append, parts.state, parts.roster.specs
+        append, state, specs = parts.event_log.append, parts.state, parts.roster.specs
         self._updates.begin()
         sums = parts.store.state.device_sums()
         records = {device_id: count for device_id, (count, _, _) in sums.items() if device_id in specs}
-        append(ev.CoordinatorStarted(at_secs=now, records=records, limits=parts.settings.limits))
+        append(ev.CoordinatorStarted(records=records, limits=parts.settings.limits))
         for device_id in specs:
             append(self._updates.added(device_id))
         for job in state.jobs():
@@ -343,9 +342,9 @@ class Coordinator:
     def _tell_wall(self) -> None:
         """Tell the state of a wall clock that is not where it was: windows and budgets go by it."""
         parts = self._parts
-        now, ahead = parts.clock(), parts.clock.wall_ahead_secs
+        ahead = parts.clock.wall_ahead_secs
         if abs(ahead - parts.state.wall_ahead_secs) >= LEAST_SET_SECS:
-            parts.event_log.append(ev.ClockSet(at_secs=now, wall_secs=now + ahead))
+            parts.event_log.append(ev.ClockSet(wall_secs=parts.clock() + ahead))
 
     def _flush(self) -> None:
         """Make what was told durable, then do what follows from it, until nothing follows any more."""

@@ -12,15 +12,15 @@ from agents.records import DeviceId, DeviceSpec
 from fleet.config.device_changes import DeviceFiles, compare
 from fleet.core import events as ev
 from fleet.core.events import DeviceState
-from fleet.engine.context import Composition, DeviceSource
+from fleet.engine.context import Composition
 from fleet.engine.roster import RosterError
 
 
 class DeviceUpdates:
     """Keeps the coordinator's devices as they are described."""
 
-    def __init__(self, parts: Composition, source: DeviceSource) -> None:
-        self._parts, self._source = parts, source
+    def __init__(self, parts: Composition) -> None:
+        self._parts, self._source = parts, parts.source
         #: What could not be followed to the end, for want of room on the disk.
         self._unapplied: DeviceFiles | None = None
         #: Faults that are told, by device.
@@ -35,7 +35,6 @@ class DeviceUpdates:
         """The event that brings a device in."""
         parts = self._parts
         return ev.DeviceAdded(
-            at_secs=parts.clock(),
             device_id=device_id,
             family=parts.roster.families[device_id],
             policy=parts.settings.policy_of(device_id),
@@ -93,13 +92,13 @@ class DeviceUpdates:
         parts.roster.retire(device_id)
         parts.planner.forget(device_id)
         parts.transport.forget(device_id)
-        parts.event_log.append(ev.DeviceRetired(at_secs=parts.clock(), device_id=device_id, reason=reason))
+        parts.event_log.append(ev.DeviceRetired(device_id=device_id, reason=reason))
         text = f"{device_id}: leaves the fleet, for {reason}; its records and its model stay"
         parts.notices.log(text, kind="retired")
 
     def _start_anew(self, device_id: DeviceId, reason: str) -> None:
         parts = self._parts
-        parts.event_log.append(ev.DeviceChanged(at_secs=parts.clock(), device_id=device_id, reason=reason))
+        parts.event_log.append(ev.DeviceChanged(device_id=device_id, reason=reason))
         parts.notices.log(f"{device_id}: its agent is started anew: {reason}", kind="changed")
 
     def _part_with_others(self, handled: Collection[DeviceId]) -> None:
@@ -112,12 +111,11 @@ class DeviceUpdates:
             reason = files.why_not(device_id)
             if status["state"] == DeviceState.RETIRED or (reason and status["reason"] == reason):
                 continue
-            now = parts.clock()
             if reason:
-                parts.event_log.append(ev.DeviceLeftOut(at_secs=now, device_id=device_id, reason=reason))
+                parts.event_log.append(ev.DeviceLeftOut(device_id=device_id, reason=reason))
             else:
                 reason = "it has no device file now"
-                parts.event_log.append(ev.DeviceRetired(at_secs=now, device_id=device_id, reason=reason))
+                parts.event_log.append(ev.DeviceRetired(device_id=device_id, reason=reason))
 
     def _tell_faults(self, faults: Mapping[DeviceId, str]) -> None:
         notices = self._parts.notices

@@ -43,12 +43,11 @@ class DiskWatch:
 
     def full(self, error: Exception) -> None:
         """Note that a write found no room."""
-        now = self._clock()
-        self._retry_at = now + RETRY_SECS
+        self._retry_at = self._clock() + RETRY_SECS
         if not self.is_full:
             self.is_full = True
             self._notices.alarm("", f"no lease is granted until there is room on the disk: {error}", "disk")
-            self._event_log.append(DiskFull(at_secs=now, text=str(error)))
+            self._event_log.append(DiskFull(text=str(error)))
 
     def probe(self) -> None:
         """Look for room, if there was none.
@@ -70,5 +69,5 @@ class DiskWatch:
         """Note that what found no room is on the disk now."""
         if self.is_full:
             self.is_full = False
-            self._event_log.append(DiskFreed(at_secs=self._clock()))
+            self._event_log.append(DiskFreed())
             self._notices.alarm("", "there is room on the disk again; leases are granted", "disk")

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.compute as pc
 from msgspec.structs import replace
 
 from agents.codec import device_from_json, record_to_json, workload_from_json
@@ -29,7 +28,6 @@ from agents.device.messages import (
 )
 from agents.errors import AgentError
 from agents.records import (
-    IMPORTED,
     REPEATS,
     Candidate,
     CandidateId,
@@ -353,10 +351,7 @@ def _change_store(parts: Composition, question: Mapping[str, Any]) -> Any:
         case "import_rows":
             return _take_rows(parts, DeviceId(question["of"]), Path(question["file"]))
         case _:
-            search = parts.imports.search(
-                parts.coverage.workload_ids, parts.store.state.devices_with(IMPORTED)
-            )
-            parts.thread.ask(search, lambda claims: parts.imports.add(claims or {}))
+            parts.discovery.find_imported()
             return True
 
 
@@ -364,11 +359,8 @@ def _take_rows(parts: Composition, device_id: DeviceId, path: Path) -> dict[str,
     with pa.memory_map(str(path)) as source:
         table = pa.ipc.open_file(source).read_all()
         done = parts.store.append_table(device_id, table)
-        ok = sum(pc.sum(pc.equal(rows.column("outcome"), "ok")).as_py() for rows in done.rows.values())
     if done.appended:
         parts.coverage.refresh(device_id)
     if device_id in parts.roster.specs and done.appended:
-        now = parts.clock()
-        stored = ev.RecordsStored(at_secs=now, device_id=device_id, count=done.appended, ok=ok)
-        parts.event_log.append(stored)
+        parts.event_log.append(ev.RecordsStored(device_id=device_id, count=done.appended, ok=done.ok))
     return {"appended": done.appended, "duplicates": done.duplicates, "table_version": done.table_version}

@@ -10,106 +10,14 @@ from collections.abc import Mapping
 import msgspec
 
 from agents.device.messages import Batch
-from agents.records import REPEATS, Candidate, CandidateId, DeviceId, Lease, Workload, WorkloadId
+from agents.records import REPEATS, Candidate, DeviceId, Lease, Workload, WorkloadId
 from fleet.core import events as ev
 from fleet.core.events import Event, GrantLease, Instruction, Job, JobCancelled
 from fleet.core.words import RequestId
-from fleet.engine.context import Composition, FixedDevices
+from fleet.engine.context import Composition
 from fleet.engine.notices import announce_event, announce_instruction
 from fleet.engine.request_drivers import RequestDrivers
 from fleet.errors import FleetError, StoreFull
-
-# From a lease to a batch: get the traces of a job's candidates and send them to the agent.
-#
-# For every `GrantLease`. Candidates whose traces are nowhere are left out
-# with a word, and a job that has none left ends: nothing waits for what cannot come.
-
-
-class LeaseDispatcher:
-    """Sends jobs to agents."""
-
-    def __init__(self, parts: Composition) -> None:
-        self._parts, self._families = parts, parts.roster.sharing
-        self._candidates = parts.coverage.candidates
-
-    def grant(self, grant: GrantLease) -> None:
-        """Send what is left of a job to its agent; a job of which nothing can be sent ends."""
-        parts, now = self._parts, self._parts.clock()
-        if (job := parts.state.job(grant.job_id)) is None:
-            return
-        family = self._families[job.device_id]
-        candidates = self._candidates.at_hand(family, job.candidate_ids)
-        unfinished = parts.record_sink.unfinished(job, candidates)
-        missing = [name for name in unfinished if name not in candidates]
-        for workload_id in job.workload_ids if missing else ():
-            candidates |= self._candidates.get((family, workload_id), missing)
-            missing = [name for name in missing if name not in candidates]
-        if missing:
-            self._drop(job, family, missing)
-        workloads = self._workloads(job)
-        batch = [
-            # Otherwise its origin is that of the first measurement.
-            msgspec.structs.replace(candidates[name], origin=job.origin)
-            if job.origin in REPEATS
-            else candidates[name]
-            for name in unfinished
-            if name in candidates and candidates[name].workload_id in workloads
-        ]
-        if batch:
-            self._send(grant, job, batch, workloads)
-        elif unfinished:
-            count = len(unfinished)
-            reason = f"the traces of its {count} candidates are gone, or their workloads are not measured now"
-            name = job.device_id
-            parts.event_log.append(
-                JobCancelled(at_secs=now, device_id=name, job_id=job.job_id, reason=reason)
-            )
-        else:
-            lease = job.device_id, job.job_id, grant.fencing_token, grant.incarnation
-            parts.event_log.append(parts.tallies.finish(*lease, now))
-
-    def _workloads(self, job: Job) -> Mapping[WorkloadId, Workload]:
-        """What the candidates of a job may be of: what its device measures, or what its request asks for.
-
-        While its agent is asked what there is to measure, nobody knows: what was queued before goes on.
-        """
-        measured = self._parts.planner.workloads_of(job.device_id)
-        if measured and not job.request_id:
-            return measured
-        modules, workload_ids = self._parts.modules, job.workload_ids
-        workloads = {workload_id: modules.get(job.device_id, workload_id) for workload_id in workload_ids}
-        return {workload_id: workload for workload_id, workload in workloads.items() if workload is not None}
-
-    def _send(
-        self,
-        grant: GrantLease,
-        job: Job,
-        candidates: list[Candidate],
-        workloads: Mapping[WorkloadId, Workload],
-    ) -> None:
-        batch = Batch(
-            candidates=tuple(candidates),
-            workloads={candidate.workload_id: workloads[candidate.workload_id] for candidate in candidates},
-            protocol=self._parts.roster.protocols[job.device_id],
-            attempt=job.attempt,
-            model_version=job.model_version,
-        )
-        lease = Lease(
-            device_id=job.device_id,
-            job_id=job.job_id,
-            fencing_token=grant.fencing_token,
-            deadline_secs=grant.deadline_secs,
-        )
-        self._parts.transport.measure(lease, grant.incarnation, batch)
-
-    def _drop(self, job: Job, family: str, missing: list[CandidateId]) -> None:
-        """Leave candidates alone whose traces are gone; others are proposed in their place."""
-        self._parts.notices.log(
-            f"{job.device_id}: {len(missing)} candidates of job {job.job_id} are not in the state file; "
-            "they are left out"
-        )
-        for workload_id, some in self._candidates.by_workload(family, job.workload_ids, missing).items():
-            self._candidates.block((family, workload_id), some)
 
 
 class EffectRunner:
@@ -120,7 +28,7 @@ class EffectRunner:
     """
 
     def __init__(self, parts: Composition, drivers: RequestDrivers) -> None:
-        self._parts, self._drivers, self._dispatcher = parts, drivers, LeaseDispatcher(parts)
+        self._parts, self._drivers = parts, drivers
         #: Devices that asked for jobs, perhaps before it was known what they measure.
         self._wants: dict[DeviceId, int] = {}
         self.fed: set[DeviceId] = set()
@@ -137,7 +45,7 @@ class EffectRunner:
                 parts.agent_gone(device_id, incarnation)
                 parts.transport.stop(device_id, incarnation, kill=kill)
             case ev.GrantLease():
-                self._dispatcher.grant(instruction)
+                self._grant(instruction)
             case ev.WantJobs(device_id=device_id, room=room):
                 self._wants[device_id] = room
             case ev.StartTraining(family=family, reasons=reasons):
@@ -145,9 +53,7 @@ class EffectRunner:
                     self._flush()  # it reads the table
                     parts.trainer.start(family, reasons)
                 else:
-                    text = "nothing trains here"
-                    done = ev.TrainingFinished(at_secs=parts.clock(), family=family, text=text)
-                    parts.event_log.append(done)
+                    parts.event_log.append(ev.TrainingFinished(family=family, text="nothing trains here"))
             case ev.StopTraining(family=family) if parts.trainer is not None:
                 parts.trainer.stop(family)
             case ev.StartDriver(request_id=request_id):
@@ -185,15 +91,74 @@ class EffectRunner:
             case ev.ModelRolledBack(device_id=device_id, version=""):
                 parts.planner.heads.discard(device_id)
 
+    def _grant(self, grant: GrantLease) -> None:
+        """Send what is left of a job to its agent; a job of which nothing can be sent ends."""
+        parts = self._parts
+        if (job := parts.state.job(grant.job_id)) is None:
+            return
+        unfinished = parts.record_sink.unfinished(job)
+        if gone := sum(candidate is None for candidate in unfinished.values()):
+            text = f"{gone} candidates of job {job.job_id} are not in the state file; they are left out"
+            parts.notices.log(f"{job.device_id}: {text}")
+        workloads = self._workloads(job)
+        candidates = [
+            # Otherwise its origin is that of the first measurement.
+            msgspec.structs.replace(candidate, origin=job.origin) if job.origin in REPEATS else candidate
+            for candidate in unfinished.values()
+            if candidate is not None and candidate.workload_id in workloads
+        ]
+        if candidates:
+            self._send(grant, job, candidates, workloads)
+        elif unfinished:
+            count = len(unfinished)
+            reason = f"the traces of its {count} candidates are gone, or their workloads are not measured now"
+            name = job.device_id
+            parts.event_log.append(JobCancelled(device_id=name, job_id=job.job_id, reason=reason))
+        else:
+            lease = job.device_id, job.job_id, grant.fencing_token, grant.incarnation
+            parts.event_log.append(parts.tallies.finish(*lease))
+
+    def _workloads(self, job: Job) -> Mapping[WorkloadId, Workload]:
+        """What the candidates of a job may be of: what its device measures, or what its request asks for.
+
+        While its agent is asked what there is to measure, nobody knows: what was queued before goes on.
+        """
+        measured = self._parts.planner.workloads_of(job.device_id)
+        if measured and not job.request_id:
+            return measured
+        modules, workload_ids = self._parts.modules, job.workload_ids
+        workloads = {workload_id: modules.get(job.device_id, workload_id) for workload_id in workload_ids}
+        return {workload_id: workload for workload_id, workload in workloads.items() if workload is not None}
+
+    def _send(
+        self,
+        grant: GrantLease,
+        job: Job,
+        candidates: list[Candidate],
+        workloads: Mapping[WorkloadId, Workload],
+    ) -> None:
+        batch = Batch(
+            candidates=tuple(candidates),
+            workloads={candidate.workload_id: workloads[candidate.workload_id] for candidate in candidates},
+            protocol=self._parts.roster.protocols[job.device_id],
+            attempt=job.attempt,
+            model_version=job.model_version,
+        )
+        lease = Lease(
+            device_id=job.device_id,
+            job_id=job.job_id,
+            fencing_token=grant.fencing_token,
+            deadline_secs=grant.deadline_secs,
+        )
+        self._parts.transport.measure(lease, grant.incarnation, batch)
+
     def _retire(self, request_id: RequestId, device_id: DeviceId) -> None:
         """Have the file of a device taken away: `DeviceUpdates` sees that, and follows."""
         parts = self._parts
         try:
-            (parts.source or FixedDevices({})).retire(device_id)
+            parts.source.retire(device_id)
         except (FleetError, OSError) as error:
-            now, reason = parts.clock(), str(error)
-            ended = ev.RequestEnded(at_secs=now, request_id=request_id, result={}, reason=reason)
-            parts.event_log.append(ended)
+            parts.event_log.append(ev.RequestEnded(request_id=request_id, result={}, reason=str(error)))
 
     def _flush(self) -> None:
         """Bring all rows into the table, as far as the disk has room."""

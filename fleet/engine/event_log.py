@@ -8,9 +8,10 @@ wait for the disk. It carries out nothing.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from msgspec import ValidationError
+from msgspec.structs import replace
 
 from fleet.core.events import Event, Instruction, decode_events, encode_events
 from fleet.core.state import FleetState
@@ -28,6 +29,7 @@ class EventLog:
     Args:
         file: Where it is kept.
         limits: Rules for a file that has no events yet.
+        clock: Gives the seconds of new events.
         compact_bytes: As `COMPACT_BYTES`.
 
     Raises:
@@ -38,8 +40,15 @@ class EventLog:
         size_bytes: Bytes of snapshot and events.
     """
 
-    def __init__(self, file: StateFile, limits: Limits, *, compact_bytes: int = COMPACT_BYTES) -> None:
-        self._file = file
+    def __init__(
+        self,
+        file: StateFile,
+        limits: Limits,
+        clock: Callable[[], float],
+        *,
+        compact_bytes: int = COMPACT_BYTES,
+    ) -> None:
+        self._file, self._clock = file, clock
         self._compact_bytes = compact_bytes
         snapshot, groups = file.snapshot(), list(file.events())
         self._begun_bytes = len(snapshot or b"")
@@ -67,9 +76,9 @@ class EventLog:
         """Whether there was no room for events that the state knows: nothing may be told until there is."""
         return bool(self._events)
 
-    def append(self, event: Event) -> None:
-        """Note an event for the next `commit`, which leaves out heartbeats and ticks that change nothing."""
-        self._pending.append(event)
+    def append(self, *events: Event) -> None:
+        """Note events of now for the next `commit`, which leaves out what changes nothing."""
+        self._pending += [replace(event, at_secs=self._clock()) for event in events]
 
     def commit(self) -> tuple[list[Event], list[Instruction]]:
         """Apply what was told and keep it with all else of the turn, with one wait for the disk.

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
 
 from agents.device.messages import (
     AgentGone,
@@ -42,38 +41,35 @@ from fleet.errors import StoreFull
 # business.
 
 
-def events_of(message: Message, state: FleetState, now: float, wall: float) -> list[Event]:
+def events_of(message: Message, state: FleetState, wall: float) -> list[Event]:
     """Translate a message.
 
     Args:
         message: Any; many tell the state nothing.
         state: As it was before the message.
-        now: Seconds that the state goes by.
         wall: Unix seconds.
     """
     device_id, incarnation = message.device_id, message.incarnation
     match message:
         case AgentUp(has_more=has_more):
-            started = ev.AgentStarted(at_secs=now, device_id=device_id, incarnation=incarnation)
-            return [started] if has_more else [started, passed(message, now, wall)]
+            started = ev.AgentStarted(device_id=device_id, incarnation=incarnation)
+            return [started] if has_more else [started, passed(message, wall)]
         case MorePending(is_last=False):
             # The agent needs more time, not another start.
-            return [ev.AgentStarted(at_secs=now, device_id=device_id, incarnation=incarnation)]
+            return [ev.AgentStarted(device_id=device_id, incarnation=incarnation)]
         case AgentRefused(reason=reason):
-            return [ev.ProbeRefused(at_secs=now, device_id=device_id, incarnation=incarnation, reason=reason)]
+            return [ev.ProbeRefused(device_id=device_id, incarnation=incarnation, reason=reason)]
         case AgentGone(reason=reason):
             died = ev.AgentDied(
-                at_secs=now,
                 device_id=device_id,
                 incarnation=incarnation,
                 reason=reason,
                 is_outage=message.is_host_gone,
             )
-            return [*_blamed(message, state, now), died]
+            return [*_blamed(message, state), died]
         case Heartbeat():
             return [
                 ev.AgentHeartbeat(
-                    at_secs=now,
                     device_id=device_id,
                     incarnation=incarnation,
                     fencing_token=message.held[0].fencing_token if message.held else None,
@@ -86,7 +82,6 @@ def events_of(message: Message, state: FleetState, now: float, wall: float) -> l
         case Concluded(leases=leases):
             return [
                 ev.LeaseReturned(
-                    at_secs=now,
                     device_id=device_id,
                     job_id=JobId(lease.job_id),
                     fencing_token=lease.fencing_token,
@@ -97,11 +92,10 @@ def events_of(message: Message, state: FleetState, now: float, wall: float) -> l
             ]
         case Failed(what=Asked.MEASURE, error=error, is_blameless=True):
             # Its agent is no use as things are on its host, and is started again; the job waits for that.
-            return [ev.AgentDied(at_secs=now, device_id=device_id, incarnation=incarnation, reason=error)]
+            return [ev.AgentDied(device_id=device_id, incarnation=incarnation, reason=error)]
         case Failed(what=Asked.MEASURE, lease=lease, error=error) if lease is not None:
             return [
                 ev.JobCrashed(
-                    at_secs=now,
                     device_id=device_id,
                     job_id=JobId(lease.job_id),
                     fencing_token=lease.fencing_token,
@@ -111,10 +105,9 @@ def events_of(message: Message, state: FleetState, now: float, wall: float) -> l
     return []
 
 
-def passed(up: AgentUp, now: float, wall: float) -> ev.ProbePassed:
+def passed(up: AgentUp, wall: float) -> ev.ProbePassed:
     """That a device may have leases: to be told once all is stored that its spool still held."""
     return ev.ProbePassed(
-        at_secs=now,
         device_id=up.device_id,
         incarnation=up.incarnation,
         environment_id=up.environment_id,
@@ -128,7 +121,7 @@ def _utc_offset_secs(wall: float) -> float:
     return float(time.localtime(wall).tm_gmtoff)
 
 
-def _blamed(message: AgentGone, state: FleetState, now: float) -> list[Event]:
+def _blamed(message: AgentGone, state: FleetState) -> list[Event]:
     """An agent that ends while it works on a job may have ended because of it, unless more is known."""
     at_work = state.at_work(message.device_id)
     is_current = state.describe(message.device_id)["incarnation"] == message.incarnation
@@ -137,7 +130,6 @@ def _blamed(message: AgentGone, state: FleetState, now: float) -> list[Event]:
         return []
     return [
         ev.JobCrashed(
-            at_secs=now,
             device_id=message.device_id,
             job_id=at_work[0],
             fencing_token=at_work[1],
@@ -152,33 +144,6 @@ _LEAST_SILENCE_SECS = 30.0
 _RECORDS_PER_TURN = 1024
 
 
-class LivenessMonitor:
-    """Notes when each agent was heard last.
-
-    A lease that no heartbeat renews expires, and its agent is ended. An agent without a lease, stopped by a
-    signal or out of reach, would be taken for idle for ever, and its answers would be waited for.
-
-    Args:
-        most_secs: Longest silence; never less than some heartbeats.
-        clock: Seconds in which this process listened (`fleet.engine.fleet_clock`): a pause of its own must
-            not pass for a silence of theirs.
-    """
-
-    def __init__(self, most_secs: float, clock: Callable[[], float]) -> None:
-        self._most_secs, self._clock = max(_LEAST_SILENCE_SECS, most_secs), clock
-        self._heard: dict[tuple[DeviceId, int], float] = {}
-
-    def heard(self, message: Message) -> None:
-        """Note a sign of life."""
-        self._heard[message.device_id, message.incarnation] = self._clock()
-
-    def silent(self, up: Mapping[DeviceId, int]) -> list[tuple[DeviceId, int]]:
-        """Those of the agents that are up, each in one of its lives, that were not heard for too long."""
-        now = self._clock()
-        self._heard = {key: self._heard.get(key, now) for key in up.items()}
-        return [key for key, at in self._heard.items() if now - at > self._most_secs]
-
-
 class Ingest:
     """Hears the agents.
 
@@ -191,7 +156,9 @@ class Ingest:
         self._parts, self._drivers = parts, drivers
         #: Agents that are up while their spool still comes.
         self._coming: dict[tuple[DeviceId, int], AgentUp] = {}
-        self._silence = LivenessMonitor(parts.settings.limits.lease_secs, parts.clock)
+        #: When each agent was heard last, in seconds that this process listened: a pause of its own must not
+        #: pass for a silence of theirs.
+        self._heard: dict[tuple[DeviceId, int], float] = {}
         #: What has come and is not worked on yet.
         self._waiting: deque[Message] = deque()
         self.held: list[Arrival] = []
@@ -227,7 +194,7 @@ class Ingest:
                 # First: what was taken must be told of, whatever comes next.
                 parts.disk.probe()
                 parts.store.move_on()
-                intake = parts.record_sink.take(self.held, parts.state, parts.clock())
+                intake = parts.record_sink.take(self.held, parts.state)
             except StoreFull as error:
                 parts.disk.full(error)
             else:
@@ -240,10 +207,9 @@ class Ingest:
                 parts.disk.full(error)
                 # Nobody would ask again for what it had to tell.
                 parts.discovery.agent_gone(message.device_id)
-            for event in events_of(message, parts.state, parts.clock(), parts.clock.wall()):
-                parts.event_log.append(event)
+            parts.event_log.append(*events_of(message, parts.state, parts.clock.wall()))
             self._look_for_last(message)
-            self._silence.heard(message)
+            self._heard[message.device_id, message.incarnation] = parts.clock()
 
     @property
     def unacknowledged(self) -> tuple[int, float]:
@@ -256,18 +222,20 @@ class Ingest:
     def end_silent(self) -> None:
         """End agents that say nothing any more and have no lease that could expire; others are started.
 
-        Their host may be asleep or out of reach: that counts against nobody.
+        A lease that no heartbeat renews expires. An agent without one, stopped by a signal or out of reach,
+        would be taken for idle for ever. Its host may be asleep: that counts against nobody.
         """
-        parts = self._parts
-        for device_id, incarnation in self._silence.silent(parts.up):
-            if not parts.state.describe(device_id)["leases"]:
+        parts, now = self._parts, self._parts.clock()
+        most_secs = max(_LEAST_SILENCE_SECS, parts.settings.limits.lease_secs)
+        self._heard = {key: self._heard.get(key, now) for key in parts.up.items()}
+        for (device_id, incarnation), at in list(self._heard.items()):
+            if now - at > most_secs and not parts.state.describe(device_id)["leases"]:
                 reason = "its agent says nothing any more"
                 parts.notices.log(f"{device_id}: {reason}", kind="silent", style="red")
                 parts.agent_gone(device_id, incarnation)
                 parts.transport.stop(device_id, incarnation, kill=True)
                 parts.event_log.append(
                     ev.AgentDied(
-                        at_secs=parts.clock(),
                         device_id=device_id,
                         incarnation=incarnation,
                         reason=reason,
@@ -297,16 +265,14 @@ class Ingest:
             case AgentUp(has_more=True):
                 self._coming[key] = message
             case MorePending(is_last=True) if (up := self._coming.pop(key, None)) is not None:
-                clock = self._parts.clock
-                self._parts.event_log.append(passed(up, clock(), clock.wall()))
+                self._parts.event_log.append(passed(up, self._parts.clock.wall()))
             case AgentGone() | AgentRefused():
                 self._coming.pop(key, None)
 
     def _follow(self, intake: Intake) -> None:
         """Tell of what is stored now; that there is room comes after it, because leases follow from that."""
-        parts, now = self._parts, self._parts.clock()
-        for event in intake.events:
-            parts.event_log.append(event)
+        parts = self._parts
+        parts.event_log.append(*intake.events)
         self.acknowledge += intake.acknowledge
         self._drivers.questions.stored(intake.fresh)
         for device_id, records in intake.fresh.items():
@@ -316,17 +282,17 @@ class Ingest:
                 continue  # what it answers was suspect when it was measured; it drifts never
             said = parts.steadiness.add(device_id, records)
             if said and parts.steadiness.is_drifting(device_id):
-                alarm = ev.DriftAlarm(at_secs=now, device_id=device_id, text=said, is_unsteady=True)
-                parts.event_log.append(alarm)
+                parts.event_log.append(ev.DriftAlarm(device_id=device_id, text=said, is_unsteady=True))
             elif said:
                 parts.notices.log(f"{device_id}: {said}")
-                parts.event_log.append(ev.DriftEnded(at_secs=now, device_id=device_id))
+                parts.event_log.append(ev.DriftEnded(device_id=device_id))
         for refusal in intake.refusals:
             count, where = len(refusal.records), parts.record_sink.letters.path
             text = f"the store refuses {count} of its records, which are set aside in {where}"
             parts.notices.alarm(refusal.arrival.device_id, f"{text}: {refusal.reasons[0]}", "refused")
-        for note in parts.record_sink.kept_notes():
-            parts.notices.log(note, kind="deleted")
+        notes = parts.record_sink.letters.notes
+        while notes:
+            parts.notices.log(notes.pop(0), kind="deleted")
         if parts.store.no_room is None:
             parts.disk.freed()
         else:

@@ -7,12 +7,22 @@ turn's events: in the same transaction of the state file.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from agents.codec import record_to_json
 from agents.errors import AgentError
-from agents.records import REPEATS, Candidate, CandidateId, DeviceId, LeaseTag, Outcome, Record, content_hash
+from agents.records import (
+    REPEATS,
+    Candidate,
+    CandidateId,
+    DeviceId,
+    LeaseTag,
+    Outcome,
+    Record,
+    WorkloadId,
+    content_hash,
+)
 from fleet.core.arrivals import Arrival, Tallies, sort
 from fleet.core.events import Event, Job, JobId, RecordsStored, ResultArrivedLate, Verdict
 from fleet.core.state import FleetState
@@ -131,20 +141,14 @@ def printable(record: Record) -> object:
 class DeadLetters:
     """Deliveries that were set aside: the lines of each, a JSON object a record.
 
-    Args:
-        file: Keeps them.
-        most_rows: Deliveries of either kind that are kept.
-        most_bytes: Bytes of either kind that are kept.
-
     Attributes:
-        path: The file.
+        path: The file that keeps them.
         refused: How many refused records there are, those of earlier starts included.
         notes: What was deleted, one line each; whoever tells people clears it.
     """
 
-    def __init__(self, file: StateFile, *, most_rows: int = MOST_ROWS, most_bytes: int = MOST_BYTES) -> None:
+    def __init__(self, file: StateFile) -> None:
         self._file, self.path = file, file.path
-        self._most_rows, self._most_bytes = most_rows, most_bytes
         self.refused = file.letter_rows(REFUSED)
         self.notes: list[str] = []
 
@@ -186,13 +190,13 @@ class DeadLetters:
         with self._file.turn() as turn:
             is_new, gone = turn.keep_letter(
                 *(kind, name, len(lines), "".join(f"{line}\n" for line in lines).encode()),
-                most_rows=self._most_rows,
-                most_bytes=self._most_bytes,
+                most_rows=MOST_ROWS,
+                most_bytes=MOST_BYTES,
             )
         if gone:
             self.notes.append(
                 f"the {gone} oldest deliveries of {kind} results in {self.path} were deleted: at most "
-                f"{self._most_rows} and {self._most_bytes / 2**20:g} MiB are kept for people to look at"
+                f"{MOST_ROWS} and {MOST_BYTES / 2**20:g} MiB are kept for people to look at"
             )
         return is_new
 
@@ -223,22 +227,15 @@ class RecordSink:
         store: Store,
         coverage: Coverage,
         tallies: Tallies,
-        families: Mapping[DeviceId, str],
         letters: DeadLetters,
     ) -> None:
         self._store, self.letters = store, letters
         #: Late results that are kept, and not told yet.
         self._untold: list[Event] = []
         self._coverage, self._candidates, self._tallies = coverage, coverage.candidates, tallies
-        self._families = families
+        self._families = coverage.families
 
-    def kept_notes(self) -> list[str]:
-        """Which late and refused results were deleted since the last call, for being too many."""
-        notes = list(self.letters.notes)
-        self.letters.notes.clear()
-        return notes
-
-    def take(self, arrivals: Sequence[Arrival], state: FleetState, now: float) -> Intake:
+    def take(self, arrivals: Sequence[Arrival], state: FleetState) -> Intake:
         """Keep what arrived, in the order in which it came; the state says what each lease is worth.
 
         Raises:
@@ -246,7 +243,7 @@ class RecordSink:
             StoreError: The disk failed.
         """
         try:
-            return self._take(arrivals, state, now)
+            return self._take(arrivals, state)
         except StoreFull:
             raise
         except FAULTS:
@@ -258,66 +255,65 @@ class RecordSink:
         # Whoever measured them is done with them: trying again would give the same.
         for refusal in refusals:
             self._leave(refusal, state)
-        intake = self._take(good, state, now)
+        intake = self._take(good, state)
         intake.refusals = refusals
         for refusal in refusals:
             arrival, names = refusal.arrival, record_ids(refusal.records)
             intake.acknowledge.append((arrival.device_id, arrival.incarnation, names))
         return intake
 
-    def _take(self, arrivals: Sequence[Arrival], state: FleetState, now: float) -> Intake:
+    def _take(self, arrivals: Sequence[Arrival], state: FleetState) -> Intake:
         intake = Intake()
         by_verdict = sort(arrivals, state.verdict)
         for arrival in by_verdict[Verdict.LATE]:
-            self._keep_late(arrival, now)
+            self._keep_late(arrival)
         stored = [*by_verdict[Verdict.COUNTS], *by_verdict[Verdict.REPEATED]]
         records = [record for arrival in stored for record in arrival.records]
         check_flags(records)
         fresh = self._store.take(records)
         intake.events, self._untold = self._untold, []
-        self._count(fresh, intake, now)
+        self._count(fresh, intake)
         for arrival in by_verdict[Verdict.COUNTS]:
-            self._finish(arrival, state, intake, now)
+            self._finish(arrival, state, intake)
         for arrival in arrivals:
             names = tuple(record.record_id for record in arrival.records)
             intake.acknowledge.append((arrival.device_id, arrival.incarnation, names))
         return intake
 
-    def unfinished(self, job: Job, at_hand: Mapping[CandidateId, Candidate]) -> list[CandidateId]:
-        """Candidates of a job that the store lacks; those at hand need not be looked for."""
-        family, unfinished = self._families[job.device_id], self._tallies.unfinished(job)
-        may_skip = job.attempt == 0 and job.origin not in REPEATS
-        elsewhere = [candidate_id for candidate_id in unfinished if candidate_id not in at_hand]
-        grouped = self._candidates.by_workload(family, job.workload_ids, elsewhere)
-        for candidate_id in unfinished:
-            if candidate_id in at_hand:
-                grouped.setdefault(at_hand[candidate_id].workload_id, []).append(candidate_id)
+    def unfinished(self, job: Job) -> dict[CandidateId, Candidate | None]:
+        """Candidates of a job that the store lacks a result of; None for those whose traces are gone."""
+        family, names = self._families[job.device_id], self._tallies.unfinished(job)
+        candidates = self._candidates.find(family, job.workload_ids, names)
+        by_workload: dict[WorkloadId, list[CandidateId]] = {}
+        for name, candidate in candidates.items():
+            by_workload.setdefault(candidate.workload_id, []).append(name)
         skipped: set[CandidateId] = set()
-        for of, some in grouped.items():
-            skipped |= self._candidates.blocked((family, of)).intersection(some)
-            skipped |= self._coverage.measured_among(job.device_id, of, some) if may_skip else set()
-        return [candidate_id for candidate_id in unfinished if candidate_id not in skipped]
+        for workload_id, some in by_workload.items():
+            skipped |= self._candidates.blocked((family, workload_id)).intersection(some)
+            if job.attempt == 0 and job.origin not in REPEATS:
+                skipped |= self._coverage.measured_among(job.device_id, workload_id, some)
+        return {name: candidates.get(name) for name in names if name not in skipped}
 
-    def _count(self, records: Sequence[Record], intake: Intake, now: float) -> None:
+    def _count(self, records: Sequence[Record], intake: Intake) -> None:
         """Tell everybody of records that the store takes in."""
         self._coverage.add(records)
         for record in records:
             intake.fresh.setdefault(record.device_id, []).append(record)
         for device_id, some in intake.fresh.items():
             ok = sum(record.outcome is Outcome.OK for record in some)
-            intake.events.append(RecordsStored(at_secs=now, device_id=device_id, count=len(some), ok=ok))
+            intake.events.append(RecordsStored(device_id=device_id, count=len(some), ok=ok))
 
-    def _finish(self, arrival: Arrival, state: FleetState, intake: Intake, now: float) -> None:
+    def _finish(self, arrival: Arrival, state: FleetState, intake: Intake) -> None:
         """Tell of a job that has all its records now."""
         if arrival.lease is None:
             return
         self._tallies.add(arrival)
         job_id, fencing_token = JobId(arrival.lease.job_id), arrival.lease.fencing_token
         job = state.job(job_id)
-        if job is None or not (arrival.is_last or (arrival.is_leftover and not self.unfinished(job, {}))):
+        if job is None or not (arrival.is_last or (arrival.is_leftover and not self.unfinished(job))):
             return
         intake.events.append(
-            self._tallies.finish(arrival.device_id, job_id, fencing_token, arrival.incarnation, now)
+            self._tallies.finish(arrival.device_id, job_id, fencing_token, arrival.incarnation)
         )
 
     def _leave(self, refusal: Refusal, state: FleetState) -> None:
@@ -333,7 +329,7 @@ class RecordSink:
                 family = self._families[arrival.device_id]
                 self._candidates.block((family, record.workload_id), [record.candidate_id])
 
-    def _keep_late(self, arrival: Arrival, now: float) -> None:
+    def _keep_late(self, arrival: Arrival) -> None:
         assert arrival.lease is not None
         flags = self._store.are_stored(arrival.records)
         late = [record for record, is_stored in zip(arrival.records, flags, strict=True) if not is_stored]
@@ -341,7 +337,6 @@ class RecordSink:
             return
         self._untold.append(
             ResultArrivedLate(
-                at_secs=now,
                 device_id=arrival.device_id,
                 job_id=JobId(arrival.lease.job_id),
                 fencing_token=arrival.lease.fencing_token,

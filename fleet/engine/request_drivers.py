@@ -126,25 +126,19 @@ class RequestDrivers:
             self._gone(request_id)
 
     def _take(self, request_id: RequestId, message: Mapping[str, Any]) -> None:
-        parts, now = self._parts, self._parts.clock()
+        parts = self._parts
         match message.get("op"):
             case "progress":
-                event = ev.RequestProgressed(
-                    at_secs=now,
-                    request_id=request_id,
-                    **{
-                        name: message[name] for name in ("done", "of", "left_secs", "finding", "is_measuring")
-                    },
-                )
-                parts.event_log.append(event)
+                names = ("done", "of", "left_secs", "finding", "is_measuring")
+                progress = {name: message[name] for name in names}
+                parts.event_log.append(ev.RequestProgressed(request_id=request_id, **progress))
             case "say":
                 parts.notices.log(f"{request_id}: {message['text']}")
             case "published" if parts.trainer is not None:
                 pass  # who trains sees every change of champions
             case "published":
-                names = tuple(DeviceId(name) for name in message["devices"])
-                published = ev.ModelPublished(at_secs=now, version=message["version"], device_ids=names)
-                parts.event_log.append(published)
+                device_ids = tuple(map(DeviceId, message["devices"]))
+                parts.event_log.append(ev.ModelPublished(version=message["version"], device_ids=device_ids))
             case "end":
                 driver = self._forget(request_id)
                 self._end(request_id, message["result"], message["reason"])
@@ -190,10 +184,9 @@ class RequestDrivers:
         for job in jobs:
             if job.request_id not in open_ids and parts.state.job_state(job.job_id) is JobState.QUEUED:
                 reason = f"request {job.request_id} has ended"
-                cancelled = ev.JobCancelled(
-                    at_secs=parts.clock(), device_id=job.device_id, job_id=job.job_id, reason=reason
+                parts.event_log.append(
+                    ev.JobCancelled(device_id=job.device_id, job_id=job.job_id, reason=reason)
                 )
-                parts.event_log.append(cancelled)
 
     def _send(self, request_id: RequestId, answer: Mapping[str, Any]) -> None:
         driver = self._drivers.get(request_id)
@@ -206,7 +199,6 @@ class RequestDrivers:
 
     def _end(self, request_id: RequestId, result: Mapping[str, Any], reason: str) -> None:
         self._starts.pop(request_id, None)
-        ended = ev.RequestEnded(
-            at_secs=self._parts.clock(), request_id=request_id, result=dict(result), reason=reason
+        self._parts.event_log.append(
+            ev.RequestEnded(request_id=request_id, result=dict(result), reason=reason)
         )
-        self._parts.event_log.append(ended)

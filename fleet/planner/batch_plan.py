@@ -85,7 +85,6 @@ def plan_jobs(
     progress: Mapping[DeviceId, DeviceProgress],
     *,
     seed: int,
-    batch_size: int = BATCH_SIZE,
 ) -> list[DeviceBatch]:
     """Plan what is still to be measured: every candidate of every pool once on every device.
 
@@ -106,7 +105,7 @@ def plan_jobs(
                 for candidate in mix
                 if candidate.candidate_id not in history.measured
             ]
-            planned += _batches(device_id, missing, history.attempts, batch_size)
+            planned += cut_batches(device_id, missing, history.attempts)
         random.Random(f"{seed}/batches").shuffle(planned)
         jobs += planned
     return jobs
@@ -172,25 +171,12 @@ def remeasure_sample(
     return {candidate_id: attempts[candidate_id] for candidate_id in missing}
 
 
-def plan_remeasure(
-    device_id: DeviceId,
-    attempts: Mapping[CandidateId, int],
-    candidates: Iterable[Candidate],
-    *,
-    batch_size: int = BATCH_SIZE,
-) -> list[DeviceBatch]:
-    """Plan a second measurement of what `remeasure_sample` has drawn, of which the traces are given."""
-    again = [replace(candidate, origin=REMEASURE) for candidate in candidates]
-    return _batches(device_id, again, attempts, batch_size)
-
-
 def plan_noise(
     records: Iterable[Record],
     workload_ids: Container[WorkloadId],
     *,
     count: int,
     seed: int,
-    batch_size: int = BATCH_SIZE,
 ) -> list[DeviceBatch]:
     """Plan an A/A run of one device: the same candidates twice, in two random orders, nothing changed.
 
@@ -204,7 +190,6 @@ def plan_noise(
         count: Candidates to choose among the settled `ok` ones that were measured in full. Those with a
             suspect record will do: what drifted then need not drift now.
         seed: Draws the candidates and the orders.
-        batch_size: Most candidates in one batch.
 
     Returns:
         Jobs of the first half, then of the second; none where there is no such candidate.
@@ -228,7 +213,7 @@ def plan_noise(
         order = random.Random(f"{seed}/noise/{attempt}").sample(chosen, len(chosen))
         candidates = _as_candidates(order, NOISE)
         attempts = {candidate.candidate_id: attempt for candidate in candidates}
-        jobs += _batches(chosen[0].device_id, candidates, attempts, batch_size)
+        jobs += cut_batches(chosen[0].device_id, candidates, attempts)
     return jobs
 
 
@@ -244,17 +229,10 @@ def is_full(record: Record | Reading) -> bool:
     return record.outcome is Outcome.OK and not record.is_stopped_early
 
 
-def noise_is_due(last_secs: float, now_secs: float) -> bool:
-    """Whether a device's last whole A/A run is a day old; both in Unix seconds."""
-    # A run dated days ahead was made by a wrong clock.
-    return abs(now_secs - last_secs) >= NOISE_EVERY_SECS
-
-
-def _batches(
+def cut_batches(
     device_id: DeviceId,
     candidates: Sequence[Candidate],
     attempts: Mapping[CandidateId, int],
-    batch_size: int,
 ) -> list[DeviceBatch]:
     """Cut candidates into batches, in order; a batch has one attempt, 0 for candidates not in `attempts`."""
     by_attempt: dict[int, list[Candidate]] = {}
@@ -263,7 +241,7 @@ def _batches(
     return [
         DeviceBatch(device_id=device_id, candidates=tuple(part), attempt=attempt)
         for attempt, group in by_attempt.items()
-        for part in cut(group, batch_size)
+        for part in cut(group, BATCH_SIZE)
     ]
 
 

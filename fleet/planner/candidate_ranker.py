@@ -34,9 +34,9 @@ class Ranking:
     scores: tuple[float, ...]
     model: ModelRef
 
-    def first(self, candidates: Sequence[Candidate], count: int) -> list[Candidate]:
-        """The most promising ones that could be read."""
-        return [candidates[place] for place in self.order[:count] if self.scores[place] > 0]
+    def ranked(self, candidates: Sequence[Candidate]) -> list[Candidate]:
+        """Those that could be read, the most promising first."""
+        return [candidates[place] for place in self.order if self.scores[place] > 0]
 
 
 class CandidateRanker:
@@ -56,13 +56,11 @@ class CandidateRanker:
             None where the device has no champion, or the champion cannot be asked (`why_not` says why): the
             caller measures at random then.
         """
-        ref = self._registry.champion(device_id)
-        if ref is None or ref in self._refused or not candidates:
+        champion = self.head(device_id) if candidates else None
+        if champion is None:
             return None
+        head, ref = champion
         with self._lock:
-            head = self._head(ref)
-            if head is None:
-                return None
             if self._extractor is None:
                 from transfer.features.extractor import Extractor
 
@@ -73,7 +71,7 @@ class CandidateRanker:
         return Ranking(order=tuple(order.tolist()), scores=tuple(scores.tolist()), model=ref)
 
     def head(self, device_id: str) -> tuple[Adapted, ModelRef] | None:
-        """The champion of a device, for who makes features itself; None as of `rank`."""
+        """The champion of a device and its version; None as of `rank`."""
         ref = self._registry.champion(device_id)
         if ref is None or ref in self._refused:
             return None

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
+from typing import TYPE_CHECKING
 
 from agents.device.messages import ProposeRequest
 from agents.records import (
@@ -24,7 +25,9 @@ from agents.records import (
     is_live,
 )
 from fleet.coverage.candidates import REPLAY_SUFFIX, Space
-from fleet.coverage.coverage import Coverage
+
+if TYPE_CHECKING:
+    from fleet.planner.job_planner import PlannerContext
 
 #: Candidates that an agent is told not to draw, some 150 KB on the way to another process. In a space that
 #: has many more few draws meet an older one.
@@ -92,29 +95,12 @@ class SharedQuestion:
 
 
 class CandidateRequests:
-    """Requests that have no answer yet.
+    """Requests that have no answer yet."""
 
-    Args:
-        coverage: Which candidates are known, and which a device has measured.
-        families: Name under which each device shares candidates.
-        spaces: What each device draws from (`space_of`); devices that are not named share with none.
-        propose: Asks the agent of a device.
-        seed: Of the draws.
-        most_excluded: Candidates at most that an agent is told not to draw.
-    """
-
-    def __init__(
-        self,
-        coverage: Coverage,
-        families: Mapping[DeviceId, str],
-        spaces: Mapping[DeviceId, str],
-        propose: Callable[[DeviceId, ProposeRequest], None],
-        *,
-        seed: int = 0,
-        most_excluded: int = MOST_EXCLUDED,
-    ) -> None:
-        self._coverage, self._families, self._spaces, self.propose = coverage, families, spaces, propose
-        self._candidates, self._seed, self._most_excluded = coverage.candidates, seed, most_excluded
+    def __init__(self, context: PlannerContext) -> None:
+        self._coverage, self._spaces = context.coverage, context.spaces
+        self._families = context.coverage.families
+        self._candidates, self._seed, self.propose = self._coverage.candidates, context.seed, context.propose
         #: Requests that no agent was asked for.
         self._open: dict[_Key, list[CandidateRequest]] = {}
         #: The last question of each key that has no answer, and all of them by the id of their first request.
@@ -138,7 +124,7 @@ class CandidateRequests:
             chosen = max(requests, key=lambda request: (request.is_idle, request.count))
             space = self._families[chosen.device_id], chosen.workload.workload_id
             if space not in exclusions:
-                latest = frozenset(self._candidates.latest(space, self._most_excluded))
+                latest = frozenset(self._candidates.latest(space, MOST_EXCLUDED))
                 exclusions[space] = Excluded(latest, self._candidates.count(space))
             count, others = max(request.count for request in requests), [*requests]
             others.remove(chosen)

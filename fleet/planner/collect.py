@@ -15,8 +15,11 @@ from concurrent.futures import Future
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
+from msgspec import structs
+
 from agents.programs.networks import NETWORKS
 from agents.records import (
+    REMEASURE,
     Candidate,
     CandidateId,
     DeviceId,
@@ -34,15 +37,14 @@ from fleet.errors import FleetError
 from fleet.planner.batch_plan import (
     NOISE_EVERY_SECS,
     DeviceBatch,
-    noise_is_due,
+    cut_batches,
     plan_jobs,
-    plan_remeasure,
     remeasure_sample,
 )
 from fleet.planner.device_history import DeviceHistory
 from fleet.planner.noise_runs import plan_run
 from fleet.planner.proposals import GENERATIONS, Proposer
-from fleet.planner.selection import allocate, choose_workloads, none_fits
+from fleet.planner.selection import allocate, choose_configured
 from fleet.planner.settings import CollectSettings, Display, Ledger, Pools, Spent, Watcher
 
 if TYPE_CHECKING:
@@ -170,7 +172,8 @@ class Collection:
             sample = remeasure_sample(self._history.readings(device_id, workload_ids), count=count, seed=seed)
             with self._history.of_family(spec.family) as history:
                 candidates = history.candidates(workload_ids, sample)
-            jobs += plan_remeasure(device_id, sample, candidates, batch_size=self._settings.batch_size)
+            again = [structs.replace(candidate, origin=REMEASURE) for candidate in candidates]
+            jobs += cut_batches(device_id, again, sample)
         self._run("remeasure", jobs)
 
     def measure_noise(self, *, only_due: bool = True) -> list[DeviceId]:
@@ -189,7 +192,8 @@ class Collection:
         jobs: list[DeviceBatch] = []
         empty: list[DeviceId] = []
         for device_id, spec in self._specs.items():
-            if only_due and not noise_is_due(self._history.noise_at(device_id), now):
+            # A run dated days ahead was made by a wrong clock.
+            if only_due and abs(now - self._history.noise_at(device_id)) < NOISE_EVERY_SECS:
                 continue
             planned = plan_run(
                 self._engine.store(),
@@ -198,7 +202,6 @@ class Collection:
                 workload_ids=workloads,
                 count=self._settings.noise,
                 seed=seed,
-                batch_size=self._settings.batch_size,
             )
             jobs += planned
             if not planned:
@@ -227,7 +230,6 @@ class Collection:
                 pool,
                 progress,
                 seed=self._settings.seed,
-                batch_size=self._settings.batch_size,
             )
         return [job for job in map(self._spared, jobs) if job.candidates]
 
@@ -355,13 +357,8 @@ def collect_records(
 
 
 def _collect(collection: Collection, settings: FleetConfig, how: CollectSettings, display: Display) -> None:
-    choice = settings.workloads
-    listed = collection.network_workloads(choice.networks)
-    workloads = choose_workloads(
-        listed, count=choice.count, min_flops=choice.min_flops, max_flops=choice.max_flops
-    )
-    if not workloads:
-        raise none_fits(len(listed), choice.networks, choice.min_flops, choice.max_flops)
+    listed = collection.network_workloads(settings.workloads.networks)
+    workloads = choose_configured(listed, settings.workloads)
     collection.run(workloads)
     collection.remeasure(workloads)
     if how.noise:

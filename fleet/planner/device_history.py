@@ -29,7 +29,7 @@ from fleet.planner.batch_plan import DeviceProgress
 from fleet.planner.imported_candidates import LIVE_DIALECT, devices_of_family
 from fleet.planner.selection import KnownCandidates
 from fleet.state.questions import StateReader
-from fleet.state.rows import CandidateTraits
+from fleet.state.rows import CandidateTraits, add_traits
 from fleet.state.schema import STATE
 from fleet.store.noise import READING_COLUMNS, Reading, flag_column, readings
 from fleet.store.reader import StoreReader, environment_before
@@ -128,19 +128,13 @@ class FamilyHistory:
     def _in_table(self, ids_by_workload: Mapping[WorkloadId, Collection[CandidateId]]) -> _Traits:
         """The same of candidates that only the table has, in the order of their first record."""
         traits: _Traits = {}
-        for workload_id, candidate_id, trait in self._rows():
-            if candidate_id in ids_by_workload.get(workload_id, ()):
-                earlier = traits.setdefault(workload_id, {}).setdefault(candidate_id, trait)
-                if trait.is_blocked and not earlier.is_blocked:
-                    traits[workload_id][candidate_id] = earlier._replace(is_blocked=True)
-        return traits
-
-    def _rows(self) -> Iterator[tuple[WorkloadId, CandidateId, CandidateTraits]]:
         for _, batch in self._open_store().columns(_TRAIT_COLUMNS, device_ids=self._device_ids):
             is_blocked = flag_column(batch.column("quality"), "quarantined").tolist()
             texts = (batch.column(name).to_pylist() for name in _TRAIT_COLUMNS[:-1])
             for workload_id, candidate_id, *others in zip(*texts, is_blocked, strict=True):
-                yield workload_id, candidate_id, CandidateTraits(*others)
+                if candidate_id in ids_by_workload.get(workload_id, ()):
+                    add_traits(traits.setdefault(workload_id, {}), candidate_id, CandidateTraits(*others))
+        return traits
 
     def _gathered(
         self, workload_id: WorkloadId, traits: Mapping[CandidateId, CandidateTraits], limit: int

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -81,8 +80,10 @@ def claims(
         devices = [device_id for device_id in devices if device_id in device_ids]
     names = ("workload_id", "candidate_id", "origin", "dialect")
     for _, batch in reader.columns(names, device_ids=devices):
-        chosen = batch.filter(_is_imported(batch))
-        for workload_id, candidate_id in zip(*_texts(chosen, "workload_id", "candidate_id"), strict=True):
+        is_imported_row = pc.equal(batch.column("origin"), IMPORTED)
+        chosen = batch.filter(pc.and_(is_imported_row, pc.equal(batch.column("dialect"), LIVE_DIALECT)))
+        texts = (chosen.column(name).to_pylist() for name in names[:2])
+        for workload_id, candidate_id in zip(*texts, strict=True):
             claimed = claimed_id(workload_id)
             if claimed is not None and claimed in workload_ids:
                 ids_by_workload.setdefault(claimed, {})[candidate_id] = None
@@ -117,15 +118,6 @@ def underived(workload: Workload, reasons: Mapping[str, int]) -> str:
     return f"{workload.name}: {sum(reasons.values())} imported candidates are not measured: {counts}"
 
 
-def _is_imported(batch: pa.RecordBatch) -> pa.Array:
-    is_imported_row = pc.equal(batch.column("origin"), IMPORTED)
-    return pc.and_(is_imported_row, pc.equal(batch.column("dialect"), LIVE_DIALECT))
-
-
-def _texts(batch: pa.RecordBatch, *names: str) -> list[list[Any]]:
-    return [batch.column(name).to_pylist() for name in names]
-
-
 class ImportedCandidates:
     """Imported candidates of one fleet.
 
@@ -143,29 +135,16 @@ class ImportedCandidates:
         self._offered: dict[tuple[str, WorkloadId], set[CandidateId]] = {}
         self.refused: Counter[str] = Counter()
 
-    def load(
-        self,
-        reader: StoreReader,
-        workload_ids: Collection[WorkloadId],
-        device_ids: Collection[DeviceId],
-    ) -> None:
-        """Find the candidates.
-
-        Args:
-            reader: The store.
-            workload_ids: Workloads that the fleet measures.
-            device_ids: Devices that have records which came with a log.
-        """
-        self._waiting.clear()
-        self._offered.clear()
-        self.add(self.search(workload_ids, device_ids)(reader))
-
     def search(
         self, workload_ids: Collection[WorkloadId], device_ids: Collection[DeviceId]
     ) -> Callable[[StoreReader], dict[tuple[str, WorkloadId], list[CandidateId]]]:
-        """Make the question for the candidates in a store, for any thread to ask. Arguments as of `load`.
+        """Make the question for the candidates in a store, for any thread to ask.
 
         It holds copies: devices come, and more workloads are wanted, while it is asked.
+
+        Args:
+            workload_ids: Workloads that the fleet measures.
+            device_ids: Devices that have records which came with a log.
         """
         families, measured_ids, chosen = dict(self._families), frozenset(workload_ids), tuple(device_ids)
         return lambda reader: {

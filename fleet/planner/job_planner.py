@@ -24,7 +24,15 @@ from fleet.planner.batch_plan import BATCH_SIZE
 from fleet.planner.candidate_ranker import CandidateRanker
 from fleet.planner.candidate_requests import CandidateRequest, CandidateRequests
 from fleet.planner.imported_candidates import ImportedCandidates, imported_traces, underived
-from fleet.planner.job_queues import Chosen, JobFactory, PendingJob, PlanViews, Queues, UncertaintyOf
+from fleet.planner.job_queues import (
+    Chosen,
+    JobFactory,
+    PendingJob,
+    PlanViews,
+    Queues,
+    UncertaintyOf,
+    no_uncertainty,
+)
 from fleet.planner.selection import choose_parents
 from fleet.store.trace_lookup import StoreThread
 
@@ -46,8 +54,6 @@ class PlannerContext:
     coverage: Coverage
     #: All known devices.
     specs: Mapping[DeviceId, DeviceSpec]
-    #: Name under which every device shares candidates (`fleet.planner.candidate_requests.sharing_names`).
-    families: Mapping[DeviceId, str]
     #: What devices draw from (`fleet.planner.candidate_requests.space_of`).
     spaces: Mapping[DeviceId, str]
     #: Asks the agent of a device for candidates; `JobPlanner.proposed` or `JobPlanner.failed` follows.
@@ -71,7 +77,7 @@ class PlannerContext:
     #: Whether the policy of a device lets it measure now.
     is_open: Callable[[DeviceId], bool] = lambda _: True
     #: How unsure heads are of workloads; without it no workload is preferred for that.
-    uncertainty: UncertaintyOf | None = None
+    uncertainty: UncertaintyOf = no_uncertainty
     #: Imported candidates that wait to be derived.
     imports: ImportedCandidates = field(default_factory=lambda: ImportedCandidates({}))
 
@@ -90,22 +96,13 @@ class JobPlanner:
     def __init__(self, context: PlannerContext) -> None:
         self._context, self._coverage = context, context.coverage
         self._candidates = context.coverage.candidates
-        self._imports, self._families = context.imports, context.families
+        self._imports, self._families = context.imports, context.coverage.families
         self._workloads: dict[DeviceId, Mapping[WorkloadId, Workload]] = {}
         self._pending: dict[DeviceId, PendingJob] = {}
         self.queues = Queues()
-        self.requests = CandidateRequests(
-            *(context.coverage, context.families, context.spaces, context.propose), seed=context.seed
-        )
-        self.factory = JobFactory(context.token, context.seed, self.queues, context.coverage)
-        self._views = PlanViews(
-            context.coverage,
-            self.queues,
-            turns=context.turns,
-            is_open=context.is_open,
-            uncertainty=context.uncertainty,
-            waiting=self._underived,
-        )
+        self.requests = CandidateRequests(context)
+        self.factory = JobFactory(context, self.queues)
+        self._views = PlanViews(context, self.queues)
         self.hosts, self.heads = self._views.hosts, self._views.heads
 
     @property
@@ -274,9 +271,6 @@ class JobPlanner:
         candidates = self._candidates.get((family, ask.workload_id), parents)
         return [candidates[name].trace for name in parents if name in candidates]
 
-    def _underived(self, device_id: DeviceId, workload_id: WorkloadId) -> int:
-        return self._imports.count(self._families[device_id], workload_id)
-
     def _ask_agent(self, ask: Ask, parents: Sequence[str], foreign: Sequence[str] = ()) -> None:
         is_ranked = ask.origin is Origin.MODEL
         request = CandidateRequest(
@@ -353,4 +347,4 @@ def _ranked(
     ranking = ranker.rank(request.workload, request.device_id, drawn) if ranker is not None else None
     if ranking is None:
         return drawn, ""
-    return ranking.first(drawn, len(drawn)), ranking.model.version
+    return ranking.ranked(drawn), ranking.model.version

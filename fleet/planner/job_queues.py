@@ -11,13 +11,15 @@ import random
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from agents.records import CandidateId, DeviceId, DeviceKind, DeviceSpec, Workload, WorkloadId
 from fleet.core.events import Job, JobId, Origin
 from fleet.core.scheduling import NEW_RECORDS, Ask, Cell, DeviceView, FleetView
-from fleet.coverage.coverage import Coverage
 from fleet.planner.batch_plan import BATCH_SIZE, cut, mixed
+
+if TYPE_CHECKING:
+    from fleet.planner.job_planner import PlannerContext
 
 #: Weight of the last batch in what a candidate is expected to take.
 _LEARNING = 0.2
@@ -132,8 +134,9 @@ class PendingJob:
 class JobFactory:
     """Makes jobs and numbers of one life of a coordinator."""
 
-    def __init__(self, token: str, seed: int, queues: Queues, coverage: Coverage) -> None:
-        self._token, self._seed, self._queues, self._coverage = token, seed, queues, coverage
+    def __init__(self, context: PlannerContext, queues: Queues) -> None:
+        self._token, self._seed, self._coverage = context.token, context.seed, context.coverage
+        self._queues = queues
         self._numbers = itertools.count(1)
 
     def number(self) -> int:
@@ -189,6 +192,13 @@ class JobFactory:
 UncertaintyOf = Callable[[DeviceId, Mapping[WorkloadId, Workload]], Mapping[WorkloadId, float]]
 
 
+def no_uncertainty(
+    device_id: DeviceId, workloads: Mapping[WorkloadId, Workload]
+) -> Mapping[WorkloadId, float]:
+    """Stands in where no head was judged."""
+    return {}
+
+
 def turn_of(spec: DeviceSpec) -> str:
     """What a device takes turns for with others of its host; empty where it shares nothing with any."""
     if spec.kind is DeviceKind.LOCAL:
@@ -199,30 +209,13 @@ def turn_of(spec: DeviceSpec) -> str:
 class PlanViews:
     """Makes the views.
 
-    Args:
-        turns: What each device takes turns for (`turn_of`); one that is missing shares nothing.
-        is_open: Whether the policy of a device lets it measure now: nobody waits for one that may not.
-        uncertainty: How unsure heads are; without it no workload is preferred for that.
-        waiting: Imported candidates of a workload that may be derived for a device.
-
     Attributes:
         hosts: Host of each device that is up.
         heads: Devices with a head of the champion.
     """
 
-    def __init__(
-        self,
-        coverage: Coverage,
-        queues: Queues,
-        *,
-        turns: Mapping[DeviceId, str] | None = None,
-        is_open: Callable[[DeviceId], bool] = lambda _: True,
-        uncertainty: UncertaintyOf | None = None,
-        waiting: Callable[[DeviceId, WorkloadId], int] = lambda *_: 0,
-    ) -> None:
-        self._coverage, self._queues, self._waiting = coverage, queues, waiting
-        self._turns = turns or {}
-        self._is_open, self._uncertainty = is_open, uncertainty
+    def __init__(self, context: PlannerContext, queues: Queues) -> None:
+        self._context, self._coverage, self._queues = context, context.coverage, queues
         self.hosts: dict[DeviceId, str] = {}
         self.heads: set[DeviceId] = set()
 
@@ -240,7 +233,7 @@ class PlanViews:
         workloads = workloads_of[asking[0]] if asking else {}
         devices = {device_id: self._device(device_id, workloads) for device_id in asking}
         shared = {device.host for device in devices.values()} - {""}
-        for device_id in self._turns if shared else ():
+        for device_id in self._context.turns if shared else ():
             is_alike = workloads_of.get(device_id) is workloads and self._place(device_id) in shared
             # Nobody waits for one that has enough records, so its counts are not needed.
             if is_alike and device_id not in devices and self._coverage.records(device_id) < NEW_RECORDS:
@@ -250,16 +243,18 @@ class PlanViews:
 
     def _place(self, device_id: DeviceId) -> str:
         """What it takes turns for, and where; empty where it shares nothing, or has no agent."""
-        host, turn = self.hosts.get(device_id), self._turns.get(device_id)
+        host, turn = self.hosts.get(device_id), self._context.turns.get(device_id)
         return f"{host} {turn}" if host and turn else ""
 
     def _device(self, device_id: DeviceId, workloads: Mapping[WorkloadId, Workload]) -> DeviceView:
         has_head = device_id in self.heads
-        unsure = self._uncertainty(device_id, workloads) if has_head and self._uncertainty is not None else {}
+        unsure = self._context.uncertainty(device_id, workloads) if has_head else {}
         records = self._coverage.records(device_id)
-        # Only new ones are waited for, and only where there is something to share.
+        # Only new ones are waited for, and only where there is something to share and their policy is open.
         place = self._place(device_id)
-        is_up = device_id in self.hosts and (not place or records >= NEW_RECORDS or self._is_open(device_id))
+        is_up = device_id in self.hosts and (
+            not place or records >= NEW_RECORDS or self._context.is_open(device_id)
+        )
         return DeviceView(
             device_id=device_id,
             records=records,
@@ -273,12 +268,13 @@ class PlanViews:
         self, device_id: DeviceId, workloads: Iterable[WorkloadId], unsure: Mapping[WorkloadId, float]
     ) -> dict[WorkloadId, Cell]:
         cells: dict[WorkloadId, Cell] = {}
+        family, imports = self._coverage.families[device_id], self._context.imports
         for workload_id, measured, gaps, is_exhausted in self._coverage.counts(device_id, workloads):
             queued = self._queues.waiting(device_id, workload_id)
             cells[workload_id] = Cell(
                 measured=measured,
                 queued=queued,
-                unpaired=max(0, gaps - queued) + self._waiting(device_id, workload_id),
+                unpaired=max(0, gaps - queued) + imports.count(family, workload_id),
                 interval=unsure.get(workload_id),
                 is_exhausted=is_exhausted,
             )

@@ -12,7 +12,6 @@ from functools import partial
 from agents.records import NOISE, DeviceId, DeviceSpec, WorkloadId, is_live
 from fleet.coverage.coverage import Coverage
 from fleet.planner.batch_plan import (
-    BATCH_SIZE,
     NOISE_EVERY_SECS,
     NOISE_SAMPLED,
     DeviceBatch,
@@ -127,7 +126,6 @@ def plan_run(
     workload_ids: Collection[WorkloadId],
     count: int,
     seed: int,
-    batch_size: int = BATCH_SIZE,
 ) -> list[DeviceBatch]:
     """Plan the A/A run of a device with candidates of some workloads, in its environment of now.
 
@@ -144,4 +142,4 @@ def plan_run(
     records = find_records(reader, spec.device_id, sample)
     present = (record for record in records if record.environment_id == environment_id)
     chosen = ours(present) if is_live(spec) else present
-    return plan_noise(chosen, workload_ids, count=count, seed=seed, batch_size=batch_size)
+    return plan_noise(chosen, workload_ids, count=count, seed=seed)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from rich.console import Console
@@ -24,8 +24,6 @@ from rich.progress import (
 )
 from rich.text import Text
 
-from agents.records import REPEATS, DeviceId, Outcome, Record, Workload
-from fleet.planner.imported_candidates import underived
 from fleet.planner.settings import Display
 
 #: Pause between plain lines: often enough to see life in a log, seldom enough not to flood it.
@@ -55,7 +53,7 @@ class _TimeLeft(ProgressColumn):
         return Text(text, style="progress.remaining")
 
 
-class TerminalDisplay:
+class TerminalDisplay(Display):
     """Progress of one run: a bar a phase, and a running line of what the devices have given.
 
     Args:
@@ -78,7 +76,6 @@ class TerminalDisplay:
         self._bar: TaskID | None = None
         self._phase = ""
         self._total = self._done = 0
-        self._failed = 0
         self._printed_at = self._began = 0.0
         self._most_secs = math.inf
 
@@ -100,26 +97,10 @@ class TerminalDisplay:
         self.finish()
         self._most_secs = most_secs
         self._phase = PHASES.get(name, name)
-        self._total, self._done, self._failed = total, 0, 0
+        self._total, self._done, self.failed = total, 0, 0
         self._began = self._printed_at = time.monotonic()
         if total:
             self._bar = self._progress.add_task(self._phase, total=total, note="", most_secs=most_secs)
-
-    def proposed(self, workload: Workload, candidates: int) -> None:
-        """One workload has its candidates."""
-        self.step(1, f"{workload.name}: {candidates}")
-
-    def refused(self, workload: Workload, reasons: Mapping[str, int]) -> None:
-        """Imported candidates of a workload are not measured."""
-        self.say(underived(workload, reasons))
-
-    def stored(self, device_id: DeviceId, records: Sequence[Record]) -> None:
-        """Records of one device are durable."""
-        self._failed += sum(record.outcome is not Outcome.OK for record in records)
-        failed = f", {self._failed} failed" if self._failed else ""
-        # Leaders come with a second measurement that nobody planned.
-        planned = [record for record in records if record.origin not in REPEATS] or records
-        self.step(len(planned), f"{device_id}{failed}")
 
     def computes(self, text: str) -> None:
         """See `fleet.planner.settings.Display`."""

@@ -70,7 +70,7 @@ class Proposer:
         self._settings = settings
         self._watcher = watcher
         self._ledger = ledger
-        self._known_candidates: dict[tuple[Family, WorkloadId], KnownCandidates] = {}
+        self._known_candidates: dict[Family, dict[WorkloadId, KnownCandidates]] = {}
         self.quarantined: set[tuple[Family, CandidateId]] = set()
 
     def leave(self, device_id: DeviceId) -> None:
@@ -163,15 +163,12 @@ class Proposer:
         """Look up what the family's devices know of some workloads; forget the workloads before."""
         with self._history.of_family(family) as history:
             surveys = history.survey(limits)
-        self._known_candidates = {
-            key: value for key, value in self._known_candidates.items() if key[0] is not family
-        }
-        for workload_id, known_candidates in surveys.items():
-            self._known_candidates[family, workload_id] = known_candidates
+        self._known_candidates[family] = surveys
+        for known_candidates in surveys.values():
             self.quarantined |= {(family, candidate_id) for candidate_id in known_candidates.quarantined}
 
     def _known(self, family: Family, workload: Workload) -> KnownCandidates:
-        return self._known_candidates[family, workload.workload_id]
+        return self._known_candidates[family][workload.workload_id]
 
     def _derive(
         self,
@@ -189,6 +186,10 @@ class Proposer:
             for workload_id, count in room.items()
             if count > 0
         }
+
+        def derive(device_id: DeviceId, draw: _Draw) -> Future[Derivation]:
+            return self._engine.derive(device_id, draw.workload, draw.traces)
+
         store = self._engine.store()
         chosen = {
             workload_id: ids[: looked_at[workload_id]]
@@ -200,7 +201,7 @@ class Proposer:
             draw = _Draw(workload, 0, [traces[name] for name in chosen.get(workload_id, ())])
             known_ids = self._known(family, workload).ids
             # One after the other: the traces of many workloads would fill the memory on their way.
-            for _, derivation in self._answers(family, [draw] if draw.traces else [], self._ask_to_derive):
+            for _, derivation in self._answers(family, [draw] if draw.traces else [], derive):
                 if derivation.refused:
                     self._watcher.refused(workload, derivation.refused)
                 fresh = {
@@ -209,9 +210,6 @@ class Proposer:
                     if candidate.candidate_id not in known_ids
                 }
                 pool[workload_id] += list(fresh.values())[: room[workload_id]]
-
-    def _ask_to_derive(self, device_id: DeviceId, draw: _Draw) -> Future[Derivation]:
-        return self._engine.derive(device_id, draw.workload, draw.traces)
 
     def _fill(self, family: Family, pool: dict[WorkloadId, list[Candidate]], draws: Sequence[_Draw]) -> None:
         """Add new candidates of workloads: near the traces of a draw where it has some, else random ones."""
@@ -224,9 +222,7 @@ class Proposer:
             # Draws of a seed are the same each time, less what is excluded: right for random candidates, but
             # parents may be the same again, and their next children should not be.
             seed = self._settings.seed + (len(excluded) if draw.traces else 0)
-            how = draw.count, seed, sorted(excluded)
-            if draw.traces:
-                return self._engine.evolve(device_id, draw.workload, draw.traces, *how)
+            how = draw.count, seed, sorted(excluded), draw.traces
             return self._engine.propose(device_id, draw.workload, *how)
 
         for draw, candidates in self._answers(family, [draw for draw in draws if draw.count > 0], ask):

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from itertools import chain, zip_longest
 
 from agents.records import Candidate, CandidateId, Outcome, Record, Workload, WorkloadId
+from fleet.config.sections import WorkloadsSection
 from fleet.errors import FleetError
 
 
@@ -49,6 +50,19 @@ def none_fits(listed: int, networks: Sequence[str], min_flops: float, max_flops:
         f"none of the {listed} workloads of {', '.join(networks)} has between {min_flops:g} and "
         f"{max_flops:g} FLOPs; widen workloads.min_flops and workloads.max_flops"
     )
+
+
+def choose_configured(listed: Sequence[Workload], section: WorkloadsSection) -> list[Workload]:
+    """Choose among the workloads that an agent has listed, as the settings say.
+
+    Raises:
+        FleetError: None of them fits.
+    """
+    bounds = section.min_flops, section.max_flops
+    chosen = choose_workloads(listed, count=section.count, min_flops=bounds[0], max_flops=bounds[1])
+    if not chosen:
+        raise none_fits(len(listed), section.networks, *bounds)
+    return chosen
 
 
 def allocate(workloads: Sequence[Workload], total: int, minimum: int) -> dict[WorkloadId, int]:

@@ -12,8 +12,8 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from agents.records import Candidate, DeviceId, Family, Record, Workload, WorkloadId
-from fleet.planner.batch_plan import BATCH_SIZE
+from agents.records import REPEATS, Candidate, DeviceId, Family, Outcome, Record, Workload, WorkloadId
+from fleet.planner.imported_candidates import underived
 
 #: Candidates by family and workload.
 Pools = dict[Family, dict[WorkloadId, list[Candidate]]]
@@ -26,7 +26,6 @@ class CollectSettings:
     #: Candidates a workload, on average.
     samples: int
     seed: int = 0
-    batch_size: int = BATCH_SIZE
     #: Candidates measured a second time on each device.
     remeasure: int = 0
     #: Candidates that every workload gets, all of them random; None gives each workload `samples`.
@@ -52,11 +51,14 @@ class Watcher(Protocol):
         """Imported candidates of a workload are not measured: how many, by reason."""
 
     def stored(self, device_id: DeviceId, records: Sequence[Record]) -> None:
-        """Records are durable."""
+        """Records of one device are durable."""
 
 
 class Display(Watcher, Protocol):
     """Shows a whole request as it goes."""
+
+    #: Records of the phase without a latency.
+    failed: int = 0
 
     def live(self) -> AbstractContextManager[object]:
         """Show progress while the block runs."""
@@ -72,6 +74,22 @@ class Display(Watcher, Protocol):
 
     def computes(self, text: str) -> None:
         """Nothing more is measured: what follows is only computed."""
+
+    def proposed(self, workload: Workload, candidates: int) -> None:
+        """See `Watcher`."""
+        self.step(1, f"{workload.name}: {candidates}")
+
+    def refused(self, workload: Workload, reasons: Mapping[str, int]) -> None:
+        """See `Watcher`."""
+        self.say(underived(workload, reasons))
+
+    def stored(self, device_id: DeviceId, records: Sequence[Record]) -> None:
+        """See `Watcher`."""
+        self.failed += sum(record.outcome is not Outcome.OK for record in records)
+        failed = f", {self.failed} failed" if self.failed else ""
+        # Leaders come with a second measurement that nobody planned.
+        planned = sum(record.origin not in REPEATS for record in records) or len(records)
+        self.step(planned, f"{device_id}{failed}")
 
 
 # Where the time of a collection went, device by device, and the wall seconds of a job by part.

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
 from typing import Any
 
 from agents.networks.network_name import NetworkRefusedError, read_network_name
@@ -22,8 +21,9 @@ from agents.records import (
     content_hash,
     is_live,
 )
+from fleet.config.sections import WorkloadsSection
 from fleet.planner.job_planner import JobPlanner, PlannerContext
-from fleet.planner.selection import choose_workloads, none_fits
+from fleet.planner.selection import choose_configured
 from fleet.state.state_file import StateFile
 from fleet.store.store import Store
 from fleet.transport.transport import AgentTransport
@@ -34,25 +34,12 @@ CHOSEN = "chosen_workloads"
 REPLAYED = "replay"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WorkloadChoice:
-    """What is chosen from, and how many."""
-
-    networks: tuple[str, ...]
-    count: int
-    min_flops: float = 0.0
-    max_flops: float = float("inf")
-
-    def choose(self, listed: Sequence[Workload]) -> list[Workload]:
-        """Choose among the workloads that an agent has listed."""
-        return choose_workloads(listed, count=self.count, min_flops=self.min_flops, max_flops=self.max_flops)
-
-    def key(self, specs: Sequence[DeviceSpec]) -> str:
-        """Differs where the choice, or what replay devices were recorded from, differs."""
-        sources = {(spec.replay.records, spec.replay.device) for spec in specs if spec.replay is not None}
-        bounds = {name: repr(value) for name, value in asdict(self).items()}
-        bounds["networks"] = repr(tuple(map(_content_of, self.networks)))
-        return content_hash(canonical_json(bounds), canonical_json(sorted(sources)))
+def choice_key(choice: WorkloadsSection, specs: Sequence[DeviceSpec]) -> str:
+    """Differs where the choice, or what replay devices were recorded from, differs."""
+    sources = {(spec.replay.records, spec.replay.device) for spec in specs if spec.replay is not None}
+    bounds = {name: repr(getattr(choice, name)) for name in ("count", "min_flops", "max_flops")}
+    bounds["networks"] = repr(tuple(map(_content_of, choice.networks)))
+    return content_hash(canonical_json(bounds), canonical_json(sorted(sources)))
 
 
 def _content_of(network: str) -> str:
@@ -97,7 +84,7 @@ class WorkloadDiscovery:
 
     def __init__(
         self,
-        choice: WorkloadChoice,
+        choice: WorkloadsSection,
         store: Store,
         context: PlannerContext,
         planner: JobPlanner,
@@ -105,7 +92,7 @@ class WorkloadDiscovery:
         specs: Mapping[DeviceId, DeviceSpec],
     ) -> None:
         self._choice, self._kept_choices, self._store = choice, KeptChoices(store.state), store
-        self._coverage, self._imports = context.coverage, context.imports
+        self._coverage, self._imports, self._thread = context.coverage, context.imports, context.thread
         self._planner, self._transport, self._specs = planner, transport, specs
         #: Devices that were asked, by group.
         self._asked_devices: dict[str, DeviceId] = {}
@@ -155,13 +142,10 @@ class WorkloadDiscovery:
         self._asked_devices.pop(group, None)
         if group in self._chosen:
             return []
-        chosen = self._choice.choose(workloads)
-        if not chosen:
-            choice = self._choice
-            raise none_fits(len(workloads), choice.networks, choice.min_flops, choice.max_flops)
+        chosen = choose_configured(workloads, self._choice)
         members = self._members(group)
         self._store.put_workloads(chosen, own=group != REPLAYED)
-        self._kept_choices.put(group, self._choice.key(members), chosen)
+        self._kept_choices.put(group, choice_key(self._choice, members), chosen)
         self._use(group, chosen)
         self.load()
         return [member.device_id for member in members]
@@ -172,8 +156,13 @@ class WorkloadDiscovery:
             return
         self._store.settle()
         self._coverage.load()
+        self.find_imported()
+
+    def find_imported(self) -> None:
+        """Look in the store for imported candidates that wait to be derived; a thread reads."""
         devices = self._store.state.devices_with(IMPORTED)
-        self._imports.load(self._store, self._coverage.workload_ids, devices)
+        search = self._imports.search(self._coverage.workload_ids, devices)
+        self._thread.ask(search, lambda candidate_ids: self._imports.add(candidate_ids or {}))
 
     def _members(self, group: str) -> list[DeviceSpec]:
         return [spec for spec in self._specs.values() if group_of(spec) == group]
@@ -182,7 +171,7 @@ class WorkloadDiscovery:
         """Take what was chosen before; false where nothing was, or for others."""
         # Live devices get modules of our own only: what is kept of others is listed again.
         read = self._store.workloads if group == REPLAYED else self._store.own_workloads
-        ids = self._kept_choices.get(group, self._choice.key(self._members(group)))
+        ids = self._kept_choices.get(group, choice_key(self._choice, self._members(group)))
         workloads = read(ids) if ids is not None else {}
         if ids is None or not all(workload_id in workloads for workload_id in ids):
             return False

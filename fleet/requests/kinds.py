@@ -246,7 +246,7 @@ class RequestDesk:
                     answer.set_exception(RequestUnknown(f"request {request_id} ended, and is not kept"))
 
     def serve(
-        self, state: FleetState, fleet: Callable[[], KnownFleet], emit: Callable[[Event], None], now: float
+        self, state: FleetState, fleet: Callable[[], KnownFleet], emit: Callable[[Event], None]
     ) -> None:
         """Turn queued orders into events: emit those that follow, or answer at once where none does.
 
@@ -257,7 +257,7 @@ class RequestDesk:
         for _ in range(self._orders.qsize()):
             order = self._orders.get_nowait()
             try:
-                event = self._event_of(order, state, fleet(), new_requests, now)
+                event = self._event_of(order, state, fleet(), new_requests)
             except RequestRefused as error:
                 with suppress(InvalidStateError):
                     order.answer.set_exception(error)
@@ -276,7 +276,6 @@ class RequestDesk:
         state: FleetState,
         fleet: KnownFleet,
         new_requests: dict[RequestId, Request],
-        now: float,
     ) -> Event | None:
         """The event that an order makes; None where all has happened already."""
         request, same = state.request(order.request_id), new_requests.get(order.request_id)
@@ -286,7 +285,7 @@ class RequestDesk:
                 raise RequestUnknown(text)
             if request is not None and request["ended_at"] is not None:
                 return None
-            return RequestCancelled(at_secs=now, request_id=order.request_id, reason="cancelled by a user")
+            return RequestCancelled(request_id=order.request_id, reason="cancelled by a user")
         if request is not None or same is not None:
             before = _contents(same) if same is not None else dict(request or {})
             checked = check_request(order.request, fleet, ())
@@ -297,7 +296,7 @@ class RequestDesk:
             return None
         others = [*state.open_requests(), *new_requests.values()]
         new_requests[order.request_id] = checked = check_request(order.request, fleet, others)
-        return RequestSubmitted(at_secs=now, request=checked)
+        return RequestSubmitted(request=checked)
 
 
 def _contents(request: Request) -> dict[str, Any]:

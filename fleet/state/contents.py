@@ -71,15 +71,13 @@ class Contents:
         rows = self._rows("SELECT lane, devices, rows, length(body) FROM waiting")
         return [(lane, tuple(map(DeviceId, names.split())), count, size) for lane, names, count, size in rows]
 
-    def letters(self, kind: str | None = None) -> Iterator[DeadLetter]:
-        """Yield what was set aside, oldest first: all, or what is of a kind."""
-        for its_kind, name, rows, body, total in self._rows(
-            "SELECT kind, name, rows, body, sum FROM dead_letter WHERE ?1 IS NULL OR kind = ?1"
-            " ORDER BY number",
-            kind,
+    def letters(self) -> Iterator[DeadLetter]:
+        """Yield what was set aside, oldest first."""
+        for kind, name, rows, body, total in self._rows(
+            "SELECT kind, name, rows, body, sum FROM dead_letter ORDER BY number"
         ):
-            self._demand(checksum(its_kind, name, body) == total, f"the letter {its_kind}/{name}")
-            yield DeadLetter(kind=its_kind, name=name, rows=rows, body=body)
+            self._demand(checksum(kind, name, body) == total, f"the letter {kind}/{name}")
+            yield DeadLetter(kind=kind, name=name, rows=rows, body=body)
 
     def letter_rows(self, kind: str) -> int:
         """Records in what was set aside."""

@@ -13,7 +13,18 @@ from pathlib import Path
 
 from agents.records import Candidate, CandidateId, DeviceId, WorkloadId
 from fleet.state.contents import Contents
-from fleet.state.rows import LOST, OK, OUTCOMES, CandidateTraits, KeptResult, Result, Tally, unpack_trace
+from fleet.state.rows import (
+    LOST,
+    OK,
+    OUTCOMES,
+    CandidateTraits,
+    KeptResult,
+    Result,
+    Tally,
+    add_traits,
+    unpack_trace,
+    whole_candidates,
+)
 from fleet.state.schema import (
     IN_GROUP,
     Group,
@@ -149,33 +160,15 @@ class ResultQuestions(Contents):
                 *(candidate.hex(), attempt, OUTCOMES[outcome], secs),
             )
 
-    def tallies(self, device_id: DeviceId) -> list[Tally]:
-        """Sums over the results of a device, by workload and environment."""
+    def tallies(self, device_id: DeviceId | None = None) -> list[Tally]:
+        """Sums over the results of a device, or of all, by workload and environment."""
         text = self._labels.text
+        where, values = (
+            ("", ()) if device_id is None else (" WHERE device = ?", (self._labels.find(device_id),))
+        )
         return [
-            Tally(
-                workload_id=WorkloadId(text(workload)),
-                environment_id=text(environment),
-                records=records,
-                measured=measured,
-                ok=ok,
-                measured_at=measured_at,
-                noise_at=noise_at,
-            )
-            for workload, _, environment, records, measured, ok, measured_at, noise_at in self._rows(
-                "SELECT * FROM tally WHERE device = ?", self._labels.find(device_id)
-            )
-        ]
-
-    def record_sums(self) -> list[tuple[DeviceId, WorkloadId, int, int, float]]:
-        """Of each device and workload: results, those with outcome `ok`, Unix seconds of the last one."""
-        text = self._labels.text
-        return [
-            (DeviceId(text(device)), WorkloadId(text(workload)), records, ok, measured_at)
-            for device, workload, records, ok, measured_at in self._rows(
-                "SELECT device, workload, sum(records), sum(ok), max(measured_at) FROM tally"
-                " GROUP BY device, workload"
-            )
+            Tally(WorkloadId(text(workload)), DeviceId(text(device)), text(environment), *sums)
+            for workload, device, environment, *sums in self._rows(f"SELECT * FROM tally{where}", *values)
         ]
 
     def device_sums(self) -> dict[DeviceId, tuple[int, int, float]]:
@@ -192,16 +185,6 @@ class ResultQuestions(Contents):
         """Devices with results of workloads whose ids begin so."""
         query = "SELECT DISTINCT device FROM tally JOIN label ON label.number = workload WHERE text GLOB ?"
         return [DeviceId(self._labels.text(device)) for (device,) in self._rows(query, f"{prefix}*")]
-
-    def times(self) -> dict[tuple[str, str, str], tuple[float, float]]:
-        """When the last result and the last A/A pair were, by workload, device and environment."""
-        text = self._labels.text
-        return {
-            (text(workload), text(device), text(environment)): (measured_at, noise_at)
-            for workload, device, environment, measured_at, noise_at in self._rows(
-                "SELECT workload, device, environment, measured_at, noise_at FROM tally"
-            )
-        }
 
     def wrong_tallies(self) -> int:
         """How many sums over results are not what the results make."""
@@ -297,15 +280,11 @@ class Questions(ResultQuestions):
         )
         return [(number, CandidateId(value.hex())) for number, value in rows]
 
-    def waiting_candidates(self) -> list[tuple[str, WorkloadId, CandidateId, int]]:
-        """Candidates that nobody has measured, oldest first: family, workload, id and number of each."""
-        text = self._labels.text
-        return [
-            (text(family), WorkloadId(text(workload)), CandidateId(value.hex()), number)
-            for family, workload, value, number in self._rows(
-                "SELECT family, workload, id, number FROM candidate WHERE is_waiting ORDER BY number"
-            )
-        ]
+    def damaged_candidates(self) -> int:
+        """How many candidates have a trace that cannot be read, or that is of another id."""
+        rows = self._rows("SELECT * FROM candidate ORDER BY number")
+        whole = sum(1 for _ in whole_candidates(rows, self._labels.texts))
+        return self._number("SELECT count(*) FROM candidate") - whole
 
     def traits(self, families: Sequence[str], workload_id: WorkloadId) -> dict[CandidateId, CandidateTraits]:
         """What is known of the candidates of a workload, in the order in which they became known.
@@ -317,10 +296,7 @@ class Questions(ResultQuestions):
         query = f"SELECT id, dialect, origin, is_blocked FROM candidate WHERE {_IN_SPACE} ORDER BY number"
         for family in families:
             for value, *others in self._rows(query, *self._space(family, workload_id)):
-                candidate_id, trait = CandidateId(value.hex()), CandidateTraits(*others)
-                earlier = traits.setdefault(candidate_id, trait)
-                if trait.is_blocked and not earlier.is_blocked:
-                    traits[candidate_id] = earlier._replace(is_blocked=True)
+                add_traits(traits, CandidateId(value.hex()), CandidateTraits(*others))
         return traits
 
     def candidates(

@@ -11,14 +11,14 @@ import os
 import sqlite3
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import closing, suppress
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
 from agents.files import free_name, fsync
-from agents.records import Candidate, WorkloadId
 from agents.sqlite_files import finish_rebuild, is_damage, rebuilt_of
 from fleet.state.rebuilt_table import RebuiltTable
-from fleet.state.rows import checksum, unpack_trace
+from fleet.state.rows import checksum, whole_candidates
 from fleet.state.schema import state_errors
 from fleet.state.state_file import StateFile
 from fleet.store.delta.log import RECORDS
@@ -27,6 +27,15 @@ from fleet.store.delta.log import RECORDS
 _RESCUE_NUMBERS = 10_000
 #: Tables whose rows have numbers, in the order in which they are made again.
 _NUMBERED = ("label", "candidate", "waiting", "event", "dead_letter")
+_OTHERS = ("table_version", "data_file", "note", "snapshot")
+#: Of each table whose rows have sums: the column of the sum, and those that it is over.
+_SUMS = {
+    "waiting": (6, (2, 3, 5)),
+    "event": (2, (1,)),
+    "dead_letter": (5, (1, 2, 4)),
+    "data_file": (4, (0, 2, 3)),
+    "snapshot": (3, (1, 2)),
+}
 
 
 def rebuild(path: Path, families: Mapping[str, str] | None = None) -> list[str]:
@@ -77,66 +86,27 @@ def _readable(path: Path) -> dict[str, list[tuple[Any, ...]]]:
     """Rows that are whole, by table."""
     reading = f"{path.absolute().as_uri()}?mode=ro"
     with closing(sqlite3.connect(reading, uri=True, isolation_level=None)) as connection:
-        rows_by_table = {table: list(_numbered_rows(connection, table)) for table in _NUMBERED}
-        snapshot = list(_rows(connection, "SELECT * FROM snapshot"))
-        rows_by_table["table_version"] = list(_rows(connection, "SELECT * FROM table_version"))
-        for table in ("data_file", "note"):
-            rows_by_table[table] = list(_rows(connection, f"SELECT * FROM {table}"))
-    rows_by_table["waiting"] = [
-        (*row[:4], row[4] if isinstance(row[4], float) else 0.0, *row[5:])
-        for row in rows_by_table["waiting"]
-        if _is_sum(row[6], row[2], str(row[3]), row[5])
+        rows = {table: list(_numbered_rows(connection, table)) for table in _NUMBERED}
+        rows |= {table: list(_rows(connection, f"SELECT * FROM {table}")) for table in _OTHERS}
+    for table, (total, places) in _SUMS.items():
+        rows[table] = [row for row in rows[table] if _sum_of(row[place] for place in places) == row[total]]
+    rows["waiting"] = [
+        (*row[:4], row[4] if isinstance(row[4], float) else 0.0, *row[5:]) for row in rows["waiting"]
     ]
-    numbers = {text: number for number, text in reversed(rows_by_table["label"]) if isinstance(text, str)}
+    numbers = {text: number for number, text in reversed(rows["label"]) if isinstance(text, str)}
     labels = {number: text for text, number in numbers.items()}
-    rows_by_table["label"] = list(labels.items())
-    rows_by_table["candidate"] = _whole_candidates(rows_by_table["candidate"], labels)
-    rows_by_table["data_file"] = [
-        row
-        for row in rows_by_table["data_file"]
-        if _is_sum(row[4], row[0], str(row[2]), row[3]) and row[1] in labels
-    ]
-    rows_by_table["dead_letter"] = [
-        row for row in rows_by_table["dead_letter"] if _is_sum(row[5], row[1], row[2], row[4])
-    ]
-    rows_by_table["snapshot"] = [row for row in snapshot if _is_sum(row[3], str(row[1]), row[2])]
-    begun = rows_by_table["snapshot"][0][1] if rows_by_table["snapshot"] else 0
-    rows_by_table["event"] = list(_whole_events(rows_by_table["event"], begun))
-    return rows_by_table
+    rows["label"] = list(labels.items())
+    rows["candidate"] = list(whole_candidates(rows["candidate"], labels))
+    rows["data_file"] = [row for row in rows["data_file"] if row[1] in labels]
+    begun = rows["snapshot"][0][1] if rows["snapshot"] else 0
+    later = enumerate((row for row in rows["event"] if row[0] > begun), begun + 1)
+    rows["event"] = [row for _, row in takewhile(lambda pair: pair[1][0] == pair[0], later)]
+    return rows
 
 
-def _whole_events(rows: Iterable[tuple[Any, ...]], begun: int) -> Iterator[tuple[Any, ...]]:
-    for count, row in enumerate((row for row in rows if row[0] > begun), begun + 1):
-        if row[0] != count or not _is_sum(row[2], row[1]):
-            return
-        yield row
-
-
-def _whole_candidates(rows: list[tuple[Any, ...]], labels: dict[int, str]) -> list[tuple[Any, ...]]:
-    """Those whose trace can be read and is that of their id."""
-    bases: dict[int, str] = {}
-    whole: list[tuple[Any, ...]] = []
-    for row in rows:
-        number, family, workload, value, _, _, dialect, origin, packed, base = row
-        try:
-            trace = unpack_trace(packed, None if base is None else bases[base])
-            candidate = Candidate(
-                workload_id=WorkloadId(labels[workload]), dialect=dialect, origin=origin, trace=trace
-            )
-            is_whole = family in labels and candidate.candidate_id == value.hex()
-        except (ValueError, TypeError, LookupError, AttributeError):
-            continue
-        if is_whole:
-            whole.append(row)
-            if base is None:
-                bases[number] = trace
-    return whole
-
-
-def _is_sum(total: object, *parts: object) -> bool:
-    if not all(isinstance(part, str | bytes) for part in parts):
-        return False
-    return checksum(*(part for part in parts if isinstance(part, str | bytes))) == total
+def _sum_of(parts: Iterable[object]) -> int:
+    """As the sum of a row is made; numbers go in as texts."""
+    return checksum(*(part if isinstance(part, str | bytes) else str(part) for part in parts))
 
 
 def _numbered_rows(connection: sqlite3.Connection, table: str) -> Iterator[tuple[Any, ...]]:

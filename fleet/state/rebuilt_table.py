@@ -271,7 +271,7 @@ class RebuiltTable:
                 by_workload.setdefault(candidate.workload_id, {})[candidate.candidate_id] = candidate
         with self._state.turn() as turn:
             for workload_id, candidates in by_workload.items():
-                turn.add_candidates(family, workload_id, list(candidates.values()))
+                turn.add_candidates(family, workload_id, candidates.values())
                 measured = [name for name in candidates if lost.pop((workload_id, name))]
                 turn.settle_candidates(family, workload_id, measured)
             for workload_id, candidate_ids in killers.items():

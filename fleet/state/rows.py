@@ -5,14 +5,14 @@ from __future__ import annotations
 import functools
 import itertools
 import zlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from agents.records import NOISE, CandidateId, DeviceId, Outcome, Record, WorkloadId, has_flag
+from agents.records import NOISE, Candidate, CandidateId, DeviceId, Outcome, Record, WorkloadId, has_flag
 from fleet.errors import StoreError
 from fleet.store.delta.schema import TABLE_SCHEMA
 
@@ -64,6 +64,15 @@ class CandidateTraits(NamedTuple):
     is_blocked: bool
 
 
+def add_traits(
+    traits: dict[CandidateId, CandidateTraits], candidate_id: CandidateId, trait: CandidateTraits
+) -> None:
+    """Note what is known of a candidate: what came first stays, but whoever blocks it does so for all."""
+    earlier = traits.setdefault(candidate_id, trait)
+    if trait.is_blocked and not earlier.is_blocked:
+        traits[candidate_id] = earlier._replace(is_blocked=True)
+
+
 #: The first seven fields of a result: what a state file has of each.
 KeptResult = tuple[str, str, str, str, int, Outcome, float | None]
 
@@ -84,11 +93,11 @@ def result_of(record: Record) -> Result:
     )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Tally:
+class Tally(NamedTuple):
     """Sums over the results of a workload on a device in an environment."""
 
     workload_id: WorkloadId
+    device_id: DeviceId
     environment_id: str
     #: All results; distinct candidates among those that were not lost; results with outcome `ok`.
     records: int
@@ -174,6 +183,30 @@ def unpack_trace(packed: bytes, base: str | None) -> str:
         return zlib.decompressobj(-zlib.MAX_WBITS, *_dictionary(base)).decompress(packed).decode()
     except zlib.error as error:
         raise ValueError(f"the trace cannot be unpacked: {error}") from error
+
+
+def whole_candidates(rows: Iterable[tuple[Any, ...]], labels: Mapping[int, str]) -> Iterator[tuple[Any, ...]]:
+    """Yield the rows of `candidate` whose traces can be read and make their ids.
+
+    Args:
+        rows: All columns of each, in the order of their numbers: the first of a workload unpacks the others.
+        labels: Texts by number.
+    """
+    bases: dict[int, str] = {}
+    for row in rows:
+        number, family, workload, value, _, _, dialect, origin, packed, base = row
+        try:
+            trace = unpack_trace(packed, None if base is None else bases[base])
+            candidate = Candidate(
+                workload_id=WorkloadId(labels[workload]), dialect=dialect, origin=origin, trace=trace
+            )
+            is_whole = family in labels and candidate.candidate_id == value.hex()
+        except (ValueError, TypeError, LookupError, AttributeError):
+            continue
+        if is_whole:
+            yield row
+            if base is None:
+                bases[number] = trace
 
 
 def _dictionary(base: str | None) -> Iterable[bytes]:

@@ -92,8 +92,6 @@ CREATE TABLE candidate (
 -- Whoever looks for gaps reads no traces.
 CREATE INDEX candidate_in_order ON candidate (family, workload, number, id, is_blocked);
 CREATE INDEX candidate_blocked ON candidate (family, workload, id) WHERE is_blocked;
--- Those that nobody has measured yet.
-CREATE INDEX candidate_waiting ON candidate (number) WHERE is_waiting;
 -- Rows that are acknowledged and not in the table yet: an Arrow stream per piece.
 -- Those of a lane go together. The ids of their devices have blanks between them.
 CREATE TABLE waiting (
@@ -298,17 +296,20 @@ class Labels:
     Args:
         connection: Of a state file.
         path: The file, for messages.
+
+    Attributes:
+        texts: By number; not to be changed by others.
     """
 
     def __init__(self, connection: sqlite3.Connection, path: Path) -> None:
         self._connection, self._path = connection, path
         self._number_of: dict[str, int] = {}
-        self._text_of: dict[int, str] = {}
+        self.texts: dict[int, str] = {}
         self._uncommitted: list[str] = []
         for number, text in connection.execute("SELECT number, text FROM label"):
             self._number_of[text] = number
-            self._text_of[number] = text
-        self._next = max(self._text_of, default=0) + 1
+            self.texts[number] = text
+        self._next = max(self.texts, default=0) + 1
 
     def find(self, text: str) -> int:
         """Number of a text; -1, which no row has, for one that stands nowhere."""
@@ -320,7 +321,7 @@ class Labels:
         Raises:
             StateDamaged: No text has it.
         """
-        text = self._text_of.get(number)
+        text = self.texts.get(number)
         if text is None:
             raise damaged(self._path, f"no name has the number {number}")
         return text
@@ -332,7 +333,7 @@ class Labels:
             # A file that was made again may lack numbers.
             number, self._next = self._next, self._next + 1
             self._connection.execute("INSERT INTO label VALUES (?, ?)", (number, text))
-            self._number_of[text], self._text_of[number] = number, text
+            self._number_of[text], self.texts[number] = number, text
             self._uncommitted.append(text)
         return number
 
@@ -343,7 +344,7 @@ class Labels:
     def rollback(self) -> None:
         """Forget the new ones: the transaction was taken back."""
         for text in self._uncommitted:
-            del self._text_of[self._number_of.pop(text)]
+            del self.texts[self._number_of.pop(text)]
         self._uncommitted.clear()
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import sqlite3
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 
 from agents.records import Candidate, CandidateId, DeviceId, WorkloadId
 from fleet.state.rows import (
@@ -88,30 +88,20 @@ class Turn:
             self._keep_fastest(group, secs)
         return added
 
-    def add_candidates(
-        self,
-        family: str,
-        workload_id: WorkloadId,
-        candidates: Sequence[Candidate],
-        *,
-        are_measured: bool = False,
-    ) -> None:
-        """Make candidates known to a family; what is known of them stays as it is.
-
-        Args:
-            family: Who knows them from now on.
-            workload_id: Of which workload they are.
-            candidates: Each with its trace.
-            are_measured: Whether somebody has measured them; the others wait for that, also those that are
-                known.
-        """
+    def add_candidates(self, family: str, workload_id: WorkloadId, candidates: Iterable[Candidate]) -> None:
+        """Make candidates of a workload known to a family; what is known of them stays as it is."""
         space = self._labels.number(family), self._labels.number(workload_id)
-        for row in self._packed(space, candidates):
+        base: tuple[int, str] | None = None
+        for candidate in candidates:
+            base = base or self._base(space)
+            number, text = base or (None, None)
             self._connection.execute(
-                "INSERT INTO candidate (family, workload, id, dialect, origin, trace, base, is_waiting)"
-                " VALUES (?, ?, ?, ?, ?, ?, ?, ?)"
-                " ON CONFLICT DO UPDATE SET is_waiting = max(is_waiting, excluded.is_waiting)",
-                (*row, not are_measured),
+                "INSERT INTO candidate (family, workload, id, dialect, origin, trace, base)"
+                " VALUES (?, ?, ?, ?, ?, ?, ?) ON CONFLICT DO NOTHING",
+                (
+                    *(*space, bytes.fromhex(candidate.candidate_id), candidate.dialect, candidate.origin),
+                    *(pack_trace(candidate.trace, text), number),
+                ),
             )
 
     def settle_candidates(
@@ -141,7 +131,7 @@ class Turn:
 
     def add_waiting(
         self, lane: int, device_ids: Iterable[DeviceId], rows: int, body: bytes, since: float
-    ) -> int:
+    ) -> None:
         """Keep rows for the table.
 
         Args:
@@ -150,17 +140,12 @@ class Turn:
             rows: How many.
             body: An Arrow stream (`fleet.state.rows`).
             since: Unix seconds.
-
-        Returns:
-            Their number.
         """
         names = " ".join(device_ids)
         row = (lane, names, rows, since, body, checksum(names, str(rows), body))
-        added = self._connection.execute(
+        self._connection.execute(
             "INSERT INTO waiting (lane, devices, rows, since, body, sum) VALUES (?, ?, ?, ?, ?, ?)", row
         )
-        assert added.lastrowid is not None
-        return added.lastrowid
 
     def drop_waiting(
         self,
@@ -253,19 +238,6 @@ class Turn:
             "DELETE FROM dead_letter WHERE number = ?", ((number,) for number in gone)
         )
         return True, len(gone)
-
-    def _packed(
-        self, space: tuple[int, int], candidates: Iterable[Candidate]
-    ) -> Iterator[tuple[int, int, bytes, str, str, bytes, int | None]]:
-        """Yield the columns of candidates; each is to be put into the file before the next is asked for."""
-        base: tuple[int, str] | None = None
-        for candidate in candidates:
-            base = base or self._base(space)
-            trace = pack_trace(candidate.trace, base[1] if base else None)
-            yield (
-                *(*space, bytes.fromhex(candidate.candidate_id), candidate.dialect, candidate.origin, trace),
-                base[0] if base else None,
-            )
 
     def _base(self, space: tuple[int, int]) -> tuple[int, str] | None:
         """The first candidate of a workload: the traces of all others are packed with its trace."""

@@ -56,8 +56,6 @@ class DeviceEntry:
     spec: DeviceSpec
     #: What the probe saw; None for a device that was never probed (imported logs).
     descriptor: Descriptor | None
-    #: Unix seconds when this was stored.
-    stored_at: float
 
 
 def check_name(kind: str, name: str) -> str:
@@ -201,8 +199,8 @@ def put_device(folder: Path, spec: DeviceSpec, descriptor: Descriptor | None) ->
     path = folder / f"{check_name('device', spec.device_id)}.jsonl"
     if path.exists():
         _drop_torn_line(path)
-        history = read_device(path)
-        if history and history[-1].spec == spec and _lasting(history[-1].descriptor) == _lasting(descriptor):
+        last = _last_entry(path)
+        if last is not None and last.spec == spec and _lasting(last.descriptor) == _lasting(descriptor):
             return False
     value = {
         "schema": CATALOG_SCHEMA,
@@ -253,7 +251,6 @@ def _device_entry(path: Path, line: str) -> DeviceEntry:
     return DeviceEntry(
         spec=_valid(DeviceSpec, value.get("spec"), path),
         descriptor=None if descriptor is None else _valid(Descriptor, descriptor, path),
-        stored_at=float(value.get("stored_at", 0.0)),
     )
 
 
@@ -261,8 +258,11 @@ def read_devices(folder: Path) -> dict[DeviceId, DeviceEntry]:
     """The last entry of each device, sorted by device; however long its history is, one line is parsed."""
     entries: dict[DeviceId, DeviceEntry] = {}
     for path in sorted(folder.glob("[!.]*.jsonl")):
-        lines = path.read_text().rsplit("\n", 2)[-2:]
-        if len(lines) == 2:  # the end of the text is no line
-            entry = _device_entry(path, lines[0])
+        if (entry := _last_entry(path)) is not None:
             entries[entry.spec.device_id] = entry
     return entries
+
+
+def _last_entry(path: Path) -> DeviceEntry | None:
+    lines = path.read_text().rsplit("\n", 2)[-2:]
+    return _device_entry(path, lines[0]) if len(lines) == 2 else None  # the end of the text is no line

@@ -138,7 +138,6 @@ class StoreReader:
         device_ids: Collection[str] | None = None,
         version: int | None = None,
         files: Collection[str] | None = None,
-        after: int = 0,
     ) -> Iterator[tuple[DeviceId, pa.RecordBatch]]:
         """Yield some columns of the records, in the order of `records`, without making a `Record` of any row.
 
@@ -150,7 +149,6 @@ class StoreReader:
             device_ids: Only of these devices; of all if None.
             version: The table alone, as it was at this version; this reader's own and what waits if None.
             files: Only these files of the table, by their paths; all if None.
-            after: Of the rows that wait only those with larger numbers.
 
         Yields:
             A device, and 1 to `fleet.store.delta.schema.BATCH_ROWS` of its rows with exactly these columns in
@@ -164,7 +162,7 @@ class StoreReader:
         if unknown:
             raise StoreError(f"records have no column {unknown[0]!r}; known: {', '.join(FILE_SCHEMA.names)}")
         chosen = tuple(dict.fromkeys((*names, _LAYOUT)))
-        for device, batch in self._batches(chosen, device_ids, version, files=files, after=after):
+        for device, batch in self._batches(chosen, device_ids, version, files=files):
             for layout in pc.unique(batch.column(_LAYOUT)).to_pylist():
                 check_layout(device, layout)
             yield DeviceId(device), batch.select(list(names))
@@ -202,9 +200,7 @@ class StoreReader:
                     by_outcome[entry["values"]] += entry["counts"]
                 times = pc.min_max(batch.column("measured_at")).as_py()
                 first, last = min(first, times["min"]), max(last, times["max"])
-            failed: dict[Outcome, int] = {
-                outcome: by_outcome[outcome] for outcome in Outcome if outcome in by_outcome
-            }
+            failed = {outcome: by_outcome[outcome] for outcome in Outcome if outcome in by_outcome}
             failed.pop(Outcome.OK, None)
             counts[DeviceId(device)] = DeviceCounts(
                 records=by_outcome.total(),
@@ -232,18 +228,6 @@ class StoreReader:
             if device_id is None or file.device_id == device_id
         ]
 
-    def waiting_rows(self, columns: Sequence[str], device_id: str) -> Iterator[pa.Table]:
-        """Yield rows of a device that wait for the table, oldest first, a piece at a time.
-
-        Args:
-            columns: Of `fleet.store.delta.schema.FILE_SCHEMA`.
-            device_id: Of which device.
-
-        Raises:
-            StoreError: They are of another version.
-        """
-        return _waiting_rows(self.waiting(), columns, device_id)
-
     def _batches(
         self,
         columns: Sequence[str],
@@ -251,11 +235,9 @@ class StoreReader:
         version: int | None = None,
         rows: int = BATCH_ROWS,
         files: Collection[str] | None = None,
-        after: int = 0,
     ) -> Iterator[tuple[str, pa.RecordBatch]]:
         """Yield (device, up to so many rows) with some columns, a few MB at a time."""
-        pieces = self.waiting() if version is None else ()
-        snapshot, waiting = self.snapshot, [piece for piece in pieces if piece.number > after]
+        snapshot, waiting = self.snapshot, self.waiting() if version is None else ()
         if version is not None and version != snapshot.version:
             snapshot = load_snapshot(self.path / RECORDS, version)
         by_device: dict[str, list[DataFile]] = {}
@@ -283,15 +265,10 @@ class StoreReader:
                         break
                     if batch.num_rows:
                         yield device, batch if since is None else _parted(batch, since)
-            for table in _waiting_rows(waiting, chosen, device):
-                for batch in table.to_batches(rows):
+            for piece in waiting:
+                of_device = device in piece.device_ids
+                for batch in rows_of(piece.body, device, chosen).to_batches(rows) if of_device else ():
                     yield device, batch if since is None else _parted(batch, since)
-
-
-def _waiting_rows(
-    pieces: Sequence[WaitingRows], columns: Sequence[str], device_id: str
-) -> Iterator[pa.Table]:
-    return (rows_of(piece.body, device_id, columns) for piece in pieces if device_id in piece.device_ids)
 
 
 def environment_before(environment_id: str) -> str:

@@ -12,13 +12,13 @@ import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 import pyarrow as pa
 
 from agents.files import make_folder
-from agents.records import DeviceId, Record
+from agents.records import DeviceId, Outcome, Record
 from agents.row_file import read_rows
 from agents.spool.disk_spool import FILE as SPOOL_FILE
 from fleet.errors import StoreError, disk_errors
@@ -46,17 +46,16 @@ class AppendResult:
     duplicates: int
     #: The newest version of the table. Rows that wait come with a later one.
     table_version: int
-    #: Rows that are new, by device.
-    rows: Mapping[str, pa.Table] = field(default_factory=dict, compare=False, repr=False)
+    #: New ones with outcome `ok`, where they came as columns.
+    ok: int = 0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True)
 class UpkeepResult:
-    """What `Store.upkeep` did."""
+    """What `Store.upkeep` did, or has done so far."""
 
-    merged_files: int
-    deleted_files: int
-    table_version: int
+    merged_files: int = 0
+    deleted_files: int = 0
 
 
 class Store(StoreWriter):
@@ -205,8 +204,13 @@ class Store(StoreWriter):
         self.move_on()
         appended = sum(table.num_rows for table in fresh.values())
         duplicates = sum(table.num_rows for table in tables_by_device.values()) - appended
-        rows = {name: table for name, table in fresh.items() if table.num_rows}
-        return AppendResult(appended=appended, duplicates=duplicates, table_version=self.version, rows=rows)
+        outcomes = [outcome for table in fresh.values() for outcome in table.column("outcome").to_pylist()]
+        return AppendResult(
+            appended=appended,
+            duplicates=duplicates,
+            table_version=self.version,
+            ok=outcomes.count(Outcome.OK),
+        )
 
     def upkeep(self, *, retention_hours: float = RETENTION_HOURS) -> UpkeepResult:
         """Join small files, write a checkpoint, delete files that no version in use needs.
@@ -228,19 +232,19 @@ class Store(StoreWriter):
         far; errors as of `upkeep`.
         """
         self._check_open()
-        merged = deleted = 0
+        result = UpkeepResult()
         for device_id in self._table.scattered():
-            merged += self._table.compact([device_id])
-            yield UpkeepResult(merged_files=merged, deleted_files=0, table_version=self.version)
+            result.merged_files += self._table.compact([device_id])
+            yield result
         self._check_open()
         self._checkpoint()
-        yield UpkeepResult(merged_files=merged, deleted_files=0, table_version=self.version)
+        yield result
         with disk_errors("noting the version of now", self.path):
             self._time.note(self.version, 3600 * max(RETENTION_HOURS, retention_hours))
         needed = self._time.version_before(3600 * retention_hours, self.version)
         if needed is not None:  # else nobody has looked for so long: everything may be in use
-            deleted = self._table.delete_unused(needed)
-        yield UpkeepResult(merged_files=merged, deleted_files=deleted, table_version=self.version)
+            result.deleted_files = self._table.delete_unused(needed)
+        yield result
 
     def __enter__(self) -> Store:
         return self

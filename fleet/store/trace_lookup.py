@@ -19,6 +19,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from agents.records import Candidate, CandidateId, DeviceId, Record
+from fleet.state.rows import rows_of
 from fleet.store.delta.schema import RECORD_COLUMNS, batch_to_records
 from fleet.store.reader import StoreReader
 from fleet.store.store import Store
@@ -148,8 +149,10 @@ def _matching(
     newest files first, passes over those that cannot be read, and ends when no candidate is left: the caller
     takes away what it has.
     """
-    for rows in reader.waiting_rows(columns, device_id):
-        yield rows.take(_places(rows.column(_ID), candidate_ids))
+    for piece in reader.waiting():
+        if device_id in piece.device_ids:
+            rows = rows_of(piece.body, device_id, columns)
+            yield rows.take(_places(rows.column(_ID), candidate_ids))
     paths = reader.data_files(device_id)
     passed_over = (OSError, pa.ArrowException) if is_search else ()
     for path in reversed(paths) if is_search else paths:

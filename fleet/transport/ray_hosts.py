@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from agents.device.messages import AgentRefused, AgentRequest, Message
+from agents.device.messages import AgentGone, AgentRefused, AgentRequest, Message
 from agents.errors import first_line
 from agents.host.process_control import (
     ProcessName,
@@ -25,6 +25,8 @@ _LOG = logging.getLogger(__name__)
 
 #: Pause before a process that could not be reached for a moment is asked again.
 _AGAIN_SECS = 0.5
+#: How long another host may take to give the last words of a process; then its end is told without them.
+_WORDS_SECS = 1.0
 
 
 class HostProcess:
@@ -47,6 +49,7 @@ class HostProcess:
         began: When it was made, by the clock.
         killed_at: When it was killed, likewise.
         is_host_gone: Whether it ended with its host.
+        calls: Calls for its last words that are not over.
     """
 
     def __init__(
@@ -74,7 +77,9 @@ class HostProcess:
         self._heartbeat_secs, self._resource = heartbeat_secs, resource
         self._keeper: Any = None
         self._oom_kills: Any = None
-        #: Calls to another host for its last words, once it has ended.
+        #: Why it ended, whether that is nobody's fault for sure, and when it is told with what is known.
+        self._end_reason, self._is_blameless, self._due_at = "", False, 0.0
+        self.calls: list[Any] = []
         self._tail: Any = None
         self._oom_kills_after: Any = None
         #: None until its host is known to have the versions that this side has.
@@ -162,13 +167,47 @@ class HostProcess:
         requests, self.requests = self.requests, []
         return self._actor.close.remote(requests)
 
-    def ask_last_words(self) -> list[Any]:
-        """Ask another host for what says why it ended: the calls to wait for, none if it is this host."""
-        if self._actor is None or self._keeper is None:
+    def end(self, reason: str, *, is_blameless: bool) -> None:
+        """Note its end, and ask another host for what says why it ended."""
+        self._end_reason, self._is_blameless = reason, is_blameless
+        self._due_at = self._clock() + _WORDS_SECS
+        if self.keys and self._actor is not None and self._keeper is not None:
+            self._tail = self._keeper.stderr_tail.remote(self._stderr_path)
+            self._oom_kills_after = self._keeper.oom_kills.remote()
+            self.calls = [self._tail, self._oom_kills, self._oom_kills_after]
+
+    @property
+    def is_end_due(self) -> bool:
+        """Whether its end can be told now: all is known of it, or was waited for long enough."""
+        return not self.calls or self._clock() > self._due_at
+
+    def last_messages(self, over: Collection[Any]) -> list[Message]:
+        """Return the last messages of its agents, once its end is due.
+
+        Args:
+            over: Calls that are over.
+        """
+        self.calls = [call for call in self.calls if call not in over]
+        if not self.keys or not self.is_end_due:
             return []
-        self._tail = self._keeper.stderr_tail.remote(self._stderr_path)
-        self._oom_kills_after = self._keeper.oom_kills.remote()
-        return [self._tail, self._oom_kills, self._oom_kills_after]
+        tail, was_asked, is_blameless = self.stderr_tail(), self.killed_at is not None, self._is_blameless
+        if not was_asked and not is_blameless:
+            # Our raylet takes its agents with it, and it may be a moment until that is looked for.
+            is_blameless = self._cluster.broken() is not None or self.is_blameless(tail)
+        messages: list[Message] = [
+            AgentGone(
+                device_id=device_id,
+                incarnation=incarnation,
+                reason=self._end_reason,
+                stderr_tail=tail,
+                was_asked=was_asked,
+                is_blameless=is_blameless,
+                is_host_gone=self.is_host_gone,
+            )
+            for device_id, incarnation in sorted(self.keys)
+        ]
+        self.keys.clear()
+        return messages
 
     def is_blameless(self, tail: str) -> bool:
         """Whether its end came from outside, as far as is known, by the tail of what it printed before.

@@ -23,7 +23,6 @@ from agents.host.process_control import pin_process
 from agents.records import DeviceId, DeviceKind, DeviceSpec, Protocol
 from fleet.errors import FleetError
 from fleet.transport.ray_cluster import Cluster
-from fleet.transport.ray_ends import ProcessEnds
 from fleet.transport.ray_folder import RayFolder
 from fleet.transport.ray_hosts import HostProcess
 from fleet.transport.ray_session import join_ray, resource_of, start_ray
@@ -61,8 +60,6 @@ class RayOptions:
     #: How often an agent says that it is alive, and an agent of a replay device.
     heartbeat_secs: float = HEARTBEAT_SECS
     replay_heartbeat_secs: float = REPLAY_HEARTBEAT_SECS
-    #: Replay devices that share a process.
-    replay_per_process: int = REPLAY_PER_PROCESS
     #: Tells the devices whose agents say whether nobody else uses their hosts.
     is_idle_only: Callable[[DeviceId], bool] = lambda _: False
     #: Seconds in which this process ran: an agent must not be ended for a pause of ours.
@@ -104,7 +101,8 @@ class RayTransport(AgentTransport):
         #: Of our own Ray.
         self._folder: RayFolder | None = None
         self._look_again_at = 0.0
-        self._ends = ProcessEnds(self._clock, lambda: self._cluster.broken() is not None)
+        #: Processes whose ends are not told yet: all hosts are asked at once, however many a lost one had.
+        self._ended: list[HostProcess] = []
         self._quiet: tuple[int, ...] = ()
         self._spare_timing_cores()
         try:
@@ -203,12 +201,15 @@ class RayTransport(AgentTransport):
             process.send(_TAKE_SECS)
         self._look_at_clocks()
         calls = {process.call: process for process in self._processes if process.call is not None}
-        wait_secs = 0.0 if self._news or self._ends.is_due else timeout_secs
-        over = set(self._cluster.ready([*calls, *self._ends.calls], wait_secs))
+        is_due = bool(self._news) or any(process.is_end_due for process in self._ended)
+        last_calls = [call for process in self._ended for call in process.calls]
+        over = set(self._cluster.ready([*calls, *last_calls], 0.0 if is_due else timeout_secs))
         for call, process in calls.items():
             if call in over:
                 self._receive(process)
-        self._news += self._ends.poll(over)
+        for process in self._ended:
+            self._news += process.last_messages(over)
+        self._ended = [process for process in self._ended if process.keys]
         news, self._news = self._news, []
         return news
 
@@ -298,8 +299,8 @@ class RayTransport(AgentTransport):
                 if process.name is None and now > process.began + _START_SECS:
                     process.kill(f"its process was not ready in {_START_SECS:g} s")
             elif now > process.killed_at + _KILL_SECS:
-                reason = f"its end could not be seen in {_KILL_SECS:g} s: its host is out of reach"
-                self._end(process, reason, is_host_gone=True)
+                process.is_host_gone = True
+                self._end(process, f"its end could not be seen in {_KILL_SECS:g} s: its host is out of reach")
             elif now > process.killed_at + _INSIST_SECS:
                 process.insist()
         for key, deadline in list(self._stops.items()):
@@ -307,26 +308,18 @@ class RayTransport(AgentTransport):
                 del self._stops[key]
                 self._places[key].kill("a replay device of its process did not stop when told to")
 
-    def _end(
-        self, process: HostProcess, reason: str, *, is_blameless: bool = False, is_host_gone: bool = False
-    ) -> None:
+    def _end(self, process: HostProcess, reason: str, *, is_blameless: bool = False) -> None:
         """A process is no more, or out of reach: so are its agents."""
         self._processes.remove(process)
-        was_asked = process.killed_at is not None
-        if not self._is_own and not was_asked and self._cluster.is_host_dead():
+        if not self._is_own and process.killed_at is None and self._cluster.is_host_dead():
             raise FleetError(
                 "the Ray cluster has given up this host (its raylet ended, or it was cut off from the head); "
                 "have `ray start` run again here, then start again"
             )
         for key in process.keys:
             self._forget(key)
-        self._ends.add(
-            process,
-            reason,
-            was_asked=was_asked,
-            is_blameless=is_blameless,
-            is_host_gone=is_host_gone or process.is_host_gone,
-        )
+        process.end(reason, is_blameless=is_blameless)
+        self._ended.append(process)
 
     def _forget(self, key: _Key) -> None:
         self._places.pop(key, None)
@@ -335,7 +328,7 @@ class RayTransport(AgentTransport):
     def _shared_process(self) -> HostProcess | None:
         """A process for one more replay device."""
         for process in self._processes:
-            has_room = process.is_shared and len(process.keys) < self._options.replay_per_process
+            has_room = process.is_shared and len(process.keys) < REPLAY_PER_PROCESS
             if has_room and process.killed_at is None:
                 return process
         return None

@@ -23,8 +23,6 @@ from agents.device.messages import (
 )
 from agents.records import DeviceId, DeviceSpec, Lease
 
-#: Leases that an agent may hold: one runs, one waits, so the device never idles.
-MAX_OUTSTANDING = 2
 #: An agent that lives says so this often (`Heartbeat`), whatever its device is doing.
 HEARTBEAT_SECS = 2.0
 
@@ -66,7 +64,7 @@ class AgentTransport(ABC):
         """Take no account of a device that left; its agent ends in order, and says so, all the same."""
 
     def measure(self, lease: Lease, incarnation: int, batch: Batch) -> None:
-        """Measure a batch; `Results` follow, or `Failed`. At most `MAX_OUTSTANDING` of a device at a time."""
+        """Measure a batch; `Results` follow, or `Failed`. At most two of a device at a time."""
         self._ask(Measure(device_id=lease.device_id, incarnation=incarnation, lease=lease, batch=batch))
 
     def propose(self, device_id: DeviceId, incarnation: int, request: ProposeRequest) -> None:

@@ -184,8 +184,8 @@ class Rounds:
             exclude = sorted(search.excluded | {candidate.candidate_id for candidate in drawn})
             place = self._seed + len(exclude)
             if parents:
-                drawn += self._engine.evolve(
-                    self._device_id, workload, parents, _MUTANTS, place, exclude
+                drawn += self._engine.propose(
+                    self._device_id, workload, _MUTANTS, place, exclude, parents
                 ).result()
                 exclude = sorted(search.excluded | {candidate.candidate_id for candidate in drawn})
             count_random = _RANDOM if parents else _MUTANTS
@@ -197,6 +197,6 @@ class Rounds:
         if ranking is None:
             # Without a model the draw's own order would put all mutants first.
             return choose(drawn, count, 1.0, f"{self._seed}/{search.tried}"), ""
-        ranked = [replace(candidate, origin="model") for candidate in ranking.first(drawn, len(drawn))]
+        ranked = [replace(candidate, origin="model") for candidate in ranking.ranked(drawn)]
         chosen = choose(ranked, count, _EXPLORATION, f"{self._seed}/{search.tried}")
         return chosen, ranking.model.version

@@ -16,6 +16,7 @@ from typing import Any
 
 import httpx
 import pytest
+from msgspec.structs import replace
 
 from fleet.api.client import TOKEN, DaemonClient, DaemonRefused, find_daemon
 from fleet.api.connections import ConnectionLimits
@@ -83,8 +84,8 @@ class Daemon:
     def _turn(self) -> None:
         while not self.is_over.wait(0.01):
             told: list[ev.Event] = []
-            self.desk.serve(self.state, lambda: FLEET, told.append, 100.0)
-            self.tell(*told)
+            self.desk.serve(self.state, lambda: FLEET, told.append)
+            self.tell(*(replace(event, at_secs=100.0) for event in told))
 
 
 @pytest.fixture

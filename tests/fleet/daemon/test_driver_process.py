@@ -34,7 +34,7 @@ def start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Dr
         (tmp_path / "stand_in.py").write_text(program)
         monkeypatch.setenv("PYTHONPATH", str(tmp_path))
         monkeypatch.setattr(launch, "_MODULE", "stand_in")
-        return launcher(tmp_path / "drivers", FleetConfig, tmp_path / "models", lambda: ())(REQUEST)
+        return launcher(tmp_path / "drivers", FleetConfig(), tmp_path / "models", lambda: ())(REQUEST)
 
     return started
 
@@ -64,5 +64,5 @@ def test_a_driver_that_finds_no_room_leaves_nothing(tmp_path: Path, monkeypatch:
 
     monkeypatch.setattr(Path, "write_text", no_room)
     with pytest.raises(StoreFull, match="no room while starting the driver of a request"):
-        launcher(tmp_path / "drivers", FleetConfig, tmp_path / "models", lambda: ())(REQUEST)
+        launcher(tmp_path / "drivers", FleetConfig(), tmp_path / "models", lambda: ())(REQUEST)
     until(lambda: list((tmp_path / "drivers").iterdir()) == [])

@@ -97,7 +97,7 @@ def collect(settings: FleetConfig, display: Shown | None = None) -> Shown:
 def collection(session: EngineSession, log: Log, **changes: Any) -> tuple[Collection, Pools]:
     """A collection whose candidates are drawn."""
     specs = {one: entry.spec for one, entry in session.store().devices().items() if one in (ONE, TWO)}
-    how = CollectSettings(samples=8, batch_size=4)
+    how = CollectSettings(samples=8)
     made = Collection(session, specs, replace(how, **changes), log)
     return made, made.propose(made.network_workloads(["bert-tiny"]))
 

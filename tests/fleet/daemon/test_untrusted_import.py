@@ -29,6 +29,8 @@ from agents.records import (
 )
 from agents.sandbox.job import CandidateJob
 from agents.sandbox.pool import WorkerPool
+from benchmarks.made_up import FixedDevices
+from fleet.config.sections import WorkloadsSection
 from fleet.config.settings import FleetConfig
 from fleet.core.words import Limits, RequestKind
 from fleet.daemon.daemon import SPOOL, UpOptions
@@ -39,7 +41,6 @@ from fleet.engine.coordinator import Coordinator
 from fleet.engine.notices import Notices
 from fleet.planner.collect import Collection
 from fleet.planner.settings import CollectSettings
-from fleet.planner.workload_discovery import WorkloadChoice
 from fleet.store.store import Store
 from fleet.transport.ray_transport import RayOptions, RayTransport
 from tests.conftest import each_below
@@ -186,7 +187,7 @@ def test_a_coordinator_runs_nothing_of_an_imported_log(
     lines = []
     notices = Notices()
     notices.log = lambda text, **_: lines.append(text)  # type: ignore[method-assign]
-    choice = WorkloadChoice(
+    choice = WorkloadsSection(
         networks=("bert-tiny",), count=10, min_flops=matmul.flops - 1, max_flops=matmul.flops + 1
     )
     told = CoordinatorSettings(
@@ -201,7 +202,7 @@ def test_a_coordinator_runs_nothing_of_an_imported_log(
                     root=tmp_path / "root",
                     store=store,
                     transport=transport,
-                    specs={GENERIC: generic_spec},
+                    source=FixedDevices({GENERIC: generic_spec}),
                     settings=told,
                     notices=notices,
                 )

@@ -8,8 +8,8 @@ from unittest import mock
 
 import pytest
 
+from benchmarks.faulty_transport import FaultyTransport
 from fleet.engine.coordinator import Coordinator
-from fleet.transport.local import LocalTransport
 from tests.coordinator_fixtures import Fleet, make_fleet
 
 #: Fifty jobs are leased at once.
@@ -24,7 +24,7 @@ def check_nobody_is_blamed(view: dict[str, Any], *, expiries: int = 0) -> None:
     assert view["jobs"]["quarantined"] == 0
 
 
-def turn_until_leased(fleet: Fleet, coordinator: Coordinator, transport: LocalTransport) -> list[Any]:
+def turn_until_leased(fleet: Fleet, coordinator: Coordinator, transport: FaultyTransport) -> list[Any]:
     """Let every device have a lease; returns their batches, which no agent has yet."""
     held: list[Any] = []
     with mock.patch.object(transport, "measure", lambda *asked: held.append(asked)):

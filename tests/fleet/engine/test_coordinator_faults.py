@@ -87,7 +87,7 @@ def test_an_end_with_a_cause_outside_blames_no_job(
 ) -> None:
     message = kind(device_id=ONE, incarnation=1, is_blameless=is_blameless, **about)
     state = leased_state()
-    events = events_of(message, state, 5.0, 5.0)
+    events = events_of(message, state, 5.0)
     assert any(isinstance(one, JobCrashed) for one in events) is not is_blameless
     for event in events:
         state.apply(event)

@@ -207,7 +207,7 @@ class Scenario:
                 return "\n".join(self.fleet.lines)
             case "waiting":
                 with StateReader(self.fleet.folder / "store" / STATE) as reader:
-                    return reader.waiting_candidates()
+                    return reader._ids("SELECT id FROM candidate WHERE is_waiting")
         return place_in(view.get("devices", {}), path)
 
 

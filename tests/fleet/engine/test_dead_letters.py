@@ -99,7 +99,7 @@ def letters_of(folder: Path) -> Iterator[DeadLetters]:
 def kept(folder: Path, kind: str) -> list[DeadLetter]:
     """What was set aside, oldest first."""
     with StateReader(folder / STATE) as reader:
-        return list(reader.letters(kind))
+        return [letter for letter in reader.letters() if letter.kind == kind]
 
 
 def refuse(letters: DeadLetters, record: Record) -> None:
@@ -140,11 +140,11 @@ def test_a_full_disk_counts_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         assert not keep_late(letters, 1, 1), "the same delivery is no news"
 
 
-def test_the_daemon_says_what_it_deleted(tmp_path: Path) -> None:
+def test_the_daemon_says_what_it_deleted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     fleet = make_fleet(tmp_path, ("one",))
     with fleet.coordinator() as (coordinator, _):
         letters = coordinator._parts.record_sink.letters
-        letters._most_rows = 4
+        monkeypatch.setattr("fleet.engine.record_sink.MOST_ROWS", 4)
         for number in range(10):
             keep_late(letters, number, number)
         fleet.turn(coordinator, 3)

@@ -6,6 +6,7 @@ import math
 from collections import Counter
 from itertools import pairwise
 from typing import Any
+from unittest import mock
 
 import pytest
 from hypothesis import given
@@ -17,9 +18,9 @@ from agents.sandbox.canary_watch import MOST_AHEAD
 from fleet.planner.batch_plan import (
     WORKLOADS_PER_BATCH,
     DeviceProgress,
+    cut_batches,
     plan_jobs,
     plan_noise,
-    plan_remeasure,
     remeasure_sample,
 )
 from fleet.planner.selection import allocate, best_traces, choose_workloads
@@ -70,7 +71,9 @@ def test_batches_cover_what_is_missing_and_nothing_else(
     for device_id, name, place in done:
         measured = Candidate(workload_id=WorkloadId(name), trace=f"[{place}]")
         progress[device_id].add(measured.candidate_id, 0, False)
-    batches = plan_jobs(BOTH, pools, progress, batch_size=batch_size, seed=seed)
+    with mock.patch("fleet.planner.batch_plan.BATCH_SIZE", batch_size):
+        batches = plan_jobs(BOTH, pools, progress, seed=seed)
+        assert batches == plan_jobs(BOTH, pools, progress, seed=seed)
     expected = {
         (device_id, candidate.candidate_id)
         for device_id in BOTH
@@ -84,7 +87,6 @@ def test_batches_cover_what_is_missing_and_nothing_else(
         assert 0 < len(batch.candidates) <= batch_size
         assert len({candidate.workload_id for candidate in batch.candidates}) <= WORKLOADS_PER_BATCH
         assert batch.attempt == 0
-    assert batches == plan_jobs(BOTH, pools, progress, batch_size=batch_size, seed=seed)
 
 
 def test_workloads_are_mixed_and_devices_keep_the_same_order() -> None:
@@ -137,13 +139,13 @@ def test_remeasuring_goes_on_where_it_stopped() -> None:
     first = [record(candidate) for candidate in pool]
     sample = remeasure_sample(first, count=6, seed=1)
     assert len(sample) == 6
-    [job] = plan_remeasure(ONE, sample, [one for one in pool if one.candidate_id in sample])
-    assert (job.attempt, {one.origin for one in job.candidates}) == (1, {"remeasure"})
+    [job] = cut_batches(ONE, [one for one in pool if one.candidate_id in sample], sample)
+    assert job.attempt == 1
     every = [record(candidate, attempt=1) for candidate in job.candidates]
     half = [one for one in every if one.candidate_id in list(sample)[:4]]
     assert list(remeasure_sample([*first, *half], count=6, seed=1)) == list(sample)[4:]
     assert remeasure_sample([*first, *every], count=6, seed=1) == {}
-    assert plan_remeasure(ONE, {}, []) == []
+    assert cut_batches(ONE, [], {}) == []
 
 
 @given(

@@ -48,7 +48,7 @@ def test_the_order_is_that_of_the_champions_scores_without_a_restart(registry: R
     assert before.scores == tuple(scores.tolist())
     assert sorted(before.order) == list(range(40))
     assert np.all(np.diff(scores[list(before.order)]) <= 0)
-    assert before.first(candidates, 3) == [candidates[place] for place in before.order[:3]]
+    assert before.ranked(candidates)[:3] == [candidates[place] for place in before.order[:3]]
     # A new champion ranks from then on.
     writer = Registry(registry.folder)
     writer.publish(writer.add(small_model("box.a", seed=5), {}), {"box.a": {}})
@@ -67,7 +67,7 @@ def test_what_cannot_be_read_comes_last(registry: Registry) -> None:
     ranking = CandidateRanker(registry).rank(WORKLOAD, "box.a", candidates)
     assert sorted(ranking.order[:3]) == [1, 3, 5]
     assert [ranking.scores[place] for place in (0, 2, 4)] == [0, 0, 0]
-    assert len(ranking.first(candidates, 6)) == 3
+    assert len(ranking.ranked(candidates)) == 3
 
 
 def test_without_a_champion_that_can_be_read_nothing_is_ranked(registry: Registry) -> None:

@@ -24,7 +24,7 @@ from tests.record_fixtures import make_spec, make_workload
 ONE, TWO = DeviceId("one"), DeviceId("two")
 SPECS = {device_id: make_spec(device_id) for device_id in (ONE, TWO)}
 WORKLOADS = [make_workload(number, networks=(("net", 1 + 8 * number),)) for number in range(3)]
-ROUNDS = CollectSettings(samples=24, minimum=12, exploration=0.5, batch_size=7)
+ROUNDS = CollectSettings(samples=24, minimum=12, exploration=0.5)
 
 
 class Log:
@@ -46,6 +46,11 @@ class Log:
 
     def stored(self, device_id: DeviceId, records: Sequence[Record]) -> None:
         self.records += records
+
+
+@pytest.fixture(autouse=True)
+def small_batches(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fleet.planner.batch_plan.BATCH_SIZE", 7)
 
 
 def run(
@@ -123,7 +128,7 @@ def lost_for(attempts: int, share: str = "0") -> Callable[[str, Candidate, int],
     return fate
 
 
-RANDOM = CollectSettings(samples=12, batch_size=7)
+RANDOM = CollectSettings(samples=12)
 
 
 def test_a_lost_candidate_is_tried_once_more_and_one_lost_twice_waits_for_the_next_run(store: Store) -> None:
@@ -163,10 +168,10 @@ def test_siblings_are_spared_what_kills_a_worker_three_times(store: Store) -> No
     assert not killers & {one.candidate_id for pool in pools.values() for one in pool}
 
 
-def test_a_quarantine_of_this_run_takes_effect_at_once(store: Store) -> None:
+def test_a_quarantine_of_this_run_takes_effect_at_once(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     killer = "random-0-0"
-    how = dataclasses.replace(RANDOM, batch_size=1)
-    run(FakeFleet(SPECS, killed_by(killer)), store, how, workloads=WORKLOADS[:1])
+    monkeypatch.setattr("fleet.planner.batch_plan.BATCH_SIZE", 1)
+    run(FakeFleet(SPECS, killed_by(killer)), store, RANDOM, workloads=WORKLOADS[:1])
     # Both devices keep two batches in flight, so the second may have had it in hand already.
     assert sum(record.trace == killer for record in store.records()) <= 2
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,6 +15,7 @@ from msgspec.structs import replace
 
 from agents.device.messages import Proposed, ProposeRequest
 from agents.records import Candidate, DeviceId, DeviceKind, Outcome, Record, Workload
+from fleet.config.sections import WorkloadsSection
 from fleet.core.events import Job
 from fleet.core.scheduling import NEW_RECORDS
 from fleet.coverage.coverage import Coverage
@@ -22,7 +24,7 @@ from fleet.planner.candidate_requests import space_of
 from fleet.planner.job_planner import JobPlanner, PlannerContext
 from fleet.planner.job_queues import Queues, turn_of
 from fleet.planner.noise_runs import NoiseRuns
-from fleet.planner.workload_discovery import WorkloadChoice, WorkloadDiscovery
+from fleet.planner.workload_discovery import WorkloadDiscovery
 from fleet.state.state_file import StateFile
 from fleet.store.store import Store
 from tests.record_fixtures import make_batch, make_record, make_spec, make_workload
@@ -55,7 +57,6 @@ class Lab:
         self.context = PlannerContext(
             coverage=self.coverage,
             specs={name: make_spec(name) for name in devices},
-            families=families,
             spaces=spaces,
             propose=lambda *question: self.asked.append(question),
             submit=self.jobs.append,
@@ -180,7 +181,7 @@ def test_an_agent_is_told_the_latest_and_is_not_believed_when_it_draws_an_older_
     state: StateFile, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lab, old = Lab(state, (A,), WORKLOAD), make_record(7, workload=WORKLOAD.workload_id, device=A)
-    monkeypatch.setattr(lab.planner.requests, "_most_excluded", 2)
+    monkeypatch.setattr("fleet.planner.candidate_requests.MOST_EXCLUDED", 2)
     older = Candidate(workload_id=WORKLOAD.workload_id, trace=old.trace)
     lab.take_in([old])
     latest = drawn(2)
@@ -260,7 +261,8 @@ def life(folder: Path, live: Collection[str] | None = None) -> Iterator[Lab]:
     """One life of a planner over files that stay; its device has asked for jobs."""
     with Store.open(folder / "store") as store:
         lab = Lab(store.state, live=live)
-        choice, specs = WorkloadChoice(networks=("bert-tiny",), count=1), lab.context.specs
+        specs = lab.context.specs
+        choice = WorkloadsSection(networks=("bert-tiny",), count=1, min_flops=0, max_flops=math.inf)
         discovery = WorkloadDiscovery(choice, store, lab.context, lab.planner, mock.Mock(), specs)
         discovery.listed(specs[A], [WORKLOAD])
         lab.want(A, room=BATCH_SIZE)

@@ -148,7 +148,7 @@ def fleet_of(*devices: DeviceId, listed: tuple[Workload, ...] = ()) -> FakeFleet
 
 def collection(store: Store, fleet: FakeFleet, *devices: DeviceId) -> Collection:
     fleet.use(store)
-    how = CollectSettings(samples=6, minimum=6, batch_size=4)
+    how = CollectSettings(samples=6, minimum=6)
     return Collection(fleet, {one: SPECS[one] for one in devices}, how, Log())
 
 
@@ -191,7 +191,7 @@ def test_a_matrix_never_names_what_came_with_a_log(store: Store) -> None:
     coverage.add(store.take([record(BOARD, "mine"), record(AGAIN, "replayed"), theirs]))
     store.settle()
     imports = ImportedCandidates({"cpu": Family.CPU})
-    imports.load(store, coverage.workload_ids, [LAB])
+    imports.add(imports.search(coverage.workload_ids, [LAB])(store))
     for one in (BOARD, other):
         coverage.set_environment(one, "e" * 32)
     assert coverage.gaps(other, OURS.workload_id, 9) == [id_of("mine")]

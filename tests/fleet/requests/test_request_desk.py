@@ -157,7 +157,7 @@ def served(*orders: Request | str, state: FleetState | None = None) -> tuple[Fle
     """What a desk answers to orders of one turn: a state, or the class of a refusal."""
     desk, state, told = RequestDesk(), state or FleetState(), []
     answers = [desk.cancel(one) if isinstance(one, str) else desk.submit(one) for one in orders]
-    desk.serve(state, lambda: FLEET, told.append, 100.0)
+    desk.serve(state, lambda: FLEET, told.append)
     for event in told:
         state.apply(event)
     for request_id in state.request_ids():
@@ -340,7 +340,7 @@ def test_a_flood_of_orders_is_bounded_and_one_whose_client_left_harms_nobody() -
     with pytest.raises(DeskFull, match="try again"):
         [desk.cancel("t1") for _ in range(1000)]
     assert first.cancel()
-    desk.serve(state, lambda: FLEET, told.append, 100.0)
+    desk.serve(state, lambda: FLEET, told.append)
     state.apply(told[0])
     desk.show(state, told[0].request.request_id)
     assert desk.get("t1") is not None

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import random
 import shutil
-from contextlib import suppress
+import sqlite3
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
 
@@ -78,6 +79,24 @@ def test_the_command_mends_a_store_that_nobody_writes(
     assert record_ids(store) == before
 
 
+def test_a_changed_bit_of_any_trace_is_named_and_mended(small: Path, tmp_path: Path) -> None:
+    whole, draws = content(small / STATE), random.Random("trace")
+    for number in (1, 7, 30):  # the first unpacks all others
+        folder = tmp_path / str(number)
+        shutil.copytree(small, folder)
+        path = folder / STATE
+        with closing(sqlite3.connect(path)) as connection:
+            [[trace]] = connection.execute("SELECT trace FROM candidate WHERE number = ?", (number,))
+            row = with_bit(trace, draws), number
+            connection.execute("UPDATE candidate SET trace = ? WHERE number = ?", row)
+            connection.commit()
+        [damage] = verify(folder).damage
+        assert "of its candidates are not what was written" in damage.what
+        assert any("candidates came back from the records" in line for line in rebuild_state(folder))
+        assert verify(folder).damage == []
+        assert content(path) == whole
+
+
 def with_page(data: bytes, page: int, content: bytes) -> bytes:
     return data[: page * PAGE_BYTES] + content + data[(page + 1) * PAGE_BYTES :]
 
@@ -100,7 +119,7 @@ def content(path: Path) -> dict[str, Any]:
             "version": state.table_version(),
             "events": list(state.events()),
             "snapshot": state.snapshot(),
-            "letters": list(state.letters(LATE)),
+            "letters": list(state.letters()),
             "candidates": state.candidates(["cpu"], OURS[0].workload_id, CANDIDATE_IDS),
         }
 
@@ -169,7 +188,7 @@ def test_damage_of_any_page_is_nothing_or_is_named_and_mended(small: Path, tmp_p
 
 
 def gaps_of(state: StateFile) -> list[CandidateId]:
-    return [candidate_id for _, _, candidate_id, _ in state.waiting_candidates()]
+    return state._ids("SELECT id FROM candidate WHERE is_waiting")
 
 
 def test_candidates_come_back_from_the_records_of_live_devices(tmp_path: Path) -> None:

@@ -227,7 +227,7 @@ def test_one_hanging_process_of_replay_devices_costs_only_its_own(
     transport: RayTransport, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("fleet.transport.ray_transport._STOP_SECS", 1.0)
-    monkeypatch.setattr(transport, "_options", replace(transport._options, replay_per_process=2))
+    monkeypatch.setattr("fleet.transport.ray_transport.REPLAY_PER_PROCESS", 2)
     recorded = recorded_file(tmp_path)
     names = [DeviceId(f"replay-{number}") for number in range(3)]
     for name in names:
