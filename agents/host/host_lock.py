@@ -39,7 +39,7 @@ class HostLockError(AgentError):
 
 
 def shared_folder() -> Path:
-    """The folder of the locks: `FLEET_LOCKS`, or the same for all users of a host, whatever their `TMPDIR`."""
+    """The folder of the locks: `FLEET_LOCKS`, or the same for all users, whatever their `TMPDIR`."""
     if named := os.environ.get(LOCK_FOLDER_VARIABLE):
         return Path(named)
     return next((folder for folder in _FOLDERS if _is_shared(folder)), Path(tempfile.gettempdir()))
