@@ -38,9 +38,11 @@ from agents.files import write_durably
 from agents.host.process_control import environment
 from fleet.errors import FleetError
 from transfer.errors import TransferError
+from transfer.processes import run_each
 
 Figures = dict[str, Any]
 Chosen = TypeVar("Chosen")
+Item = TypeVar("Item")
 
 #: Run in a process of its own: a fresh one has nothing of a store in its memory. `ru_maxrss` would not
 #: do: a child inherits its parent's.
@@ -251,6 +253,24 @@ def kept(path: Path, make: Callable[[], Figures]) -> Figures:
         path.parent.mkdir(parents=True, exist_ok=True)
         write_durably(path, json.dumps(found).encode())
     return found
+
+
+def run_kept(
+    run: Callable[[Item], Figures], jobs: Mapping[Path, Item], workers: int, *, of: str
+) -> Iterator[Figures]:
+    """What a function gives for items, in their order; what lies in its file is not done again.
+
+    Args:
+        run: What to do; picklable where there are several workers.
+        jobs: What to do it with, by the file that keeps what comes of it.
+        workers: Most processes.
+        of: What the work belongs to, for errors.
+    """
+    missing = [item for path, item in jobs.items() if read_kept(path) is None]
+    made = run_each(run, missing, workers, of=of, pieces="cases")
+    for place, path in enumerate(jobs, start=1):
+        yield kept(path, lambda: next(made))
+        say(f"{place}/{len(jobs)} of {of}")
 
 
 def child_json(

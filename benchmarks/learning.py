@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 
 from agents.records import DeviceId
-from benchmarks.harness import Figures, benchmark, command_of, option, say, working_folder
+from benchmarks.harness import Figures, benchmark, command_of, option, working_folder
 from benchmarks.learning_tvm import (
     WAYS,
     PerStoreFeatures,
@@ -185,12 +185,7 @@ def compared(options: Options, folder: Path) -> Figures:
     # Rankers that take minutes for a thousand rows run with fewer seeds.
     fits = [fit for fit in fits if fit.ranker.name not in PUBLISHED or fit.seed < options.slow_seeds]
     scores = run_kept_fits(fits, dataset, options.keep or folder / "fits", options.workers)
-    comparison = judge_fits(
-        fits,
-        scores,
-        dataset,
-        on_progress=lambda done: say(f"{done.done}/{done.total} {done.ranker} {done.split} seed {done.seed}"),
-    )
+    comparison = judge_fits(fits, scores, dataset)
     return {
         "split": options.split,
         "candidates": len(dataset),

@@ -193,78 +193,57 @@ def figures(runs: Sequence[_Run]) -> Figures:
 
     Shares of full data are the least over all sets and regimes.
     """
-    own = next((run for run in runs if run.devices.is_own), runs[0] if runs else None)
-    found: Figures = dict.fromkeys(
-        (
-            "device_new_gain_k64",
-            "both_new_gain_k256",
-            "k256_of_full",
-            "k64_of_full",
-            "worst_warm_minus_scratch",
-            "adapt_seconds_k256",
-        )
+    tables = [run.table for run in runs]
+    own = next((run.table for run in runs if run.devices.is_own), next(iter(tables), None))
+    worst = [one for table in tables if (one := table.worst_less_scratch()) is not None]
+    secs = (table.mean("seconds", 256, table.regimes, _DEFAULT) for table in tables)
+    result: Figures = {"adapt_seconds_k256": max((one for one in secs if one is not None), default=None)}
+    result["worst_warm_minus_scratch"], result["worst_warm_minus_scratch_at"] = min(
+        worst, default=(None, None)
     )
-    if own is None:
-        return found
-    for name, regime, k in (
-        ("device_new_gain_k64", Regime.DEVICE_NEW, 64),
-        ("both_new_gain_k256", Regime.BOTH_NEW, 256),
-    ):
-        gain = own.table.gain(regime, k)
-        found[name] = None if gain is None else gain.value
-        found[f"{name}_interval"] = interval(gain)
-        found[f"{name}_best_baseline"] = own.table.best_baseline(regime, k)
+    for regime, k in ((Regime.DEVICE_NEW, 64), (Regime.BOTH_NEW, 256)):
+        name, gain = f"{regime.value.replace('-', '_')}_gain_k{k}", own and own.gain(regime, k)
+        result[name] = None if gain is None else gain.value
+        result[f"{name}_interval"] = interval(gain)
+        result[f"{name}_best_baseline"] = own and own.best_baseline(regime, k)
     for k in (256, 64):
-        shares = [
-            share
-            for run in runs
-            for regime in run.table.regimes
-            if (share := run.table.share_of_full(regime, k)) is not None
-        ]
-        found[f"k{k}_of_full"] = min(shares) if shares else None
-    worst = [one for run in runs if (one := run.table.worst_less_scratch()) is not None]
-    if worst:
-        found["worst_warm_minus_scratch"], found["worst_warm_minus_scratch_at"] = min(worst)
-    spent = [secs for run in runs if (secs := run.table.seconds(_DEFAULT, 256)) is not None]
-    found["adapt_seconds_k256"] = max(spent) if spent else None
-    return found
+        shares = (table.share_of_full(regime, k) for table in tables for regime in table.regimes)
+        result[f"k{k}_of_full"] = min((one for one in shares if one is not None), default=None)
+    return result
 
 
 def _parts(experiments: Sequence[Experiment], options: Options) -> dict[str, list[Figures]]:
     """What stands beside the curve, by name: an entry for each set that it applies to."""
-    found: dict[str, list[Figures]] = {name: [] for name in _PARTS if name in options.parts}
+    parts: dict[str, list[Figures]] = {name: [] for name in _PARTS if name in options.parts}
     for experiment in experiments:
         one = experiment.devices
         seeds, splits = tuple(range(options.part_seeds)), options.splits or (0 if one.is_own else 1)
         few = replace(experiment, plan=replace(experiment.plan, seeds=seeds, most_splits=splits))
-        for name, part in found.items():
-            if name == "selectors" and one.is_own:
-                part.append(selectors(few))
-            elif name == "coverage":
+        for name, part in parts.items():
+            if name == "coverage":
                 part += [
                     coverage(few, regime, options.covered)
                     for regime in _regimes(one, options)
                     if regime is not Regime.CANDIDATE_NEW
                     and (regime is Regime.DEVICE_NEW or options.regime or not options.quick)
                 ]
-            elif name == "breadth" and one.is_own:
-                part.append(breadth(few))
-    return found
+            elif one.is_own:
+                part.append(selectors(few) if name == "selectors" else breadth(few))
+    return parts
 
 
 def part_figures(parts: Mapping[str, Sequence[Mapping[str, Any]]]) -> Figures:
     """Figures of what stands beside the curve; None where it was not run."""
-    found: Figures = dict.fromkeys(
-        ("interval_coverage", "interval_coverage_runs", "best_selector", "chosen_samples_share")
-    )
     stated = [part["by_k"]["all of these"] for part in parts.get("coverage", ()) if part["by_k"]]
     runs = sum(one["runs"] for one in stated)
-    if runs:
-        covered = sum(one["runs"] * one["top1_covered"] for one in stated)
-        found["interval_coverage"], found["interval_coverage_runs"] = covered / runs, runs
-    for part in parts.get("selectors", ()):
-        found["best_selector"], found["chosen_samples_share"] = part["best"], part["share"]
-    return found
+    covered = sum(one["runs"] * one["top1_covered"] for one in stated)
+    compared = next(iter(parts.get("selectors", ())), {})
+    return {
+        "interval_coverage": covered / runs if runs else None,
+        "interval_coverage_runs": runs or None,
+        "best_selector": compared.get("best"),
+        "chosen_samples_share": compared.get("share"),
+    }
 
 
 main = benchmark("onboarding", __doc__, Options, measure)

@@ -65,39 +65,36 @@ def selectors(experiment: Experiment) -> JsonDict:
     config = experiment.config
     short = replace(experiment, config=replace(config, epochs=max(1, config.epochs // 3)))
     ways = (*SELECTORS.values(), Uniform())
-    contenders = [Adapting(strategy, selector, f"by {selector.name}") for selector in ways]
-    table = _curve(short, short.cases(regime), contenders, SELECTED)
-    top1 = {(way, k): table.estimate(regime, f"by {way.name}", k) for way in ways for k in SELECTED}
-    ks = [k for k in SELECTED if top1[ways[-1], k] is not None]
-    at = max(ks)
-    wanted = top1[ways[-1], at]
-    assert wanted is not None
-    rows: JsonDict = {}
-    for way in ways:
-        name = f"by {way.name}"
-        rows[way.name] = {
-            "top1": {str(k): None if (one := top1[way, k]) is None else one.value for k in ks},
+    table = _curve(
+        short, short.cases(regime), [Adapting(strategy, way, f"by {way.name}") for way in ways], SELECTED
+    )
+    ks = [k for k in SELECTED if table.estimate(regime, _BY_CHANCE, k) is not None]
+    goal = table.estimate(regime, _BY_CHANCE, max(ks))
+    assert goal is not None
+    needed = {way.name: table.samples_for(regime, f"by {way.name}", goal.value) for way in ways}
+    rows = {
+        way.name: {
+            "top1": {str(k): interval(table.estimate(regime, f"by {way.name}", k)) for k in ks},
             "less_random": {
-                str(k): interval(table.estimate(regime, name, k, less=_BY_CHANCE))
-                for k in ks
-                if name != _BY_CHANCE
+                str(k): interval(table.estimate(regime, f"by {way.name}", k, less=_BY_CHANCE)) for k in ks
             },
-            "samples_for_random": table.samples_for(regime, name, wanted.value),
+            "samples_for_random": needed[way.name],
         }
-    needed = {name: row["samples_for_random"] for name, row in rows.items()}
+        for way in ways
+    }
     by_chance = needed.pop(RANDOM)
     known = {name: count for name, count in needed.items() if count is not None}
-    best = min(known, key=lambda name: known[name]) if known else None
+    best = min(known, key=known.__getitem__, default=None)
     return {
         "set": experiment.devices.name,
         "regime": regime.value,
         "strategy": strategy.name,
         "seeds": len(experiment.plan.seeds),
         "samples": ks,
-        "at": at,
+        "at": max(ks),
         "selectors": rows,
         "best": best,
-        "share": None if best is None else known[best] / by_chance,
+        "share": known[best] / by_chance if best and by_chance else None,
     }
 
 
@@ -151,7 +148,7 @@ def _stated(point: Point) -> dict[str, float]:
     """What was stated of a point, and what was true."""
     row: dict[str, float] = {}
     for name, (value, low, high) in (point.expected or {}).items():
-        true = row[name] = float(np.mean(getattr(point, name)))
+        true = row[name] = float(np.mean(point.values[name]))
         row[f"{name}_covered"] = float(low <= true <= high)
         row[f"{name}_width"] = high - low
         row[f"{name}_expected"] = value

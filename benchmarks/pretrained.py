@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -28,8 +28,7 @@ from typing import NamedTuple
 import numpy as np
 
 from agents.records import Workload, content_hash
-from benchmarks.fleet_up import ROOT, run_verb
-from benchmarks.harness import Figures, benchmark, kept, option, read_kept, say, stopwatch, working_folder
+from benchmarks.harness import Figures, benchmark, option, run_kept, working_folder
 from benchmarks.onboarding_baselines import baselines
 from benchmarks.onboarding_cases import Case, FewShotSet, situation_of, visible_dataset
 from benchmarks.pretrained_ship import (
@@ -45,7 +44,6 @@ from benchmarks.pretrained_ship import (
 from fleet.datasets.admission import open_dataset
 from fleet.datasets.dataset_files import PublishedDataset, read_published
 from fleet.errors import FleetError
-from fleet.models.shipped_model import has_shipped
 from fleet.models.versions import load_snapshot, train_config
 from fleet.onboarding.adaptation import AUTO, strategy_for
 from fleet.store.store import Store
@@ -56,7 +54,6 @@ from transfer.adapt.sample_selection import draw_few_shot
 from transfer.arrays import Floats, Rows
 from transfer.data.metrics import evaluate_ranking
 from transfer.data.splits import leave_networks_out
-from transfer.processes import run_each
 
 GROUPS = 5
 #: Workloads of the store of `make run`.
@@ -87,7 +84,6 @@ class Options:
     """What learns, what is held out, and what is judged beside it."""
 
     dataset: tuple[Path, ...] = option(help="a published dataset")
-    device: str = option("", "device of this host for secs_to_first_head")
     keep: Path | None = option(None, "folder of finished cases; an earlier run goes on")
     quick: bool = option(False, "each group with one profile a seed")
     target: tuple[str, ...] = option((), "hold out only this profile")
@@ -118,9 +114,8 @@ class Options:
     @property
     def of_cases(self) -> str:
         """Tells kept cases apart."""
-        only = () if set(self.contenders) == set(CONTENDERS) else sorted(self.contenders)
-        parts = (self.epochs, *self.all_samples, *self.breadth, *self.strategies, *only)
-        return "-".join(map(str, parts))
+        several = (self.breadth, self.strategies, self.baselines, self.contenders)
+        return content_hash(repr((self.epochs, self.all_samples, *map(sorted, several))))
 
 
 def architecture(network: str) -> str:
@@ -230,29 +225,29 @@ def run_case(store: Path, case: HeldOut, asked: Options) -> Figures:
             for count, chosen in (sets | ({ALL: own} if len(own) else {})).items():
                 head = alone.adapt(task(source=source, dataset=dataset, few_shot=chosen, source_rows=own[:0]))
                 trial.judge(f"own/{count}", head.score_unseen(dataset.features.take(judged)), judged)
+    if asked.baselines:
+        _judge_baselines(trial, asked)
     return {**trial.found, "workloads": workloads}
 
 
-def run_baselines(store: Path, case: HeldOut, names: Sequence[str], samples: Sequence[int]) -> Figures:
-    """Top-1 and top-5 by workload of baselines on one case, with the samples that the shipped way gets."""
-    trial = Trial(store, case)
+def _judge_baselines(trial: Trial, asked: Options) -> None:
+    """Note what others would do with the samples that the shipped model's way gets."""
     about = Case(
         regime=Regime.BOTH_NEW,
-        target=case.target,
-        split=case.group,
+        target=trial.case.target,
+        split=trial.case.group,
         pool=trial.train,
         source_rows=trial.train,
         test=trial.test,
-        seed=case.seed,
+        seed=trial.case.seed,
     )
     situation = situation_of(visible_dataset(trial.dataset, about), about)
-    for k in (0, *samples):
-        chosen = trial.samples(trial.train, k) if k else trial.train[:0]
+    for k in (0, *asked.all_samples):
+        chosen = trial.samples(trial.train, k)
         few_shot = FewShotSet(chosen, trial.dataset.latency_secs[chosen, trial.column])
-        for baseline in (one for one in baselines() if one.name in names):
+        for baseline in (one for one in baselines() if one.name in asked.baselines):
             if (scores := baseline.score(situation, few_shot)) is not None:
                 trial.judge(f"{baseline.name}/{k}", scores, trial.test)
-    return trial.found
 
 
 def _contenders(trial: Trial, asked: Options) -> dict[str, tuple[Rows, list[str]]]:
@@ -274,28 +269,6 @@ def _contenders(trial: Trial, asked: Options) -> dict[str, tuple[Rows, list[str]
     return found
 
 
-def secs_to_first_head(device: str) -> float:
-    """Seconds of `fleet onboard DEVICE --samples 0` in an empty folder."""
-    with working_folder() as work:
-        configs, elapsed = ROOT / "configs", stopwatch()
-        files = ("--config", str(configs / "fleet.yaml"), "--set", f"devices.folder={configs / 'hardware'}")
-        run_verb(work, "onboard", device, "--samples", "0", *files)
-        return elapsed()
-
-
-def _kept(
-    folder: Path, cases: Sequence[HeldOut], run: Callable[[HeldOut], Figures], workers: int
-) -> dict[str, Figures]:
-    """What each case found, by its name; those that the folder has are not run again."""
-    paths = {one: folder / f"{one.name}.json" for one in cases}
-    waiting = [one for one, path in paths.items() if read_kept(path) is None]
-    made = run_each(run, waiting, workers, of="the benchmark of the shipped model", pieces="cases")
-    for one in waiting:
-        kept(paths[one], lambda: next(made))
-        say(one.name)
-    return {one.name: read_kept(path) or {} for one, path in paths.items()}
-
-
 def measure(options: Options) -> Figures:
     """Run all cases that are not there yet, and put what they found together."""
     with working_folder(options.keep) as folder:
@@ -313,7 +286,6 @@ def opened_store(folders: Sequence[Path], folder: Path) -> tuple[list[PublishedD
 
 
 def _run(options: Options, folder: Path) -> Figures:
-    samples = options.all_samples
     datasets, store = opened_store(options.dataset, folder)
     sums = store.name.removeprefix("store-")
     reader = Store.read(store)
@@ -327,14 +299,10 @@ def _run(options: Options, folder: Path) -> Figures:
         if unknown := set(named) - set(there):
             raise FleetError(f"no {what} {min(unknown)!r} in the datasets; they have {', '.join(there)}")
     cases = cases_of(options.group or groups, held_out, seeds=options.seeds, is_quick=options.quick)
-    cases_in = folder / f"cases-{sums}-{options.of_cases}"
-    done = _kept(cases_in, cases, partial(run_case, store, asked=options), options.workers)
-    if names := sorted(options.baselines):
-        baselines_in = folder / "-".join(("baselines", sums, *map(str, samples), *names))
-        how = partial(run_baselines, store, names=names, samples=samples)
-        for name, found in _kept(baselines_in, cases, how, options.workers).items():
-            for measure in ("top1", "top5"):
-                done[name][measure] |= found[measure]
+    jobs = {folder / f"{sums}-{options.of_cases}" / f"{one.name}.json": one for one in cases}
+    run = partial(run_case, store, asked=options)
+    found = run_kept(run, jobs, options.workers, of="the benchmark of the shipped model")
+    done = {one.name: figures_of_case for one, figures_of_case in zip(cases, found, strict=True)}
     result: Figures = {
         "datasets": {one.name: one.sha256 for one in datasets},
         "records": sum(one.card["records"] for one in datasets),
@@ -343,8 +311,8 @@ def _run(options: Options, folder: Path) -> Figures:
         "profiles": len(targets),
         "processors": processors,
         "cases": len(cases),
-        **figures(done, samples),
-        **breadth_figures(done, samples, options.breadth),
+        **figures(done, options.all_samples),
+        **breadth_figures(done, options.all_samples, options.breadth),
     }
     if options.ship is not None:
         about = ShippedAbout(
@@ -355,8 +323,6 @@ def _run(options: Options, folder: Path) -> Figures:
             expected_elsewhere=expectations(result, len(held_out), "elsewhere"),
         )
         result["shipped"] = ship(store, options.ship, about, options.epochs)
-    if options.device and has_shipped(next(iter(reader.devices().values())).spec.family):
-        result["secs_to_first_head"] = secs_to_first_head(options.device)
     return result
 
 

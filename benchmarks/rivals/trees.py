@@ -7,8 +7,7 @@ each is `EachDevice`. XGBoost and LightGBM are optional; they are imported when 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
@@ -46,14 +45,14 @@ _LONGEST_LIST = 5000
 _Predict = Callable[[Singles, int], Floats]
 
 
-@dataclass(frozen=True, slots=True)
-class _Table:
+class _Table(NamedTuple):
     """Rows as trees take them; the rows of one list (workload and device) stand together."""
 
     x: Singles
     y: Singles
-    #: (n,) number of the list.
+    #: (n,) number of the list, and what the trees go on from.
     group: Groups
+    margin: Floats
 
 
 class BoostedTrees:
@@ -63,6 +62,9 @@ class BoostedTrees:
         library: Which one.
         pooled: Tell devices apart by their hardware vector, beside the features.
         rounds: Numbers of trees to choose from.
+        grid: Settings to choose from; of one with one number of trees nothing is chosen.
+        inputs: (n, P) what trees read of some rows for a device, in place of our features.
+        start: Of XGBoost, trees of the same inputs to go on from.
     """
 
     def __init__(
@@ -71,12 +73,16 @@ class BoostedTrees:
         *,
         pooled: bool = False,
         rounds: Sequence[int] = ROUNDS,
+        grid: Sequence[Params] = (),
+        inputs: Callable[[Rows, str], Singles] | None = None,
+        start: BoostedTrees | None = None,
     ) -> None:
-        self.library = library
-        self.pooled = pooled
-        self.grid = XGBOOST_GRID if library == "xgboost" else LIGHTGBM_GRID
+        self.library, self.pooled = library, pooled
+        self.grid = tuple(grid) or (XGBOOST_GRID if library == "xgboost" else LIGHTGBM_GRID)
         self.rounds = tuple(sorted(rounds))
-        self._models: dict[str, tuple[_Predict, int]] = {}
+        self._read, self._start = inputs, start
+        self._devices: tuple[str, ...] = ()
+        self._model: tuple[_Predict, int] | None = None
 
     @property
     def name(self) -> str:
@@ -88,30 +94,42 @@ class BoostedTrees:
         need(self.library)
         labels = training_labels(dataset, rows, devices)
         train = _train_xgboost if self.library == "xgboost" else _train_lightgbm
-        kept, held = hold_out_workloads(dataset, rows, _CHOICE_SHARE, seed)
-        learn, judge, whole = (
-            self._table(dataset, part, labels[np.isin(rows, part)], devices, seed)
-            for part in (kept, held, rows)
-        )
-        if not len(judge.y) or not len(learn.y):
-            # The few labelled workloads all fell on one side: choose on what there is.
-            learn = judge = whole
-        tried: list[tuple[float, Params, int]] = []
-        for params in self.grid:
-            predict = train(learn, params, self.rounds[-1], seed)
-            for count in self.rounds:
-                scores = predict(judge.x, count)
-                found = rank_agreement(scores, judge.y.astype(np.float64), judge.group)
-                tried.append((found, params, count))
-        _, params, count = max(tried, key=lambda one: one[0])
-        self._models = dict.fromkeys(devices, (train(whole, params, count, seed), count))
+        whole = self._table(dataset, rows, labels, devices, seed)
+        choices = [(params, count) for params in self.grid for count in self.rounds]
+        if len(choices) > 1:
+            parts = hold_out_workloads(dataset, rows, _CHOICE_SHARE, seed)
+            learn, judge = (
+                self._table(dataset, part, labels[np.isin(rows, part)], devices, seed) for part in parts
+            )
+            if not len(judge.y) or not len(learn.y):
+                # The few labelled workloads all fell on one side: choose on what there is.
+                learn = judge = whole
+            truth = judge.y.astype(np.float64)
+            predict = [train(learn, params, self.rounds[-1], seed) for params in self.grid]
+            agreement = [
+                rank_agreement(one(judge.x, count), truth, judge.group)
+                for one in predict
+                for count in self.rounds
+            ]
+            choices = [choices[int(np.argmax(agreement))]]
+        params, count = choices[0]
+        self._devices, self._model = tuple(devices), (train(whole, params, count, seed), count)
 
     def score(self, dataset: Dataset, rows: Rows, device_id: str) -> Floats:
         """Raw predictions of the trees. See `Ranker.score`."""
-        predict, count = of_device(self, self._models, device_id)
-        return predict(self._inputs(dataset, rows, device_id), count)
+        of_device(self, dict.fromkeys(self._devices, self), device_id)
+        return self.predicted(dataset, rows, device_id)
+
+    def predicted(self, dataset: Dataset, rows: Rows, device_id: str) -> Floats:
+        """As `score`, of a device that need not have been learnt."""
+        assert self._model is not None
+        predict, count = self._model
+        values = predict(self._inputs(dataset, rows, device_id), count)
+        return values if self._start is None else values + self._start.predicted(dataset, rows, device_id)
 
     def _inputs(self, dataset: Dataset, rows: Rows, device_id: str) -> Singles:
+        if self._read is not None:
+            return self._read(rows, device_id)
         flat = flat_features(dataset, rows)
         if not self.pooled:
             return flat
@@ -125,19 +143,14 @@ class BoostedTrees:
         parts = []
         for place, device_id in enumerate(members):
             usable = np.flatnonzero(np.isfinite(labels[:, place]))
-            group = dataset.group[rows[usable]]
             # Shuffled first, so that parts of a long list are random ones.
-            order = random.permutation(len(usable))
-            order = order[np.argsort(group[order], kind="stable")]
-            picked = rows[usable[order]]
-            parts.append(
-                _Table(
-                    self._inputs(dataset, picked, device_id),
-                    labels[usable[order], place],
-                    group[order] + place * len(dataset.workload_ids),
-                )
-            )
-        return _Table(*(np.concatenate([getattr(one, name) for one in parts]) for name in _Table.__slots__))
+            usable = random.permutation(usable)
+            usable = usable[np.argsort(dataset.group[rows[usable]], kind="stable")]
+            picked, start = rows[usable], self._start
+            group = dataset.group[picked] + place * len(dataset.workload_ids)
+            margin = np.zeros(len(picked)) if start is None else start.predicted(dataset, picked, device_id)
+            parts.append((self._inputs(dataset, picked, device_id), labels[usable, place], group, margin))
+        return _Table(*(np.concatenate(values) for values in zip(*parts, strict=True)))
 
 
 def _list_sizes(group: Groups) -> Rows:
@@ -166,7 +179,7 @@ def margins(booster: Any, x: Singles | Floats, **more: Any) -> Floats:
 def _train_xgboost(table: _Table, params: Params, rounds: int, seed: int) -> _Predict:
     is_ranked = str(params["objective"]).startswith("rank:")
     lists = _list_sizes(table.group) if is_ranked else None
-    booster = boosted(table.x, table.y, params, rounds, seed, group=lists)
+    booster = boosted(table.x, table.y, params, rounds, seed, group=lists, base_margin=table.margin)
     return lambda x, count: margins(booster, x, iteration_range=(0, count))
 
 
