@@ -10,11 +10,10 @@ from __future__ import annotations
 
 import gzip
 import json
-import math
 import subprocess
 from collections.abc import Callable, Generator, Iterator
+from functools import partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from scipy.stats import rankdata
@@ -157,10 +156,6 @@ _TREES = {"max_depth": 6, "eta": 0.1, "subsample": 0.8, "colsample_bytree": 0.8}
 _TREE_ROUNDS = 100
 #: Weight of a row of the new device over one of a source, at most.
 _MOST_WEIGHT = 8.0
-#: What the roofline reads of a data sheet; registers of a thread beside its outputs, threads that a unit
-#: holds, and the share of them that hides latencies.
-_SHEET = ("thread_warp_size", "register_bytes_per_unit", "peak_flops", "memory_bytes_per_sec")
-_REGISTERS, _RESIDENT, _ENOUGH = 24, 2048, 0.25
 #: A failure counts as this much slower than the slowest.
 _FAILED = 2.0
 
@@ -175,67 +170,45 @@ def search(space: Space, target: int, seed: int) -> Chooser:
         found.observe(row, (yield row))
 
 
-def random_order(space: Space, target: int, seed: int) -> Chooser:
-    """All in random order."""
-    yield from _in_order(np.random.default_rng(seed).permutation(len(space.traces)))
+def _nearest(space: Space, target: int, seed: int) -> Floats:
+    distances = vector_distances(space.hardware, target)
+    return _filled(space.secs[:, min(_others(space, target), key=distances.__getitem__)])
 
 
-def nearest_gpu(space: Space, target: int, seed: int) -> Chooser:
-    """In the order of the GPU whose data sheet is the most alike."""
-    others = _others(space, target)
-    nearest = min(others, key=vector_distances(space.hardware, target).__getitem__)
-    yield from _in_order(np.argsort(_filled(space.secs[:, nearest]), kind="stable"))
-
-
-def mean_rank(space: Space, target: int, seed: int) -> Chooser:
-    """In the order of the mean rank on the other GPUs."""
-    ranks = [rankdata(_filled(space.secs[:, one])) for one in _others(space, target)]
-    yield from _in_order(np.argsort(np.mean(ranks, axis=0), kind="stable"))
-
-
-def portfolio(space: Space, target: int, seed: int) -> Chooser:
+def _portfolio(space: Space, target: int, seed: int) -> Floats:
     """The configurations that are together best over the other GPUs, then the others by their mean speed."""
     speed = np.column_stack([space.speed(one) for one in _others(space, target)])
-    chosen = together_best(speed)
-    rest = np.argsort(-speed.mean(axis=1), kind="stable")
-    yield from _in_order(np.array([*chosen, *rest[~np.isin(rest, chosen)]], dtype=np.int64))
+    costs, chosen = -speed.mean(axis=1), together_best(speed)
+    costs[chosen] = np.arange(len(chosen)) - len(costs)
+    return np.asarray(costs)
 
 
-def fall_back(space: Space, target: int, seed: int) -> Chooser:
-    """In the mean order of the GPUs of the same architecture; without one of the same maker, else of all."""
+def _fall_back(space: Space, target: int, seed: int) -> Floats:
+    """The mean order of the GPUs of the same architecture; without one of the same maker, else of all."""
     arches = [gpu_sheet(name).get("arch", "") for name in space.devices]
     others = _others(space, target)
     alike = [one for one in others if arches[one] and arches[one] == arches[target]]
     maker = arches[target].rstrip("0123456789abcdef")
     alike = alike or [one for one in others if maker and arches[one].startswith(maker)] or others
-    means = np.mean([_relative(space.secs[:, one]) for one in alike], axis=0)
-    yield from _in_order(np.argsort(means, kind="stable"))
+    return np.asarray(np.mean([_relative(space.secs[:, one]) for one in alike], axis=0))
 
 
-def roofline(space: Space, target: int, seed: int) -> Chooser:
-    """By what knobs and data sheet say without a measurement: a roofline with occupancy.
-
-    A block's tile of outputs has a side; every value that is read serves as many of them, so side / 4 is the
-    arithmetic per byte of a filter or a matrix product. Lanes that no thread fills and units whose registers
-    hold too few threads take their share of the peak. Among equals the occupancy decides.
-    """
-    card = {name: float(value) for name, value in gpu_sheet(space.devices[target]).items() if name in _SHEET}
-    knobs = [json.loads(trace) for trace in space.traces]
-    threads = np.array([_product(each, "block_size", "MDIMC", "NDIMC") for each in knobs])
-    outputs = np.array([_product(each, "tile_size", "MWG", "NWG") for each in knobs])
-    outputs = outputs / np.where(["MWG" in each for each in knobs], threads, 1.0)
-    warp = card["thread_warp_size"]
-    warps = np.ceil(threads / warp)
-    registers = 4 * warps * warp * (_REGISTERS + outputs)
-    occupancy = np.floor(card["register_bytes_per_unit"] / registers) * warps * warp / _RESIDENT
-    used = threads / (warps * warp) * np.minimum(1.0, occupancy / _ENOUGH)
-    per_byte = np.sqrt(threads * outputs) / 4
-    rate = np.minimum(card["peak_flops"] * used, card["memory_bytes_per_sec"] * per_byte)
-    yield from _in_order(np.lexsort((-np.minimum(1.0, occupancy), -rate)))
+#: Costs of all configurations, from what is known before the first measurement: the least is the first.
+_COSTS: dict[str, Callable[[Space, int, int], Floats]] = {
+    "random": lambda space, target, seed: np.random.default_rng(seed).random(len(space.traces)),
+    # Of the GPU whose data sheet is the most alike.
+    "nearest GPU": _nearest,
+    "mean rank": lambda space, target, seed: np.mean(
+        [rankdata(_filled(space.secs[:, one])) for one in _others(space, target)], axis=0
+    ),
+    "portfolio": _portfolio,
+    "fall back": _fall_back,
+}
 
 
-def _product(knobs: dict[str, Any], *starts: str) -> float:
-    return math.prod(float(value) for name, value in knobs.items() if name.startswith(starts))
+def _in_order(costs: Callable[[Space, int, int], Floats], space: Space, target: int, seed: int) -> Chooser:
+    # A list's iterator cannot be sent what was measured.
+    yield from (row for row in np.argsort(costs(space, target, seed), kind="stable").tolist())
 
 
 def change_of_label(space: Space, target: int, seed: int) -> Chooser:
@@ -277,12 +250,7 @@ def change_of_label(space: Space, target: int, seed: int) -> Chooser:
 
 CHOOSERS: dict[str, Callable[[Space, int, int], Chooser]] = {
     "search (ours)": search,
-    "random": random_order,
-    "nearest GPU": nearest_gpu,
-    "mean rank": mean_rank,
-    "portfolio": portfolio,
-    "fall back": fall_back,
-    "roofline": roofline,
+    **{name: partial(_in_order, costs) for name, costs in _COSTS.items()},
     "XGBoost change of label": change_of_label,
 }
 
@@ -299,11 +267,6 @@ def _by_model(space: Space, predict: Callable[[Rows, Floats], Floats], first: Ro
         if len(rows) in _ROUNDS:
             found = predict(np.array(rows), _relative(np.array(secs)))
             order = iter(np.argsort(found, kind="stable").tolist())
-
-
-def _in_order(rows: Rows) -> Chooser:
-    # A list's iterator cannot be sent what was measured.
-    yield from (row for row in rows.tolist())
 
 
 def _others(space: Space, target: int) -> list[int]:

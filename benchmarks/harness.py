@@ -387,18 +387,28 @@ def ms_of(name: str, secs: Sequence[float], tail: int = 99) -> Figures:
     return {f"{name}_{key}": None if value is None else 1e3 * value for key, value in found.items()}
 
 
+def words_of(options: Any, text: Callable[[object], str] = str) -> list[str]:
+    """The words of a command line that give some options.
+
+    Args:
+        options: Of a benchmark.
+        text: How a value is written.
+    """
+    words: list[str] = []
+    for one in fields(options):
+        value = getattr(options, one.name)
+        if value is not None and value != one.default:
+            values = value if isinstance(value, tuple) else () if value is True else (value,)
+            words += [f"--{one.name.replace('_', '-')}", *map(text, values)]
+    return words
+
+
 def command_of(name: str, options: Any) -> str:
     """The command line that gives some options, for a page that shows how its figures were made.
 
     Where things lie on this host is nobody's business: of an absolute path the last folders are shown.
     """
-    words = ["python", "-m", f"benchmarks.{name}"]
-    for one in fields(options):
-        value = getattr(options, one.name)
-        if value is not None and value != one.default:
-            values = value if isinstance(value, tuple) else () if value is True else (value,)
-            words += [f"--{one.name.replace('_', '-')}", *map(_shown, values)]
-    return shlex.join(words)
+    return shlex.join(["python", "-m", f"benchmarks.{name}", *words_of(options, _shown)])
 
 
 def _shown(value: object) -> str:

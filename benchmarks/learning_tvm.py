@@ -1,24 +1,23 @@
 """TVM's own cost models, XGBoost and segment-sum MLP, on TVM's own features of every buffer store.
 
 `per_store_features` lowers candidates, so it must run where TVM is; what it gives are arrays, and the
-models learn from arrays only. `tvm-xgb` is `XGBModel`'s own fitting and prediction. Of TVM's MLP the
-network, loader and loss are TVM's own, the loop over epochs is written again here after
-`SegmentSumMLPTrainer.train_full`: that one passes an argument to torch's scheduler that torch 2.7 no longer
-takes. TVM is imported inside functions.
+models learn from arrays only, by TVM's own fitting and prediction. TVM is imported inside functions.
 """
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import torch
 
 from agents.programs.build import scheduled
 from agents.records import Workload, is_imported
-from benchmarks.rivals.base import hold_out_workloads, need, of_device
+from benchmarks.rivals.base import need, of_device
 from fleet.json_types import JsonDict
 from transfer.arrays import Floats, Groups, Rows, Singles
 from transfer.data.dataset import Dataset
@@ -29,9 +28,7 @@ from transfer.train.rows import training_labels
 
 #: Columns of TVM's features with its workload group, and without it (the first ones).
 MLP_COLUMNS, XGB_COLUMNS = 172, 164
-#: TVM's MLP: epochs, share of the workloads it is chosen by, rate and its steps down.
-_EPOCHS, _HELD_SHARE, _BATCH = 50, 0.2, 128
-_RATE, _DECAY, _CLIP, _STEP, _GAMMA = 7e-4, 1e-6, 0.5, 5, 0.8
+_BATCH = 128
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -153,48 +150,25 @@ def _predict_xgb(features: PerStoreFeatures, model: Any, rows: Rows) -> Floats:
 
 
 def _train_mlp(features: PerStoreFeatures, dataset: Dataset, rows: Rows, labels: Singles, seed: int) -> Any:
-    """TVM's segment-sum MLP: LambdaRank over mixed batches of 128, columns scaled by their largest value."""
-    from tvm.s_tir.meta_schedule.cost_model.mlp_model import (
-        SegmentDataLoader,
-        SegmentSumMLP,
-        lambda_rank_loss,
-    )
-
-    kept, held = hold_out_workloads(dataset, rows, _HELD_SHARE, seed)
-
-    def loader(part: Rows, *, shuffle: bool) -> Any:
-        known = labels[np.isin(rows, part)]
-        return SegmentDataLoader(features.of(part), known, batch_size=_BATCH, shuffle=shuffle)
+    """TVM's segment-sum MLP by its own trainer, which keeps the network that is best on some workloads."""
+    from tvm.s_tir.meta_schedule.cost_model.mlp_model import FeatureGroup, SegmentSumMLPTrainer
 
     with scoped_seed(seed), torch_threads(1):
-        network = SegmentSumMLP()
-        optimizer = torch.optim.Adam(network.parameters(), lr=_RATE, weight_decay=_DECAY)
-        schedule = torch.optim.lr_scheduler.StepLR(optimizer, step_size=_STEP, gamma=_GAMMA)
-        training, judging = loader(kept, shuffle=True), loader(held, shuffle=False)
-        best: tuple[float, JsonDict] | None = None
-        for _ in range(_EPOCHS):
-            network.train()
-            for sizes, values, targets in training:
-                optimizer.zero_grad()
-                # TVM squeezes its output, so a last batch of one row has no dimension.
-                loss = lambda_rank_loss(network(sizes, values).reshape(-1), targets)
-                loss.backward()
-                torch.nn.utils.clip_grad_norm_(network.parameters(), _CLIP)
-                optimizer.step()
-            schedule.step()
-            network.eval()
-            with torch.no_grad():
-                losses = [
-                    float(lambda_rank_loss(network(sizes, values).reshape(-1), targets))
-                    for sizes, values, targets in judging
-                ]
-            # TVM leaves the last, smaller batch out where there are others.
-            value = float(np.mean(losses[:-1] or losses))
-            if best is None or value < best[0]:
-                best = value, {k: v.clone() for k, v in network.state_dict().items()}
-        if best is not None:
-            network.load_state_dict(best[1])
-    return network
+        trainer = SegmentSumMLPTrainer()
+        # TVM squeezes its output, so a last batch of one row would have no dimension.
+        trainer.state.model.register_forward_hook(lambda module, inputs, output: output.reshape(-1))
+        groups = np.unique(dataset.group[rows])
+        for group in groups.tolist():
+            is_member = dataset.group[rows] == group
+            values = features.of(rows[is_member])
+            trainer.state.data[str(group)] = FeatureGroup(str(group), values, 1 / labels[is_member])
+        trainer.test_split = max(trainer.test_split, 1 / len(groups))
+        # It passes an argument that torch's schedule no longer takes.
+        plain = torch.optim.lr_scheduler.StepLR
+        random.seed(seed)
+        with patch("torch.optim.lr_scheduler.StepLR", lambda *args, verbose, **more: plain(*args, **more)):
+            trainer.train_full()
+    return trainer.state.model.eval()
 
 
 def _predict_mlp(features: PerStoreFeatures, model: Any, rows: Rows) -> Floats:
@@ -202,7 +176,7 @@ def _predict_mlp(features: PerStoreFeatures, model: Any, rows: Rows) -> Floats:
 
     loader = SegmentDataLoader(features.of(rows), None, batch_size=_BATCH, shuffle=False)
     with torch.no_grad(), torch_threads(1):
-        parts = [model(sizes, values).reshape(-1) for sizes, values, _ in loader]
+        parts = [model(sizes, values) for sizes, values, _ in loader]
     return torch.cat(parts).double().numpy()
 
 

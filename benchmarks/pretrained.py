@@ -243,7 +243,7 @@ def _judge_baselines(trial: Trial, asked: Options) -> None:
     )
     situation = situation_of(visible_dataset(trial.dataset, about), about)
     for k in (0, *asked.all_samples):
-        chosen = trial.samples(trial.train, k)
+        chosen = trial.samples(trial.train, k) if k else trial.train[:0]
         few_shot = FewShotSet(chosen, trial.dataset.latency_secs[chosen, trial.column])
         for baseline in (one for one in baselines() if one.name in asked.baselines):
             if (scores := baseline.score(situation, few_shot)) is not None:

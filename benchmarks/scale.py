@@ -21,7 +21,8 @@ from __future__ import annotations
 import itertools
 import statistics
 from collections import deque
-from dataclasses import dataclass, fields, replace
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -36,6 +37,7 @@ from benchmarks.harness import (
     ms_of,
     option,
     stopwatch,
+    words_of,
     working_folder,
 )
 from benchmarks.made_up import device_name, made_up_rows, make_records, own_mb
@@ -240,9 +242,8 @@ def fill(folder: Path, *, records: int, devices: int) -> None:
             store.append_tables({device_name(number): made_up_rows(rng, each) for number in chosen})
 
 
-def measure_open(folder: Path, *, records: int, devices: int, repeats: int) -> Figures:
-    """Open a large store; `folder` may hold one already."""
-    fill(folder, records=records, devices=devices)
+def measure_open(folder: Path, *, repeats: int) -> Figures:
+    """Open a large store."""
     result: Figures = {"records": sum(file.rows for file in Store.read(folder).snapshot.files)}
     for name, work in _OPENING.items():
         runs = [in_child(work, str(folder)) for _ in range(repeats)]
@@ -264,27 +265,24 @@ class Options:
 
 
 def _in_process(part: str, options: Options) -> Figures:
-    values = {field.name: getattr(options, field.name) for field in fields(options) if field.name != "part"}
-    arguments = [f"--{name.replace('_', '-')}={value}" for name, value in values.items() if value is not None]
-    return child_json(["-m", "benchmarks.scale", "--json", f"--part={part}", *arguments])
+    """A part in a process of its own."""
+    return child_json(["-m", "benchmarks.scale", "--json", *words_of(replace(options, part=part))])
 
 
-def _run_part(options: Options, folder: Path) -> Figures:
+def _run_part(part: str, options: Options, folder: Path) -> Figures:
     large, devices = options.store or folder / "large", options.devices
-    match options.part:
-        case "taking":
-            return measure_taking(folder, devices=devices, records=options.records)
-        case "scheduling":
-            return measure_scheduling(devices=devices, decisions=options.decisions)
-        case "open":
-            return measure_open(large, records=options.open_records, devices=devices, repeats=options.repeats)
-        case "start":
-            fill(large, records=options.open_records, devices=devices)
-            return measure_start(large, devices=devices, repeats=options.repeats)
-        case "fleet":
-            return measure_fleet(folder, devices=devices)
-        case _:
-            return measure_connections(folder)
+    records, repeats = options.open_records, options.repeats
+    if part in ("open", "start"):
+        fill(large, records=records, devices=devices)
+    parts: dict[str, Callable[[], Figures]] = {
+        "taking": lambda: measure_taking(folder, devices=devices, records=options.records),
+        "scheduling": lambda: measure_scheduling(devices=devices, decisions=options.decisions),
+        "open": lambda: measure_open(large, repeats=repeats),
+        "start": lambda: measure_start(large, devices=devices, repeats=repeats),
+        "fleet": lambda: measure_fleet(folder, devices=devices),
+        "connections": lambda: measure_connections(folder),
+    }
+    return parts[part]()
 
 
 def measure(options: Options) -> Figures:
@@ -292,7 +290,7 @@ def measure(options: Options) -> Figures:
     with working_folder() as folder:
         if options.part:
             with seldom_collected():  # as `fleet up` does
-                return _run_part(options, folder)
+                return _run_part(options.part, options, folder)
         # One large store for the parts that want one.
         shared = replace(options, store=options.store or folder / "large")
         found = {part: _in_process(part, shared) for part in PARTS}
