@@ -16,7 +16,6 @@ searches nothing: it compiles every architecture of the corpus (`networks_corpus
 
 from __future__ import annotations
 
-import math
 import os
 import shutil
 import statistics
@@ -30,8 +29,8 @@ from msgspec.structs import replace
 from agents.records import DeviceId, DeviceSpec, canonical_json
 from benchmarks.harness import Figures, benchmark, kept, option, working_folder
 from benchmarks.networks_corpus import check_corpus, tiny_names
-from benchmarks.networks_sides import VENDORS, compare
-from benchmarks.tables import markdown_table
+from benchmarks.networks_sides import MOST_TRIALS, compare
+from benchmarks.tables import sections
 from fleet.config.init import Profile, write_profiles
 from fleet.config.settings import load_fleet, select_devices
 from fleet.json_types import JsonDict
@@ -65,17 +64,6 @@ _RATIOS: Final = (
     *("speedup_vs_best_vendor", "speedup_vs_eager", "speedup_vs_untuned"),
     *("speedup_vs_tune_relax_equal_time", "wall_ratio_vs_stock"),
 )
-#: Columns of the table for people, by side.
-_COLUMNS: Final = {
-    "tvm_tuned": "`fleet tune`",
-    "onnxruntime": "ONNX Runtime",
-    "openvino": "OpenVINO",
-    "torch_compile": "`torch.compile`",
-    "torch_eager": "torch eager",
-    "tune_relax": "`tune_relax`, equal time",
-    "tune_relax_stock": "`tune_relax` as shipped",
-    "tvm_untuned": "TVM, no schedules",
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,6 +89,11 @@ class Options:
     def search_minutes(self) -> float:
         """Of our search, and of `tune_relax` beside it; 0: nothing is searched, only rivals are timed."""
         return 0.0 if self.rivals_only else self.minutes
+
+    @property
+    def of_tvm(self) -> tuple[int, int]:
+        """Candidates of `tune_relax` for as long, which its time ends, and as it is shipped; 0: no search."""
+        return MOST_TRIALS * self.tune_relax, self.stock_trials
 
 
 def device_on_all_cores(spec: DeviceSpec, cores: Iterable[int]) -> DeviceSpec:
@@ -151,7 +144,8 @@ def measure(options: Options) -> Figures:
     with working_folder(options.keep) as folder:
         settings = settings_of(spec, folder / "devices")
         for name in names:
-            place = f"{name}-{spec.threads}-threads-{row_name(options)}"
+            # Of another search is another row of the same folder.
+            place = "-".join([name, *map(str, (spec.threads, options.search_minutes, *options.of_tvm))])
 
             def row(name: str = name, place: str = place) -> Figures:
                 shutil.rmtree(folder / place, ignore_errors=True)
@@ -161,52 +155,8 @@ def measure(options: Options) -> Figures:
     return summary(spec, rows)
 
 
-def row_name(options: Options) -> str:
-    """What a row's file says of the search that it is of: others of the same folder are other rows."""
-    words = ["rivals"]
-    if options.search_minutes:
-        words = [f"{options.search_minutes:g}-minutes"]
-        words += ["relax"] if options.tune_relax else []
-        words += [f"{options.stock_trials}-stock"] if options.stock_trials else []
-    return "-".join(words)
-
-
-def table(result: Figures) -> list[str]:
-    """Latencies in milliseconds, shares of the peak, and ratios, as Markdown; a check prints JSON."""
-    if "architectures" in result:
-        return []
-    rows = result["networks"]
-    sides = [side for side in _COLUMNS if any(side in row.get("latency_secs", ()) for row in rows.values())]
-    head = ("network", *(_COLUMNS[side] for side in sides), "share of peak: ours, best runtime")
-    lines = [(name, *(_latency(row, side) for side in sides), _shares(row)) for name, row in rows.items()]
-    worst = result["worst"]
-    ratios = [
-        (f"`{key}`", f"{result[key]:.3f}", f"{worst[key]['network']} {worst[key]['value']:.3f}")
-        for key in _RATIOS
-        if result[key] is not None
-    ]
-    both = [*markdown_table(head, lines), ""]
-    return both + (markdown_table(("geometric mean", "value", "worst network"), ratios) if ratios else [])
-
-
-def _latency(row: Figures, side: str) -> str:
-    """Milliseconds of a side; the fastest of all is bold."""
-    secs = row.get("latency_secs", {}).get(side)
-    if secs is None:
-        return "-" if "why_not" not in row else "no library"
-    text = f"{1e3 * secs:.{max(0, 2 - math.floor(math.log10(1e3 * secs)))}f}"
-    return f"**{text}**" if side == row["fastest"] else text
-
-
-def _shares(row: Figures) -> str:
-    shares = row.get("share_of_peak", {})
-    runtimes = [shares[side] for side in (*VENDORS, "torch_eager") if side in shares]
-    ours = f"{shares['tvm_tuned']:.2f}" if "tvm_tuned" in shares else "-"
-    return f"{ours}, {max(runtimes):.2f}" if runtimes else ours
-
-
 main = benchmark(
-    "networks", __doc__, Options, measure, fails=lambda result: result.get("failed_late"), table=table
+    "networks", __doc__, Options, measure, fails=lambda result: result.get("failed_late"), table=sections
 )
 
 if __name__ == "__main__":

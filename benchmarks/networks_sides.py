@@ -28,7 +28,8 @@ if TYPE_CHECKING:
     from benchmarks.networks import Options
 
 _TVM = [sys.executable, "-m", "benchmarks.tvm_sides"]
-_MOST_TRIALS = 100_000
+#: Of a search that its time ends.
+MOST_TRIALS = 100_000
 #: Candidates of a round of `tune_relax`, whose own default is 64.
 _PER_ROUND = 8
 #: TVM writes a larger number for a candidate that failed.
@@ -64,7 +65,7 @@ def compare(settings: Json, spec: DeviceSpec, network: str, search: Options, fol
         return row | latencies(timed, limits)
     elapsed = stopwatch()
     options = fleet.EngineOptions(models=folder / "models", minutes=search.search_minutes, settings=settings)
-    ours = tuned(folder, options, device=spec.device_id, networks=[network], trials=_MOST_TRIALS)
+    ours = tuned(folder, options, device=spec.device_id, networks=[network], trials=MOST_TRIALS)
     [timed] = ours["whole_networks"].values()
     if "why_not" in timed:
         return row | {"why_not": timed["why_not"]}
@@ -75,7 +76,7 @@ def compare(settings: Json, spec: DeviceSpec, network: str, search: Options, fol
     row |= {"search_secs": search_secs, "scheduled_tvm_tuned": f"{timed['applied']} of {timed['workloads']}"}
     [curve] = [of_network["curve"] for of_network in ours["networks"].values()] or [[]]
     row["curve"] = curve
-    if search.tune_relax or search.stock_trials:
+    if any(search.of_tvm):
         sides, stock_secs = _sides_of_tvm(
             spec, settings["devices.folder"], network, search, search_secs, folder
         )
@@ -101,10 +102,10 @@ def _sides_of_tvm(
         "devices": devices,
     }
     libraries, stock_secs = {}, None
-    for side, trials in (("tune_relax", _MOST_TRIALS), ("tune_relax_stock", search.stock_trials)):
-        is_stock = side == "tune_relax_stock"
-        if not (trials and (is_stock or search.tune_relax)):
+    for side, trials in zip(("tune_relax", "tune_relax_stock"), search.of_tvm, strict=True):
+        if not trials:
             continue
+        is_stock = side == "tune_relax_stock"
         (theirs := folder / side).mkdir()
         asked = question | {"trials": trials, "is_stock": is_stock, "work_dir": str(theirs / "work")}
         elapsed = stopwatch()

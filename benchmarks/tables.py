@@ -51,10 +51,11 @@ def page(title: str, command: str, result: Json, note: str = "") -> list[str]:
         note: What its words mean.
     """
     lines = [f"# {title}", "", f"`{command}`", "", "Made by that command; do not edit."]
-    return [*lines, *([note] if note else []), "", *_section(result, level=2)][:-1]
+    return [*lines, *([note] if note else []), "", *sections(result)][:-1]
 
 
-def _section(values: Json, level: int) -> list[str]:
+def sections(values: Json, level: int = 2) -> list[str]:
+    """A result as Markdown: a table of its figures, and one of each part, under headings from a level on."""
     figures = {name: value for name, value in values.items() if _is_figure(value) and text_of(value)}
     lines: list[str] = []
     if figures:
@@ -71,7 +72,7 @@ def _section(values: Json, level: int) -> list[str]:
             columns = list(dict.fromkeys(itertools.chain(*rows.values())))
             cells = [(key, *(text_of(row.get(column)) for column in columns)) for key, row in rows.items()]
             lines += [f"{'#' * min(level, 6)} {name}", "", *markdown_table(("", *columns), cells), ""]
-        elif inside := _section(part, level + 1):
+        elif inside := sections(part, level + 1):
             lines += [f"{'#' * min(level, 6)} {name}", "", *inside]
     return lines
 
