@@ -1,20 +1,19 @@
 """How fast logs of other tools become durable records: `python -m benchmarks.imports --json`.
 
 Reads the real logs in `../shared/data` beside the checkout. In the dialect `knobs` a configuration counts as
-a line. `miopen` are solvers in that dialect, by themselves because each problem is a workload of its own;
-`problems_read_per_s` is their reader without a store. Each dialect is imported into a new store by a process
-of its own that is bound to one core; the clock runs from opening the store to its closing, so parsing,
-hashing, compression and waiting for the disk are in it, the start of Python is not. `lines_per_s` is the
-slower of AutoTVM and Ansor, `configurations_per_s` that of `knobs`; MetaSchedule's lines are ten times longer
-and are told apart.
+a line. `miopen` are solvers in that dialect, by themselves because each problem is a workload of its own.
+Each dialect is imported into a new store by a process of its own that is bound to one core; the clock runs
+from opening the store to its closing, so parsing, hashing, compression and waiting for the disk are in it,
+the start of Python is not. `lines_per_s` is the slower of AutoTVM and Ansor, `configurations_per_s` that of
+`knobs`; MetaSchedule's lines are ten times longer and are told apart.
 """
 
 from __future__ import annotations
 
 import json
 import os
-from collections import Counter
-from collections.abc import Sequence
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -48,41 +47,25 @@ peak_kb = next(int(line.split()[1]) for line in lines if line.startswith("VmHWM"
 print(json.dumps({"secs": secs, "peak_mb": peak_kb / 1024, "reports": reports, "again": again}))
 """
 
-#: Reads the databases of find problems that are named, each by a reader of its own.
-_READER = """
-import gc, json, os, pathlib, sys, time
-os.sched_setaffinity(0, {int(sys.argv[1])})
-from fleet.interchange.line_reader import LineReader
-gc.disable()  # as an import does
-began, problems = time.process_time(), 0
-for path in json.loads(sys.argv[2]):
-    _, entries = LineReader().open(pathlib.Path(path))
-    problems += len({entry.workload for entry in entries if not isinstance(entry, Exception)})
-print(json.dumps({"problems": problems, "cpu_secs": time.process_time() - began}))
-"""
 
-
-def plan(data: Path) -> dict[str, dict[str, list[Path]]]:
+def plan(data: Path) -> Mapping[str, Mapping[str, list[Path]]]:
     """Files by dialect and device; MetaSchedule's databases lie among Ansor's logs."""
-    found: dict[str, dict[str, list[Path]]] = {
-        dialect: {} for dialect in ("autotvm", "ansor", "meta_schedule", "knobs", "miopen")
-    }
+    found: dict[str, dict[str, list[Path]]] = defaultdict(lambda: defaultdict(list))
     for folder in sorted((data / "autotvm_dropletsearch").glob("*/")):
-        found["autotvm"][folder.name.lower()] = [folder]
+        found["autotvm"][folder.name.lower()].append(folder)
     for path in sorted((data / "ansor_bennu").rglob("*.*")):
-        if not path.is_file() or path.suffix == ".md":
-            continue
-        if path.name.startswith("database_"):
-            found["meta_schedule"].setdefault(f"bennu_ms_{_family(path)}", []).append(path)
-        else:
-            found["ansor"].setdefault(f"bennu_{_family(path)}", []).append(path)
+        if path.is_file() and path.suffix != ".md":
+            dialect, name = (
+                ("meta_schedule", "bennu_ms") if path.name.startswith("database_") else ("ansor", "bennu")
+            )
+            found[dialect][f"{name}_{_family(path)}"].append(path)
     for path in sorted((data / "kernel_tuner_hub").glob("*/*.gz")):
-        found["knobs"].setdefault(path.name.split(".")[0].removesuffix("_T4").lower(), []).append(path)
+        found["knobs"][path.name.split(".")[0].removesuffix("_T4").lower()].append(path)
     databases = sorted((data / "miopen_find_db").glob("*.fdb.txt.bz2"), key=lambda path: path.stat().st_size)
     # The smallest: each of its 59,000 problems becomes a file of the store.
     for path in databases[:1]:
-        found["miopen"][path.name.split(".")[0]] = [path]
-    return {dialect: devices for dialect, devices in found.items() if devices}
+        found["miopen"][path.name.split(".")[0]].append(path)
+    return found
 
 
 def _family(path: Path) -> str:
@@ -96,7 +79,7 @@ def _family(path: Path) -> str:
     return next(measured, "unknown")
 
 
-def import_dialect(devices: dict[str, list[Path]], folder: Path, core: int) -> Figures:
+def import_dialect(devices: Mapping[str, list[Path]], folder: Path, core: int) -> Figures:
     """Import the files of one dialect twice; the second time nothing may be new."""
     request = {device: [str(path) for path in paths] for device, paths in devices.items()}
     found = child_json(["-c", _CHILD, str(folder), str(core), json.dumps(request)])
@@ -125,15 +108,6 @@ def import_dialect(devices: dict[str, list[Path]], folder: Path, core: int) -> F
     }
 
 
-def read_problems(devices: dict[str, list[Path]], core: int) -> float | None:
-    """Problems of MIOpen's databases that are read in a CPU second, without a store; None without any."""
-    paths = [str(path) for several in devices.values() for path in several]
-    if not paths:
-        return None
-    found = child_json(["-c", _READER, str(core), json.dumps(paths)])
-    return float(found["problems"] / found["cpu_secs"])
-
-
 @dataclass(frozen=True)
 class Options:
     """What is imported, and where."""
@@ -150,16 +124,13 @@ def measure(options: Options) -> Figures:
         }
     dialects: Figures = {}
     core = max(os.sched_getaffinity(0))
-    planned = plan(options.data)
-    for dialect, devices in planned.items():
+    for dialect, devices in plan(options.data).items():
         with working_folder() as folder:
             dialects[dialect] = import_dialect(devices, folder, core)
-    knobs = dialects.get("knobs", {})
     fast = [dialects[dialect]["lines_per_s"] for dialect in FAST if dialect in dialects]
     return {
         "lines_per_s": min(fast, default=None),
-        "configurations_per_s": knobs.get("lines_per_s"),
-        "problems_read_per_s": read_problems(planned.get("miopen", {}), core),
+        "configurations_per_s": dialects.get("knobs", {}).get("lines_per_s"),
         "peak_memory_mb": max((one["peak_memory_mb"] for one in dialects.values()), default=None),
         "unaccounted_lines": sum(one["unaccounted_lines"] for one in dialects.values()),
         "lines": sum(one["lines"] for one in dialects.values()),

@@ -8,8 +8,7 @@ workloads, as many as the store of `make run` has, and training from scratch. Ea
 every profile or every `--target`, with `--quick` once a seed. The same way also gets samples of half of the
 group's own workloads (`own`), and is judged on the other half. With several datasets (`--dataset` again) one
 model learns from all of them, and a fourth contender, `elsewhere`, learns on other processors than the
-profile's only; `--contenders` chooses. With `--breadth 12 50` there are models of so many workloads too. Each
-of `--strategies maml multitask` makes heads too, from the samples and all that the other profiles measured.
+profile's only; `--contenders` chooses.
 
 `--ship fleet/shipped/cpu --name NAME` then trains on everything that is not held out for judging
 (`fleet.models.holdout`), and writes the folder that the wheel carries, with these figures as expectation.
@@ -34,8 +33,6 @@ from benchmarks.onboarding_cases import Case, FewShotSet, situation_of, visible_
 from benchmarks.pretrained_ship import (
     SAMPLES,
     ShippedAbout,
-    breadth_figures,
-    broad,
     expectations,
     figures,
     ship,
@@ -48,7 +45,7 @@ from fleet.models.versions import load_snapshot, train_config
 from fleet.onboarding.adaptation import AUTO, strategy_for
 from fleet.store.store import Store
 from transfer.adapt.base import FewShotTask, Regime, Strategy, without_device
-from transfer.adapt.guard import NAMES, Scratch, strategies
+from transfer.adapt.guard import Scratch
 from transfer.adapt.nearest import day_zero_head
 from transfer.adapt.sample_selection import draw_few_shot
 from transfer.arrays import Floats, Rows
@@ -90,10 +87,6 @@ class Options:
     group: tuple[str, ...] = option((), "hold out only this group")
     seeds: int = option(1, least=1)
     samples: tuple[int, ...] = option((), f"beside {SAMPLES}; more than there are: all", may_be_empty=True)
-    breadth: tuple[int, ...] = option((), "numbers of workloads of further models", may_be_empty=True)
-    strategies: tuple[str, ...] = option(
-        (), "further ways to make the head, of all records", choices=NAMES, may_be_empty=True
-    )
     baselines: tuple[str, ...] = option(
         (),
         "what others would do with the same samples",
@@ -114,8 +107,7 @@ class Options:
     @property
     def of_cases(self) -> str:
         """Tells kept cases apart."""
-        several = (self.breadth, self.strategies, self.baselines, self.contenders)
-        return content_hash(repr((self.epochs, self.all_samples, *map(sorted, several))))
+        return content_hash(repr((self.epochs, self.all_samples, sorted(self.baselines + self.contenders))))
 
 
 def architecture(network: str) -> str:
@@ -193,27 +185,29 @@ def run_case(store: Path, case: HeldOut, asked: Options) -> Figures:
     """Top-1 by workload of each contender on one case, with each number of samples."""
     trial = Trial(store, case)
     dataset, test = trial.dataset, trial.test
-    features, workloads = dataset.features.take(test), {}
+    features = dataset.features.take(test)
     alone = strategy_for(AUTO, Regime.BOTH_NEW, is_alone=True)
-    task = partial(FewShotTask, target=case.target, config=train_config(asked.epochs), seed=case.seed)
+    task = partial(
+        FewShotTask,
+        target=case.target,
+        source_rows=test[:0],
+        config=train_config(asked.epochs),
+        seed=case.seed,
+    )
     for name, (rows, sources) in _contenders(trial, asked).items():
         known = dataset
         for one in set(dataset.device_ids) - {*sources, case.target}:
             known = without_device(known, one)
         view = without_device(known, case.target)
         source = train_model(view, trial.snapshot, rows, sources, case.seed, asked.epochs)
-        workloads[name] = len(np.unique(dataset.group[rows]))
         hardware = {one: dataset.hardware[dataset.column(one)] for one in sources}
         zero = day_zero_head(source, case.target, dataset.hardware[trial.column], hardware)
         trial.judge(f"{name}/0", zero.score_unseen(features), test)
-        ways: dict[str, tuple[Strategy, Rows]] = {name: (alone, rows[:0])}
-        if name == "shipped":
-            ways["scratch"] = (Scratch(), rows[:0])
-            ways |= {one: (strategies()[one], rows) for one in asked.strategies}
+        ways: dict[str, Strategy] = {name: alone, **({"scratch": Scratch()} if name == "shipped" else {})}
         for k in asked.all_samples:
             chosen = trial.samples(trial.train if name == "elsewhere" else rows, k)
-            for label, (way, source_rows) in ways.items():
-                head = way.adapt(task(source=source, dataset=known, few_shot=chosen, source_rows=source_rows))
+            for label, way in ways.items():
+                head = way.adapt(task(source=source, dataset=known, few_shot=chosen))
                 trial.judge(f"{label}/{k}", head.score_unseen(features), test)
         if name == "shipped":
             # With samples of the very networks that are tuned, of half of their workloads, and judged on the
@@ -223,11 +217,11 @@ def run_case(store: Path, case: HeldOut, asked: Options) -> Figures:
             own, judged = test[is_sampled], test[~is_sampled]
             sets = {str(k): trial.samples(own, k) for k in asked.all_samples if k < len(own)}
             for count, chosen in (sets | ({ALL: own} if len(own) else {})).items():
-                head = alone.adapt(task(source=source, dataset=dataset, few_shot=chosen, source_rows=own[:0]))
+                head = alone.adapt(task(source=source, dataset=dataset, few_shot=chosen))
                 trial.judge(f"own/{count}", head.score_unseen(dataset.features.take(judged)), judged)
     if asked.baselines:
         _judge_baselines(trial, asked)
-    return {**trial.found, "workloads": workloads}
+    return trial.found
 
 
 def _judge_baselines(trial: Trial, asked: Options) -> None:
@@ -254,13 +248,10 @@ def _contenders(trial: Trial, asked: Options) -> dict[str, tuple[Rows, list[str]
     """Rows and devices that each contender's model learns from."""
     dataset, rows, target = trial.dataset, trial.train, trial.case.target
     sources = [str(one) for one in dataset.device_ids if one != target]
-    order = np.random.default_rng(trial.case.seed).permutation(np.unique(dataset.group[rows]))
     found = {"shipped": (rows, sources)}
-    counts = {broad(one): one for one in asked.breadth if one < len(order)}
     if "few" in asked.contenders:
-        counts["few"] = FEW_WORKLOADS
-    for name, count in counts.items():
-        found[name] = (rows[np.isin(dataset.group[rows], order[:count])], sources)
+        order = np.random.default_rng(trial.case.seed).permutation(np.unique(dataset.group[rows]))
+        found["few"] = (rows[np.isin(dataset.group[rows], order[:FEW_WORKLOADS])], sources)
     processors = {str(one): described.cpu_model for one, (_, described) in trial.snapshot.devices.items()}
     elsewhere = [one for one in sources if processors[one] != processors[target]]
     if "elsewhere" in asked.contenders and elsewhere and len(elsewhere) < len(sources):
@@ -312,7 +303,6 @@ def _run(options: Options, folder: Path) -> Figures:
         "processors": processors,
         "cases": len(cases),
         **figures(done, options.all_samples),
-        **breadth_figures(done, options.all_samples, options.breadth),
     }
     if options.ship is not None:
         about = ShippedAbout(

@@ -79,28 +79,6 @@ def _own_gain(cases: Mapping[str, Json], name: str) -> Floats:
     )
 
 
-def broad(count: int) -> str:
-    """Name of the contender that learns from so many workloads."""
-    return f"of-{count}"
-
-
-def breadth_figures(cases: Mapping[str, Json], samples: Sequence[int], breadth: Sequence[int]) -> JsonDict:
-    """Top-1 by the number of workloads learnt from, and of samples; empty where only one number is there."""
-    names = {
-        count: broad(count)
-        for count in breadth
-        if all(broad(count) in one["workloads"] for one in cases.values())
-    }
-    names[int(np.mean([one["workloads"]["shipped"] for one in cases.values()]))] = "shipped"
-    if len(names) < 2:
-        return {}
-    curve = {
-        str(count): {str(k): figure_of(_of_all(cases, "top1", f"{name}/{k}")) for k in (0, *samples)}
-        for count, name in sorted(names.items())
-    }
-    return {"breadth": curve}
-
-
 def _of_all(cases: Mapping[str, Json], measure: str, name: str) -> Floats:
     """A measure of a contender by workload, case by case."""
     return np.array(

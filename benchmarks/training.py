@@ -23,6 +23,7 @@ from fleet.interchange.import_logs import ImportRequest, import_logs
 from fleet.models.versions import load_snapshot
 from fleet.store.store import Store
 from transfer.data.dataset import Dataset
+from transfer.data.splits import few_of_each
 from transfer.train.rows import TrainConfig, trainable_devices
 from transfer.train.trainers import TlpConfig
 from transfer.train.training import train
@@ -117,13 +118,11 @@ def _store_rows(path: Path, most: int) -> Dataset:
     # The published features are of one family.
     devices = [device for device, entry in reader.devices().items() if entry.spec.family is Family.CPU]
     snapshot = load_snapshot(reader, device_ids=devices, published=True)
-    dataset, random = snapshot.dataset, np.random.default_rng(0)
+    dataset = snapshot.dataset
     measured = np.flatnonzero(np.isfinite(dataset.latency_secs).any(axis=1))
-    chosen: list[int] = []
-    for group in random.permutation(np.unique(dataset.group[measured])):
-        members = random.permutation(measured[dataset.group[measured] == group])
-        chosen += members[: min(_EACH, most - len(chosen))].tolist()
-    return dataset.take(np.array(sorted(chosen)))
+    few = few_of_each(dataset, measured, _EACH, 0)
+    order = np.random.default_rng(0).permutation(len(dataset.workload_ids))[dataset.group[few]]
+    return dataset.take(np.sort(few[np.argsort(order, kind="stable")[:most]]))
 
 
 def import_devices(path: Path, names: Sequence[str] = ()) -> None:
