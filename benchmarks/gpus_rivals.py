@@ -248,8 +248,9 @@ def change_of_label(space: Space, target: int, seed: int) -> Chooser:
     yield from _by_model(space, predict, np.argsort(predict(np.zeros(0, np.int64), np.zeros(0))))
 
 
+OURS = "search (ours)"
 CHOOSERS: dict[str, Callable[[Space, int, int], Chooser]] = {
-    "search (ours)": search,
+    OURS: search,
     **{name: partial(_in_order, costs) for name, costs in _COSTS.items()},
     "XGBoost change of label": change_of_label,
 }
