@@ -32,12 +32,14 @@ from agents.records import DeviceId, DeviceKind, Family, Record, WorkloadId
 from benchmarks.fleet_up import Program, profile_file, running, verb, wait_until, write_fleet
 from benchmarks.harness import Figures, benchmark, option, working_folder
 from benchmarks.pretrained import HeldOut, Trial, opened_store
-from benchmarks.pretrained_ship import ShippedAbout, figure_of, ship
+from benchmarks.pretrained_ship import ShippedAbout, ship
+from benchmarks.tables import interval
 from fleet.errors import FleetError
 from fleet.json_types import Json, JsonDict
 from fleet.models.opponents import HeadCache
 from fleet.models.registry import Registry
 from fleet.models.shipped_model import SHIPPED_KEY, ShippedHeads, read_shipped
+from fleet.models.standings import mean_of
 from fleet.models.training_rows import JudgedRows
 from fleet.models.versions import DatasetSnapshot, held_out, load_snapshot
 from fleet.refresh.request import RefreshRequest
@@ -178,6 +180,11 @@ def _shipped(hour: _Hour) -> Adapted:
     return shipped.head(*hour.snapshot.devices[hour.target])
 
 
+def _figure(values: Floats) -> list[float] | None:
+    """Mean over workloads with its 90 % interval."""
+    return interval(mean_of(values).estimate())
+
+
 def _report(hour: _Hour, looks: Sequence[Json], shipped: Adapted) -> Figures:
     """What served at each minute beside the shipped head; differences are paired by workload."""
     by_minute: dict[str, Figures] = {}
@@ -187,17 +194,17 @@ def _report(hour: _Hour, looks: Sequence[Json], shipped: Adapted) -> Figures:
         gains.append(served - floor)
         by_minute[str(seen["minute"])] = {
             **{name: value for name, value in seen.items() if name not in ("minute", "head")},
-            "top1": figure_of(served),
-            "top1_shipped": figure_of(floor),
-            "minus_shipped": figure_of(gains[-1]),
+            "top1": _figure(served),
+            "top1_shipped": _figure(floor),
+            "minus_shipped": _figure(gains[-1]),
         }
     return {
         "target": hour.target,
         "records": len(hour.records),
         "judged_workloads": len(floor),
         "by_minute": by_minute,
-        "worst_minus_shipped": figure_of(min(gains, key=lambda gain: float(gain.mean()))),
-        f"gain_{looks[-1]['minute']}min": figure_of(gains[-1]),
+        "worst_minus_shipped": _figure(min(gains, key=lambda gain: float(gain.mean()))),
+        f"gain_{looks[-1]['minute']}min": _figure(gains[-1]),
     }
 
 

@@ -73,7 +73,7 @@ class CurveTable:
         k: int | None,
         measure: str = "top1",
         *,
-        less: str | None = None,
+        less: str | tuple[str, int | None] | None = None,
         targets: Collection[str] = (),
     ) -> Estimate | None:
         """Mean of a measure with its 90 % interval; None if there is no point.
@@ -83,11 +83,13 @@ class CurveTable:
             contender: Its name.
             k: Samples.
             measure: One of the points.
-            less: Another contender with as many samples: the mean difference on the same workloads, paired.
+            less: Another contender with as many samples, or with so many: the mean difference on the same
+                workloads, paired.
             targets: Only of these devices; of all where empty.
         """
         mine = self._values(regime, contender, k, measure, targets)
-        theirs = dict.fromkeys(mine, 0.0) if less is None else self._values(regime, less, k, measure, targets)
+        other = (less, k) if isinstance(less, str) else less
+        theirs = self._values(regime, *other, measure, targets) if other else dict.fromkeys(mine, 0.0)
         places = sorted(mine.keys() & theirs.keys())
         if not places:
             return None

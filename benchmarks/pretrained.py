@@ -19,17 +19,19 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
+import msgspec
 import numpy as np
 
 from agents.records import Workload, content_hash
 from benchmarks.harness import Figures, benchmark, option, run_kept, working_folder
 from benchmarks.onboarding_baselines import baselines
 from benchmarks.onboarding_cases import Case, FewShotSet, situation_of, visible_dataset
+from benchmarks.onboarding_curve import RANDOM, Point, judged
 from benchmarks.pretrained_ship import (
     SAMPLES,
     ShippedAbout,
@@ -49,7 +51,6 @@ from transfer.adapt.guard import Scratch
 from transfer.adapt.nearest import day_zero_head
 from transfer.adapt.sample_selection import draw_few_shot
 from transfer.arrays import Floats, Rows
-from transfer.data.metrics import evaluate_ranking
 from transfer.data.splits import leave_networks_out
 
 GROUPS = 5
@@ -57,8 +58,6 @@ GROUPS = 5
 FEW_WORKLOADS = 32
 #: The shipped model's way; the same from few workloads; the same without the profile's processor.
 CONTENDERS = ("shipped", "few", "elsewhere")
-#: Stands for all samples there are.
-ALL = "all"
 #: Candidates of a workload that is judged.
 _LEAST = 4
 
@@ -146,7 +145,7 @@ class Trial:
     Attributes:
         train: Rows of the other groups.
         test: Rows of the group that the profile has measured.
-        found: Top-1 and top-5 by workload, by contender and number of samples.
+        points: How each contender did with each number of samples.
     """
 
     def __init__(self, store: Path, case: HeldOut) -> None:
@@ -157,24 +156,31 @@ class Trial:
         splits = leave_networks_out(self.dataset, self.snapshot.workloads, groups)
         [split] = [one for one in splits if one.name == case.group]
         self.train, self.test = split.train, self._measured(split.test)
-        self.found: Figures = {"top1": {}, "top5": {}}
+        self.points: list[Point] = []
+
+    @property
+    def about(self) -> Case:
+        """The case as of an onboarding; judged are workloads with enough candidates."""
+        counts = np.bincount(self.dataset.group[self.test])
+        return Case(
+            regime=Regime.BOTH_NEW,
+            target=self.case.target,
+            split=self.case.group,
+            pool=self.train,
+            source_rows=self.train,
+            test=self.test[counts[self.dataset.group[self.test]] >= _LEAST],
+            seed=self.case.seed,
+        )
 
     def samples(self, rows: Rows, k: int) -> Rows:
         """Random candidates of random workloads, some of each, that the profile has measured; at most k."""
         there, seed = self._measured(rows), self.case.seed + k
         return draw_few_shot(self.dataset, self.case.target, there, min(k, len(there)), seed=seed)
 
-    def judge(self, name: str, scores: Floats, rows: Rows) -> None:
+    def judge(self, name: str, k: int | None, scores: Floats | None, test: Rows) -> None:
         """Note top-1 and top-5 by workload, as a search asks: nobody measured any of the candidates."""
-        latency, group = self.dataset.latency_secs[rows, self.column], self.dataset.group[rows]
-        metrics = evaluate_ranking(scores, latency, group, least=_LEAST)
-        workloads = [self.dataset.workload_ids[one] for one in metrics.groups.tolist()]
-        values = {"top1": metrics.top1_by_workload, "top5": metrics.top5_by_workload}
-        for measure, by_workload in values.items():
-            self.found[measure][name] = dict(zip(workloads, by_workload.tolist(), strict=True))
-        if name == "shipped/0":
-            chance = metrics.random_top1_by_workload.tolist()
-            self.found["top1"]["random/0"] = dict(zip(workloads, chance, strict=True))
+        case, measures = replace(self.about, test=test), ("top1", "top5")
+        self.points.append(judged(name, case, self.dataset, (k, k or 0), scores, measures=measures))
 
     def _measured(self, rows: Rows) -> Rows:
         measured: Rows = rows[np.isfinite(self.dataset.latency_secs[rows, self.column])]
@@ -182,18 +188,14 @@ class Trial:
 
 
 def run_case(store: Path, case: HeldOut, asked: Options) -> Figures:
-    """Top-1 by workload of each contender on one case, with each number of samples."""
+    """How each contender does on one case, with each number of samples."""
     trial = Trial(store, case)
-    dataset, test = trial.dataset, trial.test
+    dataset, test = trial.dataset, trial.about.test
     features = dataset.features.take(test)
     alone = strategy_for(AUTO, Regime.BOTH_NEW, is_alone=True)
-    task = partial(
-        FewShotTask,
-        target=case.target,
-        source_rows=test[:0],
-        config=train_config(asked.epochs),
-        seed=case.seed,
-    )
+    config = train_config(asked.epochs)
+    task = partial(FewShotTask, target=case.target, source_rows=test[:0], config=config, seed=case.seed)
+    trial.judge(RANDOM, None, None, test)
     for name, (rows, sources) in _contenders(trial, asked).items():
         known = dataset
         for one in set(dataset.device_ids) - {*sources, case.target}:
@@ -202,46 +204,38 @@ def run_case(store: Path, case: HeldOut, asked: Options) -> Figures:
         source = train_model(view, trial.snapshot, rows, sources, case.seed, asked.epochs)
         hardware = {one: dataset.hardware[dataset.column(one)] for one in sources}
         zero = day_zero_head(source, case.target, dataset.hardware[trial.column], hardware)
-        trial.judge(f"{name}/0", zero.score_unseen(features), test)
+        trial.judge(name, 0, zero.score_unseen(features), test)
         ways: dict[str, Strategy] = {name: alone, **({"scratch": Scratch()} if name == "shipped" else {})}
         for k in asked.all_samples:
             chosen = trial.samples(trial.train if name == "elsewhere" else rows, k)
             for label, way in ways.items():
                 head = way.adapt(task(source=source, dataset=known, few_shot=chosen))
-                trial.judge(f"{label}/{k}", head.score_unseen(features), test)
+                trial.judge(label, k, head.score_unseen(features), test)
         if name == "shipped":
             # With samples of the very networks that are tuned, of half of their workloads, and judged on the
             # other half: as a daemon's model is that learns from what it measures of a user's networks.
             groups = np.random.default_rng(case.seed).permutation(np.unique(dataset.group[test]))
             is_sampled = np.isin(dataset.group[test], groups[: len(groups) // 2])
-            own, judged = test[is_sampled], test[~is_sampled]
-            sets = {str(k): trial.samples(own, k) for k in asked.all_samples if k < len(own)}
-            for count, chosen in (sets | ({ALL: own} if len(own) else {})).items():
+            own, others = test[is_sampled], test[~is_sampled]
+            for count in (*(k for k in asked.all_samples if k < len(own)), *([None] if len(own) else [])):
+                chosen = own if count is None else trial.samples(own, count)
                 head = alone.adapt(task(source=source, dataset=dataset, few_shot=chosen))
-                trial.judge(f"own/{count}", head.score_unseen(dataset.features.take(judged)), judged)
+                trial.judge("own", count, head.score_unseen(dataset.features.take(others)), others)
     if asked.baselines:
         _judge_baselines(trial, asked)
-    return trial.found
+    return {"points": msgspec.to_builtins(trial.points)}
 
 
 def _judge_baselines(trial: Trial, asked: Options) -> None:
     """Note what others would do with the samples that the shipped model's way gets."""
-    about = Case(
-        regime=Regime.BOTH_NEW,
-        target=trial.case.target,
-        split=trial.case.group,
-        pool=trial.train,
-        source_rows=trial.train,
-        test=trial.test,
-        seed=trial.case.seed,
-    )
+    about = trial.about
     situation = situation_of(visible_dataset(trial.dataset, about), about)
     for k in (0, *asked.all_samples):
         chosen = trial.samples(trial.train, k) if k else trial.train[:0]
         few_shot = FewShotSet(chosen, trial.dataset.latency_secs[chosen, trial.column])
         for baseline in (one for one in baselines() if one.name in asked.baselines):
             if (scores := baseline.score(situation, few_shot)) is not None:
-                trial.judge(f"{baseline.name}/{k}", scores, trial.test)
+                trial.judge(baseline.name, k, scores, about.test)
 
 
 def _contenders(trial: Trial, asked: Options) -> dict[str, tuple[Rows, list[str]]]:
@@ -293,7 +287,7 @@ def _run(options: Options, folder: Path) -> Figures:
     jobs = {folder / f"{sums}-{options.of_cases}" / f"{one.name}.json": one for one in cases}
     run = partial(run_case, store, asked=options)
     found = run_kept(run, jobs, options.workers, of="the benchmark of the shipped model")
-    done = {one.name: figures_of_case for one, figures_of_case in zip(cases, found, strict=True)}
+    points = [msgspec.convert(one, Point) for figures_of_case in found for one in figures_of_case["points"]]
     result: Figures = {
         "datasets": {one.name: one.sha256 for one in datasets},
         "records": sum(one.card["records"] for one in datasets),
@@ -302,7 +296,7 @@ def _run(options: Options, folder: Path) -> Figures:
         "profiles": len(targets),
         "processors": processors,
         "cases": len(cases),
-        **figures(done, options.all_samples),
+        **figures(points, options.all_samples),
     }
     if options.ship is not None:
         about = ShippedAbout(
