@@ -11,7 +11,7 @@ from __future__ import annotations
 import gzip
 import json
 import subprocess
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator
 from functools import partial
 from pathlib import Path
 
@@ -21,10 +21,10 @@ from scipy.stats import rankdata
 from agents.host.gpu_sheets import gpu_sheet
 from benchmarks.gpus_spaces import Space
 from benchmarks.harness import Figures, kept, run_bounded
-from benchmarks.rivals.trees import boosted, margins
+from benchmarks.rivals.trees import by_changes
 from benchmarks.unlike_ways import together_best
 from transfer.adapt.space_search import SpaceSearch
-from transfer.arrays import Floats, Rows
+from transfer.arrays import Floats
 from transfer.features.hardware import kinship_steps, vector_distances
 
 #: Of Kernel Tuner 1.5; a version without one of them reports so. Left out are bayes_opt, which takes minutes
@@ -150,12 +150,6 @@ Chooser = Generator[int, float, None]
 
 #: After so many measurements a model learns anew.
 _ROUNDS = (8, 16, 32, 64, 128)
-#: Rows of each source that a model learns from, at most.
-_SOURCE_ROWS = 2000
-_TREES = {"max_depth": 6, "eta": 0.1, "subsample": 0.8, "colsample_bytree": 0.8}
-_TREE_ROUNDS = 100
-#: Weight of a row of the new device over one of a source, at most.
-_MOST_WEIGHT = 8.0
 #: A failure counts as this much slower than the slowest.
 _FAILED = 2.0
 
@@ -213,39 +207,26 @@ def _in_order(costs: Callable[[Space, int, int], Floats], space: Space, target: 
 
 def change_of_label(space: Space, target: int, seed: int) -> Chooser:
     """XGBoost on the change of the label from one GPU to another, averaged over the GPUs to start from."""
-    others = _others(space, target)
-    random = np.random.default_rng(seed)
-    labels = {one: _relative(space.secs[:, one]) for one in others}
+    others, group = _others(space, target), np.zeros(len(space.traces), dtype=np.int32)
+    labels = np.column_stack(
+        [*(_relative(space.secs[:, one]) for one in others), np.full(len(group), np.nan)]
+    )
+    hardware = space.hardware[[*others, target]]
 
-    def inputs(rows: Rows, start: int, end: int) -> Floats:
-        hardware = np.concatenate([space.hardware[start], space.hardware[end] - space.hardware[start]])
-        beside = np.tile(hardware.astype(np.float64), (len(rows), 1))
-        return np.column_stack([labels[start][rows], space.numbers[rows], beside])
+    def order() -> list[int]:
+        costs = by_changes(labels, np.zeros(len(group)), group, hardware, space.numbers, seed)
+        return np.argsort(costs if costs is not None else group, kind="stable").tolist()
 
-    pairs = []
-    for start in others:
-        for end in others:
-            if start != end:
-                rows = random.permutation(len(space.traces))[:_SOURCE_ROWS]
-                pairs.append((inputs(rows, start, end), (labels[end] - labels[start])[rows]))
-    x, y = np.concatenate([part for part, _ in pairs]), np.concatenate([part for _, part in pairs])
-    every = np.arange(len(space.traces))
-    own = {start: inputs(every, start, target) for start in others}
-
-    def predict(rows: Rows, secs: Floats) -> Floats:
-        count = len(rows) * len(others)
-        weight = np.full(count, min(_MOST_WEIGHT, len(y) / max(1, count)))
-        model = boosted(
-            np.concatenate([x, *(own[start][rows] for start in others)]),
-            np.concatenate([y, *(secs - labels[start][rows] for start in others)]),
-            _TREES,
-            _TREE_ROUNDS,
-            seed,
-            weight=np.concatenate([np.ones(len(y)), weight]),
-        )
-        return np.asarray(np.mean([labels[start] + margins(model, own[start]) for start in others], axis=0))
-
-    yield from _by_model(space, predict, np.argsort(predict(np.zeros(0, np.int64), np.zeros(0))))
+    rows: list[int] = []
+    secs: list[float] = []
+    left = iter(order())
+    while len(rows) < len(group):
+        row = next(one for one in left if one not in rows)
+        secs.append((yield row))
+        rows.append(row)
+        if len(rows) in _ROUNDS:
+            labels[rows, -1] = _relative(np.array(secs))
+            left = iter(order())
 
 
 OURS = "search (ours)"
@@ -254,20 +235,6 @@ CHOOSERS: dict[str, Callable[[Space, int, int], Chooser]] = {
     **{name: partial(_in_order, costs) for name, costs in _COSTS.items()},
     "XGBoost change of label": change_of_label,
 }
-
-
-def _by_model(space: Space, predict: Callable[[Rows, Floats], Floats], first: Rows) -> Chooser:
-    """Measure in the order of `first`, then of what a model expects, which learns in rounds."""
-    order: Iterator[int] = iter(first.tolist())
-    rows: list[int] = []
-    secs: list[float] = []
-    while len(rows) < len(space.traces):
-        row = next(one for one in order if one not in rows)
-        secs.append((yield row))
-        rows.append(row)
-        if len(rows) in _ROUNDS:
-            found = predict(np.array(rows), _relative(np.array(secs)))
-            order = iter(np.argsort(found, kind="stable").tolist())
 
 
 def _others(space: Space, target: int) -> list[int]:

@@ -26,11 +26,10 @@ from benchmarks.rivals.base import (
     speeds_of,
 )
 from benchmarks.rivals.mlp import MlpConfig, SummaryMlp
-from benchmarks.rivals.trees import BoostedTrees, boosted, margins
-from transfer.adapt.source_model import fast_weights, part_latencies
+from benchmarks.rivals.trees import BoostedTrees, by_changes
+from transfer.adapt.source_model import part_latencies
 from transfer.arrays import Floats, Groups, Rows, Singles
 from transfer.data.dataset import Dataset
-from transfer.data.labels import group_min
 from transfer.model.trees import tree_inputs
 from transfer.train.rows import trainable_devices
 
@@ -174,72 +173,19 @@ def _mlp_fine_tuned(situation: Situation, few_shot: FewShotSet) -> Floats | None
     return own.score(seen, situation.test, situation.target)
 
 
-#: Most rows of pairs among source devices that trees are fitted to.
-_MOST_ROWS = 30_000
-#: The target's measurements count as much as this many of a source device's, where they are few.
-_MOST_WEIGHT = 8.0
-#: A candidate counts as its relative speed on the second device, this at least.
-_LEAST_WEIGHT = 0.1
-#: One of six settings that were tried on four ISA profiles and three devices of AutoTVM logs (decision 44).
-_CHANGE_SETTINGS = {
-    "objective": "reg:squarederror",
-    "max_depth": 5,
-    "eta": 0.06,
-    "min_child_weight": 10,
-    "subsample": 0.8,
-    "colsample_bytree": 0.5,
-}
-
-
 def _trees_of_changes(situation: Situation, few_shot: FewShotSet) -> Floats | None:
-    """How a candidate's label changes from one device to another, learnt from pairs of source devices.
-
-    Two devices agree on most of a candidate; trees learn where they differ: for each ordered pair of source
-    devices, the change of the logarithm of a candidate's latency from the first to the second, out of how
-    fast it is on the first, both devices' hardware and its features. The target's few measurements are
-    further pairs, from every source device to it. For the target, each source device that measured a
-    candidate says its own latency and the change that the trees see; the mean of these is the estimate.
-    """
+    """By `benchmarks.rivals.trees.by_changes`; a level of each device in a workload is no change."""
     if not sources_measured_test(situation):
         return None
-    seen, target, test = _seen(situation, few_shot)[0], len(situation.sources), situation.test
+    seen, test = _seen(situation, few_shot)[0], situation.test
     columns = [seen.column(one) for one in (*situation.sources, situation.target)]
-    secs, hardware, group = seen.latency_secs[:, columns], seen.hardware[columns], seen.group
-    agreed = part_latencies(secs[:, :target], group)
-    own = np.column_stack([agreed.own, _own_of(secs[:, target], agreed.shared, group)])
-    logs = np.where(np.isfinite(secs), agreed.shared[:, None] + own, np.nan)
-    slower = logs - group_min(logs, group, len(seen.workload_ids))[group]
-
-    def inputs(one: int, other: int, rows: Rows) -> Singles:
-        devices = np.concatenate([hardware[one], hardware[other], hardware[other] - hardware[one]])
-        behind = slower[rows, one][:, None]
-        beside = np.broadcast_to(devices, (len(rows), len(devices)))
-        parts = [behind, np.exp(-behind), beside, flat_of(situation)[rows]]
-        return np.concatenate(parts, axis=1, dtype=np.float32)
-
-    rows_of = {
-        (one, other): np.flatnonzero(np.isfinite(logs[:, one]) & np.isfinite(logs[:, other]))
-        for other in range(target + 1)
-        for one in range(target)
-        if one != other
-    }
-    with_target = sum(len(rows) for (_, other), rows in rows_of.items() if other == target)
-    among = sum(map(len, rows_of.values())) - with_target
-    if among + with_target < 2:
-        return None
-    random, share = np.random.default_rng(situation.seed), min(1.0, _MOST_ROWS / max(1, among))
-    heavier = min(_MOST_WEIGHT, max(1.0, among / max(1, with_target)))
-    x, y, weight = [], [], []
-    for (one, other), pair in rows_of.items():
-        rows = np.sort(random.permutation(pair)[: round(share * len(pair))]) if other != target else pair
-        x.append(inputs(one, other, rows))
-        y.append(own[rows, other] - own[rows, one])
-        speed = np.maximum(fast_weights(logs[:, other], group)[rows], _LEAST_WEIGHT)
-        weight.append(speed * (heavier if other == target else 1.0))
-    whole = (np.concatenate(x), np.concatenate(y))
-    trees = boosted(*whole, _CHANGE_SETTINGS, _ROUNDS, situation.seed, weight=np.concatenate(weight))
-    estimates = [logs[test, one] + margins(trees, inputs(one, target, test)) for one in range(target)]
-    return np.asarray(-np.nanmean(estimates, axis=0))
+    secs, group = seen.latency_secs[:, columns], seen.group
+    agreed = part_latencies(secs[:, :-1], group)
+    own = np.column_stack([agreed.own, _own_of(secs[:, -1], agreed.shared, group)])
+    own = np.where(np.isfinite(secs), own, np.nan)
+    hardware, features = seen.hardware[columns], flat_of(situation)
+    change = by_changes(own, agreed.shared, group, hardware, features, situation.seed)
+    return None if change is None else -change[test]
 
 
 def _own_of(secs: Floats, shared: Floats, group: Groups) -> Floats:

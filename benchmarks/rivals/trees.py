@@ -13,8 +13,10 @@ import numpy as np
 
 from benchmarks.rivals.base import flat_features, hold_out_workloads, need, of_device
 from fleet.json_types import Json
+from transfer.adapt.source_model import fast_weights
 from transfer.arrays import Floats, Groups, Rows, Singles
 from transfer.data.dataset import Dataset
+from transfer.data.labels import group_min
 from transfer.data.ranking import rank_agreement
 from transfer.model.trees import tree_inputs
 from transfer.train.rows import training_labels
@@ -205,3 +207,81 @@ def _train_lightgbm(table: _Table, params: Params, rounds: int, seed: int) -> _P
         return np.asarray(raw, dtype=np.float64)
 
     return predict
+
+
+#: Most rows of pairs among known devices that trees are fitted to.
+_MOST_ROWS = 30_000
+#: The new device's measurements count as much as this many of a known one's, where they are few.
+_MOST_WEIGHT = 8.0
+#: A candidate counts as its relative speed on the second device, this at least.
+_LEAST_WEIGHT = 0.1
+#: One of six settings that were tried on four ISA profiles and three devices of AutoTVM logs (decision 44).
+_CHANGE_SETTINGS = {
+    "objective": "reg:squarederror",
+    "max_depth": 5,
+    "eta": 0.06,
+    "min_child_weight": 10,
+    "subsample": 0.8,
+    "colsample_bytree": 0.5,
+}
+_CHANGE_ROUNDS = 150
+
+
+def by_changes(
+    own: Floats, shared: Floats, group: Groups, hardware: Singles, features: Singles | Floats, seed: int
+) -> Floats | None:
+    """How a candidate's label changes from one device to another, learnt from pairs of known devices.
+
+    Two devices agree on most of a candidate; trees learn where they differ: for each ordered pair of known
+    devices, the change of the logarithm of a candidate's latency from the first to the second, out of how
+    fast it is on the first, both devices' hardware and its features. The new device's few measurements are
+    further pairs, from every known device to it. For the new device, each known one that measured a candidate
+    says its own latency and the change that the trees see; the mean of these is the estimate.
+
+    Args:
+        own: (N, D) logarithms of latencies less `shared`, NaN where unmeasured; the last one is new.
+        shared: (N,) what devices agree on.
+        group: (N,) workloads.
+        hardware: (D, H) hardware vectors.
+        features: (N, P) of the candidates.
+        seed: Of rows that are left out, and of the trees.
+
+    Returns:
+        (N,) estimates of `shared` and the new device's own, NaN where no known device measured the candidate;
+        None where no two devices share one.
+    """
+    logs, new = shared[:, None] + own, own.shape[1] - 1
+    slower = logs - group_min(logs, group, int(group.max(initial=-1)) + 1)[group]
+
+    def inputs(one: int, other: int, rows: Rows) -> Singles:
+        devices = np.concatenate([hardware[one], hardware[other], hardware[other] - hardware[one]])
+        behind = slower[rows, one][:, None]
+        beside = np.broadcast_to(devices, (len(rows), len(devices)))
+        return np.concatenate([behind, np.exp(-behind), beside, features[rows]], axis=1, dtype=np.float32)
+
+    rows_of = {
+        (one, other): np.flatnonzero(np.isfinite(own[:, one]) & np.isfinite(own[:, other]))
+        for other in range(new + 1)
+        for one in range(new)
+        if one != other
+    }
+    with_new = sum(len(rows) for (_, other), rows in rows_of.items() if other == new)
+    among = sum(map(len, rows_of.values())) - with_new
+    if among + with_new < 2:
+        return None
+    random, share = np.random.default_rng(seed), min(1.0, _MOST_ROWS / max(1, among))
+    heavier = min(_MOST_WEIGHT, max(1.0, among / max(1, with_new)))
+    x, y, weight = [], [], []
+    for (one, other), pair in rows_of.items():
+        rows = np.sort(random.permutation(pair)[: round(share * len(pair))]) if other != new else pair
+        x.append(inputs(one, other, rows))
+        y.append(own[rows, other] - own[rows, one])
+        speed = np.maximum(fast_weights(logs[:, other], group)[rows], _LEAST_WEIGHT)
+        weight.append(speed * (heavier if other == new else 1.0))
+    whole = np.concatenate(x), np.concatenate(y)
+    trees = boosted(*whole, _CHANGE_SETTINGS, _CHANGE_ROUNDS, seed, weight=np.concatenate(weight))
+    every = np.arange(len(own))
+    estimates = np.array([logs[:, one] + margins(trees, inputs(one, new, every)) for one in range(new)])
+    known = np.isfinite(estimates)
+    total = np.where(known, estimates, 0.0).sum(axis=0)
+    return np.where(known.any(axis=0), total / np.maximum(1, known.sum(axis=0)), np.nan)
