@@ -11,8 +11,9 @@ Legend: N candidates of a dataset, D devices, P columns of the flat features.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 
@@ -25,12 +26,13 @@ from benchmarks.rivals.base import (
     sources_measured_test,
     speeds_of,
 )
-from benchmarks.rivals.mlp import MlpConfig, SummaryMlp
 from benchmarks.rivals.trees import BoostedTrees, by_changes
 from transfer.adapt.source_model import part_latencies
+from transfer.adapt.summary_nets import SummaryNets, fit_nets, tune_nets
 from transfer.arrays import Floats, Groups, Rows, Singles
 from transfer.data.dataset import Dataset
 from transfer.model.trees import tree_inputs
+from transfer.train.losses import LossWeights
 from transfer.train.rows import trainable_devices
 
 #: Trees of all scopes: the middle of the grid of `benchmarks.rivals.trees`, the same for every k: a choice
@@ -156,21 +158,22 @@ def _learnt_across(
 
 
 def _mlp_fine_tuned(situation: Situation, few_shot: FewShotSet) -> Floats | None:
-    dataset, sources = situation.dataset, list(situation.sources)
+    """A perceptron of what the source devices agree on, which goes on with the samples."""
+    dataset, target, seed = situation.dataset, situation.target, situation.seed
 
-    def make() -> SummaryMlp:
-        model = SummaryMlp(MlpConfig())
-        model.fit(dataset, situation.source_rows, sources, situation.seed)
-        return model
+    def make() -> SummaryNets:
+        columns = [dataset.column(source) for source in situation.sources]
+        latency = dataset.latency_secs.copy()
+        shared = part_latencies(latency[:, columns], dataset.group).shared
+        latency[:, dataset.column(target)] = np.exp(shared)
+        agreed = replace(dataset, latency_secs=latency).take(situation.source_rows)
+        return fit_nets(agreed, target, LossWeights(), 1, seed)
 
-    source = situation.once("mlp of sources", make)
-    seen, target = _seen(situation, few_shot)
-    if not target:
-        scores = [source.score(dataset, situation.test, one) for one in sources]
-        return cast(Floats, np.mean(scores, axis=0))
-    own = SummaryMlp(MlpConfig(), start=source)
-    own.fit(seen, few_shot.rows, target, situation.seed)
-    return own.score(seen, situation.test, situation.target)
+    nets = situation.once("perceptron of sources", make)
+    seen, learns = _seen(situation, few_shot)
+    if learns:
+        nets = tune_nets(nets, seen.take(few_shot.rows), target, LossWeights(), seed)
+    return nets.log_scores(dataset.features.take(situation.test).summary)[0]
 
 
 def _trees_of_changes(situation: Situation, few_shot: FewShotSet) -> Floats | None:

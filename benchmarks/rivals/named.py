@@ -11,8 +11,8 @@ import numpy as np
 from agents.records import content_hash
 from benchmarks.harness import Figures, run_kept
 from benchmarks.rivals.base import EachDevice, of_device
-from benchmarks.rivals.mlp import SummaryMlp
 from benchmarks.rivals.trees import BoostedTrees
+from transfer.adapt.summary_nets import SummaryNets, fit_nets
 from transfer.arrays import Floats, Rows
 from transfer.data.dataset import Dataset
 from transfer.errors import TransferError
@@ -20,6 +20,7 @@ from transfer.evaluate.compare import Fit, FitScores, run_fits
 from transfer.evaluate.rankers import Ranker
 from transfer.features.blocks import LAYOUTS, PublishedLayout
 from transfer.model.mtl_tlp import MtlTLP
+from transfer.train.losses import LossWeights
 from transfer.train.state import digest
 from transfer.train.trainers import TlpConfig, train_mtl_tlp
 
@@ -69,6 +70,24 @@ class PublishedTlp:
         return next(layout for layout in LAYOUTS.values() if (layout.steps, layout.width) == shape)
 
 
+class Perceptron:
+    """A plain network on the summary of a candidate, one for each device: features without a sequence."""
+
+    name = "mlp"
+
+    def __init__(self) -> None:
+        self._nets: dict[str, SummaryNets] = {}
+
+    def fit(self, dataset: Dataset, rows: Rows, devices: Sequence[str], seed: int) -> None:
+        """Train from nothing. See `Ranker.fit`."""
+        part = dataset.take(rows)
+        self._nets = {device_id: fit_nets(part, device_id, LossWeights(), 1, seed) for device_id in devices}
+
+    def score(self, dataset: Dataset, rows: Rows, device_id: str) -> Floats:
+        """Logarithms of relative speeds. See `Ranker.score`."""
+        return of_device(self, self._nets, device_id).log_scores(dataset.features.take(rows).summary)[0]
+
+
 #: Attributes of rankers that tell how they learn, beside their name.
 _SETTINGS = ("config", "grid", "rounds")
 
@@ -116,7 +135,7 @@ RIVALS: dict[str, Callable[[], Ranker]] = {
     "lightgbm": lambda: EachDevice(BoostedTrees("lightgbm")),
     "xgboost-pooled": lambda: BoostedTrees("xgboost", pooled=True),
     "lightgbm-pooled": lambda: BoostedTrees("lightgbm", pooled=True),
-    "mlp": SummaryMlp,
+    "mlp": Perceptron,
     **_PUBLISHED,
 }
 
