@@ -22,7 +22,6 @@ from agents.host.gpu_sheets import gpu_sheet
 from benchmarks.gpus_spaces import Space
 from benchmarks.harness import Figures, kept, run_bounded
 from benchmarks.rivals.trees import by_changes
-from benchmarks.unlike_ways import together_best
 from transfer.adapt.space_search import SpaceSearch
 from transfer.arrays import Floats
 from transfer.features.hardware import kinship_steps, vector_distances
@@ -169,14 +168,6 @@ def _nearest(space: Space, target: int, seed: int) -> Floats:
     return _filled(space.secs[:, min(_others(space, target), key=distances.__getitem__)])
 
 
-def _portfolio(space: Space, target: int, seed: int) -> Floats:
-    """The configurations that are together best over the other GPUs, then the others by their mean speed."""
-    speed = np.column_stack([space.speed(one) for one in _others(space, target)])
-    costs, chosen = -speed.mean(axis=1), together_best(speed)
-    costs[chosen] = np.arange(len(chosen)) - len(costs)
-    return np.asarray(costs)
-
-
 def _fall_back(space: Space, target: int, seed: int) -> Floats:
     """The mean order of the GPUs of the same architecture; without one of the same maker, else of all."""
     arches = [gpu_sheet(name).get("arch", "") for name in space.devices]
@@ -195,7 +186,6 @@ _COSTS: dict[str, Callable[[Space, int, int], Floats]] = {
     "mean rank": lambda space, target, seed: np.mean(
         [rankdata(_filled(space.secs[:, one])) for one in _others(space, target)], axis=0
     ),
-    "portfolio": _portfolio,
     "fall back": _fall_back,
 }
 

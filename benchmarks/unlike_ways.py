@@ -67,9 +67,7 @@ class FindData(NamedTuple):
     """Problems of the databases, joined by problem and solver."""
 
     dataset: Dataset
-    #: (W,) direction and type of the problem together, within which solvers are alike.
-    kind: Groups
-    #: (N,) kind of the problem and solver together.
+    #: (N,) direction and type of the problem together with the solver: such are alike.
     alike: Groups
     #: (W,) convolution that the problem is a direction and type of.
     convolution: Rows
@@ -96,12 +94,12 @@ def read_databases(folder: Path, one_in: int) -> FindData:
             rows.setdefault(candidate_id, []).append(row)
     dataset = build_dataset([row for several in rows.values() for row in several], workloads, devices)
     listed = [workloads[workload_id] for workload_id in dataset.workload_ids]
-    _, kind = np.unique([f"{one.operator} {one.arg_dtypes[0]}" for one in listed], return_inverse=True)
-    solvers = [rows[candidate_id][0].trace for candidate_id in dataset.candidate_ids]
-    pairs = zip(kind[dataset.group].tolist(), solvers, strict=True)
-    _, alike = np.unique([f"{number} {solver}" for number, solver in pairs], return_inverse=True)
+    kinds = [f"{one.operator} {one.arg_dtypes[0]}" for one in listed]
+    pairs = zip(dataset.group.tolist(), dataset.candidate_ids, strict=True)
+    names = [f"{kinds[group]} {rows[candidate_id][0].trace}" for group, candidate_id in pairs]
+    _, alike = np.unique(names, return_inverse=True)
     keys = [workload.name.rpartition(" ")[2].encode() for workload in listed]
-    return FindData(dataset, kind, alike, np.array([convolution_of(key) for key in keys], dtype=np.int64))
+    return FindData(dataset, alike, np.array([convolution_of(key) for key in keys], dtype=np.int64))
 
 
 #: A candidate that is so many times slower than the fastest is as bad as any.
@@ -212,37 +210,6 @@ def mean_rank(view: View) -> Floats:
     return np.where(np.isfinite(places[view.test]), places[view.test], _UNKNOWN + alike)
 
 
-def portfolio(view: View) -> Floats:
-    """The solvers of each kind that are together best over all sources and problems, as they are chosen."""
-    kind, scores = view.data.kind[view.group], np.full(len(view.group), _NOWHERE)
-    for number in np.unique(kind[view.test]):
-        rows = np.flatnonzero(kind == number)
-        _, problem = np.unique(view.group[rows], return_inverse=True)
-        choices, choice = np.unique(view.data.alike[rows], return_inverse=True)
-        speed = np.zeros((len(choices), int(problem.max()) + 1, len(view.sources)))
-        speed[choice, problem] = np.nan_to_num(np.exp(view.log_speeds[rows][:, view.sources]))
-        for place, best in enumerate(together_best(speed)):
-            scores[rows[choice == best]] = -place
-    return np.asarray(scores[view.test])
-
-
-def together_best(speed: Floats) -> list[int]:
-    """Choices that are together best, in their order: next is that with which most speed is kept.
-
-    Args:
-        speed: (choices, ...) of each, relative to the fastest.
-    """
-    reached, chosen = np.zeros(speed.shape[1:]), list[int]()
-    while len(chosen) < len(speed):
-        gains = np.maximum(speed, reached).reshape(len(speed), -1).sum(axis=1) - reached.sum()
-        best = int(np.argmax(gains))
-        if gains[best] <= 0:
-            break
-        chosen.append(best)
-        reached = np.maximum(reached, speed[best])
-    return chosen
-
-
 def trees_from_scratch(view: View) -> Floats:
     """Trees that the samples alone taught; without any, no opinion."""
     if len(view.few_shot.rows) < _LEAST_SAMPLES:
@@ -286,11 +253,10 @@ WAYS: dict[str, Callable[[View], Floats]] = {
     "frequent winner": frequent_winner,
     "nearest GPU": nearest_gpu,
     "mean rank": mean_rank,
-    "portfolio": portfolio,
     "trees from scratch": trees_from_scratch,
     "pooled trees": pooled_trees,
     OURS: ours,
 }
-#: Those that learn; the others are simple answers, of which some do not look at samples.
+#: Those that learn; the others are simple answers, of which one does not look at samples.
 LEARNING = ("trees from scratch", "pooled trees", OURS)
-WITHOUT_SAMPLES = ("mean rank", "portfolio")
+WITHOUT_SAMPLES = ("mean rank",)
