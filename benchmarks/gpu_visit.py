@@ -43,8 +43,7 @@ from agents.programs.trace_rules import read_trace
 from agents.programs.workloads import own_module
 from agents.records import DeviceKind, DeviceSpec, Outcome, Record, Workload, as_json_dict
 from benchmarks.harness import Figures, benchmark, child_json, kept, option, working_folder
-from benchmarks.networks import NETWORKS, settings_of
-from benchmarks.networks_sides import MOST_TRIALS, latencies
+from benchmarks.networks import MOST_TRIALS, NETWORKS, latencies, settings_of
 from benchmarks.search_sides import tuned
 from benchmarks.tables import sections
 from fleet.config.init import host_profiles

@@ -17,8 +17,7 @@ from pathlib import Path
 
 import numpy as np
 
-from benchmarks.gpus_rivals import CHOOSERS, OURS, STRATEGIES, orders, why_absent
-from benchmarks.gpus_spaces import Space, find_spaces
+from benchmarks.gpus_rivals import CHOOSERS, OURS, STRATEGIES, Space, find_spaces, orders, why_absent
 from benchmarks.harness import Figures, benchmark, kept, option, say, working_folder
 from benchmarks.onboarding_curve import Point
 from benchmarks.onboarding_parts import CurveTable

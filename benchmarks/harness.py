@@ -18,7 +18,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import shlex
 import signal
 import statistics
 import subprocess
@@ -385,32 +384,3 @@ def ms_of(name: str, secs: Sequence[float], tail: int = 99) -> Figures:
     found = {"median": statistics.median(secs) if secs else None, f"p{tail}": percentile}
     found["max"] = max(secs, default=None)
     return {f"{name}_{key}": None if value is None else 1e3 * value for key, value in found.items()}
-
-
-def words_of(options: Any, text: Callable[[object], str] = str) -> list[str]:
-    """The words of a command line that give some options.
-
-    Args:
-        options: Of a benchmark.
-        text: How a value is written.
-    """
-    words: list[str] = []
-    for one in fields(options):
-        value = getattr(options, one.name)
-        if value is not None and value != one.default:
-            values = value if isinstance(value, tuple) else () if value is True else (value,)
-            words += [f"--{one.name.replace('_', '-')}", *map(text, values)]
-    return words
-
-
-def command_of(name: str, options: Any) -> str:
-    """The command line that gives some options, for a page that shows how its figures were made.
-
-    Where things lie on this host is nobody's business: of an absolute path the last folders are shown.
-    """
-    return shlex.join(["python", "-m", f"benchmarks.{name}", *words_of(options, _shown)])
-
-
-def _shown(value: object) -> str:
-    is_absolute = isinstance(value, Path) and value.is_absolute()
-    return str(Path(*Path(str(value)).parts[-3:])) if is_absolute else str(value)

@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.harness import Figures, benchmark, command_of, option, working_folder
+from benchmarks.harness import Figures, benchmark, option, working_folder
 from benchmarks.onboarding_baselines import baselines
 from benchmarks.onboarding_cases import CasePlan, networks_to_hold_out
 from benchmarks.onboarding_curve import (
@@ -32,7 +32,7 @@ from benchmarks.onboarding_curve import (
     adapting,
 )
 from benchmarks.onboarding_parts import CurveTable, DeviceSet, as_json, device_sets
-from benchmarks.tables import interval, page, write_page
+from benchmarks.tables import command_of, interval, page, write_page
 from transfer.adapt.base import Regime
 from transfer.adapt.guard import NAMES, auto, strategies
 from transfer.adapt.sample_selection import SELECTORS, Choice, first_of

@@ -35,13 +35,13 @@ from benchmarks.harness import (
     ms_of,
     option,
     stopwatch,
-    words_of,
     working_folder,
 )
 from benchmarks.made_up import device_name, made_up_rows, make_records, own_mb
 from benchmarks.scale_connections import measure_connections
 from benchmarks.scale_fleet import measure_fleet
 from benchmarks.scale_start import measure_start
+from benchmarks.tables import words_of
 from fleet.core import events as ev
 from fleet.core.scheduling import Cell, DeviceView, FleetView, plan
 from fleet.core.state import FleetState

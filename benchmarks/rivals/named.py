@@ -129,7 +129,7 @@ _PUBLISHED: dict[str, Callable[[], Ranker]] = {
     SMALL_BATCHES: lambda: PublishedTlp(TlpConfig(batch=_SMALL_BATCH)),
 }
 PUBLISHED = tuple(_PUBLISHED)
-#: All that need nothing but a store; TVM's own need its programs built again (`benchmarks.learning_tvm`).
+#: All that need nothing but a store; TVM's own need its programs built again (`benchmarks.learning`).
 RIVALS: dict[str, Callable[[], Ranker]] = {
     "xgboost": lambda: EachDevice(BoostedTrees("xgboost")),
     "lightgbm": lambda: EachDevice(BoostedTrees("lightgbm")),

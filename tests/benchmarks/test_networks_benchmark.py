@@ -6,9 +6,8 @@ import json
 
 from agents.networks.corpus import CORPUS
 from agents.networks.network_name import read_network_name
-from benchmarks.networks import NETWORKS, device_on_all_cores, summary
+from benchmarks.networks import NETWORKS, device_on_all_cores, good_records, summary, wall_ratio
 from benchmarks.networks_corpus import tiny_names
-from benchmarks.networks_sides import good_records, wall_ratio
 from tests.record_fixtures import make_spec
 from tests.scenario_fixtures import check_facts
 
