@@ -239,38 +239,26 @@ def tvm_features(reader: StoreReader, snapshot: DatasetSnapshot) -> PerStoreFeat
     """
     from agents.programs.tvm_import import load_tensor_intrinsics
 
-    dataset = snapshot.dataset
-    row_of = {candidate_id: row for row, candidate_id in enumerate(dataset.candidate_ids)}
-    traces: dict[int, str] = {}
+    dataset, traces = snapshot.dataset, dict[str, str]()
     names = ("candidate_id", "dialect", "trace")
     for _, batch in reader.columns(names, device_ids=dataset.device_ids, version=snapshot.table_version):
         columns = (batch.column(name).to_pylist() for name in names)
         for candidate_id, dialect, trace in zip(*columns, strict=True):
-            row = row_of.get(candidate_id)
-            if row is None or row in traces:
-                continue
             if dialect != _DIALECT:
                 raise ValueError(
                     f"TVM's own models need candidates of {_DIALECT}, the store holds {dialect}; leave "
                     f"{' and '.join(WAYS)} out"
                 )
-            traces[row] = trace
+            traces[candidate_id] = trace
     spec = snapshot.devices[dataset.device_ids[0]][0]
     load_tensor_intrinsics(spec.family)
     parts: dict[int, Singles] = {}
     for group in np.unique(dataset.group).tolist():
         rows = np.flatnonzero(dataset.group == group).tolist()
         workload = snapshot.workloads[dataset.workload_ids[group]]
-        found = per_store_features(workload, [traces[row] for row in rows], spec.target)
-        parts.update(zip(rows, found, strict=True))
+        several = [traces[dataset.candidate_ids[row]] for row in rows]
+        parts.update(zip(rows, per_store_features(workload, several, spec.target), strict=True))
     return join_features([parts[row] for row in range(len(dataset))])
-
-
-def sampled(snapshot: DatasetSnapshot) -> DatasetSnapshot:
-    """Few measured candidates of each workload."""
-    dataset = snapshot.dataset
-    measured = np.flatnonzero(np.isfinite(dataset.latency_secs).any(axis=1))
-    return replace(snapshot, dataset=dataset.take(few_of_each(dataset, measured, _JUDGED, 0)))
 
 
 #: Devices of the logs that are told apart; `x86_hokusai` is the i7-3770 again.
@@ -327,8 +315,11 @@ def compared(options: Options, folder: Path) -> Figures:
     snapshot = load_snapshot(
         reader, device_ids=[DeviceId(device_id) for device_id in chosen], published=reads_published
     )
-    snapshot = sampled(snapshot)
-    dataset = snapshot.dataset
+    # Few measured candidates of each workload.
+    whole = snapshot.dataset
+    measured = np.flatnonzero(np.isfinite(whole.latency_secs).any(axis=1))
+    dataset = whole.take(few_of_each(whole, measured, _JUDGED, 0))
+    snapshot = replace(snapshot, dataset=dataset)
 
     # The same workloads are held out by every seed: intervals are over workloads and seeds.
     kind = SplitKind(options.split)

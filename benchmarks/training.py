@@ -95,20 +95,16 @@ def _race(dataset: Dataset, devices: Sequence[str], options: Options) -> Figures
         history = train(plain, whole, config=ours, seed=0, devices=devices).history
         done.append(sum(report.samples for report in history))
 
-    secs = by_turns(
-        {"ours": train_ours, "published": lambda: ranker.fit(dataset, whole, devices, 0)},
-        options.rounds,
-    )
+    sides = {"ours": train_ours, "published": lambda: ranker.fit(dataset, whole, devices, 0)}
+    secs = by_turns(sides, options.rounds)
     columns = [dataset.column(device_id) for device_id in devices]
     each = int(np.isfinite(dataset.latency_secs[:, columns]).any(axis=1).sum())
     mine, other = sum(done) / sum(secs["ours"]), each * options.rounds / sum(secs["published"])
-    ratios = zip(done, *secs.values(), strict=True)
     return {
         "heads": len(devices),
         "samples_per_s": mine,
         "published_samples_per_s": other,
         "ratio": mine / other,
-        "ratio_of_each_round": [samples / ours * theirs / each for samples, ours, theirs in ratios],
     }
 
 
