@@ -74,7 +74,6 @@ class Options:
     table: Path | None = option(None, "write the page to this file")
     keep: Path | None = option(None, "folder of finished cases, not run again")
     store: tuple[Path, ...] = option((), "store to read")
-    device: tuple[str, ...] = option((), "only this device")
     target: tuple[str, ...] = option((), "leave out only this device")
     regime: tuple[str, ...] = option((), "only this regime", choices=[one.value for one in Regime])
     strategies: tuple[str, ...] = option(
@@ -126,7 +125,7 @@ def _measured(options: Options, folder: Path, points: Path) -> Figures:
         folder: For a store of imported logs.
         points: For finished cases.
     """
-    sets = device_sets(options.store, options.device, folder, options.most)
+    sets = device_sets(options.store, folder, options.most)
     experiments = [_experiment(one, options, points) for one in sets]
     runs = [_run(one, options) for one in experiments]
     parts = _parts(experiments, options)

@@ -7,8 +7,8 @@ resamples workloads, the same ones for all contenders, so that differences are p
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Collection, Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from agents.records import DeviceId, DeviceKind, Family, Workload, WorkloadId
+from agents.records import DeviceId, DeviceKind, DeviceSpec, Family, Workload, WorkloadId
 from benchmarks.onboarding_curve import RANDOM, Point
 from benchmarks.tables import interval
 from benchmarks.training import LOGS, import_devices
@@ -215,15 +215,12 @@ class DeviceSet:
     ceilings: Json
 
 
-def device_sets(
-    stores: Sequence[Path], device_ids: Sequence[str], folder: Path, most: int
-) -> list[DeviceSet]:
+def device_sets(stores: Sequence[Path], folder: Path, most: int) -> list[DeviceSet]:
     """Sets of devices to run on.
 
     Args:
         stores: Stores to read; where empty, that of `make run` and the logs beside the checkout, as far as
             they are there.
-        device_ids: Only these devices; all of a store that holds none of them.
         folder: For a store of imported logs.
         most: Candidates of each workload to keep at most.
     """
@@ -233,46 +230,39 @@ def device_sets(
         if LOGS.is_dir():
             import_devices(folder / "store", LOGGED)
             paths.append(folder / "store")
-    sets = [one for path in paths for one in _sets_of(Store.read(path), device_ids, most)]
-    names = [one.name for one in sets]
+    sets = [one for path in paths for one in _sets_of(Store.read(path), most)]
+    names = Counter(one.name for one in sets)
     return [
-        one if names.count(one.name) == 1 else replace(one, name=f"{one.name} ({place})")
+        replace(one, name=f"{one.name} ({place})") if names[one.name] > 1 else one
         for place, one in enumerate(sets, start=1)
     ]
 
 
-def _sets_of(reader: StoreReader, device_ids: Sequence[str], most: int) -> list[DeviceSet]:
+def _sets_of(reader: StoreReader, most: int) -> Iterator[DeviceSet]:
     """One set for each family with at least two devices."""
-    by_family: dict[Family, list[DeviceId]] = defaultdict(list)
-    known = reader.devices()
-    named = {one for one in device_ids if one in known}
-    for device_id, entry in known.items():
-        if entry.descriptor is not None and (not named or device_id in named):
-            by_family[entry.spec.family].append(device_id)
-    sets = []
+    by_family: dict[Family, list[DeviceSpec]] = defaultdict(list)
+    for entry in reader.devices().values():
+        if entry.descriptor is not None:
+            by_family[entry.spec.family].append(entry.spec)
     for family, members in sorted(by_family.items()):
-        if len(members) < 2:
-            continue
         # A board that answers from a file beside devices that measured is one of them again; in a store of
         # imported logs all are of that kind.
-        measuring = [one for one in members if known[one].spec.kind is not DeviceKind.REPLAY]
-        snapshot = load_snapshot(reader, device_ids=measuring if len(measuring) > 1 else members)
-        whole = snapshot.dataset
-        if len(whole.device_ids) < 2:
+        measuring = [one for one in members if one.kind is not DeviceKind.REPLAY]
+        chosen = [one.device_id for one in (measuring if len(measuring) > 1 else members)]
+        snapshot = load_snapshot(reader, device_ids=chosen) if len(chosen) > 1 else None
+        if snapshot is None or len(snapshot.dataset.device_ids) < 2:
             continue
+        whole = snapshot.dataset
         measured = np.flatnonzero(np.isfinite(whole.latency_secs).any(axis=1) | whole.failed.any(axis=1))
-        is_own = _dialect(reader, members[0]) == "meta_schedule"
+        is_own = _dialect(reader, chosen[0]) == "meta_schedule"
         name = "ISA profiles of one host" if is_own else "Devices of imported logs"
-        sets.append(
-            DeviceSet(
-                name=name if len(by_family) == 1 else f"{name}, {family}",
-                is_own=is_own,
-                dataset=whole.take(few_of_each(whole, measured, most, 0)),
-                workloads={one: snapshot.workloads[one] for one in whole.workload_ids},
-                ceilings=ceilings_as_json(measured_twice(reader, snapshot)[1]),
-            )
+        yield DeviceSet(
+            name=name if len(by_family) == 1 else f"{name}, {family}",
+            is_own=is_own,
+            dataset=whole.take(few_of_each(whole, measured, most, 0)),
+            workloads={one: snapshot.workloads[one] for one in whole.workload_ids},
+            ceilings=ceilings_as_json(measured_twice(reader, snapshot)[1]),
         )
-    return sets
 
 
 def _dialect(reader: StoreReader, device_id: DeviceId) -> str:
