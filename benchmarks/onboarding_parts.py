@@ -156,30 +156,27 @@ class CurveTable:
         """All estimates as [value, low, high], by regime, samples and contender."""
         return {
             regime.value: {
-                "all" if k is None else str(k): {
-                    "best_baseline": self.best_baseline(regime, k),
-                    "measured": self.mean("measured", k, (regime,), self.default),
-                    "contenders": {
-                        name: row for name in self.contenders(regime) if (row := self._row(regime, name, k))
-                    },
-                }
-                for k in self.samples(regime)
+                "all" if k is None else str(k): self._rows(regime, k) for k in self.samples(regime)
             }
             for regime in self.regimes
         }
 
-    def _row(self, regime: Regime, name: str, k: int | None) -> dict[str, Any] | None:
-        """All of a contender with k samples; None where it has no point."""
-        if self.estimate(regime, name, k) is None:
-            return None
-        best, of = self.best_baseline(regime, k), partial(self.estimate, regime, name, k)
-        return {
-            **{measure: interval(of(measure)) for measure in self.points[0].values},
-            "less_best_baseline": best and interval(of(less=best)),
-            "less_scratch": interval(of(less=SCRATCH)),
-            "adapt_seconds": self.mean("seconds", k, (regime,), name),
-            "by_device": {target: interval(of(targets=(target,))) for target in self.targets},
-        }
+    def _rows(self, regime: Regime, k: int | None) -> dict[str, Any]:
+        """All contenders with k samples."""
+        best = self.best_baseline(regime, k)
+        rows = {}
+        for name in self.contenders(regime):
+            of = partial(self.estimate, regime, name, k)
+            if of() is not None:
+                rows[name] = {
+                    **{measure: interval(of(measure)) for measure in self.points[0].values},
+                    "less_best_baseline": best and interval(of(less=best)),
+                    "less_scratch": interval(of(less=SCRATCH)),
+                    "adapt_seconds": self.mean("seconds", k, (regime,), name),
+                    "by_device": {target: interval(of(targets=(target,))) for target in self.targets},
+                }
+        measured = self.mean("measured", k, (regime,), self.default)
+        return {"best_baseline": best, "measured": measured, "contenders": rows}
 
     def _values(
         self, regime: Regime, contender: str, k: int | None, measure: str, targets: Collection[str]
