@@ -30,7 +30,7 @@ from fleet.interchange.logs.json_values import Rejected
 from fleet.interchange.logs.lines import LogLines
 from fleet.interchange.logs.targets import device_from_log
 from transfer.adapt.space_search import SpaceSearch
-from transfer.arrays import Floats, Singles
+from transfer.arrays import Floats, Rows, Singles
 from transfer.features.hardware import hardware_table, hardware_vector, kinship_steps, vector_distances
 
 
@@ -318,20 +318,20 @@ def change_of_label(space: Space, target: int, seed: int) -> Chooser:
     )
     hardware = space.hardware[[*others, target]]
 
-    def order() -> list[int]:
+    def order() -> Rows:
         costs = by_changes(labels, np.zeros(len(group)), group, hardware, space.numbers, seed)
-        return np.argsort(costs if costs is not None else group, kind="stable").tolist()
+        return np.argsort(costs if costs is not None else group, kind="stable")
 
     rows: list[int] = []
     secs: list[float] = []
-    left = iter(order())
+    left = iter(order().tolist())
     while len(rows) < len(group):
         row = next(one for one in left if one not in rows)
         secs.append((yield row))
         rows.append(row)
         if len(rows) in _ROUNDS:
             labels[rows, -1] = _relative(np.array(secs))
-            left = iter(order())
+            left = iter(order().tolist())
 
 
 OURS = "search (ours)"

@@ -220,10 +220,13 @@ def figures(runs: Sequence[_Run]) -> Figures:
         worst, default=(None, None)
     )
     for regime, k in ((Regime.DEVICE_NEW, 64), (Regime.BOTH_NEW, 256)):
-        name, gain = f"{regime.value.replace('-', '_')}_gain_k{k}", own and own.gain(regime, k)
+        name, gain = (
+            f"{regime.value.replace('-', '_')}_gain_k{k}",
+            None if own is None else own.gain(regime, k),
+        )
         result[name] = None if gain is None else gain.value
         result[f"{name}_interval"] = interval(gain)
-        result[f"{name}_best_baseline"] = own and own.best_baseline(regime, k)
+        result[f"{name}_best_baseline"] = None if own is None else own.best_baseline(regime, k)
     for k in (256, 64):
         shares = (table.share_of_full(regime, k) for table in tables for regime in table.regimes)
         result[f"k{k}_of_full"] = min((one for one in shares if one is not None), default=None)

@@ -173,7 +173,7 @@ def _mlp_fine_tuned(situation: Situation, few_shot: FewShotSet) -> Floats | None
     seen, learns = _seen(situation, few_shot)
     if learns:
         nets = tune_nets(nets, seen.take(few_shot.rows), target, LossWeights(), seed)
-    return nets.log_scores(dataset.features.take(situation.test).summary)[0]
+    return np.asarray(nets.log_scores(dataset.features.take(situation.test).summary)[0])
 
 
 def _trees_of_changes(situation: Situation, few_shot: FewShotSet) -> Floats | None:

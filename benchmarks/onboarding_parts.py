@@ -94,8 +94,9 @@ class CurveTable:
         if not places:
             return None
         _, group = np.unique([place[-1] for place in places], return_inverse=True)
-        sums = np.bincount(group, [mine[place] - theirs[place] for place in places])
-        return resample_ratio(sums, np.bincount(group).astype(np.float64), seed=0).estimate()
+        weights = (None, [mine[place] - theirs[place] for place in places])
+        counts, sums = (np.bincount(group, one).astype(np.float64) for one in weights)
+        return resample_ratio(sums, counts, seed=0).estimate()
 
     def best_baseline(self, regime: Regime, k: int | None) -> str | None:
         """The baseline with the highest mean top-1 at k, a random choice included."""

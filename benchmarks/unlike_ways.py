@@ -68,7 +68,7 @@ class FindData(NamedTuple):
 
     dataset: Dataset
     #: (N,) direction and type of the problem together with the solver: such are alike.
-    alike: Groups
+    alike: Rows
     #: (W,) convolution that the problem is a direction and type of.
     convolution: Rows
 
@@ -97,7 +97,7 @@ def read_databases(folder: Path, one_in: int) -> FindData:
     kinds = [f"{one.operator} {one.arg_dtypes[0]}" for one in listed]
     pairs = zip(dataset.group.tolist(), dataset.candidate_ids, strict=True)
     names = [f"{kinds[group]} {rows[candidate_id][0].trace}" for group, candidate_id in pairs]
-    _, alike = np.unique(names, return_inverse=True)
+    alike = np.unique(names, return_inverse=True)[1].astype(np.int64)
     keys = [workload.name.rpartition(" ")[2].encode() for workload in listed]
     return FindData(dataset, alike, np.array([convolution_of(key) for key in keys], dtype=np.int64))
 
@@ -145,11 +145,12 @@ class View:
 
     def by_solver(self, rows: Rows, values: Floats | None = None) -> Floats:
         """(J,) sums of values over rows of the same solver and kind; without values their number."""
-        return np.bincount(self.data.alike[rows], values, len(self.group))[self.data.alike[self.test]]
+        sums = np.bincount(self.data.alike[rows], values, len(self.group))
+        return sums[self.data.alike[self.test]].astype(np.float64)
 
     def wins(self, column: int) -> Floats:
         """(J,) how often a solver was the fastest of a problem on a device, by kind."""
-        return self.by_solver(np.flatnonzero(self.log_speeds[:, column] == 0)).astype(np.float64)
+        return self.by_solver(np.flatnonzero(self.log_speeds[:, column] == 0))
 
     def inputs(self, rows: Rows, columns: Rows | int) -> tuple[Singles, Floats, Floats]:
         """What trees read of some rows on devices, their logarithmic speeds, and their weights."""
@@ -181,10 +182,10 @@ class View:
         return Trees(pack(grow(x, target, weight, count=self.options.trees, seed=0)))
 
 
-def _centred(values: Floats, place: Rows) -> Floats:
+def _centred(values: Floats, place: Groups | Rows) -> Floats:
     """Values less the mean of their place."""
-    _, place = np.unique(place, return_inverse=True)
-    return np.asarray(values - (np.bincount(place, values) / np.bincount(place))[place])
+    _, at = np.unique(place, return_inverse=True)
+    return np.asarray(values - (np.bincount(at, values) / np.bincount(at))[at])
 
 
 def frequent_winner(view: View) -> Floats:

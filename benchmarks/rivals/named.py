@@ -85,7 +85,8 @@ class Perceptron:
 
     def score(self, dataset: Dataset, rows: Rows, device_id: str) -> Floats:
         """Logarithms of relative speeds. See `Ranker.score`."""
-        return of_device(self, self._nets, device_id).log_scores(dataset.features.take(rows).summary)[0]
+        nets = of_device(self, self._nets, device_id)
+        return np.asarray(nets.log_scores(dataset.features.take(rows).summary)[0])
 
 
 #: Attributes of rankers that tell how they learn, beside their name.
