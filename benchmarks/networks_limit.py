@@ -1,7 +1,7 @@
 """The physical limit of a network on some cores: its multiply-adds, and how many the cores do in a second.
 
-A child of `benchmarks.networks`: one JSON object on stdin, one on stdout. The peak is measured with the compute
-canary, a product of matrices whose parts stay in registers and in the nearest cache, in two tilings.
+A child of `benchmarks.networks`: one JSON object on stdin, one on stdout. The peak is measured with the
+compute canary, a product of matrices whose parts stay in registers and in the nearest cache, in two tilings.
 """
 
 from __future__ import annotations
