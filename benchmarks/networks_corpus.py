@@ -18,6 +18,7 @@ from typing import Final
 
 import yaml
 
+from agents.host.host_lock import make_lock
 from agents.networks.corpus import CORPUS
 from agents.networks.network_name import NetworkRefusedError, read_network_name
 from agents.networks.reader import ask
@@ -71,6 +72,9 @@ def _check(text: str) -> Figures:
     with working_folder() as folder:
         question: Figures = {"network": text, "family": Family.CPU, "target": _TARGET, "folder": str(folder)}
         question |= {"threads": 1, "gpu_index": None, "traces": {}}
+        # Nothing that counts is timed here, so each process has a lock of its own.
+        make_lock(lock := folder / "lock")
+        question |= {"lock": str(lock), "cores": sorted(os.sched_getaffinity(0))}
         is_late = False
         try:
             seen = ask({"op": "first_run", **question}, folder=folder, timeout_secs=_CHILD_SECS)
