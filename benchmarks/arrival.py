@@ -16,10 +16,7 @@ The folder is kept where one is given, and a second run goes on from what is mea
 
 from __future__ import annotations
 
-import subprocess
-import time
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -28,14 +25,17 @@ import numpy as np
 import yaml
 
 from agents.records import DeviceId, Outcome
-from benchmarks.fleet_up import START_SECS, LateError, Program, profile_file, verb, wait_until
-from benchmarks.harness import Figures, benchmark, option, working_folder
+from benchmarks.fleet_up import START_SECS, Program, profile_file, run_verb, running, verb, wait_until
+from benchmarks.harness import Figures, benchmark, option, stopwatch, working_folder
 from benchmarks.tables import interval
 from fleet.api.client import DaemonClient, find_daemon
 from fleet.config.settings import load_fleet, select_devices
 from fleet.models.versions import load_snapshot, train_config
 from fleet.report.demo import choose_devices
 from fleet.store.store import Store
+from transfer.adapt.base import FewShotTask
+from transfer.adapt.guard import Scratch
+from transfer.adapt.kept import load_adapted
 from transfer.evaluate.rankers import difference, judge
 
 WORKLOADS = 16
@@ -43,7 +43,7 @@ WORKLOADS = 16
 CANDIDATES = 24
 #: Bounds as in the demo: larger programs would make the benchmark an hour.
 _BOUNDS = {"min_flops": 2e5, "max_flops": 2.5e7}
-_HEAD_SECS, _STEP_SECS, _STOP_SECS = 1800.0, 3600.0, 90.0
+_HEAD_SECS = 1800.0
 
 
 @dataclass(frozen=True)
@@ -64,9 +64,8 @@ def _run(folder: Path, samples: int) -> Figures:
     """Do all of it: the folder gets device files, store, models and the daemon's folder."""
     sources, target = choose_devices(list(select_devices(load_fleet(None).config).values()))
     known = [spec.device_id for spec in sources[-3:]]
-    files, away = folder / "configs" / "hardware", folder / "away"
-    for place in (files, away):
-        place.mkdir(parents=True, exist_ok=True)
+    files = folder / "configs" / "hardware"
+    files.mkdir(parents=True, exist_ok=True)
     for name in known:
         (files / f"{name}.yaml").write_bytes(profile_file(name).read_bytes())
     (files / f"{target.device_id}.yaml").unlink(missing_ok=True)
@@ -76,37 +75,30 @@ def _run(folder: Path, samples: int) -> Figures:
         "workloads": {**_BOUNDS, "count": WORKLOADS},
     }
     (folder / "configs" / "fleet.yaml").write_text(yaml.safe_dump(settings))
-    _fleet(folder, "collect", "--workloads", str(WORKLOADS), "--samples", str(CANDIDATES), *_named(known))
+    size = ("collect", "--workloads", str(WORKLOADS), "--samples")
+    run_verb(folder, *size, str(CANDIDATES), *_named(known))
     if not (folder / "runs" / "models").exists():
-        _fleet(folder, "train")
-    up = Program(verb("up"), folder / "up.log", folder=folder)
-    up.start()
-    try:
-        root = folder / "runs" / "fleet"
-        daemon = wait_until(lambda: find_daemon(root), "the daemon", START_SECS)
+        run_verb(folder, "train")
+    name = target.device_id
+    with running(Program(verb("up"), folder / "up.log", folder=folder)):
+        daemon = find_daemon(folder / "runs" / "fleet")
         assert daemon is not None
         wait_until(lambda: _is_at_work(daemon, known), "work of the known devices", START_SECS)
-        began = time.monotonic()
-        (files / f"{target.device_id}.yaml").write_bytes(profile_file(target.device_id).read_bytes())
-        name = target.device_id
+        elapsed = stopwatch()
+        (files / f"{name}.yaml").write_bytes(profile_file(name).read_bytes())
         wait_until(lambda: name in daemon.get("/v1/devices"), "the new device", START_SECS)
-        known_secs = time.monotonic() - began
+        known_secs = elapsed()
         arrived = _onboarded(daemon, name, 0)
-        head_secs = time.monotonic() - began
+        head_secs = elapsed()
         asked, known_to_any = _measured(folder, [name]), _measured(folder, [*known, name])
-        judged = str(2 * CANDIDATES)
-        _fleet(folder, "collect", "--workloads", str(WORKLOADS), "--samples", judged, *_named([name]))
-        truth = _judge(folder, DeviceId(name), arrived["version"], asked, known_to_any)
-        before = time.monotonic()
+        run_verb(folder, *size, str(2 * CANDIDATES), *_named([name]))
+        truth = _judge(folder, name, arrived["version"], asked, known_to_any)
+        elapsed = stopwatch()
         changed = yaml.safe_load(profile_file(name).read_text())
         changed["protocol"] = {**changed.get("protocol", {}), "min_repeat_ms": 31}
         (files / f"{name}.yaml").write_text(yaml.safe_dump(changed))
         again = _onboarded(daemon, name, 1)
-        refreshed_secs = time.monotonic() - before
-    finally:
-        with suppress(LateError):
-            up.stop(_STOP_SECS)
-        up.kill()
+        refreshed_secs = elapsed()
     expected = arrived["expected"] or {}
     return {
         "device": name,
@@ -137,31 +129,25 @@ def _judge(folder: Path, target: DeviceId, version: str, asked: set[str], known:
         asked: Candidates that its head has learnt from.
         known: Candidates that any device had measured when the head was made.
     """
-    from transfer.adapt.base import FewShotTask
-    from transfer.adapt.guard import strategies
-    from transfer.adapt.kept import load_adapted
-
     dataset = load_snapshot(Store.read(folder / "runs" / "store")).dataset
-    truth = dataset.latency_secs[:, dataset.column(target)]
-    is_measured = np.isfinite(truth)
-    was_asked = np.array([one in asked for one in dataset.candidate_ids])
-    was_known = np.array([one in known for one in dataset.candidate_ids])
-    few_shot = np.flatnonzero(was_asked & is_measured)
+    column = dataset.column(target)
+    is_measured = np.isfinite(dataset.latency_secs[:, column])
+    was_asked, was_known = (np.isin(dataset.candidate_ids, sorted(names)) for names in (asked, known))
     test = np.flatnonzero(~was_asked & is_measured)
     is_visible = np.repeat(was_known[:, None], len(dataset.device_ids), axis=1)
-    is_visible[:, dataset.column(target)] = was_asked & is_measured
+    is_visible[:, column] = was_asked & is_measured
     view = dataset.where(is_visible)
     head = load_adapted(folder / "runs" / "models" / version, target)
     task = FewShotTask(
         source=None,
         dataset=view,
         target=target,
-        few_shot=few_shot,
+        few_shot=np.flatnonzero(was_asked & is_measured),
         source_rows=np.flatnonzero(was_known),
         config=train_config(24),
         seed=0,
     )
-    scratch = strategies()["scratch"].adapt(task)
+    scratch = Scratch().adapt(task)
 
     def compared(rows: np.ndarray) -> Figures:
         ours, theirs = (judge(dataset, target, rows, one.score(view, rows)) for one in (head, scratch))
@@ -202,15 +188,6 @@ def _is_at_work(daemon: DaemonClient, names: list[DeviceId]) -> bool:
 
 def _named(names: list[DeviceId]) -> list[str]:
     return [part for name in names for part in ("--device", name)]
-
-
-def _fleet(folder: Path, *arguments: str) -> None:
-    """Run a command in a folder; ends the program where it fails."""
-    done = subprocess.run(
-        verb(*arguments), cwd=folder, capture_output=True, text=True, timeout=_STEP_SECS, check=False
-    )
-    if done.returncode:
-        raise SystemExit(f"fleet {' '.join(arguments)} ended with {done.returncode}: {done.stderr[-2000:]}")
 
 
 def _onboarded(daemon: DaemonClient, device_id: str, number: int) -> Figures:

@@ -7,12 +7,14 @@ import json
 import os
 import statistics
 import time
-from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
 from types import MappingProxyType
+
+from msgspec import structs
 
 from agents.device.messages import Batch
 from agents.device.worker import DeviceWorker
@@ -29,7 +31,6 @@ from agents.sandbox.job import CandidateJob
 from benchmarks.bad_programs import end_of, holdings, hung, killers
 from benchmarks.disturbing_load import disturbing_load
 from benchmarks.harness import Figures, child_json, drawn, stopwatch
-from benchmarks.repeatability import compared, latencies
 from benchmarks.tvm_sides import EVALUATOR
 from fleet.config.init import host_profiles
 from fleet.planner.batch_plan import BATCH_SIZE
@@ -43,8 +44,62 @@ ALIKE = Protocol(extra_repeats=0, visits=1, early_stop_ratio=0.0, check_share=0.
 BATCH = BATCH_SIZE
 #: TVM starts its processes afresh for each round: what a round of few candidates costs.
 _SMALL_ROUND = 16
+#: A steady measurement that is off by more than this is wrong.
+_WRONG = 0.1
 #: Measurements of everything, for how numbers repeat: each pair of them is a comparison.
 _PASSES = 3
+
+
+def latencies(records: Iterable[Record]) -> dict[str, float]:
+    """Latency by candidate; one measured again because it was suspect counts with its better number."""
+    found: dict[str, float] = {}
+    for record in records:
+        if record.outcome is Outcome.OK:
+            key = record.candidate_id
+            found[key] = min(found.get(key, float("inf")), record.latency_secs)
+    return found
+
+
+def compared(passes: Sequence[Sequence[Record]]) -> Figures:
+    """Compare every pair of passes over the same candidates, both ways.
+
+    Returns:
+        How much latencies change, and how often, by more than the median change of the pair, another
+        candidate of a workload is the fastest the next time.
+    """
+    groups: dict[str, set[str]] = defaultdict(set)
+    for record in itertools.chain.from_iterable(passes):
+        groups[record.workload_id].add(record.candidate_id)
+    secs = [latencies(records) for records in passes]
+    calm = [
+        {r.candidate_id for r in records if r.outcome is Outcome.OK and not r.is_suspect}
+        for records in passes
+    ]
+    changes: list[float] = []
+    steady: list[float] = []
+    flips: list[bool] = []
+    for one, other in itertools.permutations(range(len(passes)), 2):
+        first, again = secs[one], secs[other]
+        change = {key: abs(again[key] / first[key] - 1) for key in first.keys() & again.keys()}
+        floor = statistics.median(change.values())
+        changes += change.values()
+        steady += [change[key] for key in change.keys() & calm[one] & calm[other]]
+        for group in (members & change.keys() for members in groups.values()):
+            if len(group) > 1:
+                chosen = min(group, key=first.__getitem__)
+                # Another candidate wins by more than numbers differ anyway.
+                flips.append(again[chosen] / min(map(again.__getitem__, group)) - 1 > floor)
+    shares = [len(one & found.keys()) / len(found) for one, found in zip(calm, secs, strict=True)]
+    return {
+        "remeasure_median_change": statistics.median(changes),
+        "remeasure_p90_change": statistics.quantiles(changes, n=10)[-1],
+        "steady_share": statistics.fmean(shares),
+        "remeasure_median_change_steady": statistics.median(steady) if steady else None,
+        "remeasure_p90_change_steady": statistics.quantiles(steady, n=10)[-1] if len(steady) > 1 else None,
+        # Pairs of steady measurements that differ by more than a tenth: one of them is wrongly steady.
+        "wrongly_steady": statistics.fmean(change > _WRONG for change in steady) if steady else None,
+        "winner_flip": statistics.fmean(flips),
+    }
 
 
 def _disturbances(record: Record) -> Counter[str]:
@@ -83,13 +138,13 @@ class Bench:
         self, candidates: Sequence[Candidate], each: int, workloads: int | None = None
     ) -> list[Candidate]:
         """The first `each` candidates of the first workloads, still interleaved."""
-        chosen = {workload.workload_id: each for workload in self.workloads[:workloads]}
-        kept = []
+        left = Counter({workload.workload_id: each for workload in self.workloads[:workloads]})
+        chosen = []
         for candidate in candidates:
-            if chosen.get(candidate.workload_id, 0) > 0:
-                chosen[candidate.workload_id] -= 1
-                kept.append(candidate)
-        return kept
+            if left[candidate.workload_id] > 0:
+                left[candidate.workload_id] -= 1
+                chosen.append(candidate)
+        return chosen
 
     def throughput(self, candidates: Sequence[Candidate]) -> Figures:
         """Both sides on the same candidates."""
@@ -140,27 +195,23 @@ class Bench:
         return {"quiet": quiet, "disturbed": disturbed}
 
     def _repeated(self, candidates: Sequence[Candidate], protocol: Protocol) -> Figures:
-        confirm_within = Batch(candidates=(), workloads={}, protocol=protocol).confirm_within
+        within = Batch(candidates=(), workloads={}, protocol=protocol).confirm_within
         orders = candidates, candidates[::-1]
         with closing(self._worker("main")) as worker:
             elapsed = stopwatch()
             passes = [
-                self._measure(
-                    worker, orders[turn % 2], protocol, attempt=3 * turn, confirm_within=confirm_within
-                )
+                self._measure(worker, orders[turn % 2], protocol, attempt=3 * turn, confirm_within=within)
                 for turn in range(_PASSES)
             ]
             secs = elapsed()
+        every = list(itertools.chain(*passes))
         return {
             "candidates": len(candidates),
             "passes": _PASSES,
-            "measurements": sum(map(len, passes)),
-            "timing_secs_per_candidate": sum(r.timing_secs for records in passes for r in records)
-            / (len(passes) * len(candidates)),
-            "disturbances": dict(sum(map(_disturbances, itertools.chain(*passes)), Counter())),
-            "repeats_per_candidate": statistics.fmean(
-                len(r.run_secs) for records in passes for r in records if r.run_secs
-            ),
+            "measurements": len(every),
+            "timing_secs_per_candidate": sum(r.timing_secs for r in every) / (_PASSES * len(candidates)),
+            "disturbances": sum(map(_disturbances, every), Counter()),
+            "repeats_per_candidate": statistics.fmean(len(r.run_secs) for r in every if r.run_secs),
             "secs": secs,
             **compared(passes),
         }
@@ -207,23 +258,18 @@ class Bench:
         )
         bad = [*killers(), hung()]
         known = {workload.workload_id: workload for workload, _ in bad}
-        done, outcomes = 0, dict.fromkeys(("ok", "run_failed", "run_timeout"), 0)
+        done, outcomes = 0, Counter[str]()
         with closing(self._worker("soak")) as worker:
             self._measure(worker, candidates[:BATCH], protocol)
             before = holdings()
             elapsed = stopwatch()
             for turn in itertools.count(1):
-                for start in range(0, len(candidates), BATCH):
-                    part = list(candidates[start : start + min(BATCH, count - done)])
-                    if start == 0:
-                        part += [candidate for _, candidate in bad]
-                    records = self._measure(worker, part, protocol, known, attempt=turn)
-                    worker.acknowledge([record.record_id for record in records])
-                    for record in records:
-                        outcomes[record.outcome] = outcomes.get(record.outcome, 0) + 1
-                    done += len(part)
-                    if done >= count:
-                        break
+                # Bad ones are in the first batch of each turn.
+                whole = [*candidates[:BATCH], *(one for _, one in bad), *candidates[BATCH:]]
+                records = self._measure(worker, whole[: count - done], protocol, known, attempt=turn)
+                worker.acknowledge([record.record_id for record in records])
+                outcomes += Counter(record.outcome for record in records)
+                done += len(records)
                 if done >= count:
                     break
             secs = elapsed()
@@ -276,20 +322,15 @@ class Bench:
         attempt: int = 0,
         confirm_within: float = 0.0,
     ) -> list[Record]:
-        workloads = {**self._by_id, **known}
-        records: list[Record] = []
-        for start in range(0, len(candidates), BATCH):
-            part = tuple(candidates[start : start + BATCH])
-            records += worker.measure(
-                Batch(
-                    candidates=part,
-                    workloads=workloads,
-                    protocol=protocol,
-                    attempt=attempt,
-                    confirm_within=confirm_within,
-                )
-            )
-        return records
+        whole = Batch(
+            candidates=(),
+            workloads={**self._by_id, **known},
+            protocol=protocol,
+            attempt=attempt,
+            confirm_within=confirm_within,
+        )
+        parts = (tuple(candidates[start : start + BATCH]) for start in range(0, len(candidates), BATCH))
+        return [one for part in parts for one in worker.measure(structs.replace(whole, candidates=part))]
 
     def _baseline(self, candidates: Sequence[Candidate]) -> float:
         """Records per second of TVM's own builder and runner."""

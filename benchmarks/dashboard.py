@@ -96,32 +96,6 @@ class _Fleet:
     totals: list[tuple[float, int]] = field(default_factory=list)
 
 
-def run(folder: Path, *, devices: int, records: int) -> Figures:
-    """Measure all of it in a folder.
-
-    Raises:
-        FleetError: There is no browser.
-    """
-    with open_browser() as browser:
-        fill(folder / "store", records=records, devices=devices)
-        with seldom_collected(), _working(folder, devices) as fleet:
-            time.sleep(_WARM_SECS)  # all devices begin at once
-            wait_until(
-                lambda: fleet.daemon.get("/v1/dashboard/fleet")["digest"]["state"] == "ready",
-                "the digest of the store; try a smaller fleet",
-                _MOST_SECS,
-            )
-            looks = _look(browser, fleet)
-    totals = fleet.totals
-    found: Figures = {
-        "devices": devices,
-        **looks,
-        "records_per_s": (totals[-1][1] - totals[0][1]) / (totals[-1][0] - totals[0][0]),
-    }
-    found["reached"] = {name: found[name] <= bound for name, bound in BOUNDS.items()}
-    return found
-
-
 @contextmanager
 def _working(folder: Path, devices: int) -> Iterator[_Fleet]:
     """A coordinator at work in a thread, with its API, until the block ends."""
@@ -159,7 +133,7 @@ def _turn(coordinator: Coordinator, over: threading.Event, fleet: _Fleet) -> Non
 
 def _look(browser: Any, fleet: _Fleet) -> Figures:
     """What a browser sees, and what the API takes meanwhile."""
-    visits = [_visit(browser, fleet) for _ in range(_VISITS)]
+    secs, loaded = zip(*(_visit(browser, fleet) for _ in range(_VISITS)), strict=True)
     context, page = _opened(browser, fleet)
     page.evaluate(_WATCH)
     elapsed = stopwatch()
@@ -168,8 +142,8 @@ def _look(browser: Any, fleet: _Fleet) -> Figures:
     lags = _lags(page.evaluate("() => window.seen"), fleet.totals)
     context.close()
     return {
-        "first_paint_secs": statistics.median(one["rows_secs"] for one in visits),
-        "page_bytes": max(one["bytes"] for one in visits),
+        "first_paint_secs": statistics.median(secs),
+        "page_bytes": max(loaded),
         "api_p95_ms": 1e3 * _p95(times),
         "live_lag_secs": _p95(lags),
     }
@@ -207,8 +181,8 @@ def _opened(browser: Any, fleet: _Fleet) -> tuple[Any, Any]:
     return context, page
 
 
-def _visit(browser: Any, fleet: _Fleet) -> dict[str, float]:
-    """A first visit: with a session, and nothing in the browser's cache."""
+def _visit(browser: Any, fleet: _Fleet) -> tuple[float, int]:
+    """Seconds until the rows, and bytes of a first visit: a session, but nothing in the browser's cache."""
     context, page = _opened(browser, fleet)
     cookies = context.cookies()
     context.close()
@@ -218,10 +192,7 @@ def _visit(browser: Any, fleet: _Fleet) -> dict[str, float]:
     page.add_init_script(_ROWS)
     page.goto(fleet.daemon.url + "/")
     page.wait_for_function("() => window.rows !== undefined", timeout=60_000)
-    found = {
-        "rows_secs": float(page.evaluate("() => window.rows")),
-        "bytes": int(page.evaluate(_LOADED)),
-    }
+    found = float(page.evaluate("() => window.rows")), int(page.evaluate(_LOADED))
     context.close()
     return found
 
@@ -283,10 +254,29 @@ class Options:
 
 
 def measure(options: Options) -> Figures:
-    """Do all of it in a temporary folder."""
+    """Do all of it in a temporary folder.
+
+    Raises:
+        FleetError: There is no browser.
+    """
     devices, records = (50, 20_000) if options.quick else (1000, 1_000_000)
-    with working_folder() as folder:
-        return run(folder, devices=devices, records=records)
+    with working_folder() as folder, open_browser() as browser:
+        fill(folder / "store", records=records, devices=devices)
+        with seldom_collected(), _working(folder, devices) as fleet:
+            time.sleep(_WARM_SECS)  # all devices begin at once
+            wait_until(
+                lambda: fleet.daemon.get("/v1/dashboard/fleet")["digest"]["state"] == "ready",
+                "the digest of the store; try a smaller fleet",
+                _MOST_SECS,
+            )
+            looks = _look(browser, fleet)
+    (began, first), *_, (ended, last) = fleet.totals
+    return {
+        "devices": devices,
+        **looks,
+        "records_per_s": (last - first) / (ended - began),
+        "reached": {name: looks[name] <= bound for name, bound in BOUNDS.items()},
+    }
 
 
 main = benchmark("dashboard", __doc__, Options, measure)

@@ -21,6 +21,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 from unittest.mock import patch
 
 import msgspec
@@ -31,12 +32,14 @@ from agents.records import DeviceId, DeviceKind, Family, Record, WorkloadId
 from benchmarks.fleet_up import Program, profile_file, running, verb, wait_until, write_fleet
 from benchmarks.harness import Figures, benchmark, option, working_folder
 from benchmarks.pretrained import HeldOut, Trial, opened_store
-from benchmarks.pretrained_ship import ShippedAbout, figure_of, ship
+from benchmarks.pretrained_ship import ShippedAbout, ship
+from benchmarks.tables import interval
 from fleet.errors import FleetError
 from fleet.json_types import Json, JsonDict
 from fleet.models.opponents import HeadCache
 from fleet.models.registry import Registry
 from fleet.models.shipped_model import SHIPPED_KEY, ShippedHeads, read_shipped
+from fleet.models.standings import mean_of
 from fleet.models.training_rows import JudgedRows
 from fleet.models.versions import DatasetSnapshot, held_out, load_snapshot
 from fleet.refresh.request import RefreshRequest
@@ -45,7 +48,6 @@ from fleet.store.reader import StoreReader
 from fleet.store.store import Store
 from transfer.adapt.base import Adapted
 from transfer.arrays import Floats, Rows
-from transfer.data.dataset import Dataset
 from transfer.data.metrics import evaluate_ranking
 
 #: Candidates of a workload that can judge.
@@ -60,26 +62,22 @@ _WORKLOADS = {
 }
 
 
-def watched(profile: str, minutes: Sequence[int], keep: Path | None = None) -> list[JsonDict]:
-    """Run the daemon until the last minute, and judge what served at each; `keep` keeps its store."""
+def watched(folder: Path, profile: str, minutes: Sequence[int]) -> list[JsonDict]:
+    """Run the daemon until the last minute, and look at what served at each; the folder keeps its store."""
     device_id = DeviceId(profile)
-    with working_folder(keep) as folder:
-        device = yaml.safe_load(profile_file(profile).read_text())
-        settings = write_fleet(
-            folder, {profile: device}, folder, daemon={"refresh": True}, workloads=_WORKLOADS
-        )
-        models, store = folder / "models", folder / "store"
-        command = verb("up", "--config", str(settings), "--models", str(models))
-        registry = Registry(models)
-        with running(Program(command, folder / "log", folder=folder)):
-            wait_until(lambda: registry.champion(device_id), "a first head", _FIRST_HEAD_SECS)
-            began = time.monotonic()
-            looks = []
-            for minute in sorted(minutes):
-                time.sleep(max(0.0, began + 60 * minute - time.monotonic()))
-                records = Store.read(store).counts()[device_id].records
-                looks.append(look(registry, device_id, minute, records))
-        return _judged(looks, registry, store, device_id)
+    device = yaml.safe_load(profile_file(profile).read_text())
+    settings = write_fleet(folder, {profile: device}, folder, daemon={"refresh": True}, workloads=_WORKLOADS)
+    models = folder / "models"
+    command = verb("up", "--config", str(settings), "--models", str(models))
+    registry, looks = Registry(models), []
+    with running(Program(command, folder / "log", folder=folder)):
+        wait_until(lambda: registry.champion(device_id), "a first head", _FIRST_HEAD_SECS)
+        began = time.monotonic()
+        for minute in sorted(minutes):
+            time.sleep(max(0.0, began + 60 * minute - time.monotonic()))
+            records = Store.read(folder / "store").counts()[device_id].records
+            looks.append(look(registry, device_id, minute, records))
+    return looks
 
 
 def look(registry: Registry, device_id: DeviceId, minute: int, records: int) -> JsonDict:
@@ -97,22 +95,6 @@ def look(registry: Registry, device_id: DeviceId, minute: int, records: int) -> 
     }
 
 
-def _judged(
-    looks: Sequence[JsonDict], registry: Registry, store: Path, device_id: DeviceId
-) -> list[JsonDict]:
-    """Each look with the top-1 of its head, and of the shipped one, by held-out workload."""
-    reader = Store.read(store)
-    snapshot, rows = judged_by(reader, device_id)
-    dataset = snapshot.dataset
-    shipped = ShippedHeads(registry, reader).head(device_id)
-    assert shipped is not None  # this release ships one for CPUs
-    floor = top1_by_workload(shipped.adapted, dataset, rows, device_id)
-    return [
-        {**look, "judged": top1_by_workload(look["head"], dataset, rows, device_id), "shipped": floor}
-        for look in looks
-    ]
-
-
 def judged_by(reader: StoreReader, device_id: DeviceId) -> tuple[DatasetSnapshot, Rows]:
     """What a store has of a device, and the rows of its held-out workloads that no model chose."""
     judged = JudgedRows()
@@ -123,15 +105,6 @@ def judged_by(reader: StoreReader, device_id: DeviceId) -> tuple[DatasetSnapshot
     is_held = np.array([name in held for name in dataset.workload_ids])[dataset.group]
     measured = np.isfinite(dataset.latency_secs[:, column]) & judged.not_ranked(dataset)[:, column]
     return snapshot, np.flatnonzero(is_held & measured)
-
-
-def top1_by_workload(head: Adapted, dataset: Dataset, rows: Rows, device_id: DeviceId) -> dict[str, float]:
-    """Speed of a head's first choice among some rows over the best, by workload."""
-    scores = head.score_unseen(dataset.features.take(rows))
-    latency = dataset.latency_secs[rows, dataset.column(device_id)]
-    metrics = evaluate_ranking(scores, latency, dataset.group[rows], least=_LEAST)
-    names = [str(dataset.workload_ids[number]) for number in metrics.groups.tolist()]
-    return dict(zip(names, metrics.top1_by_workload.tolist(), strict=True))
 
 
 #: One part of so many of the user's workloads judges.
@@ -155,8 +128,7 @@ class Options:
     seed: int = 0
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
-class _Hour:
+class _Hour(NamedTuple):
     """What answers for the machine."""
 
     snapshot: DatasetSnapshot
@@ -167,37 +139,72 @@ class _Hour:
     records: Sequence[Record]
     arrival_minutes: Floats
 
+    def top1(self, head: Adapted) -> Floats:
+        """Speed of a head's first choice among the rows that judge over the best, by workload."""
+        dataset, rows = self.snapshot.dataset, self.judged
+        latency = dataset.latency_secs[rows, dataset.column(self.target)]
+        scores = head.score_unseen(dataset.features.take(rows))
+        return evaluate_ranking(scores, latency, dataset.group[rows], least=_LEAST).top1_by_workload
+
 
 def measure(options: Options) -> Figures:
     """Let the hour pass, and look."""
-    if options.up:
-        return {
-            "target": options.up,
-            **_figures(watched(options.up, options.minutes, options.keep)),
-        }
-    if options.again is not None:
-        hour = _measured(options.again, DeviceId(options.target))
-        with working_folder(options.keep) as run:
-            return _report(hour, options, _replayed(run, hour, options))
-    if not options.dataset:
-        raise FleetError("nothing answers for the machine: give --dataset FOLDER, or --up PROFILE")
-    with working_folder(options.keep) as folder:
+    with working_folder(options.keep) as folder, working_folder() as temporary:
+        if options.up:
+            looks = watched(folder, options.up, options.minutes)
+            hour = _measured(folder / "store", DeviceId(options.up))
+            heads = ShippedHeads(Registry(folder / "models"), Store.read(folder / "store"))
+            shipped = heads.head(hour.target)
+            assert shipped is not None  # this release ships one for CPUs
+            return _report(hour, looks, shipped.adapted)
+        if options.again is not None:
+            hour = _measured(options.again, DeviceId(options.target))
+            return _report(hour, _replayed(folder, hour, options), _shipped(hour))
+        if not options.dataset:
+            raise FleetError("nothing answers for the machine: give --dataset FOLDER, or --up PROFILE")
         _, store = opened_store(options.dataset, folder)
         hour, learnt = _hour(store, options)
         box = folder / "-".join(("shipped", store.name, options.target, options.group, str(options.epochs)))
         if not box.exists():
             about = ShippedAbout(name="held-out", datasets={}, processors=(), expected={})
             ship(store, box, about, options.epochs, learnt, without=options.target, seed=options.seed)
-        with working_folder(None) as run, patch("fleet.models.shipped_model.shipped_folder", lambda _: box):
-            looks = _replayed(run, hour, options)
-    return {"group": options.group, **_report(hour, options, looks)}
+        with patch("fleet.models.shipped_model.shipped_folder", lambda _: box):
+            looks = _replayed(temporary, hour, options)
+            return {"group": options.group, **_report(hour, looks, _shipped(hour))}
 
 
-def _report(hour: _Hour, options: Options, looks: Sequence[Json]) -> Figures:
+def _shipped(hour: _Hour) -> Adapted:
+    """The head of the shipped model for the machine."""
+    shipped = read_shipped(Family.CPU)
+    assert shipped is not None  # it was written just now, or comes with this release
+    return shipped.head(*hour.snapshot.devices[hour.target])
+
+
+def _figure(values: Floats) -> list[float] | None:
+    """Mean over workloads with its 90 % interval."""
+    return interval(mean_of(values).estimate())
+
+
+def _report(hour: _Hour, looks: Sequence[Json], shipped: Adapted) -> Figures:
+    """What served at each minute beside the shipped head; differences are paired by workload."""
+    by_minute: dict[str, Figures] = {}
+    floor, gains = hour.top1(shipped), []
+    for seen in looks:
+        served = hour.top1(seen["head"])
+        gains.append(served - floor)
+        by_minute[str(seen["minute"])] = {
+            **{name: value for name, value in seen.items() if name not in ("minute", "head")},
+            "top1": _figure(served),
+            "top1_shipped": _figure(floor),
+            "minus_shipped": _figure(gains[-1]),
+        }
     return {
-        "target": options.target,
+        "target": hour.target,
         "records": len(hour.records),
-        **_figures(looks),
+        "judged_workloads": len(floor),
+        "by_minute": by_minute,
+        "worst_minus_shipped": _figure(min(gains, key=lambda gain: float(gain.mean()))),
+        f"gain_{looks[-1]['minute']}min": _figure(gains[-1]),
     }
 
 
@@ -211,13 +218,7 @@ def _measured(store: Path, target: DeviceId) -> _Hour:
         raise FleetError(f"{store} has no held-out workload that judges: it needs records of more workloads")
     records = sorted(reader.records(device_id=target), key=lambda record: record.measured_at)
     secs = np.array([record.measured_at for record in records])
-    return _Hour(
-        snapshot=snapshot,
-        target=target,
-        judged=judged,
-        records=records,
-        arrival_minutes=(secs - secs[0]) / 60,
-    )
+    return _Hour(snapshot, target, judged, records, (secs - secs[0]) / 60)
 
 
 def _hour(store: Path, options: Options) -> tuple[_Hour, Rows]:
@@ -230,44 +231,32 @@ def _hour(store: Path, options: Options) -> tuple[_Hour, Rows]:
     entering = {WorkloadId(dataset.workload_ids[number]) for number in set(workloads) - set(judges)}
     records = [record for record in Store.read(store).records(target) if record.workload_id in entering]
     order = random.permutation(len(records))
-    hour = _Hour(
-        snapshot=trial.snapshot,
-        target=target,
-        judged=rows[np.isin(dataset.group[rows], judges)],
-        records=[records[place] for place in order],
-        # Evenly over the hour.
-        arrival_minutes=(np.arange(len(order)) + 0.5) * max(options.minutes) / max(1, len(order)),
-    )
-    return hour, trial.train
+    # Evenly over the hour.
+    arrival_minutes = (np.arange(len(order)) + 0.5) * max(options.minutes) / max(1, len(order))
+    judged = rows[np.isin(dataset.group[rows], judges)]
+    sorted_records = [records[place] for place in order]
+    return _Hour(trial.snapshot, target, judged, sorted_records, arrival_minutes), trial.train
 
 
 def _replayed(folder: Path, hour: _Hour, options: Options) -> list[Figures]:
     """What serves at each minute."""
     spec, descriptor = hour.snapshot.devices[hour.target]
-    # Its records come from a real machine: what answers here is one to the fleet.
-    spec = msgspec.structs.replace(spec, kind=DeviceKind.LOCAL)
     path, registry = folder / "store", Registry(folder / "models")
-    shipped = read_shipped(Family.CPU)
-    assert shipped is not None  # it was written just now, or comes with this release
-    of_hour = hour.snapshot.dataset, hour.judged, hour.target
-    floor = top1_by_workload(shipped.head(spec, descriptor), *of_hour)
     with Store.open(path) as store:
-        store.put_device(spec, descriptor)
+        # Its records come from a real machine: what answers here is one to the fleet.
+        store.put_device(msgspec.structs.replace(spec, kind=DeviceKind.LOCAL), descriptor)
         store.put_workloads(hour.snapshot.workloads[record.workload_id] for record in hour.records)
     looks, arrived = [], 0
     for minute in sorted(options.minutes):
         until = int(np.searchsorted(hour.arrival_minutes, minute))
         with Store.open(path) as store:
             store.append(hour.records[arrived:until])
-        arrived = until
-        outcome: Figures = {}
+        arrived, secs = until, None
         if arrived:
-            outcome = run_refresh(_request(folder, minute, options))
+            secs = run_refresh(_request(folder, minute, options)).get("secs")
         else:
             ShippedHeads(registry, Store.read(path)).serve_first(hour.target)
-        seen = look(registry, hour.target, minute, arrived)
-        judged = top1_by_workload(seen["head"], *of_hour)
-        looks.append(seen | {"refresh_secs": outcome.get("secs"), "judged": judged, "shipped": floor})
+        looks.append(look(registry, hour.target, minute, arrived) | {"refresh_secs": secs})
     return looks
 
 
@@ -283,30 +272,6 @@ def _request(folder: Path, minute: int, options: Options) -> RefreshRequest:
         seed=options.seed,
         nice=0,
     )
-
-
-def _figures(looks: Sequence[Json]) -> Figures:
-    """What served at each minute beside the shipped head; differences are paired by workload."""
-    by_minute: dict[str, Figures] = {}
-    gains: list[Floats] = []
-    for seen in looks:
-        served, floor = (
-            np.array([seen[of][name] for name in sorted(seen["judged"])]) for of in ("judged", "shipped")
-        )
-        gains.append(served - floor)
-        by_minute[str(seen["minute"])] = {
-            **{name: seen[name] for name in ("records", "serves", "why", "lacks", "refresh_secs")},
-            "top1": figure_of(served),
-            "top1_shipped": figure_of(floor),
-            "minus_shipped": figure_of(served - floor),
-        }
-    worst = min(gains, key=lambda gain: float(gain.mean()))
-    return {
-        "judged_workloads": len(gains[0]),
-        "by_minute": by_minute,
-        "worst_minus_shipped": figure_of(worst),
-        f"gain_{looks[-1]['minute']}min": figure_of(gains[-1]),
-    }
 
 
 main = benchmark("freshness", __doc__, Options, measure)

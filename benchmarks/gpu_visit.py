@@ -4,12 +4,12 @@ Does on the host's first GPU what no table has yet, and prints one JSON for a pa
 
 - `products`: `fleet tune` searches matrix products of float16, which tensor cores multiply, for two fifths of
   the time. Candidates that use tensor cores are counted, and the fastest one of each kind is compared with
-  `torch.matmul` and with TVM's default schedule, all by the GPU's own clock.
+  `torch.matmul` and with TVM's default schedule.
 - `networks`: each is tuned for an equal share of the rest, and its library timed beside torch eager,
   `torch.compile` and TVM's default schedules.
 - `gpu` of each: clocks, heat, power and what holds the clock down, before, while and after.
 
-Without a GPU it is skipped with one line. With `--keep FOLDER` each part is a file, and a visit that was
+Without a GPU it is skipped. With `--keep FOLDER` each part is a file, and a visit that was
 stopped goes on with the next one. `--quick` takes two minutes, two products and a small network. Needs the
 extras `daemon,networks,cuda`, CUDA's toolkit, and torch built for CUDA.
 """
@@ -43,9 +43,9 @@ from agents.programs.trace_rules import read_trace
 from agents.programs.workloads import own_module
 from agents.records import DeviceKind, DeviceSpec, Outcome, Record, Workload, as_json_dict
 from benchmarks.harness import Figures, benchmark, child_json, kept, option, working_folder
-from benchmarks.networks import NETWORKS, settings_of
-from benchmarks.networks_sides import latencies
+from benchmarks.networks import MOST_TRIALS, NETWORKS, latencies, settings_of
 from benchmarks.search_sides import tuned
+from benchmarks.tables import sections
 from fleet.config.init import host_profiles
 from fleet.json_types import Json
 from fleet.store.store import Store
@@ -63,7 +63,6 @@ _QUICK: Final = (f"{NETWORKS['bert-tiny']},dtype=float16",)
 #: Share of the minutes that the products take, and share of a part's that its search takes: compiling and
 #: timing follow it.
 _PRODUCTS_SHARE, _SEARCH_SHARE = 0.4, 0.6
-_MOST_TRIALS: Final = 100_000
 _MOMENT_SECS: Final = 1.0
 #: Operations of dense float16 products that a multiprocessor's tensor cores do per cycle, by architecture
 #: (NVIDIA's white papers of V100, A100, GA102, Ada and H100).
@@ -267,7 +266,7 @@ def _tuned(settings: Json, spec: DeviceSpec, text: str, folder: Path, minutes: f
     """What `fleet tune` found of a network; each way to run it takes until the host has the output."""
     options = fleet.EngineOptions(models=folder / "models", minutes=minutes, settings=settings)
     cores = os.sched_getaffinity(0)
-    result = tuned(folder, options, device=spec.device_id, networks=[text], trials=_MOST_TRIALS)
+    result = tuned(folder, options, device=spec.device_id, networks=[text], trials=MOST_TRIALS)
     os.sched_setaffinity(0, cores)  # its agent keeps to the cores that time
     [timed] = result["whole_networks"].values()
     row: Figures = {key: result[key] for key in ("trials", "failed", "ended", "seconds")}
@@ -280,7 +279,7 @@ def _tuned(settings: Json, spec: DeviceSpec, text: str, folder: Path, minutes: f
 
 
 def time_rivals(question: Mapping[str, Any]) -> Figures:
-    """Time `torch.matmul` and TVM's default schedule by the GPU's clock.
+    """Time `torch.matmul` and TVM's default schedule.
 
     Args:
         question: `workload` (JSON; its first two arguments are multiplied), `target`, `gpu_index`.
@@ -324,21 +323,11 @@ def has_tensor_cores(source: str) -> bool:
 
 def _torch_secs(values: Sequence[Any], index: int) -> float:
     import torch
+    from torch.utils.benchmark import Timer
 
     left, right = (torch.from_numpy(value).to(f"cuda:{index}") for value in values)
-    event: Any = torch.cuda.Event
-    began, ended = event(enable_timing=True), event(enable_timing=True)
-    secs, runs = list[float](), 1
-    # Two turns come first: one loads the kernel, one shows how many runs fill a turn.
-    for _ in range(2 + _TURNS):
-        began.record()
-        for _ in range(runs):
-            torch.matmul(left, right)
-        ended.record()
-        ended.synchronize()
-        secs.append(began.elapsed_time(ended) / 1e3 / runs)
-        runs = max(1, round(_TURN_SECS / secs[-1]))
-    return min(secs[2:])
+    timer = Timer("matmul(left, right)", globals={"matmul": torch.matmul, "left": left, "right": right})
+    return float(min(timer.blocked_autorange(min_run_time=_TURN_SECS * _TURNS).times))
 
 
 def answer() -> None:
@@ -346,12 +335,7 @@ def answer() -> None:
     print(json.dumps(time_rivals(json.load(sys.stdin))))
 
 
-def table(result: Figures) -> list[str]:
-    """Why a visit is skipped; of a visit the JSON is printed."""
-    return [f"skipped: {result['skipped']}"] if "skipped" in result else []
-
-
-main = benchmark("gpu_visit", __doc__, Options, measure, table=table)
+main = benchmark("gpu_visit", __doc__, Options, measure, table=sections)
 
 if __name__ == "__main__":
     main()

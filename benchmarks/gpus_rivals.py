@@ -3,7 +3,7 @@
 Each is a generator: it yields a row of the space, is sent what was measured, and goes on. Nothing of the new
 device's times reaches it otherwise. Kernel Tuner's own strategies run on a recorded space in its simulation
 mode, in a process of their own; it (Apache-2.0) is no part of this project. Where the Python that is named
-cannot import it, its rows are left out and the reason is told. Legend as in `benchmarks.gpus_spaces`.
+cannot import it, its rows are left out and the reason is told.
 """
 
 from __future__ import annotations
@@ -12,7 +12,9 @@ import gzip
 import json
 import math
 import subprocess
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,13 +22,126 @@ import numpy as np
 from scipy.stats import rankdata
 
 from agents.host.gpu_sheets import gpu_sheet
-from benchmarks.gpus_spaces import Space
+from agents.records import DeviceId, Outcome
 from benchmarks.harness import Figures, kept, run_bounded
-from benchmarks.rivals.trees import boosted, margins
+from benchmarks.rivals.trees import by_changes
 from benchmarks.unlike_ways import together_best
+from fleet.interchange.dialects import kernel_tuner
+from fleet.interchange.logs.catalog import Catalog
+from fleet.interchange.logs.json_values import Rejected
+from fleet.interchange.logs.lines import LogLines
+from fleet.interchange.logs.targets import device_from_log
 from transfer.adapt.space_search import SpaceSearch
-from transfer.arrays import Floats, Rows
-from transfer.features.hardware import kinship_steps, vector_distances
+from transfer.arrays import Floats, Rows, Singles
+from transfer.features.hardware import hardware_table, hardware_vector, kinship_steps, vector_distances
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Space:
+    """One kernel: the configurations that every device has tried.
+
+    Legend: N configurations, D devices, F knobs that vary.
+    """
+
+    kernel: str
+    devices: tuple[str, ...]
+    #: (N,) texts of the configurations, equal on all devices, and how Kernel Tuner writes their knobs.
+    traces: tuple[str, ...]
+    keys: tuple[str, ...]
+    #: (N, F) knobs as numbers, sizes as logarithms.
+    numbers: Floats
+    #: (N, D) mean seconds; NaN where the configuration fails.
+    secs: Floats
+    #: Seconds of the repeats, by device and configuration.
+    repeats: tuple[tuple[tuple[float, ...], ...], ...]
+    #: (D, H) hardware vectors.
+    hardware: Singles
+    #: File of each device.
+    files: tuple[Path, ...]
+
+    def speed(self, device: int) -> Floats:
+        """(N,) speed of each configuration over the fastest one's; 0 where it fails."""
+        secs = self.secs[:, device]
+        return np.nan_to_num(np.nanmin(secs) / secs)
+
+    def measure(self, device: int, row: int, random: np.random.Generator) -> float:
+        """One measurement: mean of as many repeats as there are, drawn with replacement; NaN if it fails."""
+        seen = np.array(self.repeats[device][row])
+        return float(random.choice(seen, len(seen)).mean()) if len(seen) else float("nan")
+
+
+def find_spaces(folder: Path) -> list[Space]:
+    """The spaces of a folder that at least three devices have measured."""
+    found = []
+    for kernel in sorted(path for path in folder.iterdir() if path.is_dir()):
+        files = {
+            path.name.split(".")[0]: path
+            for path in sorted(kernel.iterdir())
+            if path.name.endswith((".json", ".json.gz")) and "_T4." not in path.name
+        }
+        read = {name: cache for name, path in files.items() if (cache := _read(name, path))[0]}
+        if len(read) >= 3:
+            found.append(_space(kernel.name, files, read))
+    return found
+
+
+def _read(name: str, path: Path) -> tuple[dict[str, tuple[float, ...]], Any]:
+    """Repeats by configuration, and the hardware vector of the device."""
+    found: dict[str, tuple[float, ...]] = {}
+    vector = None
+    for one in kernel_tuner.FORMATS[0].read(LogLines(path), Catalog()):
+        if isinstance(one, Rejected):
+            continue
+        if vector is None:
+            device = DeviceId(name.lower())
+            vector = hardware_vector(*device_from_log(device, one.environment.machine))
+        found[one.trace] = one.result.run_secs if one.result.outcome is Outcome.OK else ()
+    return found, vector
+
+
+def _space(kernel: str, files: dict[str, Path], read: dict[str, tuple[dict[str, Any], Any]]) -> Space:
+    import json
+
+    devices = tuple(read)
+    common = set.intersection(*(set(cache) for cache, _ in read.values()))
+    traces = tuple(sorted(common))
+    knobs = [json.loads(trace) for trace in traces]
+    names = list(_names(files[devices[0]]))
+    repeats = tuple(tuple(read[name][0][trace] for trace in traces) for name in devices)
+    means = [[float(np.mean(secs)) if secs else np.nan for secs in one] for one in repeats]
+    return Space(
+        kernel=kernel,
+        devices=devices,
+        traces=traces,
+        keys=tuple(",".join(str(one[name]) for name in names) for one in knobs),
+        numbers=_numbers([[one[name] for name in names] for one in knobs]),
+        secs=np.array(means).T,
+        repeats=repeats,
+        hardware=hardware_table([read[name][1] for name in devices]),
+        files=tuple(files[name] for name in devices),
+    )
+
+
+def _names(path: Path) -> list[str]:
+    from fleet.interchange.logs.json_items import JsonItems
+
+    items = JsonItems(LogLines(path).chunks(), "cache", open_end=True)
+    next(iter(items))
+    return list(items.head["tune_params_keys"])
+
+
+def _numbers(rows: list[list[Any]]) -> Floats:
+    """Knobs that vary: two values and words as places in their order, other numbers as logarithms."""
+    columns = []
+    for values in zip(*rows, strict=True):
+        distinct = sorted(set(values), key=lambda one: (str(type(one)), one))
+        if len(distinct) < 2:
+            continue
+        plain = len(distinct) > 2 and all(type(one) in (int, float) and one >= 0 for one in distinct)
+        places = {one: float(place) for place, one in enumerate(distinct)}
+        columns.append([np.log2(1 + one) if plain else places[one] for one in values])
+    return np.array(columns, dtype=np.float64).T
+
 
 #: Of Kernel Tuner 1.5; a version without one of them reports so. Left out are bayes_opt, which takes minutes
 #: per run and found least, searches for several aims, and what needs further packages.
@@ -151,12 +266,6 @@ Chooser = Generator[int, float, None]
 
 #: After so many measurements a model learns anew.
 _ROUNDS = (8, 16, 32, 64, 128)
-#: Rows of each source that a model learns from, at most.
-_SOURCE_ROWS = 2000
-_TREES = {"max_depth": 6, "eta": 0.1, "subsample": 0.8, "colsample_bytree": 0.8}
-_TREE_ROUNDS = 100
-#: Weight of a row of the new device over one of a source, at most.
-_MOST_WEIGHT = 8.0
 #: What the roofline reads of a data sheet; registers of a thread beside its outputs, threads that a unit
 #: holds, and the share of them that hides latencies.
 _SHEET = ("thread_warp_size", "register_bytes_per_unit", "peak_flops", "memory_bytes_per_sec")
@@ -175,45 +284,31 @@ def search(space: Space, target: int, seed: int) -> Chooser:
         found.observe(row, (yield row))
 
 
-def random_order(space: Space, target: int, seed: int) -> Chooser:
-    """All in random order."""
-    yield from _in_order(np.random.default_rng(seed).permutation(len(space.traces)))
+def _nearest(space: Space, target: int, seed: int) -> Floats:
+    distances = vector_distances(space.hardware, target)
+    return _filled(space.secs[:, min(_others(space, target), key=distances.__getitem__)])
 
 
-def nearest_gpu(space: Space, target: int, seed: int) -> Chooser:
-    """In the order of the GPU whose data sheet is the most alike."""
-    others = _others(space, target)
-    nearest = min(others, key=vector_distances(space.hardware, target).__getitem__)
-    yield from _in_order(np.argsort(_filled(space.secs[:, nearest]), kind="stable"))
-
-
-def mean_rank(space: Space, target: int, seed: int) -> Chooser:
-    """In the order of the mean rank on the other GPUs."""
-    ranks = [rankdata(_filled(space.secs[:, one])) for one in _others(space, target)]
-    yield from _in_order(np.argsort(np.mean(ranks, axis=0), kind="stable"))
-
-
-def portfolio(space: Space, target: int, seed: int) -> Chooser:
-    """The configurations that are together best over the other GPUs, then the others by their mean speed."""
-    speed = np.column_stack([space.speed(one) for one in _others(space, target)])
-    chosen = together_best(speed)
-    rest = np.argsort(-speed.mean(axis=1), kind="stable")
-    yield from _in_order(np.array([*chosen, *rest[~np.isin(rest, chosen)]], dtype=np.int64))
-
-
-def fall_back(space: Space, target: int, seed: int) -> Chooser:
-    """In the mean order of the GPUs of the same architecture; without one of the same maker, else of all."""
+def _fall_back(space: Space, target: int, seed: int) -> Floats:
+    """The mean order of the GPUs of the same architecture; without one of the same maker, else of all."""
     arches = [gpu_sheet(name).get("arch", "") for name in space.devices]
     others = _others(space, target)
     alike = [one for one in others if arches[one] and arches[one] == arches[target]]
     maker = arches[target].rstrip("0123456789abcdef")
     alike = alike or [one for one in others if maker and arches[one].startswith(maker)] or others
-    means = np.mean([_relative(space.secs[:, one]) for one in alike], axis=0)
-    yield from _in_order(np.argsort(means, kind="stable"))
+    return np.asarray(np.mean([_relative(space.secs[:, one]) for one in alike], axis=0))
 
 
-def roofline(space: Space, target: int, seed: int) -> Chooser:
-    """By what knobs and data sheet say without a measurement: a roofline with occupancy.
+def _portfolio(space: Space, target: int, seed: int) -> Floats:
+    """The configurations that are together best over the other GPUs, then the others by their mean speed."""
+    speed = np.column_stack([space.speed(other) for other in _others(space, target)])
+    costs, chosen = -speed.mean(axis=1), together_best(speed)
+    costs[chosen] = np.arange(len(chosen)) - len(costs)
+    return np.asarray(costs)
+
+
+def _roofline(space: Space, target: int, seed: int) -> Floats:
+    """What knobs and data sheet say without a measurement: a roofline with occupancy.
 
     A block's tile of outputs has a side; every value that is read serves as many of them, so side / 4 is the
     arithmetic per byte of a filter or a matrix product. Lanes that no thread fills and units whose registers
@@ -231,79 +326,63 @@ def roofline(space: Space, target: int, seed: int) -> Chooser:
     used = threads / (warps * warp) * np.minimum(1.0, occupancy / _ENOUGH)
     per_byte = np.sqrt(threads * outputs) / 4
     rate = np.minimum(card["peak_flops"] * used, card["memory_bytes_per_sec"] * per_byte)
-    yield from _in_order(np.lexsort((-np.minimum(1.0, occupancy), -rate)))
+    order = np.lexsort((-np.minimum(1.0, occupancy), -rate))
+    return np.argsort(order, kind="stable").astype(np.float64)
 
 
 def _product(knobs: dict[str, Any], *starts: str) -> float:
     return math.prod(float(value) for name, value in knobs.items() if name.startswith(starts))
 
 
-def change_of_label(space: Space, target: int, seed: int) -> Chooser:
-    """XGBoost on the change of the label from one GPU to another, averaged over the GPUs to start from."""
-    others = _others(space, target)
-    random = np.random.default_rng(seed)
-    labels = {one: _relative(space.secs[:, one]) for one in others}
-
-    def inputs(rows: Rows, start: int, end: int) -> Floats:
-        hardware = np.concatenate([space.hardware[start], space.hardware[end] - space.hardware[start]])
-        beside = np.tile(hardware.astype(np.float64), (len(rows), 1))
-        return np.column_stack([labels[start][rows], space.numbers[rows], beside])
-
-    pairs = []
-    for start in others:
-        for end in others:
-            if start != end:
-                rows = random.permutation(len(space.traces))[:_SOURCE_ROWS]
-                pairs.append((inputs(rows, start, end), (labels[end] - labels[start])[rows]))
-    x, y = np.concatenate([part for part, _ in pairs]), np.concatenate([part for _, part in pairs])
-    every = np.arange(len(space.traces))
-    own = {start: inputs(every, start, target) for start in others}
-
-    def predict(rows: Rows, secs: Floats) -> Floats:
-        count = len(rows) * len(others)
-        weight = np.full(count, min(_MOST_WEIGHT, len(y) / max(1, count)))
-        model = boosted(
-            np.concatenate([x, *(own[start][rows] for start in others)]),
-            np.concatenate([y, *(secs - labels[start][rows] for start in others)]),
-            _TREES,
-            _TREE_ROUNDS,
-            seed,
-            weight=np.concatenate([np.ones(len(y)), weight]),
-        )
-        return np.asarray(np.mean([labels[start] + margins(model, own[start]) for start in others], axis=0))
-
-    yield from _by_model(space, predict, np.argsort(predict(np.zeros(0, np.int64), np.zeros(0))))
-
-
-CHOOSERS: dict[str, Callable[[Space, int, int], Chooser]] = {
-    "search (ours)": search,
-    "random": random_order,
-    "nearest GPU": nearest_gpu,
-    "mean rank": mean_rank,
-    "portfolio": portfolio,
-    "fall back": fall_back,
-    "roofline": roofline,
-    "XGBoost change of label": change_of_label,
+#: Costs of all configurations, from what is known before the first measurement: the least is the first.
+_COSTS: dict[str, Callable[[Space, int, int], Floats]] = {
+    "random": lambda space, target, seed: np.random.default_rng(seed).random(len(space.traces)),
+    # Of the GPU whose data sheet is the most alike.
+    "nearest GPU": _nearest,
+    "mean rank": lambda space, target, seed: np.mean(
+        [rankdata(_filled(space.secs[:, one])) for one in _others(space, target)], axis=0
+    ),
+    "portfolio": _portfolio,
+    "fall back": _fall_back,
+    "roofline": _roofline,
 }
 
 
-def _by_model(space: Space, predict: Callable[[Rows, Floats], Floats], first: Rows) -> Chooser:
-    """Measure in the order of `first`, then of what a model expects, which learns in rounds."""
-    order: Iterator[int] = iter(first.tolist())
+def _in_order(costs: Callable[[Space, int, int], Floats], space: Space, target: int, seed: int) -> Chooser:
+    # A list's iterator cannot be sent what was measured.
+    yield from (row for row in np.argsort(costs(space, target, seed), kind="stable").tolist())
+
+
+def change_of_label(space: Space, target: int, seed: int) -> Chooser:
+    """XGBoost on the change of the label from one GPU to another, averaged over the GPUs to start from."""
+    others, group = _others(space, target), np.zeros(len(space.traces), dtype=np.int32)
+    labels = np.column_stack(
+        [*(_relative(space.secs[:, one]) for one in others), np.full(len(group), np.nan)]
+    )
+    hardware = space.hardware[[*others, target]]
+
+    def order() -> Rows:
+        costs = by_changes(labels, np.zeros(len(group)), group, hardware, space.numbers, seed)
+        return np.argsort(costs if costs is not None else group, kind="stable")
+
     rows: list[int] = []
     secs: list[float] = []
-    while len(rows) < len(space.traces):
-        row = next(one for one in order if one not in rows)
+    left = iter(order().tolist())
+    while len(rows) < len(group):
+        row = next(one for one in left if one not in rows)
         secs.append((yield row))
         rows.append(row)
         if len(rows) in _ROUNDS:
-            found = predict(np.array(rows), _relative(np.array(secs)))
-            order = iter(np.argsort(found, kind="stable").tolist())
+            labels[rows, -1] = _relative(np.array(secs))
+            left = iter(order().tolist())
 
 
-def _in_order(rows: Rows) -> Chooser:
-    # A list's iterator cannot be sent what was measured.
-    yield from (row for row in rows.tolist())
+OURS = "search (ours)"
+CHOOSERS: dict[str, Callable[[Space, int, int], Chooser]] = {
+    OURS: search,
+    **{name: partial(_in_order, costs) for name, costs in _COSTS.items()},
+    "XGBoost change of label": change_of_label,
+}
 
 
 def _others(space: Space, target: int) -> list[int]:

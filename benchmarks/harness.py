@@ -18,7 +18,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import shlex
 import signal
 import statistics
 import subprocess
@@ -38,6 +37,7 @@ from agents.files import write_durably
 from agents.host.process_control import environment
 from fleet.errors import FleetError
 from transfer.errors import TransferError
+from transfer.processes import run_each
 
 if TYPE_CHECKING:
     from agents.device.replay import Worker
@@ -45,6 +45,7 @@ if TYPE_CHECKING:
 
 Figures = dict[str, Any]
 Chosen = TypeVar("Chosen")
+Item = TypeVar("Item")
 
 #: Run in a process of its own: a fresh one has nothing of a store in its memory. `ru_maxrss` would not
 #: do: a child inherits its parent's.
@@ -257,6 +258,24 @@ def kept(path: Path, make: Callable[[], Figures]) -> Figures:
     return found
 
 
+def run_kept(
+    run: Callable[[Item], Figures], jobs: Mapping[Path, Item], workers: int, *, of: str
+) -> Iterator[Figures]:
+    """What a function gives for items, in their order; what lies in its file is not done again.
+
+    Args:
+        run: What to do; picklable where there are several workers.
+        jobs: What to do it with, by the file that keeps what comes of it.
+        workers: Most processes.
+        of: What the work belongs to, for errors.
+    """
+    missing = [item for path, item in jobs.items() if read_kept(path) is None]
+    made = run_each(run, missing, workers, of=of, pieces="cases")
+    for place, path in enumerate(jobs, start=1):
+        yield kept(path, lambda: next(made))
+        say(f"{place}/{len(jobs)} of {of}")
+
+
 def child_json(
     command: Sequence[str], *, question: object = None, timeout_secs: float | None = None
 ) -> Figures:
@@ -369,25 +388,6 @@ def ms_of(name: str, secs: Sequence[float], tail: int = 99) -> Figures:
     found = {"median": statistics.median(secs) if secs else None, f"p{tail}": percentile}
     found["max"] = max(secs, default=None)
     return {f"{name}_{key}": None if value is None else 1e3 * value for key, value in found.items()}
-
-
-def command_of(name: str, options: Any) -> str:
-    """The command line that gives some options, for a page that shows how its figures were made.
-
-    Where things lie on this host is nobody's business: of an absolute path the last folders are shown.
-    """
-    words = ["python", "-m", f"benchmarks.{name}"]
-    for one in fields(options):
-        value = getattr(options, one.name)
-        if value is not None and value != one.default:
-            values = value if isinstance(value, tuple) else () if value is True else (value,)
-            words += [f"--{one.name.replace('_', '-')}", *map(_shown, values)]
-    return shlex.join(words)
-
-
-def _shown(value: object) -> str:
-    is_absolute = isinstance(value, Path) and value.is_absolute()
-    return str(Path(*Path(str(value)).parts[-3:])) if is_absolute else str(value)
 
 
 def drawn(

@@ -24,8 +24,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks.fleet_up import LateError
-from benchmarks.harness import Figures, benchmark, option
-from benchmarks.hosts_fleet import FAR_DEVICE, NEAR_DEVICE, TwoHostFleet
+from benchmarks.harness import Figures, benchmark, option, stopwatch
+from benchmarks.hosts_fleet import DEVICES, FAR_DEVICE, NEAR_DEVICE, TwoHostFleet
 from benchmarks.hosts_network import TwoHosts, why_not
 
 PARTITION_SECS, SHORT_PARTITION_SECS = 60.0, 10.0
@@ -34,109 +34,89 @@ _RECORDS = 8
 #: Candidates that the far device measures for a head, and in a search.
 _SAMPLES, _TRIALS = 16, 8
 _VERB_SECS = 300.0
+#: Of a clean run there is nothing of these.
+_NOTHING = ("lost", "duplicated", "unaccounted", "invented", "wrong", "exit_code")
 
 
-class Story:
-    """What is done to a fleet of two hosts, one step after the other.
+def collect(fleet: TwoHostFleet) -> Figures:
+    """Both hosts measure, and their records are stored."""
+    elapsed = stopwatch()
+    fleet.start()
+    fleet.until(lambda: all(fleet.witness.count(one) >= _RECORDS for one in DEVICES), "records of both hosts")
+    return {"collected_secs": elapsed()}
+
+
+def use_far_host(fleet: TwoHostFleet) -> Figures:
+    """A head for the device of the far host, from a few samples, and a search on it."""
+    epochs, samples = ("--epochs", "4"), ("--samples", str(_SAMPLES), "--strategy", "nearest")
+    trained = fleet.verb("train", "--device", NEAR_DEVICE, *epochs, timeout_secs=_VERB_SECS)
+    made = fleet.verb("onboard", FAR_DEVICE, *samples, *epochs, timeout_secs=_VERB_SECS)
+    tuned = fleet.verb("tune", FAR_DEVICE, "--trials", str(_TRIALS), timeout_secs=_VERB_SECS)
+    return {
+        "remote_onboarded": trained is not None and made is not None and made["samples"] > 0,
+        "remote_tuned": tuned is not None and tuned["trials"] == _TRIALS,
+    }
+
+
+def cut_link(fleet: TwoHostFleet, hosts: TwoHosts, secs: float) -> Figures:
+    """The link is down for a while; what the far agent has spooled meanwhile arrives afterwards.
 
     Args:
-        fleet: Not started yet.
+        fleet: That collects.
         hosts: The two hosts.
-
-    Attributes:
-        found: What was measured, by key of the JSON.
+        secs: How long at least: it stays down until the far agent has spooled something.
     """
+    witness = fleet.witness
+    # In the middle of its work: right after a batch it would have none to go on with.
+    fleet.until_stored(FAR_DEVICE, after=time.monotonic())
+    before = witness.known(FAR_DEVICE)
+    hosts.set_link(is_up=False)
+    fleet.pause(secs)
+    spool = witness.spooled[FAR_DEVICE]
+    fleet.until(lambda: bool(spool - before), "a record in the far spool, the link being down")
+    spooled = spool - before
+    hosts.set_link(is_up=True)
+    recovered = fleet.until_stored(FAR_DEVICE, after=time.monotonic())
+    fleet.until(
+        lambda: not spooled - witness.stored.get(FAR_DEVICE, set()) - witness.late(),
+        f"{len(spooled)} records that were spooled while the link was down",
+    )
+    return {
+        "partition_recovered_secs": recovered,
+        "spooled_in_partition": len(spooled),
+        "spooled_came_late": len(spooled & witness.late()),
+    }
 
-    def __init__(self, fleet: TwoHostFleet, hosts: TwoHosts) -> None:
-        self._fleet, self._hosts = fleet, hosts
-        self.found: Figures = {}
 
-    def collect(self) -> None:
-        """Both hosts measure, and their records are stored."""
-        fleet, witness, began = self._fleet, self._fleet.witness, time.monotonic()
-        fleet.start()
-        devices = (NEAR_DEVICE, FAR_DEVICE)
-        fleet.until(lambda: all(witness.count(one) >= _RECORDS for one in devices), "records of both hosts")
-        self.found["collected_secs"] = time.monotonic() - began
+def kill_nodes(fleet: TwoHostFleet) -> Figures:
+    """Each host's Ray is killed with the agent beside it, and started again: all goes on.
 
-    def use_far_host(self) -> None:
-        """A head for the device of the far host, from a few samples, and a search on it."""
-        fleet = self._fleet
-        epochs = ("--epochs", "4")
-        trained = fleet.verb("train", "--device", NEAR_DEVICE, *epochs, timeout_secs=_VERB_SECS)
-        samples, strategy = ("--samples", str(_SAMPLES)), ("--strategy", "nearest")
-        made = fleet.verb("onboard", FAR_DEVICE, *samples, *strategy, *epochs, timeout_secs=_VERB_SECS)
-        found = fleet.verb("tune", FAR_DEVICE, "--trials", str(_TRIALS), timeout_secs=_VERB_SECS)
-        self.found |= {
-            "remote_onboarded": trained is not None and made is not None and made["samples"] > 0,
-            "remote_tuned": found is not None and found["trials"] == _TRIALS,
-        }
+    The near one is the head of the cluster. What the far agent measures goes to the coordinator for a while,
+    even without a head.
+    """
+    recovered = {}
+    for name, node, devices in (("far", fleet.far_ray, DEVICES[1:]), ("near", fleet.near_ray, DEVICES)):
+        elapsed = stopwatch()
+        node.kill()
+        for device in devices:
+            fleet.until_measured(device)
+        recovered[f"{name}_node_recovered_secs"] = elapsed()
+    return recovered
 
-    def cut_link(self, secs: float) -> None:
-        """The link is down for a while; what the far agent has spooled meanwhile arrives afterwards.
 
-        Args:
-            secs: How long at least: it stays down until the far agent has spooled something.
-        """
-        fleet, witness = self._fleet, self._fleet.witness
-        # In the middle of its work: right after a batch it would have none to go on with.
-        fleet.until_stored(FAR_DEVICE, after=time.monotonic())
-        before = witness.known(FAR_DEVICE)
-        self._hosts.set_link(is_up=False)
-        fleet.pause(secs)
-        spool = witness.spooled[FAR_DEVICE]
-        fleet.until(lambda: bool(spool - before), "a record in the far spool, the link being down")
-        spooled = spool - before
-        self._hosts.set_link(is_up=True)
-        recovered = fleet.until_stored(FAR_DEVICE, after=time.monotonic())
-
-        def has_arrived() -> bool:
-            return not spooled - witness.stored.get(FAR_DEVICE, set()) - witness.late()
-
-        fleet.until(has_arrived, f"{len(spooled)} records that were spooled while the link was down")
-        self.found |= {
-            "partition_recovered_secs": recovered,
-            "spooled_in_partition": len(spooled),
-            "spooled_came_late": len(spooled & witness.late()),
-        }
-
-    def kill_far_node(self) -> None:
-        """The far host's Ray is killed with its agent, and started again."""
-        at = time.monotonic()
-        self._fleet.far_ray.kill()
-        self._fleet.until_measured(FAR_DEVICE)
-        self.found["far_node_recovered_secs"] = time.monotonic() - at
-
-    def kill_near_node(self) -> None:
-        """The head of the cluster is killed with the agent beside it, and started again: all goes on."""
-        at = time.monotonic()
-        self._fleet.near_ray.kill()
-        # What the far agent measures goes to the coordinator for a while, even without a head.
-        for device in (NEAR_DEVICE, FAR_DEVICE):
-            self._fleet.until_measured(device)
-        self.found["near_node_recovered_secs"] = time.monotonic() - at
-
-    def end(self) -> None:
-        """Stop all, and judge what is left."""
-        fleet, witness = self._fleet, self._fleet.witness
-        code = fleet.stop()
-        verdict = fleet.judge()
-        self.found |= {
-            "records": {one: witness.count(one) for one in (NEAR_DEVICE, FAR_DEVICE)},
-            "exit_code": code,
-            "lost": len(verdict.lost),
-            "duplicated": len(verdict.duplicated),
-            "unaccounted": len(verdict.unaccounted),
-            "invented": len(verdict.invented),
-            "wrong": list(verdict.wrong),
-        }
-
-    @property
-    def is_clean(self) -> bool:
-        """Whether all came back and nothing is wrong."""
-        names = ("lost", "duplicated", "unaccounted", "invented", "wrong", "exit_code")
-        is_used = all(self.found.get(name, True) for name in ("remote_onboarded", "remote_tuned"))
-        return is_used and not any(self.found[name] for name in names)
+def end(fleet: TwoHostFleet) -> Figures:
+    """Stop all, and judge what is left."""
+    code = fleet.stop()
+    verdict = fleet.judge()
+    return {
+        "records": {one: fleet.witness.count(one) for one in DEVICES},
+        "exit_code": code,
+        "lost": len(verdict.lost),
+        "duplicated": len(verdict.duplicated),
+        "unaccounted": len(verdict.unaccounted),
+        "invented": len(verdict.invented),
+        "wrong": list(verdict.wrong),
+    }
 
 
 @dataclass(frozen=True)
@@ -158,26 +138,26 @@ def measure(options: Options) -> Figures:
     reason = why_not()
     if reason is not None:
         return {"skipped": reason}
-    base = Path(tempfile.mkdtemp(prefix="fleet-hosts-"))
+    base, found = Path(tempfile.mkdtemp(prefix="fleet-hosts-")), Figures()
     with closing(TwoHosts()) as hosts:
-        story = Story(TwoHostFleet(base, hosts), hosts)
+        fleet = TwoHostFleet(base, hosts)
         try:
-            story.collect()
-            story.cut_link(SHORT_PARTITION_SECS if options.short else PARTITION_SECS)
+            found |= collect(fleet)
+            found |= cut_link(fleet, hosts, SHORT_PARTITION_SECS if options.short else PARTITION_SECS)
             if not options.short:
-                story.use_far_host()
-                story.kill_far_node()
-                story.kill_near_node()
-            story.end()
+                found |= use_far_host(fleet)
+                found |= kill_nodes(fleet)
+            found |= end(fleet)
         except LateError as error:
-            story.found["failure"] = str(error)
-    if "failure" in story.found or not story.is_clean:
-        story.found["folder"] = str(base)
+            found["failure"] = str(error)
+    is_used = all(found.get(name, True) for name in ("remote_onboarded", "remote_tuned"))
+    if "failure" in found or not is_used or any(found[name] for name in _NOTHING):
+        found["folder"] = str(base)
     else:
         shutil.rmtree(base)
     return {
         "hosts": 2,
-        **story.found,
+        **found,
         "cores": len(os.sched_getaffinity(0)),
         "load_1m": os.getloadavg()[0],
     }

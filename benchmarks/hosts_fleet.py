@@ -111,7 +111,7 @@ class Witness:
             self._log.add("acknowledged", by="spool", records=names)
 
 
-NEAR_DEVICE, FAR_DEVICE = "near-cpu", "far-cpu"
+DEVICES = NEAR_DEVICE, FAR_DEVICE = "near-cpu", "far-cpu"
 _HEAD = f"{ADDRESSES[NEAR]}:6379"
 #: Where the agents of another host keep their records, from its user's home.
 _REMOTE_SPOOL = ".local/state/tensor-fleet/spool"

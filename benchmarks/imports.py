@@ -2,19 +2,19 @@
 
 Reads the real logs in `../shared/data` beside the checkout. In the dialect `knobs` a configuration counts as
 a line. `miopen` are solvers in that dialect, by themselves because each problem is a workload of its own;
-`problems_read_per_s` is their reader without a store. Each dialect is imported into a new store by a process
-of its own that is bound to one core; the clock runs from opening the store to its closing, so parsing,
-hashing, compression and waiting for the disk are in it, the start of Python is not. `lines_per_s` is the
-slower of AutoTVM and Ansor, `configurations_per_s` that of `knobs`; MetaSchedule's lines are ten times longer
-and are told apart.
+`problems_read_per_s` is their reader without a store.
+Each dialect is imported into a new store by a process of its own that is bound to one core; the clock runs
+from opening the store to its closing, so parsing, hashing, compression and waiting for the disk are in it,
+the start of Python is not. `lines_per_s` is the slower of AutoTVM and Ansor, `configurations_per_s` that of
+`knobs`; MetaSchedule's lines are ten times longer and are told apart.
 """
 
 from __future__ import annotations
 
 import json
 import os
-from collections import Counter
-from collections.abc import Sequence
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -62,27 +62,24 @@ print(json.dumps({"problems": problems, "cpu_secs": time.process_time() - began}
 """
 
 
-def plan(data: Path) -> dict[str, dict[str, list[Path]]]:
+def plan(data: Path) -> Mapping[str, Mapping[str, list[Path]]]:
     """Files by dialect and device; MetaSchedule's databases lie among Ansor's logs."""
-    found: dict[str, dict[str, list[Path]]] = {
-        dialect: {} for dialect in ("autotvm", "ansor", "meta_schedule", "knobs", "miopen")
-    }
+    found: dict[str, dict[str, list[Path]]] = defaultdict(lambda: defaultdict(list))
     for folder in sorted((data / "autotvm_dropletsearch").glob("*/")):
-        found["autotvm"][folder.name.lower()] = [folder]
+        found["autotvm"][folder.name.lower()].append(folder)
     for path in sorted((data / "ansor_bennu").rglob("*.*")):
-        if not path.is_file() or path.suffix == ".md":
-            continue
-        if path.name.startswith("database_"):
-            found["meta_schedule"].setdefault(f"bennu_ms_{_family(path)}", []).append(path)
-        else:
-            found["ansor"].setdefault(f"bennu_{_family(path)}", []).append(path)
+        if path.is_file() and path.suffix != ".md":
+            dialect, name = (
+                ("meta_schedule", "bennu_ms") if path.name.startswith("database_") else ("ansor", "bennu")
+            )
+            found[dialect][f"{name}_{_family(path)}"].append(path)
     for path in sorted((data / "kernel_tuner_hub").glob("*/*.gz")):
-        found["knobs"].setdefault(path.name.split(".")[0].removesuffix("_T4").lower(), []).append(path)
+        found["knobs"][path.name.split(".")[0].removesuffix("_T4").lower()].append(path)
     databases = sorted((data / "miopen_find_db").glob("*.fdb.txt.bz2"), key=lambda path: path.stat().st_size)
     # The smallest: each of its 59,000 problems becomes a file of the store.
     for path in databases[:1]:
-        found["miopen"][path.name.split(".")[0]] = [path]
-    return {dialect: devices for dialect, devices in found.items() if devices}
+        found["miopen"][path.name.split(".")[0]].append(path)
+    return found
 
 
 def _family(path: Path) -> str:
@@ -96,7 +93,7 @@ def _family(path: Path) -> str:
     return next(measured, "unknown")
 
 
-def import_dialect(devices: dict[str, list[Path]], folder: Path, core: int) -> Figures:
+def import_dialect(devices: Mapping[str, list[Path]], folder: Path, core: int) -> Figures:
     """Import the files of one dialect twice; the second time nothing may be new."""
     request = {device: [str(path) for path in paths] for device, paths in devices.items()}
     found = child_json(["-c", _CHILD, str(folder), str(core), json.dumps(request)])
@@ -125,13 +122,13 @@ def import_dialect(devices: dict[str, list[Path]], folder: Path, core: int) -> F
     }
 
 
-def read_problems(devices: dict[str, list[Path]], core: int) -> float | None:
-    """Problems of MIOpen's databases that are read in a CPU second, without a store; None without any."""
+def read_problems(devices: Mapping[str, list[Path]], core: int) -> float | None:
+    """Problems of MIOpen's databases that are read per CPU second, without a store; None without any."""
     paths = [str(path) for several in devices.values() for path in several]
     if not paths:
         return None
-    found = child_json(["-c", _READER, str(core), json.dumps(paths)])
-    return float(found["problems"] / found["cpu_secs"])
+    read = child_json(["-c", _READER, str(core), json.dumps(paths)])
+    return float(read["problems"] / read["cpu_secs"])
 
 
 @dataclass(frozen=True)
@@ -154,11 +151,10 @@ def measure(options: Options) -> Figures:
     for dialect, devices in planned.items():
         with working_folder() as folder:
             dialects[dialect] = import_dialect(devices, folder, core)
-    knobs = dialects.get("knobs", {})
     fast = [dialects[dialect]["lines_per_s"] for dialect in FAST if dialect in dialects]
     return {
         "lines_per_s": min(fast, default=None),
-        "configurations_per_s": knobs.get("lines_per_s"),
+        "configurations_per_s": dialects.get("knobs", {}).get("lines_per_s"),
         "problems_read_per_s": read_problems(planned.get("miopen", {}), core),
         "peak_memory_mb": max((one["peak_memory_mb"] for one in dialects.values()), default=None),
         "unaccounted_lines": sum(one["unaccounted_lines"] for one in dialects.values()),

@@ -1,8 +1,7 @@
 """The physical limit of a network on some cores: its multiply-adds, and how many the cores do in a second.
 
-A child of `benchmarks.networks`: one JSON object on stdin, one on stdout. The peak is measured with a product
-of matrices whose parts stay in registers and in the nearest cache, compiled by TVM for the device. On a core
-with AVX-512 it was nearer to what the clock allows than torch's product of two 1,024 x 1,024 matrices.
+A child of `benchmarks.networks`: one JSON object on stdin, one on stdout. The peak is measured with the
+compute canary, a product of matrices whose parts stay in registers and in the nearest cache, in two tilings.
 """
 
 from __future__ import annotations
@@ -13,10 +12,12 @@ import sys
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-#: Rows, columns and depth of the product: 24 vectors of 16 numbers are added up in registers.
-_ROWS, _COLUMNS, _DEPTH, _LANES = 12, 32, 256, 16
+#: Sides of the matrices, and how often they are multiplied.
+_SIZE, _REPEATS = 64, 64
+#: Columns of a tile, whose sums stay in registers: fewer are faster with AVX2, more with AVX-512.
+_LANES = (16, 32)
 #: Runs in a turn, and turns; the fastest turn counts.
-_RUNS, _TURNS = 10_000, 20
+_RUNS, _TURNS = 30, 20
 
 
 def network_flops(network: str) -> int:
@@ -53,49 +54,25 @@ def peak_flops_per_s(target: dict[str, Any], cores: list[int]) -> float:
     """
     import numpy as np
     import tvm
+    from tvm.s_tir import Schedule
 
-    built = tvm.build(_product(), target=tvm.target.Target({**target, "num-cores": 1}))
-    device = tvm.cpu()
+    from agents.programs.canaries import repeated_matmul, tile_for_cpu
+
+    built = []
+    for lanes in _LANES:
+        schedule = Schedule(repeated_matmul(_SIZE, _SIZE, depth=_SIZE, repeats=_REPEATS))
+        tile_for_cpu(schedule, lanes)
+        built.append(tvm.build(schedule.mod, target=tvm.target.Target({**target, "num-cores": 1})))
 
     def fastest(core: int) -> float:
         os.sched_setaffinity(0, {core})  # of this thread
-        shapes = ((_DEPTH, _ROWS), (_DEPTH, _COLUMNS), (_ROWS, _COLUMNS))
-        arguments = [tvm.runtime.tensor(np.ones(shape, "float32"), device) for shape in shapes]
-        timed = built.time_evaluator("main", device, number=_RUNS, repeat=_TURNS)(*arguments)
-        return float(min(timed.results))
+        sides = [tvm.runtime.tensor(np.ones((_SIZE, _SIZE), "float32"), tvm.cpu()) for _ in range(3)]
+        timed = (one.time_evaluator("main", tvm.cpu(), number=_RUNS, repeat=_TURNS)(*sides) for one in built)
+        return min(float(min(one.results)) for one in timed)
 
     with ThreadPoolExecutor(len(cores)) as pool:
         secs = list(pool.map(fastest, cores))
-    return sum(2 * _ROWS * _COLUMNS * _DEPTH / turn for turn in secs)
-
-
-def _product() -> Any:
-    """The product's program: sums in registers, columns in vectors."""
-    from tvm import te
-    from tvm.s_tir import Schedule
-
-    left = te.placeholder((_DEPTH, _ROWS), name="left")
-    right = te.placeholder((_DEPTH, _COLUMNS), name="right")
-    step = te.reduce_axis((0, _DEPTH), "step")
-    product = te.compute(
-        (_ROWS, _COLUMNS), lambda i, j: te.sum(left[step, i] * right[step, j], axis=step), name="product"
-    )
-    schedule = Schedule(te.create_prim_func([left, right, product]))
-    block = schedule.get_sblock("product")
-    row, column, depth = schedule.get_loops(block)
-    outer, lanes = schedule.split(column, [None, _LANES])
-    schedule.reorder(depth, row, outer, lanes)
-    written = schedule.cache_write(block, 0, "local")
-    schedule.vectorize(lanes)
-    schedule.unroll(outer)
-    schedule.unroll(row)
-    *_, last_row, last_column = schedule.get_loops(written)
-    outer, lanes = schedule.split(last_column, [None, _LANES])
-    schedule.vectorize(lanes)
-    schedule.unroll(outer)
-    schedule.unroll(last_row)
-    schedule.decompose_reduction(block, depth)
-    return schedule.mod
+    return sum(2 * _SIZE**3 * _REPEATS / turn for turn in secs)
 
 
 def main() -> None:

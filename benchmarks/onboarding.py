@@ -10,24 +10,37 @@ minutes; `--table FILE` writes the page that `docs/results/` keeps.
 from __future__ import annotations
 
 import os
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from benchmarks.harness import Figures, benchmark, command_of, option, working_folder
+import numpy as np
+
+from benchmarks.harness import Figures, benchmark, option, working_folder
 from benchmarks.onboarding_baselines import baselines
 from benchmarks.onboarding_cases import CasePlan, networks_to_hold_out
-from benchmarks.onboarding_curve import SAMPLES, Adapting, Contender, Experiment, adapting
-from benchmarks.onboarding_extras import COVERED, breadth, coverage, selectors
+from benchmarks.onboarding_curve import (
+    RANDOM,
+    SAMPLES,
+    SELECTOR,
+    Adapting,
+    Contender,
+    Experiment,
+    Point,
+    adapting,
+)
 from benchmarks.onboarding_parts import CurveTable, DeviceSet, as_json, device_sets
-from benchmarks.tables import interval, page, write_page
+from benchmarks.tables import command_of, interval, page, write_page
 from transfer.adapt.base import Regime
 from transfer.adapt.guard import NAMES, auto, strategies
-from transfer.adapt.sample_selection import SELECTORS
+from transfer.adapt.sample_selection import SELECTORS, Choice, first_of
+from transfer.adapt.source_devices import SourceDevices
+from transfer.arrays import Rows
 from transfer.train.rows import TrainConfig
 
-_PARTS = ("selectors", "coverage", "breadth")
+_PARTS = ("selectors", "coverage")
 #: Families of networks held out of imported logs: the others have too few workloads to be judged by.
 _LOGGED_HELD = ("inception", "mobilenet", "vgg")
 #: Most candidates of a workload that the target may measure and source devices did, of imported logs: they
@@ -39,6 +52,14 @@ _NOTE = (
     "workloads; `less_best_baseline` is paired. `random` is a random choice, a ceiling one record of a "
     "candidate ranking another. Regimes are never mixed."
 )
+#: Samples at which ways to choose them are compared; at the last, random's top-1 is to be had with fewer.
+SELECTED = (16, 32, 64, 128, 256)
+#: Samples at which stated intervals are compared with the truth.
+COVERED = (32, 64, 128, 256)
+#: A choice of samples by chance; "random" alone is a choice without any model.
+_BY_CHANCE = f"by {RANDOM}"
+
+
 #: The strategy that users get.
 _DEFAULT = "auto"
 #: What a run compares with, unless it names fewer.
@@ -53,7 +74,6 @@ class Options:
     table: Path | None = option(None, "write the page to this file")
     keep: Path | None = option(None, "folder of finished cases, not run again")
     store: tuple[Path, ...] = option((), "store to read")
-    device: tuple[str, ...] = option((), "only this device")
     target: tuple[str, ...] = option((), "leave out only this device")
     regime: tuple[str, ...] = option((), "only this regime", choices=[one.value for one in Regime])
     strategies: tuple[str, ...] = option(
@@ -71,9 +91,7 @@ class Options:
     pool: int = option(64, "most candidates of a workload learnt from", least=1)
     judge: int = option(256, "most candidates of a workload judged", least=2, quick=64)
     most: int = option(320, "most candidates of a workload kept", least=2, quick=24)
-    parts: tuple[str, ...] = option(
-        _PARTS, "beside the curve", choices=_PARTS, may_be_empty=True, quick=_PARTS[:2]
-    )
+    parts: tuple[str, ...] = option(_PARTS, "beside the curve", choices=_PARTS, may_be_empty=True)
     part_seeds: int = option(3, "seeds of what stands beside the curve", least=1, quick=1)
     covered: tuple[int, ...] = option(COVERED, "k at which stated intervals are checked", quick=(64, 256))
     epochs: int = option(24, "epochs of source models", least=1, quick=12)
@@ -107,7 +125,7 @@ def _measured(options: Options, folder: Path, points: Path) -> Figures:
         folder: For a store of imported logs.
         points: For finished cases.
     """
-    sets = device_sets(options.store, options.device, folder, options.most)
+    sets = device_sets(options.store, folder, options.most)
     experiments = [_experiment(one, options, points) for one in sets]
     runs = [_run(one, options) for one in experiments]
     parts = _parts(experiments, options)
@@ -193,78 +211,151 @@ def figures(runs: Sequence[_Run]) -> Figures:
 
     Shares of full data are the least over all sets and regimes.
     """
-    own = next((run for run in runs if run.devices.is_own), runs[0] if runs else None)
-    found: Figures = dict.fromkeys(
-        (
-            "device_new_gain_k64",
-            "both_new_gain_k256",
-            "k256_of_full",
-            "k64_of_full",
-            "worst_warm_minus_scratch",
-            "adapt_seconds_k256",
-        )
+    tables = [run.table for run in runs]
+    own = next((run.table for run in runs if run.devices.is_own), next(iter(tables), None))
+    worst = [one for table in tables if (one := table.worst_less_scratch()) is not None]
+    secs = (table.mean("seconds", 256, table.regimes, _DEFAULT) for table in tables)
+    result: Figures = {"adapt_seconds_k256": max((one for one in secs if one is not None), default=None)}
+    result["worst_warm_minus_scratch"], result["worst_warm_minus_scratch_at"] = min(
+        worst, default=(None, None)
     )
-    if own is None:
-        return found
-    for name, regime, k in (
-        ("device_new_gain_k64", Regime.DEVICE_NEW, 64),
-        ("both_new_gain_k256", Regime.BOTH_NEW, 256),
-    ):
-        gain = own.table.gain(regime, k)
-        found[name] = None if gain is None else gain.value
-        found[f"{name}_interval"] = interval(gain)
-        found[f"{name}_best_baseline"] = own.table.best_baseline(regime, k)
+    for regime, k in ((Regime.DEVICE_NEW, 64), (Regime.BOTH_NEW, 256)):
+        name, gain = (
+            f"{regime.value.replace('-', '_')}_gain_k{k}",
+            None if own is None else own.gain(regime, k),
+        )
+        result[name] = None if gain is None else gain.value
+        result[f"{name}_interval"] = interval(gain)
+        result[f"{name}_best_baseline"] = None if own is None else own.best_baseline(regime, k)
     for k in (256, 64):
-        shares = [
-            share
-            for run in runs
-            for regime in run.table.regimes
-            if (share := run.table.share_of_full(regime, k)) is not None
-        ]
-        found[f"k{k}_of_full"] = min(shares) if shares else None
-    worst = [one for run in runs if (one := run.table.worst_less_scratch()) is not None]
-    if worst:
-        found["worst_warm_minus_scratch"], found["worst_warm_minus_scratch_at"] = min(worst)
-    spent = [secs for run in runs if (secs := run.table.seconds(_DEFAULT, 256)) is not None]
-    found["adapt_seconds_k256"] = max(spent) if spent else None
-    return found
+        shares = (table.share_of_full(regime, k) for table in tables for regime in table.regimes)
+        result[f"k{k}_of_full"] = min((one for one in shares if one is not None), default=None)
+    return result
 
 
 def _parts(experiments: Sequence[Experiment], options: Options) -> dict[str, list[Figures]]:
     """What stands beside the curve, by name: an entry for each set that it applies to."""
-    found: dict[str, list[Figures]] = {name: [] for name in _PARTS if name in options.parts}
+    parts: dict[str, list[Figures]] = {name: [] for name in _PARTS if name in options.parts}
     for experiment in experiments:
         one = experiment.devices
         seeds, splits = tuple(range(options.part_seeds)), options.splits or (0 if one.is_own else 1)
         few = replace(experiment, plan=replace(experiment.plan, seeds=seeds, most_splits=splits))
-        for name, part in found.items():
-            if name == "selectors" and one.is_own:
-                part.append(selectors(few))
-            elif name == "coverage":
+        for name, part in parts.items():
+            if name == "coverage":
                 part += [
                     coverage(few, regime, options.covered)
                     for regime in _regimes(one, options)
                     if regime is not Regime.CANDIDATE_NEW
                     and (regime is Regime.DEVICE_NEW or options.regime or not options.quick)
                 ]
-            elif name == "breadth" and one.is_own:
-                part.append(breadth(few))
-    return found
+            elif one.is_own:
+                part.append(selectors(few))
+    return parts
 
 
 def part_figures(parts: Mapping[str, Sequence[Mapping[str, Any]]]) -> Figures:
     """Figures of what stands beside the curve; None where it was not run."""
-    found: Figures = dict.fromkeys(
-        ("interval_coverage", "interval_coverage_runs", "best_selector", "chosen_samples_share")
-    )
     stated = [part["by_k"]["all of these"] for part in parts.get("coverage", ()) if part["by_k"]]
     runs = sum(one["runs"] for one in stated)
-    if runs:
-        covered = sum(one["runs"] * one["top1_covered"] for one in stated)
-        found["interval_coverage"], found["interval_coverage_runs"] = covered / runs, runs
-    for part in parts.get("selectors", ()):
-        found["best_selector"], found["chosen_samples_share"] = part["best"], part["share"]
-    return found
+    covered = sum(one["runs"] * one["top1_covered"] for one in stated)
+    compared = next(iter(parts.get("selectors", ())), {})
+    return {
+        "interval_coverage": covered / runs if runs else None,
+        "interval_coverage_runs": runs or None,
+        "best_selector": compared.get("best"),
+        "chosen_samples_share": compared.get("share"),
+    }
+
+
+@dataclass(frozen=True)
+class Uniform:
+    """Any candidates, drawn at random: what a way to choose samples must beat."""
+
+    name: str = RANDOM
+
+    def choose(self, choice: Choice, count: int) -> Rows:
+        """See `transfer.adapt.sample_selection.Selector.choose`."""
+        return first_of(choice, np.random.default_rng(choice.seed).permutation(choice.pool), count)
+
+
+def selectors(experiment: Experiment) -> Figures:
+    """Ways to choose samples at equal k, by the default strategy, where source devices know the candidates.
+
+    Returns:
+        For each: top-1 by k, less random (paired), and the samples for random's top-1 at the largest k that
+        it reaches; `share`, the least of those over the samples with which random first gets there.
+    """
+    strategy, regime = SourceDevices(trains_head=False), Regime.DEVICE_NEW
+    config = experiment.config
+    short = replace(experiment, config=replace(config, epochs=max(1, config.epochs // 3)))
+    ways = (*SELECTORS.values(), Uniform())
+    contenders = [Adapting(strategy, way, f"by {way.name}") for way in ways]
+    points = short.points(short.cases(regime), contenders, SELECTED)
+    table = CurveTable(points=points, strategies=(), default=_BY_CHANCE)
+    ks = [k for k in SELECTED if table.estimate(regime, _BY_CHANCE, k) is not None]
+    goal = table.estimate(regime, _BY_CHANCE, max(ks))
+    assert goal is not None
+    needed = {way.name: table.samples_for(regime, f"by {way.name}", goal.value) for way in ways}
+    rows = {
+        way.name: {
+            "top1": {str(k): interval(table.estimate(regime, f"by {way.name}", k)) for k in ks},
+            "less_random": {
+                str(k): interval(table.estimate(regime, f"by {way.name}", k, less=_BY_CHANCE)) for k in ks
+            },
+            "samples_for_random": needed[way.name],
+        }
+        for way in ways
+    }
+    by_chance = needed.pop(RANDOM)
+    known = {name: count for name, count in needed.items() if count is not None}
+    best = min(known, key=known.__getitem__, default=None)
+    return {
+        "set": experiment.devices.name,
+        "regime": regime.value,
+        "strategy": strategy.name,
+        "seeds": len(experiment.plan.seeds),
+        "samples": ks,
+        "at": max(ks),
+        "selectors": rows,
+        "best": best,
+        "share": known[best] / by_chance if best and by_chance else None,
+    }
+
+
+def coverage(experiment: Experiment, regime: Regime, samples: Sequence[int] = COVERED) -> Figures:
+    """How often stated 90 % intervals hold what the head's first choices reach in truth."""
+    strategy = SourceDevices()
+    stating = Adapting(strategy, SELECTOR, f"{strategy.name}, stating", states=True)
+    rows: dict[int | None, list[dict[str, float]]] = defaultdict(list)
+    for point in experiment.points(experiment.cases(regime), [stating], samples):
+        if point.expected is not None:
+            rows[point.k].append(_stated(point))
+    by_k = {str(k): _covered(rows[k]) for k in samples if k in rows}
+    if every := [row for k in samples for row in rows.get(k, ())]:
+        by_k["all of these"] = _covered(every)
+    return {
+        "set": experiment.devices.name,
+        "regime": regime.value,
+        "strategy": strategy.name,
+        "seeds": len(experiment.plan.seeds),
+        "by_k": by_k,
+    }
+
+
+def _stated(point: Point) -> dict[str, float]:
+    """What was stated of a point, and what was true."""
+    row: dict[str, float] = {}
+    for name, (value, low, high) in (point.expected or {}).items():
+        true = row[name] = float(np.mean(point.values[name]))
+        row[f"{name}_covered"] = float(low <= true <= high)
+        row[f"{name}_width"] = high - low
+        row[f"{name}_expected"] = value
+    return row
+
+
+def _covered(rows: Sequence[Mapping[str, float]]) -> Figures:
+    means = {name: float(np.mean([row[name] for row in rows])) for name in rows[0]}
+    return {"runs": len(rows), **means}
 
 
 main = benchmark("onboarding", __doc__, Options, measure)

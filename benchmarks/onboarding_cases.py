@@ -11,7 +11,7 @@ Legend: N candidates of a dataset.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple, TypeVar, cast
 
@@ -46,8 +46,6 @@ class CasePlan:
     #: judged on.
     most_pool: int = 64
     most_judged: int = 256
-    #: Most workloads to learn from, drawn by seed; 0 for all. For the curve over the breadth of workloads.
-    most_workloads: int = 0
     #: Most splits of a regime and seed, those that hold out most workloads; 0 for all.
     most_splits: int = 0
 
@@ -133,7 +131,7 @@ def make_cases(dataset: Dataset, workloads: Mapping[WorkloadId, Workload], plan:
     cases: list[Case] = []
     for seed in plan.seeds:
         for regime in plan.regimes:
-            divisions = list(_divisions(dataset, workloads, regime, plan, seed))
+            divisions = _divisions(dataset, workloads, regime, plan, seed)
             if plan.most_splits:
                 # Those that judge by most workloads.
                 divisions.sort(key=lambda split: -len(np.unique(dataset.group[split.test])))
@@ -189,17 +187,14 @@ def _divisions(
     regime: Regime,
     plan: CasePlan,
     seed: int,
-) -> Iterator[Split]:
+) -> list[Split]:
     """Rows to learn from and rows held out."""
     if regime is not Regime.BOTH_NEW:
-        yield replace(within_workload(dataset, _JUDGED_SHARE, seed), name="half of the candidates")
-        return
-    for split in _workload_divisions(dataset, workloads, plan, seed):
-        rows = split.train
-        if plan.most_workloads:
-            groups = np.random.default_rng(seed).permutation(np.unique(dataset.group[rows]))
-            rows = rows[np.isin(dataset.group[rows], groups[: plan.most_workloads])]
-        yield replace(split, train=rows)
+        return [replace(within_workload(dataset, _JUDGED_SHARE, seed), name="half of the candidates")]
+    splits = _by_network(dataset, workloads)
+    if not splits:
+        return make_splits(SplitKind.BY_WORKLOAD, dataset, workloads, folds=_FOLDS, seed=seed)
+    return [split for split in splits if not plan.held or split.name in plan.held]
 
 
 def networks_to_hold_out(dataset: Dataset, workloads: Mapping[WorkloadId, Workload]) -> tuple[str, ...]:
@@ -212,15 +207,6 @@ def _by_network(dataset: Dataset, workloads: Mapping[WorkloadId, Workload]) -> l
         return make_splits(SplitKind.BY_NETWORK, dataset, workloads, folds=_FOLDS, seed=0)
     except DatasetError:  # no network is known, or only one family
         return []
-
-
-def _workload_divisions(
-    dataset: Dataset, workloads: Mapping[WorkloadId, Workload], plan: CasePlan, seed: int
-) -> list[Split]:
-    splits = _by_network(dataset, workloads)
-    if not splits:
-        return make_splits(SplitKind.BY_WORKLOAD, dataset, workloads, folds=_FOLDS, seed=seed)
-    return [split for split in splits if not plan.held or split.name in plan.held]
 
 
 def _case(

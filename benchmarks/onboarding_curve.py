@@ -1,9 +1,8 @@
 """What a new device's head is worth after k measured candidates: leave one device out, again and again.
 
 Contenders are strategies of `transfer.adapt`, each with a way to choose the k candidates, and other people's
-ways; all see the same dataset, in which whatever they may not see is taken out. The points of finished cases
-are kept, a JSON file each, under a hash of everything that they follow from but the code: a curve that gains
-a contender or a number of samples runs that alone.
+ways; all see the same dataset, in which whatever they may not see is taken out. Finished cases are kept, a
+JSON file each, under a hash of everything that their points follow from but the code.
 
 What is new and what is held out: `benchmarks.onboarding_cases`. Called by `benchmarks.onboarding`;
 knows no store. What was found is read by `benchmarks.onboarding_parts`.
@@ -11,7 +10,7 @@ knows no store. What was found is read by `benchmarks.onboarding_parts`.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
@@ -22,7 +21,7 @@ import msgspec
 import numpy as np
 
 from agents.records import canonical_json, content_hash
-from benchmarks.harness import kept, read_kept, say, stopwatch
+from benchmarks.harness import Figures, run_kept, stopwatch
 from benchmarks.onboarding_cases import (
     Case,
     CasePlan,
@@ -43,7 +42,6 @@ from transfer.data.metrics import measure_workloads
 from transfer.errors import TransferError
 from transfer.model.fleet_tlp import FleetTLP
 from transfer.model.inputs import torch_threads
-from transfer.processes import run_each
 from transfer.train.rows import TrainConfig
 from transfer.train.state import digest
 from transfer.train.training import train
@@ -60,6 +58,7 @@ _SEEDS_BEYOND = 2
 SELECTOR = next(iter(SELECTORS.values()))
 #: Name of a random choice, whose expectation is exact.
 RANDOM = "random"
+MEASURES = ("top1", "top5", "tau")
 
 
 @dataclass(frozen=True)
@@ -86,13 +85,11 @@ class Point(msgspec.Struct, frozen=True, kw_only=True):
     k: int | None
     #: Samples that were measured.
     measured: int
-    #: The workloads, and a value of each.
+    #: The workloads, and by measure a value of each.
     groups: list[int]
-    top1: list[float]
-    top5: list[float]
-    tau: list[float]
+    values: dict[str, list[float]]
     #: Wall seconds of adapting, without the model of the sources and without scoring.
-    seconds: float
+    seconds: float = 0.0
     #: Stated value, low and high by measure, where the contender states them.
     expected: dict[str, list[float]] | None = None
 
@@ -150,68 +147,42 @@ class Experiment:
             DatasetError: There is nothing to judge.
             TransferError: A contender cannot be fitted, or a process died.
         """
-        dataset = self.devices.dataset
-
-        def asked(case: Case) -> list[Asked]:
+        jobs: dict[Path, tuple[Case, list[Asked]]] = {}
+        for case in make_cases(self.devices.dataset, self.devices.workloads, plan):
             first = case.seed in plan.seeds[:_SEEDS_BEYOND]
             counts = [k for k in samples if k <= len(case.pool) and (first or k <= ALL_SEEDS_UP_TO)]
             every = [*counts, *([None] if with_all and first else [])]
-            return [(k, contender) for k in every for contender in contenders]
+            asked: list[Asked] = [(k, contender) for k in every for contender in contenders]
+            jobs[self._path(case, asked)] = case, asked
+        run = partial(_run_case, self.devices.dataset, self.config)
+        found = run_kept(run, jobs, self.workers, of="the onboarding curve")
+        return [msgspec.convert(one, Point) for figures in found for one in figures["points"]]
 
-        cases = make_cases(dataset, self.devices.workloads, plan)
-        planned = [(case, [(one, self._path(case, one)) for one in asked(case)]) for case in cases]
-        missing = [
-            (case, absent)
-            for case, pairs in planned
-            if (absent := [(one, path) for one, path in pairs if read_kept(path) is None])
-        ]
-        jobs = [(case, [one for one, _ in absent]) for case, absent in missing]
-        run = partial(_run_case, dataset, self.config)
-        made = run_each(run, jobs, self.workers, of="the onboarding curve", pieces="cases")
-        for done, ((case, absent), points) in enumerate(zip(missing, made, strict=True), start=1):
-            for (_, path), point in zip(absent, points, strict=True):
-                kept(path, lambda point=point: {"point": msgspec.to_builtins(point)})  # type: ignore[misc]
-            say(f"{done}/{len(jobs)} {case.regime} {case.target}, {case.split}, seed {case.seed}")
-        every: list[Point] = []
-        for case, pairs in planned:
-            every.append(_judged(RANDOM, case, dataset, (0, 0), None, 0.0))
-            values = [read_kept(path) or {} for _, path in pairs]
-            every += [msgspec.convert(one["point"], Point) for one in values if one["point"] is not None]
-        return every
-
-    def _path(self, case: Case, asked: Asked) -> Path:
-        """The file of a point, named by all that it follows from."""
-        dataset, (k, contender) = self.devices.dataset, asked
-        how = [SELECTOR.name]
-        if isinstance(contender, Adapting):
-            how = [contender.strategy.name, contender.selector.name]
-        name = content_hash(
-            canonical_json([case.regime.value, case.target, case.split, case.seed, k]),
-            canonical_json(list(map(str, dataset.device_ids))),
-            digest(case.pool, case.source_rows, case.test),
-            self._data,
-            # Selectors may look at the model of the sources, so baselines hang on its training too.
-            canonical_json([contender.name, *how, repr(self.config)]),
-        )
-        return self.folder / f"point-{name}.json"
+    def _path(self, case: Case, asked: Sequence[Asked]) -> Path:
+        """The file of a case, named by all that its points follow from."""
+        told: list[Any] = [case.regime.value, case.target, case.split, case.seed, repr(self.config)]
+        for k, one in asked:
+            how = (one.strategy.name, one.selector.name) if isinstance(one, Adapting) else ()
+            told += [k, one.name, *how]
+        rows = digest(case.pool, case.source_rows, case.test)
+        return self.folder / f"case-{content_hash(canonical_json(told), rows, self._data)}.json"
 
     @cached_property
     def _data(self) -> str:
         dataset = self.devices.dataset
-        return digest(
-            dataset.latency_secs, dataset.failed, dataset.group, dataset.features.summary, dataset.hardware
-        )
+        arrays = (dataset.latency_secs, dataset.failed, dataset.group, dataset.features.summary)
+        return digest(*arrays, dataset.hardware, np.array(dataset.device_ids))
 
 
-def _run_case(dataset: Dataset, config: TrainConfig, job: tuple[Case, Sequence[Asked]]) -> list[Point | None]:
-    """What each of some contenders finds on a case, on one thread; None where it can say nothing."""
+def _run_case(dataset: Dataset, config: TrainConfig, job: tuple[Case, Sequence[Asked]]) -> Figures:
+    """What each of some contenders finds on a case, on one thread, as far as it can say anything."""
     with torch_threads(1):
-        return list(_points(dataset, config, *job))
+        return {"points": msgspec.to_builtins(list(_points(dataset, config, *job)))}
 
 
 def _points(
     dataset: Dataset, config: TrainConfig, case: Case, contenders: Sequence[Asked]
-) -> Iterator[Point | None]:
+) -> Iterator[Point]:
     view = visible_dataset(dataset, case)
     situation = situation_of(view, case)
 
@@ -227,6 +198,7 @@ def _points(
     choice = Choice(
         dataset=view, target=case.target, pool=case.pool, source_model=source_model, seed=case.seed
     )
+    yield judged(RANDOM, case, dataset, (0, 0), None)
     for k, contender in contenders:
         selector = contender.selector if isinstance(contender, Adapting) else SELECTOR
         rows = situation.once(
@@ -236,46 +208,46 @@ def _points(
             ),
         )
         few_shot = FewShotSet(rows, truth[rows])
-        count = k, len(rows)
+        told: dict[str, Any] = {}
         if not isinstance(contender, Adapting):
             elapsed = stopwatch()
             scores = contender.score(situation, few_shot)
+            if scores is None:
+                continue
             seconds = elapsed()
-            yield None if scores is None else _judged(contender.name, case, dataset, count, scores, seconds)
+        elif not is_enough(contender.strategy, dataset.group[rows], truth[rows]):
             continue
-        if not is_enough(contender.strategy, dataset.group[rows], truth[rows]):
-            yield None
-            continue
-        onboarding = Onboarding(
-            dataset=with_few_shot(view, case.target, few_shot) if len(rows) else view,
-            target=case.target,
-            few_shot=rows,
-            source=source_model(),
-            source_rows=case.source_rows,
-            regime=case.regime,
-            config=config,
-            seed=case.seed,
-        )
-        elapsed = stopwatch()
-        adapted = contender.strategy.adapt(onboarding)
-        seconds = elapsed()
-        expected = None
-        if contender.states:
-            with suppress(TransferError):  # with too few samples nothing is stated
-                stated = expectation(onboarding, adapted, contender.strategy, case.test)
-                expected = {"top1": interval(stated.top1) or [], "top5": interval(stated.top5) or []}
-        scores = adapted.score(view, case.test)
-        yield _judged(contender.name, case, dataset, count, scores, seconds, expected)
+        else:
+            onboarding = Onboarding(
+                dataset=with_few_shot(view, case.target, few_shot) if len(rows) else view,
+                target=case.target,
+                few_shot=rows,
+                source=source_model(),
+                source_rows=case.source_rows,
+                regime=case.regime,
+                config=config,
+                seed=case.seed,
+            )
+            elapsed = stopwatch()
+            adapted = contender.strategy.adapt(onboarding)
+            seconds = elapsed()
+            if contender.states:
+                with suppress(TransferError):  # with too few samples nothing is stated
+                    stated = expectation(onboarding, adapted, contender.strategy, case.test)
+                    told = {"top1": interval(stated.top1) or [], "top5": interval(stated.top5) or []}
+            scores = adapted.score(view, case.test)
+        about = {"seconds": seconds, "expected": told or None}
+        yield judged(contender.name, case, dataset, (k, len(rows)), scores, about)
 
 
-def _judged(
+def judged(
     name: str,
     case: Case,
     dataset: Dataset,
     samples: tuple[int | None, int],
     scores: Floats | None,
-    seconds: float,
-    expected: dict[str, list[float]] | None = None,
+    about: Mapping[str, Any] | None = None,
+    measures: Sequence[str] = MEASURES,
 ) -> Point:
     """Judge scores of the test rows; a random choice where there are none.
 
@@ -285,16 +257,15 @@ def _judged(
         dataset: With the truth.
         samples: Asked for and measured.
         scores: (test rows,).
-        seconds: Of adapting.
-        expected: What was stated.
+        about: Further fields of the point.
+        measures: Which of `MEASURES`.
     """
     kind = "random_" if scores is None else ""
-    names = (f"{kind}top1_by_workload", f"{kind}top5_by_workload", "tau_by_workload")
+    names = {one: f"{kind * one.startswith('top')}{one}_by_workload" for one in measures}
     # Of constant scores tau is 0.
     judged_scores = np.zeros(len(case.test)) if scores is None else scores
     truth = dataset.latency_secs[case.test, dataset.column(case.target)]
-    groups, _, values = measure_workloads(names, judged_scores, truth, dataset.group[case.test])
-    top1, top5, tau = (values[one].tolist() for one in names)
+    groups, _, found = measure_workloads(names.values(), judged_scores, truth, dataset.group[case.test])
     return Point(
         contender=name,
         regime=case.regime,
@@ -304,9 +275,6 @@ def _judged(
         k=samples[0],
         measured=samples[1],
         groups=groups.tolist(),
-        top1=top1,
-        top5=top5,
-        tau=tau,
-        seconds=seconds,
-        expected=expected,
+        values={one: found[full].tolist() for one, full in names.items()},
+        **(about or {}),
     )

@@ -8,14 +8,15 @@ resamples workloads, the same ones for all contenders, so that differences are p
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from agents.records import DeviceId, DeviceKind, Family, Workload, WorkloadId
+from agents.records import DeviceId, DeviceKind, DeviceSpec, Family, Workload, WorkloadId
 from benchmarks.onboarding_curve import RANDOM, Point
 from benchmarks.tables import interval
 from benchmarks.training import LOGS, import_devices
@@ -29,11 +30,7 @@ from transfer.data.dataset import Dataset
 from transfer.data.intervals import Estimate, resample_ratio
 from transfer.data.splits import few_of_each
 
-MEASURES = ("top1", "top5", "tau")
 SCRATCH = "scratch"
-
-#: Device, split, seed and workload of one value.
-_Place = tuple[str, str, int, int]
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -66,8 +63,8 @@ class CurveTable:
 
     def samples(self, regime: Regime) -> tuple[int | None, ...]:
         """Numbers of samples with points; None (all) last."""
-        found = {point.k for point in self.points if point.regime is regime and point.contender != RANDOM}
-        return (*sorted(k for k in found if k is not None), *([None] if None in found else []))
+        ks = {point.k for point in self.points if point.regime is regime and point.contender != RANDOM}
+        return tuple(sorted(ks, key=lambda k: np.inf if k is None else k))
 
     def estimate(
         self,
@@ -76,7 +73,7 @@ class CurveTable:
         k: int | None,
         measure: str = "top1",
         *,
-        less: str | None = None,
+        less: str | tuple[str, int | None] | None = None,
         targets: Collection[str] = (),
     ) -> Estimate | None:
         """Mean of a measure with its 90 % interval; None if there is no point.
@@ -85,31 +82,30 @@ class CurveTable:
             regime: Which regime.
             contender: Its name.
             k: Samples.
-            measure: One of `MEASURES`.
-            less: Another contender with as many samples: the mean difference on the same workloads, paired.
+            measure: One of the points.
+            less: Another contender with as many samples, or with so many: the mean difference on the same
+                workloads, paired.
             targets: Only of these devices; of all where empty.
         """
         mine = self._values(regime, contender, k, measure, targets)
-        theirs = dict.fromkeys(mine, 0.0) if less is None else self._values(regime, less, k, measure, targets)
-        above: dict[int, float] = defaultdict(float)
-        below: Counter[int] = Counter()
-        for place in sorted(mine.keys() & theirs.keys()):
-            above[place[3]] += mine[place] - theirs[place]
-            below[place[3]] += 1
-        if not below:
+        other = (less, k) if isinstance(less, str) else less
+        theirs = self._values(regime, *other, measure, targets) if other else dict.fromkeys(mine, 0.0)
+        places = sorted(mine.keys() & theirs.keys())
+        if not places:
             return None
-        order = sorted(below)
-        sums, counts = np.array([above[one] for one in order]), np.array([below[one] for one in order])
-        return resample_ratio(sums, counts.astype(np.float64), seed=0).estimate()
+        _, group = np.unique([place[-1] for place in places], return_inverse=True)
+        weights = (None, [mine[place] - theirs[place] for place in places])
+        counts, sums = (np.bincount(group, one).astype(np.float64) for one in weights)
+        return resample_ratio(sums, counts, seed=0).estimate()
 
     def best_baseline(self, regime: Regime, k: int | None) -> str | None:
         """The baseline with the highest mean top-1 at k, a random choice included."""
-        found = {
+        means = {
             name: estimate.value
             for name in self.contenders(regime)
             if name not in self.strategies and (estimate := self.estimate(regime, name, k)) is not None
         }
-        return max(found, key=lambda name: found[name]) if found else None
+        return max(means, key=means.__getitem__, default=None)
 
     def gain(self, regime: Regime, k: int | None) -> Estimate | None:
         """The default's top-1 less that of the best baseline at k."""
@@ -122,66 +118,79 @@ class CurveTable:
         The better of the two stands below: a method that makes little of much data gets no credit for it.
         """
         mine = self.estimate(regime, self.default, k)
-        full = [
-            one.value
-            for name in (self.default, SCRATCH)
-            if (one := self.estimate(regime, name, None)) is not None
-        ]
-        return None if mine is None or not full else mine.value / max(full)
+        both = (self.estimate(regime, name, None) for name in (self.default, SCRATCH))
+        full = max((one.value for one in both if one is not None), default=None)
+        return None if mine is None or full is None else mine.value / full
 
     def worst_less_scratch(self) -> tuple[float, str] | None:
         """Least mean difference of the default to scratch over regimes, devices and k, and where it was."""
-        found = [
+        differences = [
             (one.value, f"{regime}, {target}, k = {'all' if k is None else k}")
             for regime in self.regimes
             for target in self.targets
             for k in self.samples(regime)
             if (one := self.estimate(regime, self.default, k, less=SCRATCH, targets=(target,))) is not None
         ]
-        return min(found) if found else None
+        return min(differences, default=None)
 
-    def seconds(self, contender: str, k: int | None, regime: Regime | None = None) -> float | None:
-        """Mean wall seconds of adapting."""
-        found = [
-            point.seconds
-            for point in self.points
-            if point.contender == contender and point.k == k and (regime is None or point.regime is regime)
-        ]
-        return float(np.mean(found)) if found else None
+    def mean(self, name: str, k: int | None, regimes: Collection[Regime], contender: str) -> float | None:
+        """Mean of a number of a contender's points with k samples."""
+        points = (one for one in self.points if one.contender == contender and one.k == k)
+        numbers = [getattr(point, name) for point in points if point.regime in regimes]
+        return float(np.mean(numbers)) if numbers else None
 
     def samples_for(self, regime: Regime, contender: str, top1: float) -> float | None:
         """Samples at which a contender first reaches a top-1, between points by the logarithm of k.
 
         None where it never does.
         """
-        before: tuple[float, float] | None = None
-        for k in self.samples(regime):
-            one = self.estimate(regime, contender, k)
-            if k is None or one is None:
-                continue
-            if one.value >= top1:
-                if before is None or one.value == before[1]:
-                    return float(k)
-                low, high = np.log2(1 + before[0]), np.log2(1 + k)
-                share = (top1 - before[1]) / (one.value - before[1])
-                return float(2 ** (low + share * (high - low)) - 1)
-            before = float(k), one.value
+        estimates = ((k, self.estimate(regime, contender, k)) for k in self.samples(regime) if k is not None)
+        curve = [(np.log2(1 + k), one.value) for k, one in estimates if one is not None]
+        for place, (logarithm, value) in enumerate(curve):
+            if value >= top1:
+                before, low = curve[max(0, place - 1)]
+                share = (top1 - low) / (value - low) if value > low else 1.0
+                return float(2 ** (before + share * (logarithm - before)) - 1)
         return None
+
+    def as_json(self) -> dict[str, Any]:
+        """All estimates as [value, low, high], by regime, samples and contender."""
+        return {
+            regime.value: {
+                "all" if k is None else str(k): self._rows(regime, k) for k in self.samples(regime)
+            }
+            for regime in self.regimes
+        }
+
+    def _rows(self, regime: Regime, k: int | None) -> dict[str, Any]:
+        """All contenders with k samples."""
+        best = self.best_baseline(regime, k)
+        rows = {}
+        for name in self.contenders(regime):
+            of = partial(self.estimate, regime, name, k)
+            if of() is not None:
+                rows[name] = {
+                    **{measure: interval(of(measure)) for measure in self.points[0].values},
+                    "less_best_baseline": best and interval(of(less=best)),
+                    "less_scratch": interval(of(less=SCRATCH)),
+                    "adapt_seconds": self.mean("seconds", k, (regime,), name),
+                    "by_device": {target: interval(of(targets=(target,))) for target in self.targets},
+                }
+        measured = self.mean("measured", k, (regime,), self.default)
+        return {"best_baseline": best, "measured": measured, "contenders": rows}
 
     def _values(
         self, regime: Regime, contender: str, k: int | None, measure: str, targets: Collection[str]
-    ) -> dict[_Place, float]:
-        found: dict[_Place, float] = {}
-        for point in self.points:
-            same_k = contender == RANDOM or point.k == k
-            if point.regime is not regime or point.contender != contender or not same_k:
-                continue
-            if targets and point.target not in targets:
-                continue
-            values = getattr(point, measure)
-            for group, value in zip(point.groups, values, strict=True):
-                found[point.target, point.split, point.seed, group] = value
-        return found
+    ) -> dict[tuple[str, str, int, int], float]:
+        """Values by device, split, seed and workload."""
+        return {
+            (point.target, point.split, point.seed, group): value
+            for point in self.points
+            if point.regime is regime and point.contender == contender
+            if contender == RANDOM or point.k == k
+            if not targets or point.target in targets
+            for group, value in zip(point.groups, point.values[measure], strict=True)
+        }
 
 
 #: Folders of the AutoTVM logs whose devices are told apart (`x86_hokusai` is the i7-3770 again).
@@ -204,15 +213,12 @@ class DeviceSet:
     ceilings: Json
 
 
-def device_sets(
-    stores: Sequence[Path], device_ids: Sequence[str], folder: Path, most: int
-) -> list[DeviceSet]:
+def device_sets(stores: Sequence[Path], folder: Path, most: int) -> list[DeviceSet]:
     """Sets of devices to run on.
 
     Args:
         stores: Stores to read; where empty, that of `make run` and the logs beside the checkout, as far as
             they are there.
-        device_ids: Only these devices; all of a store that holds none of them.
         folder: For a store of imported logs.
         most: Candidates of each workload to keep at most.
     """
@@ -222,50 +228,39 @@ def device_sets(
         if LOGS.is_dir():
             import_devices(folder / "store", LOGGED)
             paths.append(folder / "store")
-    sets = [one for path in paths for one in _sets_of(Store.read(path), device_ids, most)]
-    names = [one.name for one in sets]
+    sets = [one for path in paths for one in _sets_of(Store.read(path), most)]
+    names = Counter(one.name for one in sets)
     return [
-        one if names.count(one.name) == 1 else replace(one, name=f"{one.name} ({place})")
+        replace(one, name=f"{one.name} ({place})") if names[one.name] > 1 else one
         for place, one in enumerate(sets, start=1)
     ]
 
 
-def _sets_of(reader: StoreReader, device_ids: Sequence[str], most: int) -> list[DeviceSet]:
+def _sets_of(reader: StoreReader, most: int) -> Iterator[DeviceSet]:
     """One set for each family with at least two devices."""
-    by_family: dict[Family, list[DeviceId]] = defaultdict(list)
-    known = reader.devices()
-    named = {one for one in device_ids if one in known}
-    for device_id, entry in known.items():
-        wanted = not named or device_id in named
-        if wanted and entry.descriptor is not None:
-            by_family[entry.spec.family].append(device_id)
-    for family, members in by_family.items():
+    by_family: dict[Family, list[DeviceSpec]] = defaultdict(list)
+    for entry in reader.devices().values():
+        if entry.descriptor is not None:
+            by_family[entry.spec.family].append(entry.spec)
+    for family, members in sorted(by_family.items()):
         # A board that answers from a file beside devices that measured is one of them again; in a store of
         # imported logs all are of that kind.
-        measuring = [one for one in members if known[one].spec.kind is not DeviceKind.REPLAY]
-        by_family[family] = measuring if len(measuring) > 1 else members
-    found = []
-    for family, members in sorted(by_family.items()):
-        if len(members) < 2:
+        measuring = [one for one in members if one.kind is not DeviceKind.REPLAY]
+        chosen = [one.device_id for one in (measuring if len(measuring) > 1 else members)]
+        snapshot = load_snapshot(reader, device_ids=chosen) if len(chosen) > 1 else None
+        if snapshot is None or len(snapshot.dataset.device_ids) < 2:
             continue
-        snapshot = load_snapshot(reader, device_ids=members)
         whole = snapshot.dataset
-        if len(whole.device_ids) < 2:
-            continue
         measured = np.flatnonzero(np.isfinite(whole.latency_secs).any(axis=1) | whole.failed.any(axis=1))
-        dataset = whole.take(few_of_each(whole, measured, most, 0))
-        is_own = _dialect(reader, members[0]) == "meta_schedule"
+        is_own = _dialect(reader, chosen[0]) == "meta_schedule"
         name = "ISA profiles of one host" if is_own else "Devices of imported logs"
-        found.append(
-            DeviceSet(
-                name=name if len(by_family) == 1 else f"{name}, {family}",
-                is_own=is_own,
-                dataset=dataset,
-                workloads={one: snapshot.workloads[one] for one in whole.workload_ids},
-                ceilings=ceilings_as_json(measured_twice(reader, snapshot)[1]),
-            )
+        yield DeviceSet(
+            name=name if len(by_family) == 1 else f"{name}, {family}",
+            is_own=is_own,
+            dataset=whole.take(few_of_each(whole, measured, most, 0)),
+            workloads={one: snapshot.workloads[one] for one in whole.workload_ids},
+            ceilings=ceilings_as_json(measured_twice(reader, snapshot)[1]),
         )
-    return found
 
 
 def _dialect(reader: StoreReader, device_id: DeviceId) -> str:
@@ -277,33 +272,7 @@ def _dialect(reader: StoreReader, device_id: DeviceId) -> str:
 
 
 def as_json(one: DeviceSet, table: CurveTable) -> dict[str, Any]:
-    """All estimates of a set as [value, low, high], JSON-ready."""
-    regimes = {}
-    for regime in table.regimes:
-        ks = {}
-        for k in table.samples(regime):
-            rows = {}
-            for name in table.contenders(regime):
-                values = {measure: interval(table.estimate(regime, name, k, measure)) for measure in MEASURES}
-                if values["top1"] is None:
-                    continue
-                best = table.best_baseline(regime, k)
-                rows[name] = {
-                    **values,
-                    "less_best_baseline": best and interval(table.estimate(regime, name, k, less=best)),
-                    "less_scratch": interval(table.estimate(regime, name, k, less="scratch")),
-                    "adapt_seconds": table.seconds(name, k, regime),
-                    "by_device": {
-                        target: interval(table.estimate(regime, name, k, targets=(target,)))
-                        for target in table.targets
-                    },
-                }
-            ks["all" if k is None else str(k)] = {
-                "best_baseline": table.best_baseline(regime, k),
-                "measured": measured_mean(table, regime, k),
-                "contenders": rows,
-            }
-        regimes[regime.value] = ks
+    """All estimates of a set, JSON-ready."""
     return {
         "set": one.name,
         "is_own": one.is_own,
@@ -311,15 +280,5 @@ def as_json(one: DeviceSet, table: CurveTable) -> dict[str, Any]:
         "candidates": len(one.dataset),
         "workloads": len(np.unique(one.dataset.group)),
         "ceilings": one.ceilings,
-        "regimes": regimes,
+        "regimes": table.as_json(),
     }
-
-
-def measured_mean(table: CurveTable, regime: Regime, k: int | None) -> float:
-    """Mean number of samples that k came to."""
-    found = [
-        point.measured
-        for point in table.points
-        if point.regime is regime and point.k == k and point.contender != RANDOM
-    ]
-    return float(np.mean(found)) if found else 0.0

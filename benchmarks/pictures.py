@@ -7,16 +7,13 @@ A browser opens the report of a real `fleet tune`, and pages of the dashboard of
 from __future__ import annotations
 
 import json
-import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from benchmarks.dashboard import open_browser
-from benchmarks.harness import Figures, benchmark, option
-from fleet.api.client import DaemonClient, find_daemon
+from benchmarks.harness import Figures, benchmark, option, working_folder
+from fleet.api.client import find_daemon
 from fleet.errors import FleetError
 from fleet.tuning.report import render
 
@@ -38,15 +35,14 @@ class Options:
     height: int = option(960, "of a picture in pixels, at most", least=_WINDOW)
 
 
-@dataclass(frozen=True, slots=True)
-class Shot:
+class Shot(NamedTuple):
     """One picture of a page, or of a part of it."""
 
     name: str
     address: str
     #: A part of the page; all of it if empty.
     part: str = ""
-    schemes: tuple[str, ...] = ("light",)
+    is_both: bool = False
 
 
 def take(options: Options) -> Figures:
@@ -57,15 +53,18 @@ def take(options: Options) -> Figures:
     """
     options.out.mkdir(parents=True, exist_ok=True)
     sizes: dict[str, int] = {}
-    with tempfile.TemporaryDirectory() as folder, _page(options) as page:
-        shots = [] if options.report is None else _of_report(options.report, Path(folder))
+    with working_folder() as folder, open_browser() as browser:
+        page = browser.new_page(viewport={"width": options.width, "height": _WINDOW})
+        page.set_default_timeout(_WAIT_MS)
+        shots = [] if options.report is None else _of_report(options.report, folder)
         if options.root is not None:
             shots += _of_dashboard(options.root, page)
         for shot in shots:
-            for scheme in shot.schemes:
-                picture = options.out / f"{shot.name}-{scheme}.png"
-                picture.write_bytes(_picture(page, shot, scheme, options.height))
-                sizes[picture.name] = picture.stat().st_size
+            for scheme in ("light", "dark") if shot.is_both else ("light",):
+                page.emulate_media(color_scheme=scheme)
+                picture = _picture(page, shot, options.height)
+                (options.out / (name := f"{shot.name}-{scheme}.png")).write_bytes(picture)
+                sizes[name] = len(picture)
     if large := [name for name, size in sizes.items() if size > MOST_BYTES]:
         raise FleetError(f"more than {MOST_BYTES:,} bytes: {', '.join(large)}; take a smaller --height")
     return {"bytes": sizes}
@@ -77,10 +76,8 @@ def _of_report(report: Path, folder: Path) -> list[Shot]:
         raise FleetError(f"there is no report at {report}; `fleet tune` writes one")
     path = folder / "report.html"
     path.write_text(render(json.loads(report.read_text())))
-    return [
-        Shot("tuning-report", path.as_uri(), schemes=("light", "dark")),
-        Shot("journey", path.as_uri(), part="figure:has(.journey)"),
-    ]
+    whole = Shot("tuning-report", path.as_uri(), is_both=True)
+    return [whole, Shot("journey", path.as_uri(), "figure:has(.journey)")]
 
 
 def _of_dashboard(root: Path, page: Any) -> list[Shot]:
@@ -90,42 +87,26 @@ def _of_dashboard(root: Path, page: Any) -> list[Shot]:
         raise FleetError(f"no daemon runs on {root}; `fleet up` starts one")
     page.goto(str(daemon.login_url()))
     page.wait_for_selector("tbody tr")
-    home = f"{daemon.url}/#/"
+    home, devices = f"{daemon.url}/#/", daemon.get("/v1/devices") or {}
+    busiest = max(devices, key=lambda name: devices[name]["records"], default="")
     return [
-        Shot("dashboard", home, schemes=("light", "dark")),
+        Shot("dashboard", home, is_both=True),
         Shot("dashboard-networks", f"{home}networks"),
         Shot("dashboard-models", f"{home}models"),
-        Shot("dashboard-device", f"{home}device/{_busiest(daemon)}", part="figure:has-text('Canaries')"),
+        Shot("dashboard-device", f"{home}device/{busiest}", "figure:has-text('Canaries')"),
     ]
 
 
-def _busiest(daemon: DaemonClient) -> str:
-    """The device with most records."""
-    devices = daemon.get("/v1/devices") or {}
-    return str(max(devices, key=lambda name: devices[name]["records"], default=""))
-
-
-@contextmanager
-def _page(options: Options) -> Iterator[Any]:
-    with open_browser() as browser:
-        page = browser.new_page(viewport={"width": options.width, "height": _WINDOW})
-        page.set_default_timeout(_WAIT_MS)
-        yield page
-
-
-def _picture(page: Any, shot: Shot, scheme: str, most_height: int) -> bytes:
-    page.emulate_media(color_scheme=scheme)
+def _picture(page: Any, shot: Shot, most_height: int) -> bytes:
     page.goto(shot.address)
     page.wait_for_selector("main svg, main tbody tr, main .empty")
     # Numbers that come with the first reading of the store.
     page.wait_for_timeout(3000)
     if shot.part:
-        part: bytes = page.locator(shot.part).first.screenshot()
-        return part
+        return bytes(page.locator(shot.part).first.screenshot())
     width, height = page.evaluate("[innerWidth, document.documentElement.scrollHeight]")
     clip = {"x": 0, "y": 0, "width": width, "height": min(height, most_height)}
-    whole: bytes = page.screenshot(full_page=True, clip=clip)
-    return whole
+    return bytes(page.screenshot(full_page=True, clip=clip))
 
 
 main = benchmark("pictures", __doc__, Options, take)

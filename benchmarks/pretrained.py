@@ -8,8 +8,7 @@ workloads, as many as the store of `make run` has, and training from scratch. Ea
 every profile or every `--target`, with `--quick` once a seed. The same way also gets samples of half of the
 group's own workloads (`own`), and is judged on the other half. With several datasets (`--dataset` again) one
 model learns from all of them, and a fourth contender, `elsewhere`, learns on other processors than the
-profile's only; `--contenders` chooses. With `--breadth 12 50` there are models of so many workloads too. Each
-of `--strategies maml multitask` makes heads too, from the samples and all that the other profiles measured.
+profile's only; `--contenders` chooses.
 
 `--ship fleet/shipped/cpu --name NAME` then trains on everything that is not held out for judging
 (`fleet.models.holdout`), and writes the folder that the wheel carries, with these figures as expectation.
@@ -19,24 +18,23 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
+import msgspec
 import numpy as np
 
 from agents.records import Workload, content_hash
-from benchmarks.fleet_up import ROOT, run_verb
-from benchmarks.harness import Figures, benchmark, kept, option, read_kept, say, stopwatch, working_folder
+from benchmarks.harness import Figures, benchmark, option, run_kept, working_folder
 from benchmarks.onboarding_baselines import baselines
 from benchmarks.onboarding_cases import Case, FewShotSet, situation_of, visible_dataset
+from benchmarks.onboarding_curve import RANDOM, Point, judged
 from benchmarks.pretrained_ship import (
     SAMPLES,
     ShippedAbout,
-    breadth_figures,
-    broad,
     expectations,
     figures,
     ship,
@@ -45,26 +43,21 @@ from benchmarks.pretrained_ship import (
 from fleet.datasets.admission import open_dataset
 from fleet.datasets.dataset_files import PublishedDataset, read_published
 from fleet.errors import FleetError
-from fleet.models.shipped_model import has_shipped
 from fleet.models.versions import load_snapshot, train_config
 from fleet.onboarding.adaptation import AUTO, strategy_for
 from fleet.store.store import Store
 from transfer.adapt.base import FewShotTask, Regime, Strategy, without_device
-from transfer.adapt.guard import NAMES, Scratch, strategies
+from transfer.adapt.guard import Scratch
 from transfer.adapt.nearest import day_zero_head
 from transfer.adapt.sample_selection import draw_few_shot
 from transfer.arrays import Floats, Rows
-from transfer.data.metrics import evaluate_ranking
 from transfer.data.splits import leave_networks_out
-from transfer.processes import run_each
 
 GROUPS = 5
 #: Workloads of the store of `make run`.
 FEW_WORKLOADS = 32
 #: The shipped model's way; the same from few workloads; the same without the profile's processor.
 CONTENDERS = ("shipped", "few", "elsewhere")
-#: Stands for all samples there are.
-ALL = "all"
 #: Candidates of a workload that is judged.
 _LEAST = 4
 
@@ -87,17 +80,12 @@ class Options:
     """What learns, what is held out, and what is judged beside it."""
 
     dataset: tuple[Path, ...] = option(help="a published dataset")
-    device: str = option("", "device of this host for secs_to_first_head")
     keep: Path | None = option(None, "folder of finished cases; an earlier run goes on")
     quick: bool = option(False, "each group with one profile a seed")
     target: tuple[str, ...] = option((), "hold out only this profile")
     group: tuple[str, ...] = option((), "hold out only this group")
     seeds: int = option(1, least=1)
     samples: tuple[int, ...] = option((), f"beside {SAMPLES}; more than there are: all", may_be_empty=True)
-    breadth: tuple[int, ...] = option((), "numbers of workloads of further models", may_be_empty=True)
-    strategies: tuple[str, ...] = option(
-        (), "further ways to make the head, of all records", choices=NAMES, may_be_empty=True
-    )
     baselines: tuple[str, ...] = option(
         (),
         "what others would do with the same samples",
@@ -118,9 +106,7 @@ class Options:
     @property
     def of_cases(self) -> str:
         """Tells kept cases apart."""
-        only = () if set(self.contenders) == set(CONTENDERS) else sorted(self.contenders)
-        parts = (self.epochs, *self.all_samples, *self.breadth, *self.strategies, *only)
-        return "-".join(map(str, parts))
+        return content_hash(repr((self.epochs, self.all_samples, sorted(self.baselines + self.contenders))))
 
 
 def architecture(network: str) -> str:
@@ -159,7 +145,7 @@ class Trial:
     Attributes:
         train: Rows of the other groups.
         test: Rows of the group that the profile has measured.
-        found: Top-1 and top-5 by workload, by contender and number of samples.
+        points: How each contender did with each number of samples.
     """
 
     def __init__(self, store: Path, case: HeldOut) -> None:
@@ -170,24 +156,31 @@ class Trial:
         splits = leave_networks_out(self.dataset, self.snapshot.workloads, groups)
         [split] = [one for one in splits if one.name == case.group]
         self.train, self.test = split.train, self._measured(split.test)
-        self.found: Figures = {"top1": {}, "top5": {}}
+        self.points: list[Point] = []
+
+    @property
+    def about(self) -> Case:
+        """The case as of an onboarding; judged are workloads with enough candidates."""
+        counts = np.bincount(self.dataset.group[self.test])
+        return Case(
+            regime=Regime.BOTH_NEW,
+            target=self.case.target,
+            split=self.case.group,
+            pool=self.train,
+            source_rows=self.train,
+            test=self.test[counts[self.dataset.group[self.test]] >= _LEAST],
+            seed=self.case.seed,
+        )
 
     def samples(self, rows: Rows, k: int) -> Rows:
         """Random candidates of random workloads, some of each, that the profile has measured; at most k."""
         there, seed = self._measured(rows), self.case.seed + k
         return draw_few_shot(self.dataset, self.case.target, there, min(k, len(there)), seed=seed)
 
-    def judge(self, name: str, scores: Floats, rows: Rows) -> None:
+    def judge(self, name: str, k: int | None, scores: Floats | None, test: Rows) -> None:
         """Note top-1 and top-5 by workload, as a search asks: nobody measured any of the candidates."""
-        latency, group = self.dataset.latency_secs[rows, self.column], self.dataset.group[rows]
-        metrics = evaluate_ranking(scores, latency, group, least=_LEAST)
-        workloads = [self.dataset.workload_ids[one] for one in metrics.groups.tolist()]
-        values = {"top1": metrics.top1_by_workload, "top5": metrics.top5_by_workload}
-        for measure, by_workload in values.items():
-            self.found[measure][name] = dict(zip(workloads, by_workload.tolist(), strict=True))
-        if name == "shipped/0":
-            chance = metrics.random_top1_by_workload.tolist()
-            self.found["top1"]["random/0"] = dict(zip(workloads, chance, strict=True))
+        case, measures = replace(self.about, test=test), ("top1", "top5")
+        self.points.append(judged(name, case, self.dataset, (k, k or 0), scores, measures=measures))
 
     def _measured(self, rows: Rows) -> Rows:
         measured: Rows = rows[np.isfinite(self.dataset.latency_secs[rows, self.column])]
@@ -195,105 +188,70 @@ class Trial:
 
 
 def run_case(store: Path, case: HeldOut, asked: Options) -> Figures:
-    """Top-1 by workload of each contender on one case, with each number of samples."""
+    """How each contender does on one case, with each number of samples."""
     trial = Trial(store, case)
-    dataset, test = trial.dataset, trial.test
-    features, workloads = dataset.features.take(test), {}
+    dataset, test = trial.dataset, trial.about.test
+    features = dataset.features.take(test)
     alone = strategy_for(AUTO, Regime.BOTH_NEW, is_alone=True)
-    task = partial(FewShotTask, target=case.target, config=train_config(asked.epochs), seed=case.seed)
+    config = train_config(asked.epochs)
+    task = partial(FewShotTask, target=case.target, source_rows=test[:0], config=config, seed=case.seed)
+    trial.judge(RANDOM, None, None, test)
     for name, (rows, sources) in _contenders(trial, asked).items():
         known = dataset
         for one in set(dataset.device_ids) - {*sources, case.target}:
             known = without_device(known, one)
         view = without_device(known, case.target)
         source = train_model(view, trial.snapshot, rows, sources, case.seed, asked.epochs)
-        workloads[name] = len(np.unique(dataset.group[rows]))
         hardware = {one: dataset.hardware[dataset.column(one)] for one in sources}
         zero = day_zero_head(source, case.target, dataset.hardware[trial.column], hardware)
-        trial.judge(f"{name}/0", zero.score_unseen(features), test)
-        ways: dict[str, tuple[Strategy, Rows]] = {name: (alone, rows[:0])}
-        if name == "shipped":
-            ways["scratch"] = (Scratch(), rows[:0])
-            ways |= {one: (strategies()[one], rows) for one in asked.strategies}
+        trial.judge(name, 0, zero.score_unseen(features), test)
+        ways: dict[str, Strategy] = {name: alone, **({"scratch": Scratch()} if name == "shipped" else {})}
         for k in asked.all_samples:
             chosen = trial.samples(trial.train if name == "elsewhere" else rows, k)
-            for label, (way, source_rows) in ways.items():
-                head = way.adapt(task(source=source, dataset=known, few_shot=chosen, source_rows=source_rows))
-                trial.judge(f"{label}/{k}", head.score_unseen(features), test)
+            for label, way in ways.items():
+                head = way.adapt(task(source=source, dataset=known, few_shot=chosen))
+                trial.judge(label, k, head.score_unseen(features), test)
         if name == "shipped":
             # With samples of the very networks that are tuned, of half of their workloads, and judged on the
             # other half: as a daemon's model is that learns from what it measures of a user's networks.
             groups = np.random.default_rng(case.seed).permutation(np.unique(dataset.group[test]))
             is_sampled = np.isin(dataset.group[test], groups[: len(groups) // 2])
-            own, judged = test[is_sampled], test[~is_sampled]
-            sets = {str(k): trial.samples(own, k) for k in asked.all_samples if k < len(own)}
-            for count, chosen in (sets | ({ALL: own} if len(own) else {})).items():
-                head = alone.adapt(task(source=source, dataset=dataset, few_shot=chosen, source_rows=own[:0]))
-                trial.judge(f"own/{count}", head.score_unseen(dataset.features.take(judged)), judged)
-    return {**trial.found, "workloads": workloads}
+            own, others = test[is_sampled], test[~is_sampled]
+            for count in (*(k for k in asked.all_samples if k < len(own)), *([None] if len(own) else [])):
+                chosen = own if count is None else trial.samples(own, count)
+                head = alone.adapt(task(source=source, dataset=dataset, few_shot=chosen))
+                trial.judge("own", count, head.score_unseen(dataset.features.take(others)), others)
+    if asked.baselines:
+        _judge_baselines(trial, asked)
+    return {"points": msgspec.to_builtins(trial.points)}
 
 
-def run_baselines(store: Path, case: HeldOut, names: Sequence[str], samples: Sequence[int]) -> Figures:
-    """Top-1 and top-5 by workload of baselines on one case, with the samples that the shipped way gets."""
-    trial = Trial(store, case)
-    about = Case(
-        regime=Regime.BOTH_NEW,
-        target=case.target,
-        split=case.group,
-        pool=trial.train,
-        source_rows=trial.train,
-        test=trial.test,
-        seed=case.seed,
-    )
+def _judge_baselines(trial: Trial, asked: Options) -> None:
+    """Note what others would do with the samples that the shipped model's way gets."""
+    about = trial.about
     situation = situation_of(visible_dataset(trial.dataset, about), about)
-    for k in (0, *samples):
+    for k in (0, *asked.all_samples):
         chosen = trial.samples(trial.train, k) if k else trial.train[:0]
         few_shot = FewShotSet(chosen, trial.dataset.latency_secs[chosen, trial.column])
-        for baseline in (one for one in baselines() if one.name in names):
+        for baseline in (one for one in baselines() if one.name in asked.baselines):
             if (scores := baseline.score(situation, few_shot)) is not None:
-                trial.judge(f"{baseline.name}/{k}", scores, trial.test)
-    return trial.found
+                trial.judge(baseline.name, k, scores, about.test)
 
 
 def _contenders(trial: Trial, asked: Options) -> dict[str, tuple[Rows, list[str]]]:
     """Rows and devices that each contender's model learns from."""
     dataset, rows, target = trial.dataset, trial.train, trial.case.target
     sources = [str(one) for one in dataset.device_ids if one != target]
-    order = np.random.default_rng(trial.case.seed).permutation(np.unique(dataset.group[rows]))
     found = {"shipped": (rows, sources)}
-    counts = {broad(one): one for one in asked.breadth if one < len(order)}
     if "few" in asked.contenders:
-        counts["few"] = FEW_WORKLOADS
-    for name, count in counts.items():
-        found[name] = (rows[np.isin(dataset.group[rows], order[:count])], sources)
+        order = np.random.default_rng(trial.case.seed).permutation(np.unique(dataset.group[rows]))
+        found["few"] = (rows[np.isin(dataset.group[rows], order[:FEW_WORKLOADS])], sources)
     processors = {str(one): described.cpu_model for one, (_, described) in trial.snapshot.devices.items()}
     elsewhere = [one for one in sources if processors[one] != processors[target]]
     if "elsewhere" in asked.contenders and elsewhere and len(elsewhere) < len(sources):
         latency = dataset.latency_secs[rows][:, [dataset.column(one) for one in elsewhere]]
         found["elsewhere"] = (rows[np.isfinite(latency).any(axis=1)], elsewhere)
     return found
-
-
-def secs_to_first_head(device: str) -> float:
-    """Seconds of `fleet onboard DEVICE --samples 0` in an empty folder."""
-    with working_folder() as work:
-        configs, elapsed = ROOT / "configs", stopwatch()
-        files = ("--config", str(configs / "fleet.yaml"), "--set", f"devices.folder={configs / 'hardware'}")
-        run_verb(work, "onboard", device, "--samples", "0", *files)
-        return elapsed()
-
-
-def _kept(
-    folder: Path, cases: Sequence[HeldOut], run: Callable[[HeldOut], Figures], workers: int
-) -> dict[str, Figures]:
-    """What each case found, by its name; those that the folder has are not run again."""
-    paths = {one: folder / f"{one.name}.json" for one in cases}
-    waiting = [one for one, path in paths.items() if read_kept(path) is None]
-    made = run_each(run, waiting, workers, of="the benchmark of the shipped model", pieces="cases")
-    for one in waiting:
-        kept(paths[one], lambda: next(made))
-        say(one.name)
-    return {one.name: read_kept(path) or {} for one, path in paths.items()}
 
 
 def measure(options: Options) -> Figures:
@@ -313,7 +271,6 @@ def opened_store(folders: Sequence[Path], folder: Path) -> tuple[list[PublishedD
 
 
 def _run(options: Options, folder: Path) -> Figures:
-    samples = options.all_samples
     datasets, store = opened_store(options.dataset, folder)
     sums = store.name.removeprefix("store-")
     reader = Store.read(store)
@@ -327,14 +284,10 @@ def _run(options: Options, folder: Path) -> Figures:
         if unknown := set(named) - set(there):
             raise FleetError(f"no {what} {min(unknown)!r} in the datasets; they have {', '.join(there)}")
     cases = cases_of(options.group or groups, held_out, seeds=options.seeds, is_quick=options.quick)
-    cases_in = folder / f"cases-{sums}-{options.of_cases}"
-    done = _kept(cases_in, cases, partial(run_case, store, asked=options), options.workers)
-    if names := sorted(options.baselines):
-        baselines_in = folder / "-".join(("baselines", sums, *map(str, samples), *names))
-        how = partial(run_baselines, store, names=names, samples=samples)
-        for name, found in _kept(baselines_in, cases, how, options.workers).items():
-            for measure in ("top1", "top5"):
-                done[name][measure] |= found[measure]
+    jobs = {folder / f"{sums}-{options.of_cases}" / f"{one.name}.json": one for one in cases}
+    run = partial(run_case, store, asked=options)
+    found = run_kept(run, jobs, options.workers, of="the benchmark of the shipped model")
+    points = [msgspec.convert(one, Point) for figures_of_case in found for one in figures_of_case["points"]]
     result: Figures = {
         "datasets": {one.name: one.sha256 for one in datasets},
         "records": sum(one.card["records"] for one in datasets),
@@ -343,8 +296,7 @@ def _run(options: Options, folder: Path) -> Figures:
         "profiles": len(targets),
         "processors": processors,
         "cases": len(cases),
-        **figures(done, samples),
-        **breadth_figures(done, samples, options.breadth),
+        **figures(points, options.all_samples),
     }
     if options.ship is not None:
         about = ShippedAbout(
@@ -355,8 +307,6 @@ def _run(options: Options, folder: Path) -> Figures:
             expected_elsewhere=expectations(result, len(held_out), "elsewhere"),
         )
         result["shipped"] = ship(store, options.ship, about, options.epochs)
-    if options.device and has_shipped(next(iter(reader.devices().values())).spec.family):
-        result["secs_to_first_head"] = secs_to_first_head(options.device)
     return result
 
 

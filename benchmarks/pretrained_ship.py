@@ -8,15 +8,15 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-
-import numpy as np
+from typing import Any
 
 from agents.records import DeviceId, as_json_dict, canonical_json
 from benchmarks.harness import stopwatch
+from benchmarks.onboarding_curve import RANDOM, Point
+from benchmarks.onboarding_parts import CurveTable
 from benchmarks.tables import interval, markdown_table, write_page
 from fleet.json_types import Json, JsonDict
 from fleet.models.shipped_model import DEVICES_NAME, SHIPPED_KEY, ShippedDevice
-from fleet.models.standings import mean_of
 from fleet.models.training import divide
 from fleet.models.versions import (
     DatasetSnapshot,
@@ -30,7 +30,7 @@ from fleet.onboarding.fingerprint import known_fingerprints
 from fleet.store.store import Store
 from transfer.adapt.base import Regime, without_device
 from transfer.adapt.nearest import ORIGIN
-from transfer.arrays import Floats, Rows
+from transfer.arrays import Rows
 from transfer.data.dataset import Dataset
 from transfer.model import checkpoint
 from transfer.model.fleet_tlp import FleetTLP
@@ -39,80 +39,41 @@ from transfer.train.training import train
 
 #: Samples of the new profile that every case has.
 SAMPLES = 64
+#: Stands for all samples there are.
+ALL = "all"
 #: Contenders whose name in a gain is longer.
 _SPOKEN = {"few": "store_only", "elsewhere": "other_processors"}
 
 
-def figures(cases: Mapping[str, Json], samples: Sequence[int]) -> JsonDict:
+def figures(points: Sequence[Point], samples: Sequence[int]) -> JsonDict:
     """Means over all judged workloads of all cases, with 90 % intervals over workloads, and paired gains.
 
     Gains are of the shipped model's way over each contender that was there.
     """
-    names = {name for one in cases.values() for name in one["top1"]}
-    arrays = {name: _of_all(cases, "top1", name) for name in sorted(names) if not name.startswith("own/")}
-    result: JsonDict = {"judged": len(next(iter(arrays.values())))}
-    for name, found in arrays.items():
-        result[f"top1_{name.replace('/', '_k')}"] = figure_of(found)
-    for name in (one for one in arrays if one.startswith(("shipped/", "elsewhere/"))):
-        result[f"top5_{name.replace('/', '_k')}"] = figure_of(_of_all(cases, "top5", name))
+    table = CurveTable(points=points, strategies=(), default="shipped")
+
+    def of(name: str, k: int | None, *measure: str, **less: Any) -> list[float] | None:
+        return interval(table.estimate(Regime.BOTH_NEW, name, k, *measure, **less))
+
+    result: JsonDict = {}
+    there = dict.fromkeys((point.contender, point.k) for point in points)
+    for name, k in there:
+        if name == "own":
+            # What samples of a group's own workloads add on its other ones, in the cases that have so many.
+            result[f"gain_of_{k or ALL}_own_samples"] = of(name, k, less=("shipped", 0))
+            continue
+        result[f"top1_{name}_k{k or 0}"] = of(name, k)
+        if name in ("shipped", "elsewhere"):
+            result[f"top5_{name}_k{k}"] = of(name, k, "top5")
+        if name not in ("shipped", RANDOM) and ("shipped", k) in there:
+            gain = of("shipped", k, less=name)
+            result[f"gain_over_{_SPOKEN.get(name, name)}{f'_k{k}' if k else ''}"] = gain
+    result["judged"] = sum(len(one.groups) for one in points if (one.contender, one.k) == ("shipped", 0))
     for k in (0, *samples):
-        mine = arrays[f"shipped/{k}"]
-        result[f"top1_k{k}"] = result[f"top1_shipped_k{k}"][0]
-        at = f"_k{k}" if k else ""
-        for name in sorted(arrays):
-            other, number = name.split("/")
-            if other not in ("shipped", "random") and int(number) == k:
-                result[f"gain_over_{_SPOKEN.get(other, other)}{at}"] = figure_of(mine - arrays[name])
+        result[f"top1_k{k}"] = (result[f"top1_shipped_k{k}"] or [None])[0]
         if k:
-            result[f"gain_of_{k}_samples"] = figure_of(mine - arrays["shipped/0"])
-    for name in sorted(name for name in names if name.startswith("own/")):
-        result[f"gain_of_{name.removeprefix('own/')}_own_samples"] = figure_of(_own_gain(cases, name))
+            result[f"gain_of_{k}_samples"] = of("shipped", k, less=("shipped", 0))
     return result
-
-
-def _own_gain(cases: Mapping[str, Json], name: str) -> Floats:
-    """What samples of a group's own workloads add on its other ones, in the cases that have so many."""
-    return np.array(
-        [
-            top1 - case["top1"]["shipped/0"][workload_id]
-            for _, case in sorted(cases.items())
-            for workload_id, top1 in sorted(case["top1"].get(name, {}).items())
-        ]
-    )
-
-
-def broad(count: int) -> str:
-    """Name of the contender that learns from so many workloads."""
-    return f"of-{count}"
-
-
-def breadth_figures(cases: Mapping[str, Json], samples: Sequence[int], breadth: Sequence[int]) -> JsonDict:
-    """Top-1 by the number of workloads learnt from, and of samples; empty where only one number is there."""
-    names = {
-        count: broad(count)
-        for count in breadth
-        if all(broad(count) in one["workloads"] for one in cases.values())
-    }
-    names[int(np.mean([one["workloads"]["shipped"] for one in cases.values()]))] = "shipped"
-    if len(names) < 2:
-        return {}
-    curve = {
-        str(count): {str(k): figure_of(_of_all(cases, "top1", f"{name}/{k}")) for k in (0, *samples)}
-        for count, name in sorted(names.items())
-    }
-    return {"breadth": curve}
-
-
-def _of_all(cases: Mapping[str, Json], measure: str, name: str) -> Floats:
-    """A measure of a contender by workload, case by case."""
-    return np.array(
-        [value for _, one in sorted(cases.items()) for _, value in sorted(one[measure][name].items())]
-    )
-
-
-def figure_of(values: Floats) -> list[float] | None:
-    """Mean over workloads with its 90 % interval."""
-    return interval(mean_of(values).estimate())
 
 
 def expectations(found: Json, profiles: int, contender: str = "shipped") -> JsonDict:

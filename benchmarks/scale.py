@@ -1,18 +1,17 @@
 """How far one coordinator reaches: `python -m benchmarks.scale --json`.
 
-Six parts, each in a process of its own; `--part NAME` runs one of them here.
+Five parts, each in a process of its own; `--part NAME` runs one of them here.
 
 - `taking`: records of 1,000 devices become durable, turn by turn, and go on to the table, a million of them:
   what a coordinator does with its store (`Store.take`, a turn of the state file, `Store.move_on`).
 - `scheduling`: events of 1,000 devices with jobs in their queues; a decision is what follows from the end of
   one job: `FleetState.apply`, the plan for its device, and the jobs that are handed in for it.
-- `open`: a store of 10 million records is opened, for reading and for writing.
-- `start`: a coordinator starts on that store, also after a kill (`benchmarks.scale_start`).
+- `start`: a coordinator starts on 10 million records, also after a kill (`benchmarks.scale_start`).
 - `fleet`: a real `Coordinator` with 1,000 replay devices in other processes (`benchmarks.scale_fleet`),
   from their probe to records in the table.
 - `connections`: `fleet up` while strangers hold connections to its API (`benchmarks.scale_connections`).
 
-Rows and records of `taking` and `open` are made up: ids and latencies are random, because only their number
+Rows and records of `taking` and `start` are made up: ids and latencies are random, because only their number
 and their size matter. `fleet` answers from such records too, through `agents.device.replay`.
 """
 
@@ -21,7 +20,8 @@ from __future__ import annotations
 import itertools
 import statistics
 from collections import deque
-from dataclasses import dataclass, fields, replace
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -32,7 +32,6 @@ from benchmarks.harness import (
     benchmark,
     child_json,
     headlines,
-    in_child,
     ms_of,
     option,
     stopwatch,
@@ -42,6 +41,7 @@ from benchmarks.made_up import device_name, made_up_rows, make_records, own_mb
 from benchmarks.scale_connections import measure_connections
 from benchmarks.scale_fleet import measure_fleet
 from benchmarks.scale_start import measure_start
+from benchmarks.tables import words_of
 from fleet.core import events as ev
 from fleet.core.scheduling import Cell, DeviceView, FleetView, plan
 from fleet.core.state import FleetState
@@ -163,7 +163,7 @@ def measure_scheduling(*, devices: int, decisions: int) -> Figures:
     }
 
 
-PARTS = ("taking", "scheduling", "open", "start", "fleet", "connections")
+PARTS = ("taking", "scheduling", "start", "fleet", "connections")
 #: Devices that deliver in one turn of the part `taking`, and records of each: with a turn every 0.2 s, each
 #: of 1,000 devices delivers 32 records every 3.2 s.
 DEVICES_PER_TURN, RECORDS_PER_BATCH = 62, 32
@@ -220,13 +220,6 @@ def measure_taking(folder: Path, *, devices: int, records: int) -> Figures:
     }
 
 
-#: What is done with the large store, in processes of their own: the first argument is the store.
-_OPENING = {
-    "for_reading": "reader = Store.read(sys.argv[1]); found = {'files': len(reader.data_files())}",
-    "for_writing": "store = Store.open(sys.argv[1]); found = {'rows': store.rows}",
-}
-
-
 def fill(folder: Path, *, records: int, devices: int) -> None:
     """Make a store of so many records, unless it is there."""
     if (folder / "records").exists():
@@ -240,16 +233,6 @@ def fill(folder: Path, *, records: int, devices: int) -> None:
             store.append_tables({device_name(number): made_up_rows(rng, each) for number in chosen})
 
 
-def measure_open(folder: Path, *, records: int, devices: int, repeats: int) -> Figures:
-    """Open a large store; `folder` may hold one already."""
-    fill(folder, records=records, devices=devices)
-    result: Figures = {"records": sum(file.rows for file in Store.read(folder).snapshot.files)}
-    for name, work in _OPENING.items():
-        runs = [in_child(work, str(folder)) for _ in range(repeats)]
-        result[name] = {**runs[0], "secs": statistics.median(run["secs"] for run in runs), "runs": repeats}
-    return result
-
-
 @dataclass(frozen=True)
 class Options:
     """How much of everything."""
@@ -258,33 +241,28 @@ class Options:
     devices: int = option(1000, least=1)
     records: int = option(1_300_000, "records of the part taking", least=1)
     decisions: int = option(5000, least=1)
-    open_records: int = option(10_000_000, "records of the parts open and start", least=1)
-    repeats: int = option(3, "how often the large store is opened", least=1)
+    open_records: int = option(10_000_000, "records of the part start", least=1)
+    repeats: int = option(3, "how often a coordinator starts", least=1)
     store: Path | None = option(None, "large store; made where it is not there already")
 
 
 def _in_process(part: str, options: Options) -> Figures:
-    values = {field.name: getattr(options, field.name) for field in fields(options) if field.name != "part"}
-    arguments = [f"--{name.replace('_', '-')}={value}" for name, value in values.items() if value is not None]
-    return child_json(["-m", "benchmarks.scale", "--json", f"--part={part}", *arguments])
+    """A part in a process of its own."""
+    return child_json(["-m", "benchmarks.scale", "--json", *words_of(replace(options, part=part))])
 
 
-def _run_part(options: Options, folder: Path) -> Figures:
+def _run_part(part: str, options: Options, folder: Path) -> Figures:
     large, devices = options.store or folder / "large", options.devices
-    match options.part:
-        case "taking":
-            return measure_taking(folder, devices=devices, records=options.records)
-        case "scheduling":
-            return measure_scheduling(devices=devices, decisions=options.decisions)
-        case "open":
-            return measure_open(large, records=options.open_records, devices=devices, repeats=options.repeats)
-        case "start":
-            fill(large, records=options.open_records, devices=devices)
-            return measure_start(large, devices=devices, repeats=options.repeats)
-        case "fleet":
-            return measure_fleet(folder, devices=devices)
-        case _:
-            return measure_connections(folder)
+    if part == "start":
+        fill(large, records=options.open_records, devices=devices)
+    parts: dict[str, Callable[[], Figures]] = {
+        "taking": lambda: measure_taking(folder, devices=devices, records=options.records),
+        "scheduling": lambda: measure_scheduling(devices=devices, decisions=options.decisions),
+        "start": lambda: measure_start(large, devices=devices, repeats=options.repeats),
+        "fleet": lambda: measure_fleet(folder, devices=devices),
+        "connections": lambda: measure_connections(folder),
+    }
+    return parts[part]()
 
 
 def measure(options: Options) -> Figures:
@@ -292,7 +270,7 @@ def measure(options: Options) -> Figures:
     with working_folder() as folder:
         if options.part:
             with seldom_collected():  # as `fleet up` does
-                return _run_part(options, folder)
+                return _run_part(options.part, options, folder)
         # One large store for the parts that want one.
         shared = replace(options, store=options.store or folder / "large")
         found = {part: _in_process(part, shared) for part in PARTS}
@@ -306,8 +284,6 @@ _HEADLINES = {
     "scheduling_decision_ms": "scheduling.decision_ms_median",
     "scheduling_decision_ms_p99": "scheduling.decision_ms_p99",
     "memory_growth_mb": "taking.memory_growth_mb",
-    "open_10m_secs": "open.for_writing.secs",
-    "open_10m_records": "open.records",
     "records_per_s_beside_strangers": "connections.records_per_s",
     "start_10m_rows_secs": "start.secs",
     "start_10m_rows": "start.records",

@@ -21,12 +21,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
 
 from agents.device.agent_host import AgentHost
 from agents.device.messages import AgentRequest, BeginAgent, Message, Stop
 from agents.device.replay import ReplayWorkerFactory
-from agents.records import DeviceId, DeviceSpec, Protocol, WorkloadId, content_hash
+from agents.records import Candidate, DeviceId, DeviceSpec, Protocol
 from benchmarks.harness import Figures, ms_of, stopwatch
 from benchmarks.made_up import (
     FixedDevices,
@@ -35,6 +34,7 @@ from benchmarks.made_up import (
     made_up_workloads,
     own_mb,
     put_measured,
+    record_of,
     replay_specs,
 )
 from fleet.config.sections import WorkloadsSection
@@ -177,30 +177,19 @@ WINDOWS = 12
 
 def recorded_file(folder: Path, candidates: int = RECORDED_CANDIDATES) -> Path:
     """Records of one device, made up, as `fleet export` writes them: so many candidates of each workload."""
-    rng = np.random.default_rng(3)
+    rng, workloads = np.random.default_rng(3), made_up_workloads(RECORDED_WORKLOADS, "f")
+    records = []
+    for workload in workloads:
+        rows = made_up_rows(rng, candidates).select(["trace", "run_secs"]).to_pylist()
+        for row in rows:
+            candidate = Candidate(workload_id=workload.workload_id, trace=row["trace"], dialect="autotvm")
+            device = DeviceId("recorded")
+            records.append(record_of(candidate, device_id=device, run_secs=tuple(row["run_secs"])))
     with Store.open(folder / "recorded-store") as store:
-        # None of `made_up_rows`: their candidates have ids that no trace has.
-        workloads = made_up_workloads(RECORDED_WORKLOADS, "f")
-        put_measured(store, "recorded", workloads)
-        for workload in workloads:
-            rows = _with_candidate_ids(made_up_rows(rng, candidates), workload.workload_id)
-            store.append_table("recorded", rows)
+        put_measured(store, "recorded", workloads, records)
         path = folder / "recorded.parquet"
         export(store, path, "parquet")
     return path
-
-
-def _with_candidate_ids(rows: pa.Table, workload_id: WorkloadId) -> pa.Table:
-    """The same rows of one workload, with the ids that its candidates really have."""
-    traces = rows.column("trace").to_pylist()
-    columns = {
-        "workload_id": [workload_id] * len(traces),
-        "candidate_id": [content_hash(workload_id, "autotvm", trace) for trace in traces],
-    }
-    for name, values in columns.items():
-        place = rows.schema.get_field_index(name)
-        rows = rows.set_column(place, rows.schema.field(name), pa.array(values))
-    return rows
 
 
 def made_up_coordinator(

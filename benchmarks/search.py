@@ -22,14 +22,14 @@ import itertools
 import math
 import statistics
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
-from agents.records import Workload
 from benchmarks.harness import Figures, benchmark, option, say, working_folder
 from benchmarks.search_sides import DAY_ZERO, NO_HEAD, OURS, RANDOM, STOCK, XGB, SearchBench
 from benchmarks.tvm_sides import EVALUATOR
@@ -44,12 +44,6 @@ _STOCK, _QUICK_STOCK = (12, 64), (1, 32)
 _MOST_FLOPS, _QUICK_MOST_FLOPS = 3e8, 3e7
 #: Trials after which the head's worth is judged.
 EARLY = 32
-
-
-class _Task(NamedTuple):
-    side: str
-    trials: int
-    seed: int
 
 
 @dataclass(frozen=True)
@@ -84,6 +78,36 @@ def measure(options: Options) -> Figures:
         return _search(bench, options, ends_at)
 
 
+class Side(NamedTuple):
+    """One side's search of one workload with one seed.
+
+    `run` has `trials` as [seconds since the start, latency or None] of each trial in their order, `secs` of
+    everything, and for our sides `parts` (seconds by part). All programs that led a run in turn
+    are timed again side by side after the searches of their workload, and every latency here is of that: the
+    least of many noisy ones says little.
+    """
+
+    run: Json
+    #: By the trials from which on it led: latency of the program; None where it did not run again.
+    led: Mapping[int, float | None]
+
+    def after(self, trials: float = math.inf) -> float | None:
+        """Latency of the program that led after so many trials; None where none did, or did not run again."""
+        counts = [count for count in self.led if count <= trials]
+        return self.led[max(counts)] if counts else None
+
+    def reached(self, latency_secs: float) -> tuple[int, float] | None:
+        """Trials and wall seconds until it was led by a program that is as fast; None if it never was."""
+        for count, secs in sorted(self.led.items()):
+            if secs is not None and secs <= latency_secs:
+                return count, self.run["trials"][count - 1][0]
+        return None
+
+
+#: By workload and seed, then by side.
+Sides = Mapping[tuple[str, int], Mapping[str, Side]]
+
+
 def _search(bench: SearchBench, plan: Options, ends_at: float) -> Figures:
     """Search, time again, and compare; what is missing when time is over is left out, and counted.
 
@@ -94,198 +118,139 @@ def _search(bench: SearchBench, plan: Options, ends_at: float) -> Figures:
     """
     head = bench.head() if OURS in plan.sides else None
     chosen = bench.workloads(NETWORKS, plan.workloads, _QUICK_MOST_FLOPS if plan.quick else _MOST_FLOPS)
-    runs: dict[str, dict[tuple[str, int], Figures]] = {}
-    led: dict[tuple[str, int], dict[str, dict[int, float | None]]] = {}
+    counts: Counter[str] = Counter()
+    searched: dict[tuple[str, int], dict[str, Side]] = {}
     turns, missing = [], 0
     for number, workload in enumerate(chosen):
-        tasks, finished = _tasks(plan, number), {}
-        for task in tasks:
+        tasks, runs = _tasks(plan, number), dict[tuple[str, int, int], Json]()
+        for side, trials, seed in tasks:
             if time.monotonic() >= ends_at:
                 break
-            say(f"{workload.name}: {task.side}, seed {task.seed}")
-            finished[task] = bench.run(task.side, workload, task.trials, task.seed)
-            runs.setdefault(task.side, {})[workload.name, task.seed] = finished[task]
-        missing += len(tasks) - len(finished)
-        if len(finished) < len(tasks):
+            say(f"{workload.name}: {side}, seed {seed}")
+            runs[side, trials, seed] = bench.run(side, workload, trials, seed)
+            counts[side] += 1
+        missing += len(tasks) - len(runs)
+        if len(runs) < len(tasks):
             continue
-        name = "-".join(f"{task.side}{task.seed}{task.trials}" for task in tasks)
-        timed = bench.timed(name, workload, _incumbents(finished))
-        turns.append(timed)
-        for label, secs in timed.items():
-            side, seed, count = label.split("/")
-            sides = led.setdefault((workload.name, int(seed)), {})
+        name = "-".join(f"{side}{seed}{trials}" for side, trials, seed in tasks)
+        traces = {
+            f"{side}/{seed}/{count}": trace
+            for (side, _, seed), run in runs.items()
+            for count, trace in run["best"].items()
+        }
+        turns.append(bench.timed(name, workload, traces))
+        for (side, _, seed), run in runs.items():
             # What disturbs a program only ever slows it (decision 6).
-            sides.setdefault(side, {})[int(count)] = min(secs, default=None)
-    _share_seeds(led)
-    early, final = timed_after(led, EARLY), timed_after(led)
+            led = {
+                int(count): min(turns[-1][f"{side}/{seed}/{count}"], default=None) for count in run["best"]
+            }
+            searched.setdefault((workload.name, seed), {})[side] = Side(run, led)
+    for (name, seed), sides in searched.items():
+        # Sides with one seed are compared with all seeds of the others.
+        searched[name, seed] = searched[name, 0] | sides
     return {
         "device": bench.spec.device_id,
         "head": head,
         "evaluator": EVALUATOR,
         "trials": plan.trials,
         "missing_runs": missing,
-        "sides": {side: len(found) for side, found in runs.items()},
-        **_keys(runs, led, early, final),
+        "sides": counts,
+        **_keys(searched),
         "noise_floor": noise_floor(turns),
-        "workloads": _rows(chosen, runs, early, final),
+        "workloads": [
+            {
+                "workload": workload.name,
+                "networks": [name for name, _ in workload.networks],
+                "flops": workload.flops,
+                "seeds": [
+                    {
+                        side: {
+                            "early_secs": of.after(EARLY),
+                            "final_secs": of.after(),
+                            "secs": of.run["secs"],
+                        }
+                        for side, of in searched[place].items()
+                    }
+                    for place in sorted(searched)
+                    if place[0] == workload.name
+                ],
+            }
+            for workload in chosen
+        ],
     }
 
 
-def _keys(runs: Any, led: Led, early: Timed, final: Timed) -> Figures:
+def _keys(searched: Sides) -> Figures:
     """The figures that the comparison is about; each is a ratio or a share."""
-    ours = leading(runs)
-    trials, wall, losses = trials_ratios(runs, led), wall_ratios(runs, led), final_losses(final, ours)
-    head_gain = gain(early, NO_HEAD, ours)
+    ours = leading(searched)
+    trials, wall = ratios(searched, XGB, 0), ratios(searched, STOCK, 1)
+    losses, head_gain = final_losses(searched, ours), gain(searched, NO_HEAD, ours, EARLY) or {}
+    rivals = (NO_HEAD, XGB, RANDOM, STOCK)
     return {
         "ours": ours,
         "median_trials_ratio": statistics.median(trials) if trials else None,
         "trials_ratios": trials,
-        "head_gain": None if head_gain is None else head_gain["value"],
-        "head_gain_interval": None if head_gain is None else head_gain["interval"],
-        "head_gain_day_zero": gain(early, NO_HEAD, DAY_ZERO),
+        "head_gain": head_gain.get("value"),
+        "head_gain_interval": head_gain.get("interval"),
+        "head_gain_day_zero": gain(searched, NO_HEAD, DAY_ZERO, EARLY),
         # Above 1: the program of ours is faster. At 32 trials, and at the end.
-        "early_gains": {side: gain(early, side, ours) for side in (NO_HEAD, XGB, RANDOM)},
-        "final_gains": {side: gain(final, side, ours) for side in (NO_HEAD, XGB, RANDOM, STOCK)},
-        "worst_final_loss": max(losses.values()) if losses else None,
+        "early_gains": {side: gain(searched, side, ours, EARLY) for side in rivals if side != STOCK},
+        "final_gains": {side: gain(searched, side, ours) for side in rivals},
+        "worst_final_loss": max(losses.values(), default=None),
         "median_wall_ratio_vs_stock": statistics.median(wall) if wall else None,
         "wall_ratios": wall,
-        "scoring_share": scoring_share(runs),
+        "scoring_share": scoring_share(searched),
     }
 
 
-def _tasks(plan: Options, number: int) -> list[_Task]:
-    """The runs of the workload of this number."""
+def _tasks(plan: Options, number: int) -> list[tuple[str, int, int]]:
+    """Side, trials and seed of the runs of the workload of this number."""
     several = (OURS, DAY_ZERO, NO_HEAD, XGB)
-    tasks = [_Task(side, plan.trials, seed) for seed in range(plan.seeds) for side in several]
-    tasks.append(_Task(RANDOM, plan.trials, 0))
+    tasks = [(side, plan.trials, seed) for seed in range(plan.seeds) for side in several]
+    tasks.append((RANDOM, plan.trials, 0))
     workloads, trials = _QUICK_STOCK if plan.quick else _STOCK
     if number < workloads:
-        tasks.append(_Task(STOCK, trials, 0))
-    return [task for task in tasks if task.side in plan.sides]
+        tasks.append((STOCK, trials, 0))
+    return [task for task in tasks if task[0] in plan.sides]
 
 
-def _incumbents(finished: dict[_Task, Figures]) -> dict[str, str]:
-    """Traces of all programs that led a run, by side, seed and the trials that had found them."""
-    return {
-        f"{task.side}/{task.seed}/{trials}": trace
-        for task, run in finished.items()
-        for trials, trace in run["best"].items()
-    }
+#: Parts of our rounds; the first are scoring and learning.
+_ROUND = ("rank", "learn", "draw", "measure", "confirm")
 
 
-def _share_seeds(led: dict[tuple[str, int], dict[str, dict[int, float | None]]]) -> None:
-    """Give sides with one seed to the other seeds of a workload as well: they are compared with all."""
-    for (name, seed), sides in led.items():
-        for side, found in led.get((name, 0), {}).items():
-            if seed:
-                sides.setdefault(side, found)
-
-
-def _rows(chosen: list[Workload], runs: Any, early: Timed, final: Timed) -> list[Figures]:
-    return [
-        {
-            "workload": workload.name,
-            "networks": [name for name, _ in workload.networks],
-            "flops": workload.flops,
-            "early_secs": _of(workload, early),
-            "final_secs": _of(workload, final),
-            "search_secs": {
-                side: [run["secs"] for run in _of(workload, found)] for side, found in runs.items()
-            },
-        }
-        for workload in chosen
-    ]
-
-
-def _of(workload: Workload, values: Mapping[tuple[str, int], Any]) -> list[Any]:
-    """Values of a workload, seed by seed."""
-    return [values[place] for place in sorted(values) if place[0] == workload.name]
-
-
-# What searches come to. A run is one side's search of one workload with one seed: `trials` as [seconds since
-# the start, latency or None] of each trial in their order, `secs` (wall seconds of everything), and for our
-# sides `parts` (seconds by part). Incumbents of a run are the programs that led it in turn. All of a workload
-# are timed again side by side after its searches, and every latency here is of that: the least of many noisy
-# ones says little.
-
-#: Parts of our rounds that are scoring and learning.
-_SCORING = frozenset({"rank", "learn"})
-
-Run = Json
-#: By side, then by workload and seed.
-Runs = Mapping[str, Mapping[tuple[str, int], Run]]
-#: Latency of the program that led from so many trials on; None where it did not run again.
-Incumbents = Mapping[int, float | None]
-#: By workload and seed, then by side.
-Led = Mapping[tuple[str, int], Mapping[str, Incumbents]]
-#: Latency by workload and seed, then by side, at some number of trials or at the end.
-Timed = Mapping[tuple[str, int], Mapping[str, float | None]]
-
-
-def latency_after(incumbents: Incumbents, trials: float = math.inf) -> float | None:
-    """Latency of the program that led after so many trials; None where none did, or it did not run again."""
-    led = [count for count in incumbents if count <= trials]
-    return incumbents[max(led)] if led else None
-
-
-def timed_after(led: Led, trials: float = math.inf) -> dict[tuple[str, int], dict[str, float | None]]:
-    """Latency of what each side led with after so many trials."""
-    return {
-        place: {side: latency_after(found, trials) for side, found in sides.items()}
-        for place, sides in led.items()
-    }
-
-
-def reached(run: Run, incumbents: Incumbents, latency_secs: float) -> tuple[int, float] | None:
-    """Trials and wall seconds until a run was led by a program that is as fast; None if it never was."""
-    for count in sorted(incumbents):
-        secs = incumbents[count]
-        if secs is not None and secs <= latency_secs:
-            return count, run["trials"][count - 1][0]
-    return None
-
-
-def leading(sides: Iterable[str]) -> str:
+def leading(searched: Sides) -> str:
     """Which of our sides the figures are about: the store's head, and where it did not search, day zero's."""
-    known = set(sides)
+    known = {side for sides in searched.values() for side in sides}
     return DAY_ZERO if DAY_ZERO in known and OURS not in known else OURS
 
 
-def trials_ratios(runs: Runs, led: Led) -> list[float]:
-    """Trials that XGBoost needs for its best, over ours to get there; 0 where ours never did."""
-    return [theirs[0] / ours[0] if ours else 0.0 for theirs, ours in _reached(runs, led, XGB)]
+def ratios(searched: Sides, rival: str, which: int) -> list[float]:
+    """What a rival needs until its fastest program, over ours until one is as fast; 0 where ours never was.
 
-
-def wall_ratios(runs: Runs, led: Led) -> list[float]:
-    """Wall seconds of stock `tune_tir` until its best, over everything of ours until then; 0 where never."""
-    return [theirs[1] / ours[1] if ours else 0.0 for theirs, ours in _reached(runs, led, STOCK)]
-
-
-def _reached(
-    runs: Runs, led: Led, rival: str
-) -> Iterator[tuple[tuple[int, float], tuple[int, float] | None]]:
-    """Trials and wall seconds of a rival until its fastest program, and of ours until one is as fast."""
-    side = leading(runs)
-    ours = runs.get(side, {})
-    for place, theirs in runs.get(rival, {}).items():
-        sides = led.get(place, {})
-        known = [secs for secs in sides.get(rival, {}).values() if secs is not None]
-        if place not in ours or not known:
+    Args:
+        searched: All sides.
+        rival: The other one.
+        which: 0 for trials, 1 for wall seconds.
+    """
+    found = []
+    for sides in searched.values():
+        mine, theirs = sides.get(leading(searched)), sides.get(rival)
+        goal = min((one for one in theirs.led.values() if one is not None), default=None) if theirs else None
+        if mine is None or theirs is None or goal is None:
             continue
-        goal = min(known)
-        needed = reached(theirs, sides[rival], goal)
-        assert needed is not None
-        yield needed, reached(ours[place], sides.get(side, {}), goal)
+        needed, until = theirs.reached(goal), mine.reached(goal)
+        found.append(needed[which] / until[which] if needed and until else 0.0)
+    return found
 
 
-def gain(timed: Timed, over: str, side: str = OURS) -> JsonDict | None:
+def gain(searched: Sides, over: str, side: str, trials: float = math.inf) -> JsonDict | None:
     """Geometric mean of another side's latency over ours, with a 90 % interval over workloads.
 
     Seeds of one workload are resampled together: they are no workloads of their own.
     """
     logs: dict[str, list[float]] = {}
-    for (workload, _), latencies in timed.items():
-        theirs, mine = latencies.get(over), latencies.get(side)
+    for (workload, _), sides in searched.items():
+        theirs, mine = (sides[one].after(trials) if one in sides else None for one in (over, side))
         if theirs and mine:
             logs.setdefault(workload, []).append(math.log(theirs / mine))
     if not logs:
@@ -301,24 +266,23 @@ def gain(timed: Timed, over: str, side: str = OURS) -> JsonDict | None:
     }
 
 
-def final_losses(timed: Timed, side: str = OURS) -> dict[str, float]:
+def final_losses(searched: Sides, side: str) -> dict[str, float]:
     """By workload, how much slower one side is than the best of all; the worst of its seeds."""
-    found: dict[str, float] = {}
-    for (workload, _), latencies in timed.items():
-        known = [one for one in latencies.values() if one]
-        mine = latencies.get(side)
-        if mine and known:
-            found[workload] = max(found.get(workload, 0.0), mine / min(known) - 1)
-    return found
+    losses: dict[str, float] = {}
+    for (workload, _), sides in searched.items():
+        latencies = {name: secs for name, one in sides.items() if (secs := one.after())}
+        if side in latencies:
+            loss = latencies[side] / min(latencies.values()) - 1
+            losses[workload] = max(losses.get(workload, 0.0), loss)
+    return losses
 
 
-def scoring_share(runs: Runs) -> float | None:
+def scoring_share(searched: Sides) -> float | None:
     """Share of the wall time of our rounds that scoring populations and learning take."""
-    spent = [run["parts"] for run in runs.get(leading(runs), {}).values() if run.get("parts")]
-    rounds = ("rank", "learn", "draw", "measure", "confirm")
-    total = sum(parts.get(name, 0.0) for parts in spent for name in rounds)
-    scoring = sum(parts.get(name, 0.0) for parts in spent for name in _SCORING)
-    return scoring / total if total else None
+    ours = leading(searched)
+    runs = (sides[ours].run.get("parts") or {} for sides in searched.values() if ours in sides)
+    spent = np.array([[parts.get(name, 0.0) for name in _ROUND] for parts in runs])
+    return float(spent[:, :2].sum() / spent.sum()) if spent.sum() else None
 
 
 def noise_floor(turns: Iterable[Mapping[str, Sequence[float]]]) -> float | None:

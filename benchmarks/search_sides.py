@@ -38,7 +38,7 @@ from agents.records import (
 )
 from benchmarks.harness import child_json, drawn, kept, stopwatch
 from benchmarks.tvm_sides import Curve
-from fleet.config.settings import FleetConfig, select_devices
+from fleet.config.settings import FleetConfig, load_fleet, select_devices
 from fleet.errors import FleetError
 from fleet.json_types import JsonDict
 from fleet.models.registry import Registry
@@ -154,8 +154,7 @@ class SearchBench:
         known = self._folder / "known"
         source = Store.read(self._settings.store.path)
         workloads = source.workloads()
-        left = MOST_SAMPLES
-        learnt: list[Record] = []
+        left, learnt = MOST_SAMPLES, list[Record]()
         for record in source.records():
             workload = workloads.get(record.workload_id)
             if workload is None or is_held_out(workload) or record.device_id in self._without:
@@ -173,9 +172,7 @@ class SearchBench:
             store.put_workloads(list(own.values()), own=True)
             store.put_workloads([one for name, one in workloads.items() if name not in own])
             store.append(learnt)
-        settings = self._settings.model_copy(
-            update={"store": self._settings.store.model_copy(update={"path": str(known)})}
-        )
+        settings = load_fleet(None, {"store.path": str(known)}).config
         found = train_version(settings, self._models, ())
         return {
             "version": found["version"],

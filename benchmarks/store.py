@@ -8,12 +8,9 @@ take turns batch by batch, so a busy disk disturbs both alike.
 
 from __future__ import annotations
 
-import resource
 import statistics
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from deltalake import write_deltalake
 
@@ -75,41 +72,28 @@ def appends(folder: Path, batch: int, batches: int) -> Figures:
     }
 
 
-def _fill(folder: Path, count: int, batch: int) -> None:
-    with Store.open(folder) as store:
-        for start in range(0, count, batch):
-            store.append(make_records(start, min(batch, count - start)))
-
-
 #: What is done with the store in a process of its own.
 _WORK = {
     "open_for_writing": "store = Store.open(sys.argv[1]); count = store.version; store.close()",
     "open_for_reading": "count = Store.read(sys.argv[1]).version",
     "read_all": "count = sum(1 for _ in Store.read(sys.argv[1]).records())",
-    "count_all": "count = sum(one.records for one in Store.read(sys.argv[1]).counts().values())",
 }
 
 
-def _opened(work: str, folder: Path) -> dict[str, float]:
-    done = in_child(f"{_WORK[work]}; found = {{'count': count}}", str(folder))
-    return {"secs": done["secs"], "count": done["count"], "extra_peak_mb": done["peak_mb"]}
-
-
-def large_store(folder: Path, count: int) -> Iterator[tuple[str, Any]]:
-    """Yield what opening and reading a store of many records costs, before and after upkeep."""
-    elapsed = stopwatch()
-    _fill(folder, count, 64)
-    yield "fill_in_batches_of_64_records_per_s", count / (elapsed())
-    yield "data_files_before_upkeep", len(Store.read(folder).data_files())
-    for work in _WORK:
-        yield work, _opened(work, folder)
+def large_store(folder: Path, count: int) -> Figures:
+    """What opening, reading and upkeep of a store of many records cost."""
+    with Store.open(folder) as store:
+        for start in range(0, count, 64):
+            store.append(make_records(start, min(64, count - start)))
+    figures: Figures = {
+        name: in_child(f"{work}; found = {{'count': count}}", str(folder)) for name, work in _WORK.items()
+    }
     with Store.open(folder) as store:
         elapsed = stopwatch()
         store.upkeep(retention_hours=0)
-        yield "upkeep_secs", elapsed()
-    yield "open_for_writing_after_upkeep", _opened("open_for_writing", folder)
-    files = Store.read(folder).data_files()
-    yield "bytes_per_record_after_upkeep", sum(path.stat().st_size for path in files) / count
+        figures["upkeep_secs"] = elapsed()
+    sizes = (path.stat().st_size for path in Store.read(folder).data_files())
+    return {**figures, "bytes_per_record_after_upkeep": sum(sizes) / count}
 
 
 @dataclass(frozen=True)
@@ -126,15 +110,13 @@ def measure(options: Options) -> Figures:
     with working_folder() as root:
         for name in ("small", "large"):
             (root / name).mkdir()
-        result: Figures = {
+        return {
             "baseline": "deltalake write_deltalake append of the same rows, no fsync, no duplicate check",
             "append_64": appends(root / "small", 64, options.small_batches),
             "append_1000": appends(root / "large", 1000, options.large_batches),
             "store_records": options.records,
-            "store": dict(large_store(root / "open", options.records)),
+            "store": large_store(root / "open", options.records),
         }
-    result["peak_rss_mb"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-    return result
 
 
 main = benchmark("store", __doc__, Options, measure)

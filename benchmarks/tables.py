@@ -1,10 +1,13 @@
-"""Figures of benchmarks for people: intervals, Markdown tables, and pages of whole results."""
+"""Figures of benchmarks for people: intervals, Markdown tables, pages of whole results and their commands."""
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Sequence
+import shlex
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import fields
 from pathlib import Path
+from typing import Any
 
 from fleet.json_types import Json, JsonDict
 from transfer.data.intervals import Estimate
@@ -51,10 +54,11 @@ def page(title: str, command: str, result: Json, note: str = "") -> list[str]:
         note: What its words mean.
     """
     lines = [f"# {title}", "", f"`{command}`", "", "Made by that command; do not edit."]
-    return [*lines, *([note] if note else []), "", *_section(result, level=2)][:-1]
+    return [*lines, *([note] if note else []), "", *sections(result)][:-1]
 
 
-def _section(values: Json, level: int) -> list[str]:
+def sections(values: Json, level: int = 2) -> list[str]:
+    """A result as Markdown: a table of its figures, and one of each part, under headings from a level on."""
     figures = {name: value for name, value in values.items() if _is_figure(value) and text_of(value)}
     lines: list[str] = []
     if figures:
@@ -71,7 +75,7 @@ def _section(values: Json, level: int) -> list[str]:
             columns = list(dict.fromkeys(itertools.chain(*rows.values())))
             cells = [(key, *(text_of(row.get(column)) for column in columns)) for key, row in rows.items()]
             lines += [f"{'#' * min(level, 6)} {name}", "", *markdown_table(("", *columns), cells), ""]
-        elif inside := _section(part, level + 1):
+        elif inside := sections(part, level + 1):
             lines += [f"{'#' * min(level, 6)} {name}", "", *inside]
     return lines
 
@@ -109,3 +113,32 @@ def write_page(path: Path, lines: Iterable[str]) -> None:
     """Write a page, in a folder that is made if need be."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text("\n".join(lines) + "\n")
+
+
+def words_of(options: Any, text: Callable[[object], str] = str) -> list[str]:
+    """The words of a command line that give some options.
+
+    Args:
+        options: Of a benchmark.
+        text: How a value is written.
+    """
+    words: list[str] = []
+    for one in fields(options):
+        value = getattr(options, one.name)
+        if value is not None and value != one.default:
+            values = value if isinstance(value, tuple) else () if value is True else (value,)
+            words += [f"--{one.name.replace('_', '-')}", *map(text, values)]
+    return words
+
+
+def command_of(name: str, options: Any) -> str:
+    """The command line that gives some options, for a page that shows how its figures were made.
+
+    Where things lie on this host is nobody's business: of an absolute path the last folders are shown.
+    """
+    return shlex.join(["python", "-m", f"benchmarks.{name}", *words_of(options, _shown)])
+
+
+def _shown(value: object) -> str:
+    is_absolute = isinstance(value, Path) and value.is_absolute()
+    return str(Path(*Path(str(value)).parts[-3:])) if is_absolute else str(value)

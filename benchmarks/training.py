@@ -23,6 +23,7 @@ from fleet.interchange.import_logs import ImportRequest, import_logs
 from fleet.models.versions import load_snapshot
 from fleet.store.store import Store
 from transfer.data.dataset import Dataset
+from transfer.data.splits import few_of_each
 from transfer.train.rows import TrainConfig, trainable_devices
 from transfer.train.trainers import TlpConfig
 from transfer.train.training import train
@@ -94,20 +95,16 @@ def _race(dataset: Dataset, devices: Sequence[str], options: Options) -> Figures
         history = train(plain, whole, config=ours, seed=0, devices=devices).history
         done.append(sum(report.samples for report in history))
 
-    secs = by_turns(
-        {"ours": train_ours, "published": lambda: ranker.fit(dataset, whole, devices, 0)},
-        options.rounds,
-    )
+    sides = {"ours": train_ours, "published": lambda: ranker.fit(dataset, whole, devices, 0)}
+    secs = by_turns(sides, options.rounds)
     columns = [dataset.column(device_id) for device_id in devices]
     each = int(np.isfinite(dataset.latency_secs[:, columns]).any(axis=1).sum())
     mine, other = sum(done) / sum(secs["ours"]), each * options.rounds / sum(secs["published"])
-    ratios = zip(done, *secs.values(), strict=True)
     return {
         "heads": len(devices),
         "samples_per_s": mine,
         "published_samples_per_s": other,
         "ratio": mine / other,
-        "ratio_of_each_round": [samples / ours * theirs / each for samples, ours, theirs in ratios],
     }
 
 
@@ -117,13 +114,11 @@ def _store_rows(path: Path, most: int) -> Dataset:
     # The published features are of one family.
     devices = [device for device, entry in reader.devices().items() if entry.spec.family is Family.CPU]
     snapshot = load_snapshot(reader, device_ids=devices, published=True)
-    dataset, random = snapshot.dataset, np.random.default_rng(0)
+    dataset = snapshot.dataset
     measured = np.flatnonzero(np.isfinite(dataset.latency_secs).any(axis=1))
-    chosen: list[int] = []
-    for group in random.permutation(np.unique(dataset.group[measured])):
-        members = random.permutation(measured[dataset.group[measured] == group])
-        chosen += members[: min(_EACH, most - len(chosen))].tolist()
-    return dataset.take(np.array(sorted(chosen)))
+    few = few_of_each(dataset, measured, _EACH, 0)
+    order = np.random.default_rng(0).permutation(len(dataset.workload_ids))[dataset.group[few]]
+    return dataset.take(np.sort(few[np.argsort(order, kind="stable")[:most]]))
 
 
 def import_devices(path: Path, names: Sequence[str] = ()) -> None:

@@ -1,13 +1,13 @@
 """Ways to choose a solver for a problem of a new GPU: the simple answers, trees, and ours by product code.
 
-Each gives the judged candidates a cost, lower is better; the candidate of least cost is a problem's choice.
-What a way may see is in its `View`: the judged problems' times on the new GPU are never there. Simple answers
-fall back on one another where the nearest knows nothing, as a user would.
+Each scores the judged candidates, higher is faster. What a way may see is in its `View`: the judged problems'
+times on the new GPU are never there. Simple answers fall back on one another where the nearest knows nothing,
+as a user would.
 
 The data are MIOpen's find databases, read by the product's own dialect and features. Of the problems a share
 is taken: whole convolutions with all types and directions, the same on every GPU.
 
-Legend: N candidates, D devices, J judged rows, K kinds (direction and type), Z solvers.
+Legend: N candidates, W problems, D devices, J judged rows.
 """
 
 from __future__ import annotations
@@ -17,23 +17,29 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from agents.records import CandidateId, Descriptor, DeviceId, DeviceSpec, Workload, WorkloadId
+from benchmarks.onboarding_baselines import nearest_sources
+from benchmarks.onboarding_cases import FewShotSet, Situation, with_few_shot
+from benchmarks.rivals.base import flat_of, places_of, sources_measured_test
 from fleet.interchange.dialects.miopen import read_find_db
 from fleet.interchange.logs.catalog import Catalog
 from fleet.interchange.logs.json_values import Rejected
 from fleet.interchange.logs.lines import LogLines, Unreadable
 from fleet.interchange.logs.targets import device_from_log
+from transfer.adapt.source_devices import SourceCorrection
 from transfer.adapt.source_model import fit_source_model
-from transfer.arrays import Floats, Mask, Rows, Singles
+from transfer.arrays import Floats, Groups, Rows, Singles
 from transfer.data.dataset import Dataset, MeasuredRow, build_dataset
-from transfer.data.labels import group_min
-from transfer.features.hardware import vector_distances
 from transfer.model.trees import Trees, pack, tree_inputs
 from transfer.train.tree_fit import extended, grow
+
+if TYPE_CHECKING:
+    from benchmarks.unlike import Options
 
 SUFFIX = ".HIP.fdb.txt.bz2"
 
@@ -57,19 +63,14 @@ def convolution_of(line: bytes) -> int:
     return zlib.crc32(b"-".join(sorted(sizes.split(b"-"))))
 
 
-@dataclass(frozen=True, eq=False)
-class FindData:
-    """Problems of the databases, joined by problem and solver.
-
-    Legend: N candidates, W problems.
-    """
+class FindData(NamedTuple):
+    """Problems of the databases, joined by problem and solver."""
 
     dataset: Dataset
-    #: (N,) place of the solver's name in `solvers`.
-    solver: Rows
-    solvers: tuple[str, ...]
-    #: (W,) place of direction and type together, within which solvers are alike.
-    kind: Rows
+    #: (W,) direction and type of the problem, within which solvers are alike.
+    kind: Groups
+    #: (N,) kind of the problem and solver together.
+    alike: Rows
     #: (W,) convolution that the problem is a direction and type of.
     convolution: Rows
 
@@ -78,195 +79,152 @@ def read_databases(folder: Path, one_in: int) -> FindData:
     """Read one convolution in `one_in` of every database of a folder."""
     workloads: dict[WorkloadId, Workload] = {}
     devices: dict[DeviceId, tuple[DeviceSpec, Descriptor]] = {}
-    traces: dict[CandidateId, str] = {}
-    rows: list[MeasuredRow] = []
+    rows: dict[CandidateId, list[MeasuredRow]] = {}
     for path in sorted(folder.glob(f"*{SUFFIX}")):
         device_id = DeviceId(path.name.removesuffix(SUFFIX))
-        catalog = Catalog()
-        for entry in read_find_db(_SampledLines(path, one_in), catalog):
+        for entry in read_find_db(_SampledLines(path, one_in), Catalog()):
             if isinstance(entry, Rejected):
                 continue
             if device_id not in devices:
                 devices[device_id] = device_from_log(device_id, entry.environment.machine)
-            workload = entry.workload.workload
+            source, result = entry.workload, entry.result
+            workload = source.workload
             workloads[workload.workload_id] = workload
-            candidate_id = CandidateId(entry.workload.candidate_id(entry.trace))
-            traces[candidate_id] = entry.trace
-            rows.append(
-                MeasuredRow(
-                    str(len(rows)),
-                    device_id,
-                    workload.workload_id,
-                    candidate_id,
-                    entry.workload.dialect,
-                    entry.trace,
-                    entry.result.outcome,
-                    entry.result.run_secs,
-                )
-            )
-    dataset = build_dataset(rows, workloads, devices)
-    names = [traces[candidate_id] for candidate_id in dataset.candidate_ids]
-    solvers, solver = np.unique(names, return_inverse=True)
+            candidate_id = CandidateId(source.candidate_id(entry.trace))
+            where = (device_id, workload.workload_id, candidate_id, source.dialect, entry.trace)
+            row = MeasuredRow(f"{device_id} {candidate_id}", *where, result.outcome, result.run_secs)
+            rows.setdefault(candidate_id, []).append(row)
+    dataset = build_dataset([row for several in rows.values() for row in several], workloads, devices)
     listed = [workloads[workload_id] for workload_id in dataset.workload_ids]
-    keys = [workload.name.rpartition(" ")[2] for workload in listed]
     _, kind = np.unique([f"{one.operator} {one.arg_dtypes[0]}" for one in listed], return_inverse=True)
-    convolutions = np.array([convolution_of(key.encode()) for key in keys], dtype=np.int64)
-    return FindData(dataset, solver.ravel(), tuple(solvers.tolist()), kind.ravel(), convolutions)
+    pairs = zip(kind[dataset.group].tolist(), dataset.candidate_ids, strict=True)
+    names = [f"{number} {rows[candidate_id][0].trace}" for number, candidate_id in pairs]
+    alike = np.unique(names, return_inverse=True)[1].astype(np.int64)
+    keys = [workload.name.rpartition(" ")[2].encode() for workload in listed]
+    return FindData(dataset, kind, alike, np.array([convolution_of(key) for key in keys], dtype=np.int64))
 
 
 #: A candidate that is so many times slower than the fastest is as bad as any.
 _SLOWEST = 12.0
-#: Costs of what a device does not know, behind all that it knows.
-_UNKNOWN, _NOWHERE = 10.0, 20.0
+#: Behind all that a device knows, and that any knows.
+_UNKNOWN, _NOWHERE = -10.0, -20.0
 #: A candidate counts in trees as its relative speed, this at least.
 _LEAST_WEIGHT = 0.1
 #: Share of the head beside what sources measured, as `transfer.adapt.source_devices` has it.
 _HEAD_SHARE = 0.5
 #: Samples of which a tree more is made, and samples below which trees stay as they are.
-_SAMPLES_PER_TREE = 8
-_LEAST_SAMPLES = 16
-
-
-@dataclass(frozen=True, eq=False)
-class Pool:
-    """What all ways share of a target and a regime: flat features, and trees that the sources taught."""
-
-    data: FindData
-    target: int
-    #: (N, D) what may be seen of the sources; the target's column is False.
-    visible: Mask
-    #: (N, P) flat features that vary.
-    flat: Singles
-    #: What the sources taught, from which rows; and how many trees there are.
-    trees: Trees
-    learnt: Rows
-    #: (J,) rows that are judged.
-    judged: Rows
-    trees_count: int
-
-    @property
-    def hardware(self) -> Singles:
-        """(H,) data sheet of the target."""
-        return np.asarray(self.data.dataset.hardware[self.target])
+_SAMPLES_PER_TREE, _LEAST_SAMPLES = 8, 16
 
 
 @dataclass(eq=False)
 class View:
-    """What a way may see: the sources', and a few samples of the target."""
+    """What a way may see: what the sources measured, and a few samples of the target."""
 
-    pool: Pool
-    #: Rows that the target measured.
-    samples: Rows
+    data: FindData
+    situation: Situation
+    few_shot: FewShotSet
     seed: int
+    options: Options
 
-    @property
-    def data(self) -> FindData:
-        """All candidates."""
-        return self.pool.data
+    def __post_init__(self) -> None:
+        self.test, self.target = self.situation.test, self.data.dataset.column(self.situation.target)
+        self.group = self.data.dataset.group
 
     @cached_property
-    def logs(self) -> Floats:
-        """(N, D) logarithms of seconds over the problem's fastest on the device; NaN where not visible."""
-        dataset = self.data.dataset
-        visible = self.pool.visible.copy()
-        visible[self.samples, self.pool.target] = True
-        logs = np.where(visible, np.log(dataset.latency_secs), np.nan)
-        least = group_min(logs, dataset.group, len(dataset.workload_ids))
-        return np.asarray(np.minimum(logs - least[dataset.group], np.log(_SLOWEST)))
+    def seen(self) -> Dataset:
+        """All candidates, with what may be seen."""
+        return with_few_shot(self.situation.dataset, self.situation.target, self.few_shot)
+
+    @cached_property
+    def log_speeds(self) -> Floats:
+        """(N, D) logarithms of speeds over that of the problem's fastest; NaN where nothing is seen."""
+        return np.asarray(np.log(np.maximum(self.seen.labels(), 1 / _SLOWEST)))
 
     @cached_property
     def sources(self) -> list[int]:
-        """Columns of the sources, the most alike first: by samples, or without one by data sheet."""
-        target = self.pool.target
-        columns = [column for column in range(self.logs.shape[1]) if column != target]
-        apart = vector_distances(self.data.dataset.hardware, target)
-        regret = self._regrets(columns) if len(self.samples) else dict.fromkeys(columns, 0.0)
-        return sorted(columns, key=lambda column: (regret[column], apart[column]))
+        """Columns of the sources, the most alike first."""
+        return [self.seen.column(source) for source in nearest_sources(self.situation, self.few_shot)]
 
-    def _regrets(self, columns: list[int]) -> dict[int, float]:
-        """Mean logarithm that following each source's order loses on the sampled problems."""
-        own = self.logs[self.samples, self.pool.target]
-        group = self.data.dataset.group[self.samples]
-        regrets = {}
-        for column in columns:
-            cost = np.nan_to_num(self.logs[self.samples, column], nan=_UNKNOWN)
-            regrets[column] = float(own[first_of(cost, group)].mean())
-        return regrets
+    def by_solver(self, rows: Rows, values: Floats | None = None) -> Floats:
+        """(J,) sums of values over rows of the same solver and kind; without values their number."""
+        sums = np.bincount(self.data.alike[rows], values, len(self.group))
+        return sums[self.data.alike[self.test]].astype(np.float64)
 
     def wins(self, column: int) -> Floats:
-        """(K, Z) how often a solver was the fastest of a problem on a device, by kind."""
-        rows = np.flatnonzero(self.logs[:, column] == 0)
-        return self._table(rows, np.ones(len(rows)))
+        """(J,) how often a solver was the fastest of a problem on a device, by kind."""
+        return self.by_solver(np.flatnonzero(self.log_speeds[:, column] == 0))
 
-    def _table(self, rows: Rows, values: Floats) -> Floats:
-        data = self.data
-        table = np.zeros((int(data.kind.max()) + 1, len(data.solvers)))
-        np.add.at(table, (data.kind[data.dataset.group[rows]], data.solver[rows]), values)
-        return table
+    def inputs(self, rows: Rows, columns: Rows | int) -> tuple[Singles, Floats, Floats]:
+        """What trees read of some rows on devices, their logarithmic speeds, and their weights."""
+        x = tree_inputs(flat_of(self.situation)[rows], self.seen.hardware[columns])
+        speeds = self.log_speeds[rows, columns]
+        return x, speeds, np.maximum(np.exp(speeds), _LEAST_WEIGHT)
 
-    def judged_from(self, table: Floats) -> Floats:
-        """(J,) entries of a (K, Z) table."""
-        rows = self.pool.judged
-        return np.asarray(table[self.data.kind[self.data.dataset.group[rows]], self.data.solver[rows]])
+    @cached_property
+    def trees(self) -> Trees:
+        """Trees that the sources taught by other problems than the judged ones, gone on with the samples."""
+        trees = self.situation.once("trees of sources", self._of_sources)
+        rows = self.few_shot.rows
+        if len(rows) < _LEAST_SAMPLES:
+            return trees
+        x, speeds, weight = self.inputs(rows, self.target)
+        said, count = trees.margins(x), max(1, len(rows) // _SAMPLES_PER_TREE)
+        # The level of a problem is nothing that trees could know.
+        target = said + _centred(speeds - said, self.group[rows])
+        return extended(trees, x, target, weight, count=count, seed=self.seed)
+
+    def _of_sources(self) -> Trees:
+        is_shown = np.isfinite(self.log_speeds) & ~np.isin(self.group, self.group[self.test])[:, None]
+        is_shown[:, self.target] = False
+        rows, columns = np.nonzero(is_shown)
+        chosen = np.random.default_rng(self.target).permutation(len(rows))[: self.options.learnt]
+        rows, columns = rows[np.sort(chosen)], columns[np.sort(chosen)]
+        x, speeds, weight = self.inputs(rows, columns)
+        target = _centred(speeds, self.group[rows] * np.int64(is_shown.shape[1]) + columns)
+        return Trees(pack(grow(x, target, weight, count=self.options.trees, seed=0)))
 
 
-def first_of(cost: Floats, group: NDArray[np.integer]) -> Rows:
-    """Places of the least cost of each group, groups in ascending order."""
-    order = np.lexsort((cost, group))
-    starts = np.flatnonzero(np.diff(group[order], prepend=-1))
-    return np.asarray(order[starts])
+def _centred(values: Floats, place: Groups | Rows) -> Floats:
+    """Values less the mean of their place."""
+    _, at = np.unique(place, return_inverse=True)
+    return np.asarray(values - (np.bincount(at, values) / np.bincount(at))[at])
 
 
 def frequent_winner(view: View) -> Floats:
     """The solver that wins most often: on the samples, and among equals on the sources."""
-    own, others = view.wins(view.pool.target), sum(view.wins(column) for column in view.sources)
-    return -view.judged_from(own + others / (1 + np.max(others)))
+    others = np.sum([view.wins(column) for column in view.sources], axis=0)
+    return np.asarray(view.wins(view.target) + others / (1 + np.max(others)))
 
 
 def nearest_gpu(view: View) -> Floats:
     """The order of the most alike GPU; what it lacks by the others' mean, then by its frequent winners."""
     nearest, *_ = view.sources
-    rows = view.pool.judged
-    own = view.logs[rows, nearest]
-    mean = _mean_of(view.logs[rows][:, view.sources])
+    own, mean = view.log_speeds[view.test, nearest], _mean_of(view.log_speeds[view.test][:, view.sources])
     wins = view.wins(nearest)
-    frequent = _NOWHERE - view.judged_from(wins / (1 + wins.max()))
+    frequent = _NOWHERE + wins / (1 + wins.max())
     return np.where(np.isfinite(own), own, np.where(np.isfinite(mean), _UNKNOWN + mean, frequent))
 
 
 def mean_rank(view: View) -> Floats:
-    """The mean rank over the sources; of problems they do not know the solver's mean rank in its kind."""
-    group, logs = view.data.dataset.group, view.logs[:, view.sources]
-    summed, counts = np.zeros(len(logs)), np.zeros(len(logs))
-    for column in logs.T:
-        known = np.flatnonzero(np.isfinite(column))
-        order = known[np.lexsort((column[known], group[known]))]
-        starts = np.flatnonzero(np.diff(group[order], prepend=-1))
-        sizes = np.diff([*starts, len(order)])
-        summed[order] += np.arange(len(order)) - np.repeat(starts, sizes)
-        counts[order] += 1
-    ranks = np.where(counts > 0, summed / np.maximum(1, counts), np.nan)
-    known = np.flatnonzero(np.isfinite(ranks))
-    mean = view._table(known, ranks[known]) / np.maximum(1, view._table(known, np.ones(len(known))))
-    own = ranks[view.pool.judged]
-    return np.where(np.isfinite(own), own, _UNKNOWN + view.judged_from(mean))
+    """The mean place on the sources; of problems they do not know the solver's mean place in its kind."""
+    places = _mean_of(places_of(view.situation))
+    known = np.flatnonzero(np.isfinite(places))
+    alike = view.by_solver(known, places[known]) / np.maximum(1, view.by_solver(known))
+    return np.where(np.isfinite(places[view.test]), places[view.test], _UNKNOWN + alike)
 
 
 def portfolio(view: View) -> Floats:
-    """The solvers that are together best over all sources and problems, in the order of their choice.
-
-    Each kind has its own.
-    """
-    data, group = view.data, view.data.dataset.group
-    places = np.full((int(data.kind.max()) + 1, len(data.solvers)), float(len(data.solvers)))
-    for kind in np.unique(data.kind[group[view.pool.judged]]):
-        rows = np.flatnonzero(data.kind[group] == kind)
-        problems, row_problem = np.unique(group[rows], return_inverse=True)
-        speed = np.zeros((len(data.solvers), len(problems), len(view.sources)))
-        speed[data.solver[rows], row_problem] = np.nan_to_num(np.exp(-view.logs[rows][:, view.sources]))
+    """The solvers of each kind that are together best over all sources and problems, as they are chosen."""
+    kind, scores = view.data.kind[view.group], np.full(len(view.group), _NOWHERE)
+    for number in np.unique(kind[view.test]):
+        rows = np.flatnonzero(kind == number)
+        _, problem = np.unique(view.group[rows], return_inverse=True)
+        choices, choice = np.unique(view.data.alike[rows], return_inverse=True)
+        speed = np.zeros((len(choices), int(problem.max()) + 1, len(view.sources)))
+        speed[choice, problem] = np.nan_to_num(np.exp(view.log_speeds[rows][:, view.sources]))
         for place, best in enumerate(together_best(speed)):
-            places[kind, best] = place
-    return view.judged_from(places)
+            scores[rows[choice == best]] = -place
+    return np.asarray(scores[view.test])
 
 
 def together_best(speed: Floats) -> list[int]:
@@ -288,62 +246,33 @@ def together_best(speed: Floats) -> list[int]:
 
 def trees_from_scratch(view: View) -> Floats:
     """Trees that the samples alone taught; without any, no opinion."""
-    pool, target = view.pool, view.pool.target
-    if len(view.samples) < _LEAST_SAMPLES:
-        return np.zeros(len(pool.judged))
-    logs = -view.logs[view.samples, target]
-    x = tree_inputs(pool.flat[view.samples], pool.hardware)
-    raw = grow(x, logs, np.maximum(np.exp(logs), _LEAST_WEIGHT), count=pool.trees_count, seed=view.seed)
-    return -Trees(pack(raw)).margins(tree_inputs(pool.flat[pool.judged], pool.hardware))
+    if len(view.few_shot.rows) < _LEAST_SAMPLES:
+        return np.zeros(len(view.test))
+    raw = grow(*view.inputs(view.few_shot.rows, view.target), count=view.options.trees, seed=view.seed)
+    return Trees(pack(raw)).margins(view.inputs(view.test, view.target)[0])
 
 
 def pooled_trees(view: View) -> Floats:
     """Trees that the sources taught, which go on with the samples."""
-    return -_trees_of(view).margins(tree_inputs(view.pool.flat[view.pool.judged], view.pool.hardware))
+    return view.trees.margins(view.inputs(view.test, view.target)[0])
 
 
 def ours(view: View) -> Floats:
-    """What sources measured, carried over by `transfer.adapt.source_model`, and the trees, half and half.
+    """What sources measured and the trees, half and half, as `transfer.adapt.source_devices` mixes them.
 
-    As `source_devices` mixes them; where no source knows a candidate the trees are all.
+    Where no source knows a judged problem the trees are all.
     """
-    pool, dataset = view.pool, view.data.dataset
-    rows, group = pool.judged, dataset.group[pool.judged]
-    head = pooled_trees(view)
-    seen = dataset.where(pool.visible)
-    if not np.isfinite(seen.latency_secs[rows]).any():
-        return head
-    shown = pool.visible.copy()
-    shown[view.samples, pool.target] = True
-    names = [str(dataset.device_ids[column]) for column in sorted(view.sources)]
-    part = dataset.where(shown).take(np.union1d(np.union1d(pool.learnt, view.samples), rows))
-    model, _ = fit_source_model(part, str(dataset.device_ids[pool.target]), names, view.seed)
-    around, values = model.predict(seen, np.unique(group))
-    value = values[np.searchsorted(around, rows)]
-    known = np.isfinite(value)
-    count = int(group.max()) + 1
-    apart = np.bincount(group, np.where(known, value - head, 0.0), count)
-    level = (apart / np.maximum(1, np.bincount(group[known], minlength=count)))[group]
-    return np.where(known, (1 - _HEAD_SHARE) * value, 0.0) + np.where(known, _HEAD_SHARE, 1.0) * (
-        head + level
-    )
-
-
-def _trees_of(view: View) -> Trees:
-    """The sources' trees, gone on with the samples."""
-    pool = view.pool
-    if len(view.samples) < _LEAST_SAMPLES:
-        return pool.trees
-    x = tree_inputs(pool.flat[view.samples], pool.hardware)
-    logs = -view.logs[view.samples, pool.target]
-    said = pool.trees.margins(x)
-    group = view.data.dataset.group[view.samples]
-    level = (np.bincount(group, logs - said) / np.maximum(1, np.bincount(group)))[group]
-    count = max(1, len(view.samples) // _SAMPLES_PER_TREE)
-
-    # The level of a problem is nothing that trees could know.
-    weight = np.maximum(np.exp(logs), _LEAST_WEIGHT)
-    return extended(pool.trees, x, logs - level, weight, count=count, seed=view.seed)
+    if not sources_measured_test(view.situation):
+        return pooled_trees(view)
+    target = view.situation.target
+    is_known = np.isfinite(view.log_speeds[:, view.sources]).any(axis=1)
+    rows = np.flatnonzero(is_known & np.isin(view.group, view.group[view.test]))
+    # The head is asked about all that a source measured of the judged problems.
+    said = np.exp(view.trees.margins(view.inputs(rows, view.target)[0]))
+    head: Any = SimpleNamespace(score=lambda block, device_id: said, trees=None)
+    sources = sorted(view.situation.sources)
+    model, _ = fit_source_model(view.seen, target, sources, view.seed)
+    return SourceCorrection(target, model, head_share=_HEAD_SHARE).score(head, view.seen, view.test)
 
 
 def _mean_of(values: Floats) -> Floats:
@@ -363,7 +292,6 @@ WAYS: dict[str, Callable[[View], Floats]] = {
     "pooled trees": pooled_trees,
     OURS: ours,
 }
-#: Those that need nothing learnt.
-SIMPLE = ("frequent winner", "nearest GPU", "mean rank", "portfolio")
-#: Those that do not look at samples.
+#: Those that learn; the others are simple answers, of which two look at no samples.
+LEARNING = ("trees from scratch", "pooled trees", OURS)
 WITHOUT_SAMPLES = ("mean rank", "portfolio")

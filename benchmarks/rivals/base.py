@@ -94,11 +94,19 @@ def flat_of(situation: Situation) -> Singles:
 
 
 def places_of(situation: Situation) -> Floats:
-    """(N, sources) share of the workload's candidates that are no faster; NaN where unmeasured."""
-    return situation.once(
-        "places",
-        lambda: np.stack([places_on(situation.dataset, source) for source in situation.sources], axis=1),
-    )
+    """(N, sources) share of the workload's candidates that are no faster.
+
+    0 where a candidate failed there, NaN where it was not measured.
+    """
+    dataset = situation.dataset
+
+    def make() -> Floats:
+        columns = [dataset.column(source) for source in situation.sources]
+        secs, failed = dataset.latency_secs[:, columns], dataset.failed[:, columns]
+        places = np.stack([places_in(-column, dataset.group) for column in secs.T], axis=1)
+        return np.where(np.isnan(places) & failed, 0.0, places)
+
+    return situation.once("places", make)
 
 
 def speeds_of(situation: Situation) -> Floats:
@@ -109,17 +117,6 @@ def speeds_of(situation: Situation) -> Floats:
         "speeds",
         lambda: relative_speed(dataset.latency_secs[:, columns], dataset.group, len(dataset.workload_ids)),
     )
-
-
-def places_on(dataset: Dataset, device_id: str) -> Floats:
-    """(N,) share of the workload's candidates measured on a device that are no faster.
-
-    0 where a candidate failed there, NaN where it was not measured.
-    """
-    column = dataset.column(device_id)
-    places = places_in(-dataset.latency_secs[:, column], dataset.group)
-    places[np.isnan(places) & dataset.failed[:, column]] = 0.0
-    return places
 
 
 def flat_features(dataset: Dataset, rows: Rows) -> Singles:

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import fields
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 
-from benchmarks.harness import Figures, kept, read_kept
+from agents.records import content_hash
+from benchmarks.harness import Figures, run_kept
 from benchmarks.rivals.base import EachDevice, of_device
-from benchmarks.rivals.mlp import SummaryMlp
 from benchmarks.rivals.trees import BoostedTrees
+from transfer.adapt.summary_nets import SummaryNets, fit_nets
 from transfer.arrays import Floats, Rows
 from transfer.data.dataset import Dataset
 from transfer.errors import TransferError
@@ -69,6 +69,25 @@ class PublishedTlp:
         return next(layout for layout in LAYOUTS.values() if (layout.steps, layout.width) == shape)
 
 
+class Perceptron:
+    """A plain network on the summary of a candidate, one for each device: features without a sequence."""
+
+    name = "mlp"
+
+    def __init__(self) -> None:
+        self._nets: dict[str, SummaryNets] = {}
+
+    def fit(self, dataset: Dataset, rows: Rows, devices: Sequence[str], seed: int) -> None:
+        """Train from nothing. See `Ranker.fit`."""
+        part = dataset.take(rows)
+        self._nets = {device_id: fit_nets(part, device_id, 1, seed) for device_id in devices}
+
+    def score(self, dataset: Dataset, rows: Rows, device_id: str) -> Floats:
+        """Logarithms of relative speeds. See `Ranker.score`."""
+        nets = of_device(self, self._nets, device_id)
+        return np.asarray(nets.log_scores(dataset.features.take(rows).summary)[0])
+
+
 #: Attributes of rankers that tell how they learn, beside their name.
 _SETTINGS = ("config", "grid", "rounds")
 
@@ -77,40 +96,28 @@ def run_kept_fits(fits: Sequence[Fit], dataset: Dataset, folder: Path, workers: 
     """As of `run_fits`, but what is kept in the folder is read, and the rest is done and kept.
 
     A file holds what one ranker said of the test rows of one split with one seed. Its name follows from
-    everything that scores follow from (dataset, rows, ranker, settings, seed) but the code: delete the folder
-    when a ranker was changed.
+    everything that scores follow from (candidates, rows, ranker, settings, seed) but the code: delete the
+    folder when a ranker was changed.
     """
-    arrays = (getattr(dataset.features, field.name) for field in fields(dataset.features))
-    data = digest(
-        np.array(dataset.candidate_ids),
-        np.array(dataset.device_ids),
-        dataset.group,
-        dataset.latency_secs,
-        dataset.failed,
-        dataset.hardware,
-        *(array for array in arrays if array is not None),
-    )
+    names = np.array(dataset.candidate_ids), np.array(dataset.device_ids)
+    data = digest(*names, dataset.group, dataset.latency_secs, dataset.failed, dataset.hardware)
     # Before any ranker is fitted: names follow from what it was told.
-    paths = [folder / f"{fit.ranker.name}-{_name(fit, data)}.json" for fit in fits]
-    missing = [fit for fit, path in zip(fits, paths, strict=True) if read_kept(path) is None]
-    made = run_fits(missing, dataset, workers=workers)
-    for fit, path in zip(fits, paths, strict=True):
-        found = kept(path, lambda: _values(next(made)))
+    jobs = {folder / f"{fit.ranker.name}-{_name(fit, data)}.json": fit for fit in fits}
+    values = run_kept(partial(_fitted, dataset), jobs, workers, of="the comparison")
+    for fit, found in zip(fits, values, strict=True):
         scores = {(fit.ranker.name, name): np.array(values) for name, values in found["scores"].items()}
         yield scores, found["seconds"]
 
 
 def _name(fit: Fit, data: str) -> str:
-    ranker, split = fit.ranker, fit.split
-    like = getattr(ranker, "like", ranker)
-    settings = {name: repr(getattr(like, name)) for name in _SETTINGS if hasattr(like, name)}
-    told = repr((data, ranker.name, settings, split.sources, split.targets, fit.fit_seed))
-    parts = (told, digest(split.train), digest(split.test))
-    return hashlib.blake2b("".join(parts).encode(), digest_size=12).hexdigest()
+    split, like = fit.split, getattr(fit.ranker, "like", fit.ranker)
+    settings = [repr(getattr(like, name, None)) for name in _SETTINGS]
+    told = repr((fit.ranker.name, settings, split.sources, split.targets, fit.fit_seed))
+    return content_hash(told, data, digest(split.train, split.test))
 
 
-def _values(found: FitScores) -> Figures:
-    scores, seconds = found
+def _fitted(dataset: Dataset, fit: Fit) -> Figures:
+    [(scores, seconds)] = run_fits([fit], dataset)
     return {"scores": {name: values.tolist() for (_, name), values in scores.items()}, "seconds": seconds}
 
 
@@ -124,13 +131,13 @@ _PUBLISHED: dict[str, Callable[[], Ranker]] = {
     SMALL_BATCHES: lambda: PublishedTlp(TlpConfig(batch=_SMALL_BATCH)),
 }
 PUBLISHED = tuple(_PUBLISHED)
-#: All that need nothing but a store; TVM's own need its programs built again (`benchmarks.learning_tvm`).
+#: All that need nothing but a store; TVM's own need its programs built again (`benchmarks.learning`).
 RIVALS: dict[str, Callable[[], Ranker]] = {
     "xgboost": lambda: EachDevice(BoostedTrees("xgboost")),
     "lightgbm": lambda: EachDevice(BoostedTrees("lightgbm")),
     "xgboost-pooled": lambda: BoostedTrees("xgboost", pooled=True),
     "lightgbm-pooled": lambda: BoostedTrees("lightgbm", pooled=True),
-    "mlp": SummaryMlp,
+    "mlp": Perceptron,
     **_PUBLISHED,
 }
 

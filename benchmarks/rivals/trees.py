@@ -7,15 +7,16 @@ each is `EachDevice`. XGBoost and LightGBM are optional; they are imported when 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
 from benchmarks.rivals.base import flat_features, hold_out_workloads, need, of_device, training_labels
 from fleet.json_types import Json
+from transfer.adapt.source_model import fast_weights
 from transfer.arrays import Floats, Groups, Rows, Singles
 from transfer.data.dataset import Dataset
+from transfer.data.labels import group_min
 from transfer.data.ranking import rank_agreement
 from transfer.model.trees import tree_inputs
 
@@ -45,14 +46,14 @@ _LONGEST_LIST = 5000
 _Predict = Callable[[Singles, int], Floats]
 
 
-@dataclass(frozen=True, slots=True)
-class _Table:
+class _Table(NamedTuple):
     """Rows as trees take them; the rows of one list (workload and device) stand together."""
 
     x: Singles
     y: Singles
-    #: (n,) number of the list.
+    #: (n,) number of the list, and what the trees go on from.
     group: Groups
+    margin: Floats
 
 
 class BoostedTrees:
@@ -62,6 +63,9 @@ class BoostedTrees:
         library: Which one.
         pooled: Tell devices apart by their hardware vector, beside the features.
         rounds: Numbers of trees to choose from.
+        grid: Settings to choose from; of one with one number of trees nothing is chosen.
+        inputs: (n, P) what trees read of some rows for a device, in place of our features.
+        start: Of XGBoost, trees of the same inputs to go on from.
     """
 
     def __init__(
@@ -70,12 +74,16 @@ class BoostedTrees:
         *,
         pooled: bool = False,
         rounds: Sequence[int] = ROUNDS,
+        grid: Sequence[Params] = (),
+        inputs: Callable[[Rows, str], Singles] | None = None,
+        start: BoostedTrees | None = None,
     ) -> None:
-        self.library = library
-        self.pooled = pooled
-        self.grid = XGBOOST_GRID if library == "xgboost" else LIGHTGBM_GRID
+        self.library, self.pooled = library, pooled
+        self.grid = tuple(grid) or (XGBOOST_GRID if library == "xgboost" else LIGHTGBM_GRID)
         self.rounds = tuple(sorted(rounds))
-        self._models: dict[str, tuple[_Predict, int]] = {}
+        self._read, self._start = inputs, start
+        self._devices: tuple[str, ...] = ()
+        self._model: tuple[_Predict, int] | None = None
 
     @property
     def name(self) -> str:
@@ -87,30 +95,42 @@ class BoostedTrees:
         need(self.library)
         labels = training_labels(dataset, rows, devices)
         train = _train_xgboost if self.library == "xgboost" else _train_lightgbm
-        kept, held = hold_out_workloads(dataset, rows, _CHOICE_SHARE, seed)
-        learn, judge, whole = (
-            self._table(dataset, part, labels[np.isin(rows, part)], devices, seed)
-            for part in (kept, held, rows)
-        )
-        if not len(judge.y) or not len(learn.y):
-            # The few labelled workloads all fell on one side: choose on what there is.
-            learn = judge = whole
-        tried: list[tuple[float, Params, int]] = []
-        for params in self.grid:
-            predict = train(learn, params, self.rounds[-1], seed)
-            for count in self.rounds:
-                scores = predict(judge.x, count)
-                found = rank_agreement(scores, judge.y.astype(np.float64), judge.group)
-                tried.append((found, params, count))
-        _, params, count = max(tried, key=lambda one: one[0])
-        self._models = dict.fromkeys(devices, (train(whole, params, count, seed), count))
+        whole = self._table(dataset, rows, labels, devices, seed)
+        choices = [(params, count) for params in self.grid for count in self.rounds]
+        if len(choices) > 1:
+            parts = hold_out_workloads(dataset, rows, _CHOICE_SHARE, seed)
+            learn, judge = (
+                self._table(dataset, part, labels[np.isin(rows, part)], devices, seed) for part in parts
+            )
+            if not len(judge.y) or not len(learn.y):
+                # The few labelled workloads all fell on one side: choose on what there is.
+                learn = judge = whole
+            truth = judge.y.astype(np.float64)
+            predict = [train(learn, params, self.rounds[-1], seed) for params in self.grid]
+            agreement = [
+                rank_agreement(one(judge.x, count), truth, judge.group)
+                for one in predict
+                for count in self.rounds
+            ]
+            choices = [choices[int(np.argmax(agreement))]]
+        params, count = choices[0]
+        self._devices, self._model = tuple(devices), (train(whole, params, count, seed), count)
 
     def score(self, dataset: Dataset, rows: Rows, device_id: str) -> Floats:
         """Raw predictions of the trees. See `Ranker.score`."""
-        predict, count = of_device(self, self._models, device_id)
-        return predict(self._inputs(dataset, rows, device_id), count)
+        of_device(self, dict.fromkeys(self._devices, self), device_id)
+        return self.predicted(dataset, rows, device_id)
+
+    def predicted(self, dataset: Dataset, rows: Rows, device_id: str) -> Floats:
+        """As `score`, of a device that need not have been learnt."""
+        assert self._model is not None
+        predict, count = self._model
+        values = predict(self._inputs(dataset, rows, device_id), count)
+        return values if self._start is None else values + self._start.predicted(dataset, rows, device_id)
 
     def _inputs(self, dataset: Dataset, rows: Rows, device_id: str) -> Singles:
+        if self._read is not None:
+            return self._read(rows, device_id)
         flat = flat_features(dataset, rows)
         if not self.pooled:
             return flat
@@ -124,19 +144,14 @@ class BoostedTrees:
         parts = []
         for place, device_id in enumerate(members):
             usable = np.flatnonzero(np.isfinite(labels[:, place]))
-            group = dataset.group[rows[usable]]
             # Shuffled first, so that parts of a long list are random ones.
-            order = random.permutation(len(usable))
-            order = order[np.argsort(group[order], kind="stable")]
-            picked = rows[usable[order]]
-            parts.append(
-                _Table(
-                    self._inputs(dataset, picked, device_id),
-                    labels[usable[order], place],
-                    group[order] + place * len(dataset.workload_ids),
-                )
-            )
-        return _Table(*(np.concatenate([getattr(one, name) for one in parts]) for name in _Table.__slots__))
+            usable = random.permutation(usable)
+            usable = usable[np.argsort(dataset.group[rows[usable]], kind="stable")]
+            picked, start = rows[usable], self._start
+            group = dataset.group[picked] + place * len(dataset.workload_ids)
+            margin = np.zeros(len(picked)) if start is None else start.predicted(dataset, picked, device_id)
+            parts.append((self._inputs(dataset, picked, device_id), labels[usable, place], group, margin))
+        return _Table(*(np.concatenate(values) for values in zip(*parts, strict=True)))
 
 
 def _list_sizes(group: Groups) -> Rows:
@@ -165,7 +180,7 @@ def margins(booster: Any, x: Singles | Floats, **more: Any) -> Floats:
 def _train_xgboost(table: _Table, params: Params, rounds: int, seed: int) -> _Predict:
     is_ranked = str(params["objective"]).startswith("rank:")
     lists = _list_sizes(table.group) if is_ranked else None
-    booster = boosted(table.x, table.y, params, rounds, seed, group=lists)
+    booster = boosted(table.x, table.y, params, rounds, seed, group=lists, base_margin=table.margin)
     return lambda x, count: margins(booster, x, iteration_range=(0, count))
 
 
@@ -191,3 +206,81 @@ def _train_lightgbm(table: _Table, params: Params, rounds: int, seed: int) -> _P
         return np.asarray(raw, dtype=np.float64)
 
     return predict
+
+
+#: Most rows of pairs among known devices that trees are fitted to.
+_MOST_ROWS = 30_000
+#: The new device's measurements count as much as this many of a known one's, where they are few.
+_MOST_WEIGHT = 8.0
+#: A candidate counts as its relative speed on the second device, this at least.
+_LEAST_WEIGHT = 0.1
+#: One of six settings that were tried on four ISA profiles and three devices of AutoTVM logs (decision 44).
+_CHANGE_SETTINGS = {
+    "objective": "reg:squarederror",
+    "max_depth": 5,
+    "eta": 0.06,
+    "min_child_weight": 10,
+    "subsample": 0.8,
+    "colsample_bytree": 0.5,
+}
+_CHANGE_ROUNDS = 150
+
+
+def by_changes(
+    own: Floats, shared: Floats, group: Groups, hardware: Singles, features: Singles | Floats, seed: int
+) -> Floats | None:
+    """How a candidate's label changes from one device to another, learnt from pairs of known devices.
+
+    Two devices agree on most of a candidate; trees learn where they differ: for each ordered pair of known
+    devices, the change of the logarithm of a candidate's latency from the first to the second, out of how
+    fast it is on the first, both devices' hardware and its features. The new device's few measurements are
+    further pairs, from every known device to it. For the new device, each known one that measured a candidate
+    says its own latency and the change that the trees see; the mean of these is the estimate.
+
+    Args:
+        own: (N, D) logarithms of latencies less `shared`, NaN where unmeasured; the last one is new.
+        shared: (N,) what devices agree on.
+        group: (N,) workloads.
+        hardware: (D, H) hardware vectors.
+        features: (N, P) of the candidates.
+        seed: Of rows that are left out, and of the trees.
+
+    Returns:
+        (N,) estimates of `shared` and the new device's own, NaN where no known device measured the candidate;
+        None where no two devices share one.
+    """
+    logs, new = shared[:, None] + own, own.shape[1] - 1
+    slower = logs - group_min(logs, group, int(group.max(initial=-1)) + 1)[group]
+
+    def inputs(one: int, other: int, rows: Rows) -> Singles:
+        devices = np.concatenate([hardware[one], hardware[other], hardware[other] - hardware[one]])
+        behind = slower[rows, one][:, None]
+        beside = np.broadcast_to(devices, (len(rows), len(devices)))
+        return np.concatenate([behind, np.exp(-behind), beside, features[rows]], axis=1, dtype=np.float32)
+
+    rows_of = {
+        (one, other): np.flatnonzero(np.isfinite(own[:, one]) & np.isfinite(own[:, other]))
+        for other in range(new + 1)
+        for one in range(new)
+        if one != other
+    }
+    with_new = sum(len(rows) for (_, other), rows in rows_of.items() if other == new)
+    among = sum(map(len, rows_of.values())) - with_new
+    if among + with_new < 2:
+        return None
+    random, share = np.random.default_rng(seed), min(1.0, _MOST_ROWS / max(1, among))
+    heavier = min(_MOST_WEIGHT, max(1.0, among / max(1, with_new)))
+    x, y, weight = [], [], []
+    for (one, other), pair in rows_of.items():
+        rows = np.sort(random.permutation(pair)[: round(share * len(pair))]) if other != new else pair
+        x.append(inputs(one, other, rows))
+        y.append(own[rows, other] - own[rows, one])
+        speed = np.maximum(fast_weights(logs[:, other], group)[rows], _LEAST_WEIGHT)
+        weight.append(speed * (heavier if other == new else 1.0))
+    whole = np.concatenate(x), np.concatenate(y)
+    trees = boosted(*whole, _CHANGE_SETTINGS, _CHANGE_ROUNDS, seed, weight=np.concatenate(weight))
+    every = np.arange(len(own))
+    estimates = np.array([logs[:, one] + margins(trees, inputs(one, new, every)) for one in range(new)])
+    known = np.isfinite(estimates)
+    total = np.where(known, estimates, 0.0).sum(axis=0)
+    return np.where(known.any(axis=0), total / np.maximum(1, known.sum(axis=0)), np.nan)

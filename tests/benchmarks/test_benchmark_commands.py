@@ -154,7 +154,6 @@ LITTLE = """
     store --small-batches 2 --large-batches 2 --records 500         -> append_64 append_1000 store
     scale --part taking --devices 100 --records 8000                -> records_per_s memory_growth_mb
     scale --part scheduling --devices 20 --decisions 400            -> decision_ms_median
-    scale --part open --devices 5 --open-records 1000 --repeats 1   -> for_reading for_writing
     scale --part start --devices 5 --open-records 1000 --repeats 1  -> secs after_kill
 """
 

@@ -22,12 +22,12 @@ CARD = {"index": "0", "name": "A GPU", "arch": "sm_80", "compute_units": "108", 
 TENSORIZED = json.dumps([[["Tensorize", ["b0"], ["wmma_sync_16x16x16_f16f16f32", True], []]], []])
 
 
-def test_a_host_without_a_gpu_skips_the_visit_in_one_line(
+def test_a_host_without_a_gpu_skips_the_visit(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(gpu_visit, "cuda_devices", lambda: ())
     gpu_visit.main([])
-    assert capsys.readouterr().out.startswith("skipped: this host shows no NVIDIA GPU")
+    assert "| `skipped` | this host shows no NVIDIA GPU" in capsys.readouterr().out
     gpu_visit.main(["--quick", "--json"])
     assert json.loads(capsys.readouterr().out)["skipped"]
 

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.harness import Figures, benchmark, by_turns, command_of, option
-from benchmarks.tables import cell, interval, markdown_table, page
+from benchmarks.harness import Figures, benchmark, by_turns, option
+from benchmarks.tables import cell, command_of, interval, markdown_table, page
 from fleet.errors import FleetError
 from tests.table_fixtures import rows
 from transfer.data.intervals import Estimate

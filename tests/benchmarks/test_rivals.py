@@ -11,8 +11,7 @@ import pytest
 
 from benchmarks.harness import read_kept
 from benchmarks.rivals.base import EachDevice, need
-from benchmarks.rivals.mlp import MlpConfig, SummaryMlp
-from benchmarks.rivals.named import RIVALS, PublishedTlp, make_rival, run_kept_fits
+from benchmarks.rivals.named import RIVALS, Perceptron, PublishedTlp, make_rival, run_kept_fits
 from benchmarks.rivals.trees import BoostedTrees
 from tests.model_fixtures import DEVICES, folds_of, make_dataset, published, with_latency
 from tests.transfer.evaluate.test_compare import Noisy, Peeker
@@ -24,7 +23,6 @@ from transfer.evaluate.rankers import Ranker
 from transfer.train.trainers import TlpConfig
 
 TLP = TlpConfig(epochs=1, batch=64)
-MLP = MlpConfig(width=32, epochs=20, learning_rate=5e-3, dropout=0.0)
 
 
 def tau(dataset: Dataset, ranker: Ranker, rows: np.ndarray, device_id: str) -> float:
@@ -43,7 +41,7 @@ def without_latency(dataset: Dataset, rows: np.ndarray, device_id: str | None = 
     [
         lambda: EachDevice(PublishedTlp(TLP)),
         lambda: PublishedTlp(TLP),
-        lambda: SummaryMlp(MLP),
+        Perceptron,
     ],
 )
 def test_every_rival_reads_training_rows_only_and_is_the_same_each_time(make: Callable[[], Ranker]) -> None:
@@ -73,7 +71,7 @@ def test_each_rival_has_the_name_that_it_is_asked_for_by() -> None:
 @pytest.mark.parametrize(
     ("package", "ranker"),
     [
-        ("torch", SummaryMlp(MLP)),
+        ("torch", Perceptron()),
         *((name, EachDevice(BoostedTrees(name, rounds=(10, 30)))) for name in ("xgboost", "lightgbm")),
         *((name, BoostedTrees(name, pooled=True, rounds=(10, 30))) for name in ("xgboost", "lightgbm")),
     ],
@@ -86,19 +84,6 @@ def test_every_rival_learns_the_order(package: str, ranker: Ranker) -> None:
     train, test = np.flatnonzero(dataset.group < 12), np.flatnonzero(dataset.group >= 12)
     ranker.fit(dataset, train, DEVICES[:2], 0)
     assert min(tau(dataset, ranker, test, device_id) for device_id in DEVICES[:2]) > 0.6
-
-
-def test_a_perceptron_goes_on_from_another_and_leaves_it_as_it_is() -> None:
-    dataset = make_dataset(workloads=16, candidates=12)
-    dataset = replace(dataset, latency_secs=np.repeat(np.exp(dataset.features.summary[:, :1]), 3, axis=1))
-    train, test = np.flatnonzero(dataset.group < 12), np.flatnonzero(dataset.group >= 12)
-    source = SummaryMlp(MLP)
-    source.fit(dataset, train, ["cpu.a"], 0)
-    before = source.score(dataset, test, "cpu.a")
-    tuned = SummaryMlp(replace(MLP, epochs=10), start=source)
-    tuned.fit(dataset, train[:60], ["cpu.b"], 0)
-    assert tau(dataset, tuned, test, "cpu.b") > 0.9
-    np.testing.assert_array_equal(source.score(dataset, test, "cpu.a"), before)
 
 
 def test_finished_fits_are_kept_and_only_others_or_damaged_ones_are_made_again(tmp_path: Path) -> None:

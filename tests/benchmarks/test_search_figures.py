@@ -2,32 +2,30 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from agents.records import Outcome, Record
-from benchmarks.search import trials_ratios
+from benchmarks.search import Side, ratios
 from benchmarks.search_sides import _settled_curve
 from fleet.tuning.search import Search
 from tests.record_fixtures import make_record, make_workload
 
 
-def run(trials: int) -> dict[str, Any]:
-    """A run whose trials took 2 s each; what it thought of them does not count."""
-    return {"trials": [[2.0 * (1 + place), 1.0] for place in range(trials)]}
+def side(trials: int, led: dict[int, float | None]) -> Side:
+    """A search whose trials took 2 s each; what it thought of them does not count."""
+    return Side({"trials": [[2.0 * (1 + place), 1.0] for place in range(trials)]}, led)
 
 
 A, B = ("a", 0), ("b", 0)
 
 
 def test_trials_until_the_rivals_best() -> None:
-    runs = {"xgb": {A: run(4), B: run(2)}, "ours": {A: run(2), B: run(2)}}
-    led = {
-        A: {"xgb": {1: 5.0, 3: 4.0, 4: 3.0}, "ours": {1: 3.0, 2: 2.0}},
-        B: {"xgb": {1: 2.0, 2: 1.0}, "ours": {1: 1.5, 2: 1.2}},
+    searched = {
+        A: {"xgb": side(4, {1: 5.0, 3: 4.0, 4: 3.0}), "ours": side(2, {1: 3.0, 2: 2.0})},
+        B: {"xgb": side(2, {1: 2.0, 2: 1.0}), "ours": side(2, {1: 1.5, 2: 1.2})},
     }
-    assert trials_ratios(runs, led) == [4.0, 0.0]
+    assert ratios(searched, "xgb", 0) == ratios(searched, "xgb", 1) == [4.0, 0.0]
     # A later program that led by chance only is no goal: as timed again the first one was faster.
-    assert trials_ratios(runs, {A: {"xgb": {1: 3.0, 4: 3.1}, "ours": {1: None, 2: 3.0}}}) == [0.5]
+    lucky = {A: {"xgb": side(4, {1: 3.0, 4: 3.1}), "ours": side(2, {1: None, 2: 3.0})}}
+    assert ratios(lucky, "xgb", 0) == [0.5]
 
 
 def test_a_search_of_ours_gives_the_program_that_second_looks_settled_on() -> None:

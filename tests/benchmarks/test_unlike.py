@@ -12,10 +12,9 @@ import numpy as np
 import pytest
 
 from benchmarks import unlike
-from benchmarks.unlike import write_pictures
-from benchmarks.unlike_ways import SIMPLE, SUFFIX, WAYS, FindData, View, read_databases
+from benchmarks.onboarding_cases import FewShotSet, situation_of, visible_dataset
+from benchmarks.unlike_ways import LEARNING, SUFFIX, WAYS, FindData, View, read_databases
 from transfer.adapt.base import Regime
-from transfer.features.flat import flat_inputs
 
 GPUS = ("gfx803_36", "gfx900_56", "gfx906_60", "gfx906_64")
 SOLVERS = ("ConvAsm1x1U", "ConvBinWinograd3x3U", "GemmFwdRest", "ConvOclDirectFwd")
@@ -46,34 +45,33 @@ def figures(folder: Path) -> dict[str, Any]:
 
 
 def test_every_way_is_judged_in_both_regimes(figures: dict[str, Any]) -> None:
-    assert set(figures["table"]) == {"device-new", "both-new"}
-    for by_way in figures["table"].values():
-        assert set(by_way) == set(WAYS)
-        for row in by_way.values():
-            assert all(
-                0 < value <= 1 for value in (*row["kept"].values(), *row["by_device"]["gfx803_36"].values())
-            )
+    assert set(figures["regimes"]) == {"device-new", "both-new"}
+    for by_count in figures["regimes"].values():
+        assert set(by_count) == {"0", "16"}
+        for row in (row for at in by_count.values() for row in at["contenders"].values()):
+            assert all(0 < low <= value <= high <= 1 for value, low, high in row["by_device"].values())
+        assert all(set(at["contenders"]) == set(WAYS) for at in by_count.values())
     assert figures["likeness"]["gfx906_60"]["gfx906_64"]["kept"] == 1
     assert figures["likeness"]["gfx803_36"]["gfx900_56"]["kept"] < 0.9
 
 
 def test_the_nearest_gpu_knows_its_twin(figures: dict[str, Any]) -> None:
-    nearest = figures["table"]["device-new"]["nearest GPU"]["by_device"]
-    assert nearest["gfx906_60"] == nearest["gfx906_64"] == {"0": 1.0, "16": 1.0}
-    low, high = figures["device_new_k0_gain"][1:]
-    assert low <= figures["device_new_k0_gain"][0] <= high
+    for at in figures["regimes"]["device-new"].values():
+        nearest = at["contenders"]["nearest GPU"]["by_device"]
+        assert nearest["gfx906_60"] == nearest["gfx906_64"] == [1, 1, 1]
+        assert at["best_baseline"] not in LEARNING
+    value, low, high = figures["device_new_gain_k0"]
+    assert low <= value <= high
 
 
 def view_of(data: FindData, regime: Regime) -> View:
-    flat = flat_inputs(data.dataset.features, data.dataset.spec.category_sizes)
-    is_held = (data.convolution // 65536 % 4 == 0)[data.dataset.group]
-    options = unlike.Options(**OPTIONS)
-    taught = unlike._source_trees(data, flat, 0, ~is_held, options)
-    pool, free = unlike._pool(data, flat, 0, regime, is_held, taught, options)
-    samples = unlike._samples(data, free, 16, 0)
-    assert 8 < len(samples) <= 16
-    assert not np.isin(data.dataset.group[samples], data.dataset.group[pool.judged]).any()
-    return View(pool, samples, 0)
+    case = unlike.case_of(data, GPUS[0], regime, 40)
+    situation = situation_of(visible_dataset(data.dataset, case), case)
+    rows = unlike.samples_of(data, case.pool, 16, 0)
+    assert 8 < len(rows) <= 16
+    assert not np.isin(data.dataset.group[rows], data.dataset.group[case.test]).any()
+    few_shot = FewShotSet(rows, data.dataset.latency_secs[rows, 0])
+    return View(data, situation, few_shot, 0, unlike.Options(**OPTIONS))
 
 
 @pytest.mark.parametrize("regime", [Regime.DEVICE_NEW, Regime.BOTH_NEW])
@@ -82,17 +80,8 @@ def test_what_is_judged_is_not_seen(folder: Path, regime: Regime) -> None:
     view = view_of(data, regime)
     latency = data.dataset.latency_secs.copy()
     hidden = [0] if regime is Regime.DEVICE_NEW else [0, 1, 2, 3]
-    latency[np.ix_(view.pool.judged, hidden)] *= np.random.default_rng(0).uniform(
-        1, 9, (len(view.pool.judged), 1)
-    )
-    other = view_of(replace(data, dataset=replace(data.dataset, latency_secs=latency)), regime)
+    factors = np.random.default_rng(0).uniform(1, 9, (len(view.test), 1))
+    latency[np.ix_(view.test, hidden)] *= factors
+    other = view_of(data._replace(dataset=replace(data.dataset, latency_secs=latency)), regime)
     for name, way in WAYS.items():
         assert np.array_equal(way(view), way(other)), name
-
-
-def test_pictures_are_whole(figures: dict[str, Any], tmp_path: Path) -> None:
-    write_pictures(tmp_path, figures, tuple(WAYS))
-    curve, heat = ((tmp_path / f"unlike-{name}.svg").read_text() for name in ("curve", "devices"))
-    assert curve.count("<polyline") == 2 * len(WAYS)
-    assert all(name in heat for name in GPUS)
-    assert all(name in curve for name in SIMPLE)

@@ -9,7 +9,7 @@ import pytest
 
 from agents.programs.tvm_import import load_tensor_intrinsics
 from agents.records import Candidate, Family, Workload
-from benchmarks.learning_tvm import MLP_COLUMNS, WAYS, TvmRanker, join_features, per_store_features
+from benchmarks.learning import MLP_COLUMNS, WAYS, TvmRanker, join_features, per_store_features
 from tests.conftest import GENERIC_CPU
 from tests.model_fixtures import make_dataset
 from transfer.data.ranking import rank_agreement
