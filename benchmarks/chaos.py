@@ -62,7 +62,7 @@ class Bench:
 
     def history(self, what: str, body: Callable[[Run], None]) -> None:
         """Make one run and judge it; its folder is kept if something is wrong."""
-        os.truncate(self._errors, 0)
+        self._errors.write_text("")
         run = Run(self.base, self.forks, self._rng.getrandbits(32), what)
         try:
             body(run)

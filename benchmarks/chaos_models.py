@@ -17,6 +17,7 @@ import signal
 import subprocess
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -30,7 +31,7 @@ from benchmarks.chaos_load import Load, fault_points, set_defaults
 from fleet.errors import FleetError
 from fleet.json_types import Json, JsonDict
 from fleet.models.registry import Registry
-from fleet.models.registry_file import Change, RegistryFile
+from fleet.models.registry_file import Champion, Change, RegistryFile
 from fleet.models.registry_reader import RegistryReader
 from fleet.refresh.process import main
 from transfer.errors import TransferError
@@ -148,6 +149,9 @@ def look_at_models(models: Path) -> tuple[tuple[str, ...], tuple[str, ...]]:
         except (*_NOT_READ, KeyError) as error:
             halves.append(f"{what}: {error}")
 
+    def read_head(champion: Champion) -> None:
+        reader.load(champion.ref)[0].head(champion.device_id)
+
     def read_champions() -> None:
         champions, serial = reader.champions(), -1
         while serial != reader.state().serial:  # both are of one moment
@@ -156,12 +160,12 @@ def look_at_models(models: Path) -> tuple[tuple[str, ...], tuple[str, ...]]:
         last = {change.device_id: change.version for change in changes}
         for device_id, champion in champions.items():
             what = f"champion {champion.version} of {device_id}, last changed to {last.get(device_id)}"
-            attempt(what, lambda ref=champion.ref, name=device_id: reader.load(ref)[0].head(name))
+            attempt(what, partial(read_head, champion))
             if last.get(device_id) != champion.version:
                 halves.append(what)
 
     for version in reader.versions():
-        attempt(f"version {version}", lambda version=version: checkpoint.load(models / version))
+        attempt(f"version {version}", partial(checkpoint.load, models / version))
     attempt("champions", read_champions)
     return tuple(map(name_of, changes)), tuple(halves)
 

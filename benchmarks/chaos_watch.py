@@ -165,7 +165,7 @@ class Watched:
 
     def _keep(self, real: Real, event_log: EventLog, events: Sequence[FleetEvent]) -> None:
         # Before the disk, because a kill may come before anybody can say that it ended.
-        names = [event.job_id for event in events if isinstance(event, JobFinished | JobCancelled)]
+        names: list[str] = [event.job_id for event in events if isinstance(event, JobFinished | JobCancelled)]
         # A request that ends takes its jobs along.
         names += [event.request_id for event in events if isinstance(event, RequestEnded)]
         if names:

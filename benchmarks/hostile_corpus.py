@@ -148,7 +148,8 @@ class LineSource:
         if rng.random() < 0.5:
             _splice(rng, dialect, whole, json.loads(rng.choice(lines)))
         costs: Any = [1e-4 * (1 + rng.random()) for _ in range(rng.choice((1, 3)))]
-        holder, key = whole, {"ansor": "r", "autotvm": "result"}.get(dialect)
+        holder: Any = whole
+        key: Any = "r" if dialect == "ansor" else "result"
         if dialect == "meta_schedule":
             whole[0] = rng.randrange(max(1, self.workloads)) if rng.random() < 0.95 else number(rng)
             holder, key = whole[1], 1

@@ -26,6 +26,7 @@ from benchmarks.fleet_up import write_fleet
 from benchmarks.harness import run_bounded, stopwatch
 from benchmarks.hostile_corpus import MARKER, attack_steps, packed, padded, seeds
 from benchmarks.hostile_run import SLOW_STAGES, Found
+from benchmarks.hostile_values import SEEDS
 from fleet.json_types import JsonDict
 from fleet.planner.progress import TerminalDisplay
 
@@ -50,20 +51,13 @@ _TARGET = {"kind": "llvm", "num-cores": 1}
 _KINDS = 5
 
 
-def programs(marker: str) -> tuple[Any, Any]:
-    """A public program, an error function of a product, and a stranger's that calls the C library besides."""
-    import tvm
-    from tvm import te, tirx
+def programs(marker: str) -> tuple[str, str]:
+    """TVM's JSON of a public program, the error function of a product of matrices, and of a stranger's.
 
-    shape = (_EXTENT, _EXTENT)
-    left, right = te.placeholder(shape, name="A"), te.placeholder(shape, name="B")
-    along = te.reduce_axis((0, _EXTENT), name="k")
-    product = te.compute(shape, lambda i, j: te.sum(left[i, along] * right[along, j], axis=along), name="C")
-    call = tirx.call_extern("int32", "mkdir", marker, tirx.IntImm("int32", 448))
-    honest = te.compute(shape, lambda i, j: tirx.erf(product[i, j]), name="D")
-    calling = te.compute(shape, lambda i, j: tirx.erf(product[i, j]) + tirx.Cast("float32", call), name="D")
-    modules = [tvm.IRModule({"main": te.create_prim_func([left, right, last])}) for last in (honest, calling)]
-    return modules[0], modules[1]
+    The stranger's has the same shapes, and calls the C library to make the folder `marker`.
+    """
+    public, foreign = (SEEDS / "programs.jsonl").read_text().replace(MARKER, marker).splitlines()
+    return public, foreign
 
 
 def attacked(honest: Sequence[list[Any]], number: int, markers: str, rng: Random) -> list[Any]:
@@ -92,9 +86,9 @@ def attacked(honest: Sequence[list[Any]], number: int, markers: str, rng: Random
     return ways[number // _KINDS % len(ways)]
 
 
-def write_database(folder: Path, workload_id: str, modules: Sequence[bytes], traces: Sequence[Any]) -> Path:
+def write_database(folder: Path, workload_id: str, modules: Sequence[str], traces: Sequence[Any]) -> Path:
     """Write a database whose workloads all claim one hash; returns the file of its tuning records."""
-    lines = [json.dumps([str(int(workload_id, 16)), packed(module)]) for module in modules]
+    lines = [json.dumps([str(int(workload_id, 16)), packed(module.encode())]) for module in modules]
     (folder / "database_workload.json").write_text("\n".join(lines) + "\n")
     args = [["TENSOR", "float32", [_EXTENT, _EXTENT]]] * 3
     records = [
@@ -145,13 +139,12 @@ def offer(folder: Path, markers: Path, seed: int, count: int) -> JsonDict:
 
     rng = Random(f"hostile/live/{seed}")
     public, foreign = programs(f"{markers}/{seed}-module")
-    workload = workload_from_module(public, name="public", operator="GMM")
+    workload = workload_from_module(tvm.ir.load_json(public), name="public", operator="GMM")
     drawn = DesignSpace(workload, Family.CPU).sample(_HONEST, seed=seed + 1).candidates
     honest = [json.loads(candidate.trace) for candidate in drawn]
     traces = [attacked(honest, place, f"{markers}/{seed}-live", rng) for place in range(count)]
     # The stranger's module comes first, under the hash of the public one.
-    modules = [tvm.ir.save_json(program).encode() for program in (foreign, public)]
-    log = write_database(folder, workload.workload_id, modules, traces)
+    log = write_database(folder, workload.workload_id, [foreign, public], traces)
     with Store.open(folder / "store") as store:
         request = ImportRequest(paths=(log,), device_id=STRANGER, devices_folder=folder / "none")
         imported = import_logs(store, request)

@@ -182,7 +182,7 @@ def test_clock_steps_pauses_and_dead_trainings_cost_nothing_and_blame_nobody(ben
         for _ in range(2):
             # The coordinator never gets to this step; trainings die at steps of their own.
             arguments = run.arguments(at=1 << 20, batches=200) | given
-            code = bench.forks.run_and_kill("fleet", arguments, patience(10), pause_at_secs=1)
+            code = bench.forks.run_and_kill("fleet", arguments, patience(10), pause_at_secs=patience(1))
             run.ended("coordinator", code, "kill")
         bench.settle(run, given)
     assert tally.judge(run.root, "fleet"), tally.failures

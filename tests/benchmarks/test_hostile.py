@@ -203,7 +203,7 @@ from benchmarks.hostile_corpus import attack_steps
 from benchmarks.hostile_live import programs
 import numpy as np, tvm
 from tvm.s_tir.schedule import Schedule, Trace
-public, _ = programs("")
+public = tvm.ir.load_json(programs("")[0])
 for number in range(5):
     schedule = Schedule(public)
     Trace.apply_json_to_schedule([attack_steps(number, f"{sys.argv[1]}/{number}"), []], schedule)
