@@ -138,7 +138,7 @@ def test_a_store_is_made_only_where_asked_and_nothing_else_is_there(tmp_path: Pa
     file.write_text("x")
     for path, words in (
         (file, "is a file, expected the folder of a store"),
-        (file / "below", ""),
+        (file / "below", "thesis"),
         (file.parent, r"is no store but holds thesis\.tex"),
     ):
         with pytest.raises(StoreError, match=words):
