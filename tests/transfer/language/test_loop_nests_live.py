@@ -17,7 +17,9 @@ from transfer.language.primitives import Kind
 pytestmark = pytest.mark.tvm
 
 #: Instructions that take a loop, and its place among their inputs; then the steps that they become.
-TAKERS = {"Split": 0, "Fuse": 0, "Bind": 0, "RFactor": 0, "ComputeAt": 1, "ReverseComputeAt": 1}
+TAKERS = {"ComputeAt": 1, "ReverseComputeAt": 1} | dict.fromkeys(
+    ("Split", "Fuse", "Bind", "Annotate", "RFactor"), 0
+)
 TAKING = {Kind.SP, Kind.FU, Kind.AN, Kind.RF, Kind.CA}
 
 
@@ -29,7 +31,7 @@ def loops_in_tvm(module: Any, trace: str) -> Iterator[tuple[int, int]]:
     for place, (kind, inputs, attributes, _) in enumerate(steps):
         if begins_postprocessing(kind, attributes):
             return
-        if kind in TAKERS:
+        if kind in TAKERS and inputs[TAKERS[kind]].startswith("l"):  # blocks are annotated too
             schedule = Schedule(module, error_render_level="none")
             before = [decision for decision in decisions if decision[0] < place]
             Trace.apply_json_to_schedule([steps[:place], before], schedule)
