@@ -19,7 +19,6 @@ from transfer.data.splits import (
     SplitKind,
     make_splits,
     network_families,
-    within_workload,
     workload_folds,
 )
 from transfer.errors import DatasetError
@@ -104,8 +103,6 @@ def test_splits_that_cannot_be_made_are_refused(dataset: Dataset) -> None:
     ):
         with pytest.raises(DatasetError, match=why):
             make_splits(kind, *case, folds=folds, seed=0)
-    with pytest.raises(DatasetError, match="inside"):
-        within_workload(dataset, 1.0, seed=3)
 
 
 NAMES = ("net-a-18", "net-a-50", "net-b_tiny", "net-b_base", "other-v2")

@@ -78,8 +78,6 @@ def test_they_are_kept_with_the_model_and_without_them_the_network_stands_alone(
     twin = model.copy()
     twin.load_state_dict(alone.state_dict())
     assert twin.trees is None
-    with pytest.raises(ValueError, match="trees must be at least 0"):
-        replace(RUN, trees=-1)
 
 
 def test_damaged_trees_and_other_inputs_are_refused(model: FleetTLP, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,7 +15,7 @@ from transfer.checked_folder import CheckpointError
 from transfer.errors import TransferError
 from transfer.model.fleet_tlp import FleetTLP
 from transfer.train import CURVES_NAME
-from transfer.train.rows import TrainConfig, torch_device, trainable_devices
+from transfer.train.rows import torch_device, trainable_devices
 from transfer.train.training import TrainRun, train
 
 DATASET = make_dataset()
@@ -97,8 +97,6 @@ def test_what_cannot_be_trained_is_refused():
     ):
         with pytest.raises(TransferError, match=why):
             train(dataset, learnt, config=QUICK, seed=0, **how)
-    with pytest.raises(ValueError, match="epochs must be at least 1"):
-        TrainConfig(epochs=0)
     assert train(broken, np.arange(40, 80), config=QUICK, seed=0).history, "other rows do not matter"
 
 
@@ -187,8 +185,6 @@ def test_tensorboard_reads_the_curves(tmp_path):
 
 
 def test_a_gpu_that_is_not_there_is_named():
-    with pytest.raises(ValueError, match="device must be one of auto, cpu, cuda, got 'tpu'"):
-        TrainConfig(device="tpu")
     if torch.cuda.is_available():
         pytest.skip("this host has a GPU")
     assert torch_device("auto").type == "cpu"
