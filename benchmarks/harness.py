@@ -402,8 +402,14 @@ def drawn(
     """Candidates that a device worker draws at random, or near parents (traces)."""
     from agents.device.messages import ProposeRequest
 
-    how = {"seed": seed, "parents": tuple(parents), "exclude": frozenset(exclude)}
-    request = ProposeRequest(request_id="", workload=workload, count=count, **how)
+    request = ProposeRequest(
+        request_id="",
+        workload=workload,
+        count=count,
+        seed=seed,
+        parents=tuple(parents),
+        exclude=frozenset(exclude),
+    )
     [(_, answer)] = worker.draw([request])
     if isinstance(answer, Exception):
         raise answer

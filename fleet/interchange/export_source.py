@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import cached_property, lru_cache
 from pathlib import Path
-from typing import IO, Any, Final, TypeVar
+from typing import Any, Final, TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -125,7 +125,7 @@ def write_lines(path: Path, name: str, lines: Iterable[str]) -> int:
     """Write lines of text, compressed where `name`, the final one, ends in `.gz`; returns how many."""
     count = 0
     with ExitStack() as stack:
-        raw: IO[bytes] = stack.enter_context(path.open("wb"))
+        raw: io.BufferedWriter | gzip.GzipFile = stack.enter_context(path.open("wb"))
         if name.endswith(".gz"):
             # Without name and time, so that equal records give equal files.
             raw = stack.enter_context(gzip.GzipFile("", "wb", _GZIP_LEVEL, raw, mtime=0))

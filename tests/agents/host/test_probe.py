@@ -207,7 +207,7 @@ CONTRADICTIONS = """
     arm cpu  {"mtriple": "aarch64-linux-gnu", "mattr": ["+dotprod", "+sve"]} -> needs sve,
     arm cpu  {"mcpu": "x86-64-v2"}        -> x86_64 & aarch64
     v4  cpu  {"mcpu": "native"}           -> oldest
-    v4  cuda {}                           -> 0 CUDA devices & CUDA_VISIBLE_DEVICES
+    v4  cuda {}                           -> 0 CUDA devices
     gpu cuda {"index": 1}                 -> CUDA device 1
     gpu cuda {"arch": "sm_90", "max_threads_per_block": 2048} -> target.arch is sm_90; write 1024
     v4  rpc  {"tracker": ""}              -> '' & host:port

@@ -156,7 +156,7 @@ def test_a_token_that_is_none_and_a_path_that_is_none_are_refused(server: ApiSer
         for given in ("Bearer wrong", "Bearer gr\u00fcn", "Basic x"):
             header = {"Authorization": given.encode("latin-1")}
             assert client.get(server.url + "/v1/status", headers=header).status_code == 401
-        for path, known in (("/docs", 404), ("/v1/nothing", 404), ("/healthz/", 307), ("//healthz", 404)):
+        for path, known in (("/docs", 404), ("/v1/nothing", 404), ("/healthz/", 307), ("/v1//status", 404)):
             assert client.get(server.url + path).status_code == 401
             assert get(server, path, tmp_path).status_code == known
 
