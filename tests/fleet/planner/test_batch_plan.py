@@ -118,7 +118,8 @@ def test_remeasuring_takes_ok_first_measurements_and_goes_on_where_it_stopped() 
     assert len(sample) == 6
     assert not {bad.candidate_id, stopped.candidate_id} & sample.keys()
     assert set(sample.values()) == {1}
-    [job] = cut_batches(ONE, [one for one in pool if one.candidate_id in sample], sample)
+    again = [replace(one, origin="remeasure") for one in pool if one.candidate_id in sample]
+    [job] = cut_batches(ONE, again, sample)
     assert job.attempt == 1
     every = [record(candidate, attempt=1) for candidate in job.candidates]
     half = [one for one in every if one.candidate_id in list(sample)[:4]]
