@@ -11,7 +11,6 @@ the clock is set forwards and back, the training is killed or stands still, a pe
 from __future__ import annotations
 
 import contextlib
-import math
 import multiprocessing
 import os
 import signal
@@ -177,7 +176,7 @@ def _opened(load: Load, host: Host, recorded: Path) -> Iterator[Fleet]:
     )
     settings = CoordinatorSettings(
         protocol=Protocol(),
-        choice=WorkloadsSection(networks=("resnet-50",), count=WORKLOADS, min_flops=0, max_flops=math.inf),
+        choice=WorkloadsSection(networks=("resnet-50",), count=WORKLOADS, min_flops=0, max_flops=1e30),
         limits=_LIMITS,
         upkeep_secs=60.0,
     )

@@ -9,7 +9,6 @@ they compete with the coordinator, so the coordinator's processor time is told a
 
 from __future__ import annotations
 
-import math
 import multiprocessing
 import threading
 import time
@@ -166,7 +165,7 @@ class ProcessTransport(AgentTransport):
 #: What the devices answer from.
 RECORDED_WORKLOADS, RECORDED_CANDIDATES = 20, 256
 _RECORDED_CHOICE = WorkloadsSection(
-    networks=("resnet-50",), count=RECORDED_WORKLOADS, min_flops=0, max_flops=math.inf
+    networks=("resnet-50",), count=RECORDED_WORKLOADS, min_flops=0, max_flops=1e30
 )
 
 #: Processes of the devices.

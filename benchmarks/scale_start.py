@@ -7,7 +7,6 @@ process of its own. The devices are replay devices that nobody starts; their rec
 
 from __future__ import annotations
 
-import math
 import shutil
 import statistics
 from pathlib import Path
@@ -32,7 +31,7 @@ from fleet.store.store import Store
 from fleet.transport.local import LocalTransport
 
 _NO_RECORDS = Path("nobody-reads-it.parquet")
-_CHOICE = WorkloadsSection(networks=("resnet-50",), count=WORKLOADS, min_flops=0, max_flops=math.inf)
+_CHOICE = WorkloadsSection(networks=("resnet-50",), count=WORKLOADS, min_flops=0, max_flops=1e30)
 
 #: Lines for a child: the store, its devices, and how it ends.
 _WORK = """

@@ -96,7 +96,8 @@ def read_databases(folder: Path, one_in: int) -> FindData:
             rows.setdefault(candidate_id, []).append(row)
     dataset = build_dataset([row for several in rows.values() for row in several], workloads, devices)
     listed = [workloads[workload_id] for workload_id in dataset.workload_ids]
-    _, kind = np.unique([f"{one.operator} {one.arg_dtypes[0]}" for one in listed], return_inverse=True)
+    kinds = [f"{workload.operator} {workload.arg_dtypes[0]}" for workload in listed]
+    kind = np.unique(kinds, return_inverse=True)[1].astype(np.int32)
     pairs = zip(kind[dataset.group].tolist(), dataset.candidate_ids, strict=True)
     names = [f"{number} {rows[candidate_id][0].trace}" for number, candidate_id in pairs]
     alike = np.unique(names, return_inverse=True)[1].astype(np.int64)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
@@ -51,7 +50,7 @@ OFFERED = 24
 #: Candidates that a device can measure in all.
 ALL = OFFERED * len(WORKLOADS)
 ONE, TWO = DeviceId("one"), DeviceId("two")
-CHOICE = WorkloadsSection(networks=("bert-tiny",), count=10, min_flops=0, max_flops=math.inf)
+CHOICE = WorkloadsSection(networks=("bert-tiny",), count=10, min_flops=0, max_flops=1e30)
 #: Seconds after which an answer of the store is no longer waited for.
 _ANSWER_SECS = 30.0
 

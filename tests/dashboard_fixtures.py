@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -113,7 +112,7 @@ def live_fleet(
     specs = {DeviceId(name): replayed(path, name, number) for number, name in enumerate(names)}
     told = CoordinatorSettings(
         protocol=PROTOCOL,
-        choice=WorkloadsSection(networks=("bert-tiny",), count=10, min_flops=0, max_flops=math.inf),
+        choice=WorkloadsSection(networks=("bert-tiny",), count=10, min_flops=0, max_flops=1e30),
         limits=Limits(job_candidates=8),
         noise=6,
     )

@@ -112,13 +112,14 @@ def _sum_of(parts: Iterable[object]) -> int:
 def _numbered_rows(connection: sqlite3.Connection, table: str) -> Iterator[tuple[Any, ...]]:
     """Yield the rows that can be read, by their numbers, those behind damage too."""
     next_number, last = 0, _RESCUE_NUMBERS
-    for (number,) in _rows(connection, f"SELECT max(number) FROM {table}"):
+    # The name of a column, or its type, may be what is damaged: a row's own number is not.
+    for (number,) in _rows(connection, f"SELECT max(rowid) FROM {table}"):
         last = number or 0
     while next_number <= last:
-        query = f"SELECT * FROM {table} WHERE number >= ? ORDER BY number"
-        for row in _rows(connection, query, next_number):
-            next_number = row[0] + 1
-            yield row
+        query = f"SELECT rowid, * FROM {table} WHERE rowid >= ? ORDER BY rowid"
+        for number, _, *others in _rows(connection, query, next_number):
+            next_number = number + 1
+            yield number, *others
         next_number += 1
 
 
@@ -131,8 +132,8 @@ def _rows(connection: sqlite3.Connection, query: str, *values: int) -> Iterator[
     try:
         yield from connection.execute(query, values)
     except sqlite3.Error as error:
-        # A damaged head hides the tables themselves.
-        if not is_damage(error) and "no such table" not in str(error):
+        # A damaged head hides the tables themselves, or their columns.
+        if not is_damage(error) and "no such" not in str(error):
             raise
     except UnicodeDecodeError:
         return  # a column's name is no text any more

@@ -139,7 +139,8 @@ def test_remeasuring_goes_on_where_it_stopped() -> None:
     first = [record(candidate) for candidate in pool]
     sample = remeasure_sample(first, count=6, seed=1)
     assert len(sample) == 6
-    [job] = cut_batches(ONE, [one for one in pool if one.candidate_id in sample], sample)
+    again = [replace(one, origin="remeasure") for one in pool if one.candidate_id in sample]
+    [job] = cut_batches(ONE, again, sample)
     assert job.attempt == 1
     every = [record(candidate, attempt=1) for candidate in job.candidates]
     half = [one for one in every if one.candidate_id in list(sample)[:4]]

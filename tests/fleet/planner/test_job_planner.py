@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -262,7 +261,7 @@ def life(folder: Path, live: Collection[str] | None = None) -> Iterator[Lab]:
     with Store.open(folder / "store") as store:
         lab = Lab(store.state, live=live)
         specs = lab.context.specs
-        choice = WorkloadsSection(networks=("bert-tiny",), count=1, min_flops=0, max_flops=math.inf)
+        choice = WorkloadsSection(networks=("bert-tiny",), count=1, min_flops=0, max_flops=1e30)
         discovery = WorkloadDiscovery(choice, store, lab.context, lab.planner, mock.Mock(), specs)
         discovery.listed(specs[A], [WORKLOAD])
         lab.want(A, room=BATCH_SIZE)
