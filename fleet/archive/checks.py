@@ -99,6 +99,7 @@ def file_faults(
     try:
         for batch in read_batches(path):
             yield from row_faults(file.device_id, pa.Table.from_batches([batch]), totals)
+            totals.add_results(results_of_rows(file.device_id, batch))
     except (OSError, pa.ArrowException, StoreError, ValueError) as error:
         yield f"it cannot be decoded: {' '.join(str(error).split())}"
         return
@@ -107,11 +108,7 @@ def file_faults(
 
 
 def row_faults(device_id: str, rows: pa.Table, totals: Seen) -> Iterator[str]:
-    """Check some rows of one device.
-
-    Raises:
-        StoreError, ValueError: They are no rows of records.
-    """
+    """Check some rows of one device."""
     totals.rows += rows.num_rows
     totals.ids += [first_halves(chunk) for chunk in rows.column("record_id").chunks]
     for entry in pc.value_counts(rows.column("workload_id").combine_chunks()).to_pylist():
@@ -120,10 +117,9 @@ def row_faults(device_id: str, rows: pa.Table, totals: Seen) -> Iterator[str]:
         check_columns(rows)
     except StoreError as error:
         yield str(error)
-    else:
-        if wrong := _misnamed(device_id, rows):
-            yield f"{wrong} of {rows.num_rows} rows have another id than what they say makes"
-    totals.add_results(results_of_rows(device_id, rows))
+        return
+    if wrong := _misnamed(device_id, rows):
+        yield f"{wrong} of {rows.num_rows} rows have another id than what they say makes"
 
 
 def first_halves(record_ids: pa.Array) -> NDArray[np.uint64]:
@@ -222,6 +218,7 @@ def _waiting_faults(piece: WaitingRows, state: StateSeen, totals: Seen) -> Itera
             state.waiting_by_device[device_id] = count + mine.num_rows
             for fault in row_faults(device_id, mine, totals):
                 yield f"{where}: {fault}"
+            totals.add_results(results_of_rows(device_id, mine))
     except (StoreError, ValueError, IndexError) as error:
         yield f"{where}: {error}"
 

@@ -120,7 +120,7 @@ def test_a_start_of_meta_learning_is_made_for_devices_that_arrive(
     refreshed: RefreshRequest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     quick = partial(Maml, outer_steps=2)
-    monkeypatch.setattr("transfer.adapt.maml.Maml", quick)
+    monkeypatch.setattr("fleet.refresh.run.Maml", quick)
     [version] = {champion.version for champion in registry_of(refreshed).champions().values()}
     assert run_start(again(refreshed, "start", kind="start", version=version))["version"] == version
     folder = registry_of(refreshed).path(version)
