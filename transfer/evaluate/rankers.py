@@ -1,8 +1,10 @@
-"""Something that puts the candidates of a workload in order: what it promises, and models as rankers.
+"""The one evaluator, rankers (what puts the candidates of a workload in order), and models as rankers.
 
-Called by `transfer.evaluate.compare`'s callers. A ranker learns from some rows and scores others.
+A ranker learns from some rows and scores others. Whatever scores is fitted elsewhere: rankers by
+`transfer.evaluate.compare`, an onboarding by `transfer.evaluate.cross_validation`, strategies by benchmarks.
+All of them judge and resample here, so that their figures mean the same.
 
-Legend: n rows of a call.
+Legend: G workloads, n rows of a call or held out.
 """
 
 from __future__ import annotations
@@ -22,14 +24,6 @@ from transfer.model.kinds import FLEET_TLP
 from transfer.model.tlp_model import TlpModel
 from transfer.train.rows import TrainConfig
 from transfer.train.trainers import TrainingTask, train_model
-
-# The one evaluator: scores of rows held out become measures by workload, with intervals.
-#
-# Whatever scores (a model, a ranker, a strategy with its samples) is fitted elsewhere: rankers by
-# `transfer.evaluate.compare`, an onboarding by `transfer.evaluate.cross_validation`, strategies by
-# benchmarks. All of them judge and resample here, so that their figures mean the same. Fits nothing.
-#
-# Legend: G workloads, n rows held out.
 
 
 def judge(
