@@ -86,32 +86,32 @@ def _software(descriptor: Descriptor, state: HostState) -> Iterable[Finding]:
     ffi = versions.get("apache-tvm-ffi", "")
     if version_numbers(ffi) >= _CRASHING_FFI:
         yield Finding(
-            f"apache-tvm-ffi {ffi} is installed",
-            "TVM 0.27 crashes with 0.1.15 and later when it saves a module",
-            f"pip install apache-tvm-ffi=={_GOOD_FFI}",
-            Level.ERROR,
+            level=Level.ERROR,
+            what=f"apache-tvm-ffi {ffi} is installed",
+            why="TVM 0.27 crashes with 0.1.15 and later when it saves a module",
+            do=f"pip install apache-tvm-ffi=={_GOOD_FFI}",
         )
     tvm = versions.get("apache-tvm", "")
     if tvm and tvm != TVM_VERSION:
         yield Finding(
-            f"apache-tvm {tvm} is installed",
-            f"this project is tested with {TVM_VERSION}; TVM's Python interface changes between versions",
-            f"pip install apache-tvm=={TVM_VERSION} apache-tvm-ffi=={_GOOD_FFI}",
+            what=f"apache-tvm {tvm} is installed",
+            why=f"this project is tested with {TVM_VERSION}; TVM's Python interface changes between versions",
+            do=f"pip install apache-tvm=={TVM_VERSION} apache-tvm-ffi=={_GOOD_FFI}",
         )
     for name in state.missing_modules:
         if name != "pynvml" or state.nvidia_driver:
             yield WANTED_MODULES[name]
     if descriptor.cuda_devices and state.cuda_compiler_fault:
         yield Finding(
-            "programs for CUDA cannot be compiled",
-            "the CUDA devices of this host cannot be measured",
-            state.cuda_compiler_fault,
+            what="programs for CUDA cannot be compiled",
+            why="the CUDA devices of this host cannot be measured",
+            do=state.cuda_compiler_fault,
         )
     if state.nvidia_driver and not descriptor.cuda_devices:
         yield Finding(
-            "NVIDIA's driver is loaded, but no CUDA device is visible",
-            "its devices cannot be measured",
-            "look at `nvidia-smi` and at CUDA_VISIBLE_DEVICES",
+            what="NVIDIA's driver is loaded, but no CUDA device is visible",
+            why="its devices cannot be measured",
+            do="look at `nvidia-smi` and at CUDA_VISIBLE_DEVICES",
         )
 
 
@@ -124,10 +124,10 @@ def _specs(descriptor: Descriptor, devices: Iterable[DeviceSpec]) -> Iterable[Fi
     for difference, names in refused.items():
         why, _, cure = difference.partition(": ")
         yield Finding(
-            f"device{'s' * (len(names) > 1)} {', '.join(names)} cannot be measured here",
-            why,
-            cure or "change its file",
-            Level.NOTE,
+            level=Level.NOTE,
+            what=f"device{'s' * (len(names) > 1)} {', '.join(names)} cannot be measured here",
+            why=why,
+            do=cure or "change its file",
         )
 
 
@@ -135,9 +135,9 @@ def _remote(state: HostState) -> Iterable[Finding]:
     for device_id, reason in state.unserved:
         why, _, cure = reason.partition(": ")
         yield Finding(
-            f"device {device_id} cannot be reached",
-            why,
-            cure or "look at its tracker and its server",
+            what=f"device {device_id} cannot be reached",
+            why=why,
+            do=cure or "look at its tracker and its server",
         )
 
 
@@ -149,23 +149,23 @@ def _records(state: HostState) -> Iterable[Finding]:
         )
         is_same = change is not None and change <= _CANARY_NOISE
         yield Finding(
-            f"records of {mixed.device_id} were measured by different code of this project; {canaries}",
-            "they count as one environment, although a change of the timing code can shift numbers",
-            (
+            level=Level.NOTE,
+            what=f"records of {mixed.device_id} were measured by different code of this project; {canaries}",
+            why="they count as one environment, although a change of the timing code can shift numbers",
+            do=(
                 "nothing: the canaries, which are the same programs under both, agree"
                 if is_same
                 else "see by how much candidates changed: fleet collect --remeasure 50"
             ),
-            Level.NOTE,
         )
 
 
 def _secrets(state: HostState) -> Iterable[Finding]:
     for path, fault, cure in state.exposed:
         yield Finding(
-            f"{path}: {fault}",
-            "with Ray's token or sockets others run code as you; with the API's they see the fleet",
-            cure,
+            what=f"{path}: {fault}",
+            why="with Ray's token or sockets others run code as you; with the API's they see the fleet",
+            do=cure,
         )
 
 
@@ -173,23 +173,21 @@ def _room(state: HostState) -> Iterable[Finding]:
     if state.temporary_fault:
         why, _, cure = state.temporary_fault.partition(": ")
         yield Finding(
-            why,
-            "networks can be measured here, and no library of one can be run",
-            cure,
+            what=why, why="networks can be measured here, and no library of one can be run", do=cure
         )
     if 0 < state.memory_available_bytes < _LOW_MEMORY_BYTES:
         yield Finding(
-            f"{state.memory_available_bytes / 2**30:.1f} GiB of memory are available",
-            f"less than {_LOW_MEMORY_BYTES >> 30} GiB makes builders swap or be killed",
-            "stop other programs or raise the container's limit",
+            what=f"{state.memory_available_bytes / 2**30:.1f} GiB of memory are available",
+            why=f"less than {_LOW_MEMORY_BYTES >> 30} GiB makes builders swap or be killed",
+            do="stop other programs or raise the container's limit",
         )
     if 0 <= state.disk_free_bytes < _LOW_DISK_BYTES:
         full = state.disk_free_bytes < _FULL_DISK_BYTES
         yield Finding(
-            f"{state.disk_free_bytes / 2**20:.0f} MiB are free where the store is ({state.store})",
-            "a full disk stops collection; what is stored stays whole",
-            "free space there, or set store.path in configs/fleet.yaml",
-            Level.ERROR if full else Level.WARNING,
+            level=Level.ERROR if full else Level.WARNING,
+            what=f"{state.disk_free_bytes / 2**20:.0f} MiB are free where the store is ({state.store})",
+            why="a full disk stops collection; what is stored stays whole",
+            do="free space there, or set store.path in configs/fleet.yaml",
         )
 
 
@@ -215,16 +213,16 @@ def _clock(state: HostState) -> Iterable[Finding]:
     if slow:
         governors = ", ".join(sorted({governor for _, governor in slow}))
         yield Finding(
-            f"the frequency governor is {governors} on {len(slow)} of {len(state.governors)} cores",
-            "the clock follows the load, so the same program gets faster while it is timed",
-            "sudo cpupower frequency-set -g performance",
+            what=f"the frequency governor is {governors} on {len(slow)} of {len(state.governors)} cores",
+            why="the clock follows the load, so the same program gets faster while it is timed",
+            do="sudo cpupower frequency-set -g performance",
         )
     if state.turbo_file:
         off = 1 if state.turbo_file.endswith("no_turbo") else 0
         yield Finding(
-            "turbo boost is on",
-            "the clock of the timed core follows the heat and what the other cores do",
-            f"echo {off} | sudo tee {state.turbo_file}",
+            what="turbo boost is on",
+            why="the clock of the timed core follows the heat and what the other cores do",
+            do=f"echo {off} | sudo tee {state.turbo_file}",
         )
 
 
@@ -232,50 +230,50 @@ def _neighbours(descriptor: Descriptor, state: HostState) -> Iterable[Finding]:
     usable = len(descriptor.usable_cores)
     if state.load > _QUIET_LOAD * max(1, usable):
         yield Finding(
-            f"the load is {state.load:.1f} on {usable} usable core{'s' * (usable != 1)}",
-            "other programs take caches, memory bandwidth and time from the measured one",
-            "stop them, or wait: `uptime` shows the load",
+            what=f"the load is {state.load:.1f} on {usable} usable core{'s' * (usable != 1)}",
+            why="other programs take caches, memory bandwidth and time from the measured one",
+            do="stop them, or wait: `uptime` shows the load",
         )
     if "hypervisor" in descriptor.isa_flags:
         yield Finding(
-            "this host is a virtual machine",
-            "its real clock, governor, turbo and neighbours are hidden, and may change unseen",
-            "measure on the bare machine, or trust no difference below the noise of an A/A run",
-            Level.NOTE,
+            level=Level.NOTE,
+            what="this host is a virtual machine",
+            why="its real clock, governor, turbo and neighbours are hidden, and may change unseen",
+            do="measure on the bare machine, or trust no difference below the noise of an A/A run",
         )
     if state.timing_lock is LockState.HELD:
         yield Finding(
-            "a fleet is timing on this host right now",
-            "one program is timed at a time, so a second fleet would slow both down",
-            "nothing, or wait until it is done: their timings do not disturb each other",
-            Level.NOTE,
+            level=Level.NOTE,
+            what="a fleet is timing on this host right now",
+            why="one program is timed at a time, so a second fleet would slow both down",
+            do="nothing, or wait until it is done: their timings do not disturb each other",
         )
     if state.timing_lock is LockState.REFUSED:
         yield Finding(
-            f"the host's timing lock {state.timing_lock_path} cannot be used",
-            f"nothing may be timed without it, and {state.timing_lock_fault}",
-            "have that user, or root, remove what has its name",
-            Level.ERROR,
+            level=Level.ERROR,
+            what=f"the host's timing lock {state.timing_lock_path} cannot be used",
+            why=f"nothing may be timed without it, and {state.timing_lock_fault}",
+            do="have that user, or root, remove what has its name",
         )
 
 
 def _priority(state: HostState) -> Iterable[Finding]:
     if state.priority in (Priority.USUAL, Priority.NICE):
         yield Finding(
-            "timings may not have real-time priority",
-            "other programs take their core: repeats are disturbed and made again, records are suspect",
-            (
+            level=Level.NOTE,
+            what="timings may not have real-time priority",
+            why="other programs take their core: repeats are disturbed and made again, records are suspect",
+            do=(
                 'echo "$USER - rtprio 1" | sudo tee /etc/security/limits.d/tensor-fleet.conf, '
                 "and log in again; in a unit of systemd LimitRTPRIO=1; for a container --cap-add SYS_NICE"
             ),
-            Level.NOTE,
         )
     if not state.counts_switches:
         yield Finding(
-            "this kernel does not count when it takes a core from a thread",
-            "only the processor time of a repeat tells whether another program took its core",
-            "measure outside of this sandbox or container runtime, if that is possible",
-            Level.NOTE,
+            level=Level.NOTE,
+            what="this kernel does not count when it takes a core from a thread",
+            why="only the processor time of a repeat tells whether another program took its core",
+            do="measure outside of this sandbox or container runtime, if that is possible",
         )
 
 
@@ -283,9 +281,9 @@ def _cores(descriptor: Descriptor, timing: set[int], state: HostState) -> Iterab
     usable = descriptor.usable_cores
     if len(usable) < 2:
         yield Finding(
-            f"this process may use {len(usable)} core",
-            "building and timing must take turns, which halves the speed or worse",
-            "give it two cores or more (taskset, container limits)",
+            what=f"this process may use {len(usable)} core",
+            why="building and timing must take turns, which halves the speed or worse",
+            do="give it two cores or more (taskset, container limits)",
         )
     shared = sorted(
         {cpu for group in state.core_groups if timing & set(group) for cpu in group if cpu in usable}
@@ -295,15 +293,15 @@ def _cores(descriptor: Descriptor, timing: set[int], state: HostState) -> Iterab
         names = ",".join(map(str, idle))
         keep = ",".join(str(cpu) for cpu in usable if cpu not in idle)
         yield Finding(
-            f"logical CPU {names} shares a physical core with a timing core and would build programs",
-            "a busy SMT sibling takes up to half of the timed core",
-            f"start with `taskset -c {keep}`, or switch SMT off (/sys/devices/system/cpu/smt/control)",
+            what=f"logical CPU {names} shares a physical core with a timing core and would build programs",
+            why="a busy SMT sibling takes up to half of the timed core",
+            do=f"start with `taskset -c {keep}`, or switch SMT off (/sys/devices/system/cpu/smt/control)",
         )
     if state.cpu_quota < len(usable):
         yield Finding(
-            f"the container may use {state.cpu_quota:.2g} CPUs' worth of time on {len(usable)} cores",
-            "once it is spent the kernel stops every process, in the middle of a timing too",
-            "pin the container to whole cores (docker --cpuset-cpus) instead of --cpus",
+            what=f"the container may use {state.cpu_quota:.2g} CPUs' worth of time on {len(usable)} cores",
+            why="once it is spent the kernel stops every process, in the middle of a timing too",
+            do="pin the container to whole cores (docker --cpuset-cpus) instead of --cpus",
         )
 
 
@@ -315,28 +313,28 @@ def _gpus(descriptor: Descriptor, state: HostState) -> Iterable[Finding]:
         slowdowns = sorted(_GPU_SLOWDOWNS & set(readings.get("throttle_reasons", ())))
         if slowdowns:
             yield Finding(
-                f"{name} slows down: {', '.join(slowdowns)}",
-                "heat or power lowers its clock, and timings with it",
-                f"cool it or raise its power limit: nvidia-smi -i {place} -q -d PERFORMANCE,POWER",
+                what=f"{name} slows down: {', '.join(slowdowns)}",
+                why="heat or power lowers its clock, and timings with it",
+                do=f"cool it or raise its power limit: nvidia-smi -i {place} -q -d PERFORMANCE,POWER",
             )
         if readings.get("utilisation", 0) >= _GPU_BUSY_PER_CENT:
             yield Finding(
-                f"{name} is busy for {readings['utilisation']} % of the time",
-                "another program takes time, caches and memory bandwidth from the measured one",
-                f"stop it, or wait: nvidia-smi -i {place} shows who it is",
+                what=f"{name} is busy for {readings['utilisation']} % of the time",
+                why="another program takes time, caches and memory bandwidth from the measured one",
+                do=f"stop it, or wait: nvidia-smi -i {place} shows who it is",
             )
         if card.get("persistence_mode") == "off":
             yield Finding(
-                f"{name} is not in persistence mode",
-                "its driver unloads between processes and forgets locked clocks",
-                f"sudo nvidia-smi -i {place} -pm 1",
-                Level.NOTE,
+                level=Level.NOTE,
+                what=f"{name} is not in persistence mode",
+                why="its driver unloads between processes and forgets locked clocks",
+                do=f"sudo nvidia-smi -i {place} -pm 1",
             )
         clock, most = float(readings.get("sm_clock_mhz", 0)), float(card.get("clock_max_mhz", 0))
         if 0 < clock < _GPU_IDLE_SHARE * most:
             yield Finding(
-                f"{name} runs at {clock:.0f} of {most:.0f} MHz: its clock is not locked",
-                "it follows load and heat, so programs are timed at different clocks",
-                f"sudo nvidia-smi -i {place} -lgc MHZ, with a clock that it holds under load",
-                Level.NOTE,
+                level=Level.NOTE,
+                what=f"{name} runs at {clock:.0f} of {most:.0f} MHz: its clock is not locked",
+                why="it follows load and heat, so programs are timed at different clocks",
+                do=f"sudo nvidia-smi -i {place} -lgc MHZ, with a clock that it holds under load",
             )

@@ -26,17 +26,17 @@ class Level(StrEnum):
     NOTE = "note"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
     """One thing that is not as it should be."""
 
+    level: Level = Level.WARNING
     #: The fault itself.
     what: str
     #: Why it matters.
     why: str
     #: What to do, with the command if there is one.
     do: str
-    level: Level = Level.WARNING
 
 
 class LockState(StrEnum):
@@ -106,12 +106,7 @@ class HostState:
 
 def _missing(name: str, package: str, why: str, level: Level = Level.WARNING) -> Finding:
     what = f"the Python module {name} is missing"
-    return Finding(
-        what,
-        why,
-        f"pip install {package}",
-        level,
-    )
+    return Finding(level=level, what=what, why=why, do=f"pip install {package}")
 
 
 #: Modules that some verb needs, and what it means if one is not installed. None of them is imported.
@@ -183,23 +178,23 @@ def confinement_findings(trial: Trial | str) -> Iterable[Finding]:
     if isinstance(trial, str):
         if trial:
             yield Finding(
-                "how far worker processes are confined could not be tried",
-                trial,
-                "look at what stands there, and run `fleet doctor` again",
+                what="how far worker processes are confined could not be tried",
+                why=trial,
+                do="look at what stands there, and run `fleet doctor` again",
             )
         return
     if trial.allowed:
         cures = [_LANDLOCK_CURE] * (not trial.landlock) + [_FILTER_CURE] * (not trial.has_filter)
         yield Finding(
-            f"worker processes can {', '.join(trial.allowed)}",
-            "so can a program that is measured; everything else that was tried is refused",
-            "; ".join(cures) or "look at what the worker processes print when they start",
+            what=f"worker processes can {', '.join(trial.allowed)}",
+            why="so can a program that is measured; everything else that was tried is refused",
+            do="; ".join(cures) or "look at what the worker processes print when they start",
         )
     if trial.memory_folder:
         yield Finding(
-            f"worker processes can {_in_memory(trial)}",
-            "it counts against no limit of a program that is measured",
-            _TMPDIR_CURE,
+            what=f"worker processes can {_in_memory(trial)}",
+            why="it counts against no limit of a program that is measured",
+            do=_TMPDIR_CURE,
         )
 
 
