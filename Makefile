@@ -18,9 +18,9 @@ run: install
 compare: install
 	$(BIN)/python -m benchmarks.compare
 
-# Many tests wait for processes: four at a time keep two cores at work.
+# Many tests wait for processes: three at a time keep two cores at work.
 test: $(VENV)/installed-dev
-	$(BIN)/python -m pytest --numprocesses 4 --dist loadfile --no-loadscope-reorder
+	$(BIN)/python -m pytest --numprocesses 3 --dist loadfile --no-loadscope-reorder
 
 check: $(VENV)/installed-dev
 	$(BIN)/ruff format --check .
