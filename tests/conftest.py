@@ -7,7 +7,6 @@ import os
 import shutil
 import subprocess
 import sys
-import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -19,7 +18,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from agents.codec import workload_from_json
-from agents.host.host_lock import LOCK_FOLDER_VARIABLE, host_lock_path
+from agents.host.host_lock import host_lock_path
 from agents.records import Candidate, DeviceId, DeviceKind, DeviceSpec, Family, Workload, canonical_json
 from agents.sandbox.pool import WorkerPool
 from agents.sandbox.stages import ChildSettings
@@ -60,15 +59,6 @@ def folder_in_memory() -> str | None:
 TEMPORARY = os.environ.get("PYTEST_DEBUG_TEMPROOT") or folder_in_memory()
 if TEMPORARY:
     os.environ["PYTEST_DEBUG_TEMPROOT"] = TEMPORARY
-
-# Tests look at what is timed and not at how well, so processes of tests need not wait for one another.
-LOCKS = tempfile.mkdtemp(prefix="fleet-locks-", dir=TEMPORARY)
-os.environ[LOCK_FOLDER_VARIABLE] = LOCKS
-
-
-def pytest_unconfigure() -> None:
-    """Remove the locks of this process of tests."""
-    shutil.rmtree(LOCKS, ignore_errors=True)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -21,8 +21,6 @@ from pathlib import Path
 
 from agents.errors import AgentError
 
-#: Names the folder of the locks where containers of one host share another one, or share no timing cores.
-LOCK_FOLDER_VARIABLE = "FLEET_LOCKS"
 #: Where such files lie: the first of these in which every user may make files and remove only their own.
 _FOLDERS = (Path("/run/lock"), Path("/tmp"))
 _ROOT = 0
@@ -39,9 +37,7 @@ class HostLockError(AgentError):
 
 
 def shared_folder() -> Path:
-    """The folder of the locks: `FLEET_LOCKS`, or the same for all users, whatever their `TMPDIR`."""
-    if named := os.environ.get(LOCK_FOLDER_VARIABLE):
-        return Path(named)
+    """The folder of the locks: the same for all users of a host, whatever their `TMPDIR`."""
     return next((folder for folder in _FOLDERS if _is_shared(folder)), Path(tempfile.gettempdir()))
 
 
