@@ -63,7 +63,8 @@ wall, cpu = time.perf_counter() - wall, time.process_time() - cpu
 after = memory()
 print(json.dumps({"secs": round(wall, 4), "cpu_secs": round(cpu, 4),
                   "own_mb": round(after["RssAnon"] - before["RssAnon"], 1),
-                  "peak_mb": round(after["VmHWM"] - before["VmRSS"], 1), **found}))
+                  "peak_mb": round(after["VmHWM"] - before["VmRSS"], 1), **found}), flush=True)
+os._exit(0)  # as a kill ends it: a thread may be reading what was left open
 """
 
 
