@@ -33,9 +33,9 @@ from fleet.engine.roster import Roster
 from fleet.errors import FleetError, disk_errors
 from fleet.planner.candidate_ranker import CandidateRanker
 from fleet.planner.imported_candidates import ImportedCandidates
-from fleet.planner.job_planner import JobPlanner, PlannerContext
-from fleet.planner.job_queues import UncertaintyOf, no_uncertainty
+from fleet.planner.job_planner import JobPlanner
 from fleet.planner.noise_runs import NoiseRuns
+from fleet.planner.planner_context import PlannerContext, UncertaintyOf, no_uncertainty
 from fleet.planner.workload_discovery import WorkloadDiscovery, WorkloadModules
 from fleet.requests.kinds import RequestDesk
 from fleet.store.store import Store

@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
-from typing import TYPE_CHECKING
 
 from agents.device.messages import ProposeRequest
 from agents.records import (
@@ -25,9 +24,7 @@ from agents.records import (
     is_live,
 )
 from fleet.coverage.candidates import REPLAY_SUFFIX, Space
-
-if TYPE_CHECKING:
-    from fleet.planner.job_planner import PlannerContext
+from fleet.planner.planner_context import PlannerContext
 
 #: Candidates that an agent is told not to draw, some 150 KB on the way to another process. In a space that
 #: has many more few draws meet an older one.

@@ -7,79 +7,31 @@ nothing: a request that needs an answer of an agent or of the store is *pending*
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from itertools import islice
 
 import msgspec
 
-from agents.device.messages import Proposed, ProposeRequest
-from agents.records import Candidate, CandidateId, DeviceId, DeviceSpec, Workload, WorkloadId
+from agents.device.messages import Proposed
+from agents.records import Candidate, CandidateId, DeviceId, Workload, WorkloadId
 from fleet.core.events import Job, Origin
-from fleet.core.scheduling import EXPLORATION, Ask, plan
+from fleet.core.scheduling import Ask, plan
 from fleet.coverage.candidates import paired
-from fleet.coverage.coverage import Coverage
 from fleet.planner.batch_plan import BATCH_SIZE
 from fleet.planner.candidate_ranker import CandidateRanker
 from fleet.planner.candidate_requests import CandidateRequest, CandidateRequests
-from fleet.planner.imported_candidates import ImportedCandidates, imported_traces, underived
-from fleet.planner.job_queues import (
-    Chosen,
-    JobFactory,
-    PendingJob,
-    PlanViews,
-    Queues,
-    UncertaintyOf,
-    no_uncertainty,
-)
+from fleet.planner.imported_candidates import imported_traces, underived
+from fleet.planner.job_queues import Chosen, JobFactory, PendingJob, PlanViews, Queues
+from fleet.planner.planner_context import PlannerContext
 from fleet.planner.selection import choose_parents
-from fleet.store.trace_lookup import StoreThread
 
 #: Devices whose best candidates others evolve from: its own, and those of some others of its family.
 _PARENT_DEVICES = 4
 #: Candidates that are drawn for each one that a head chooses. The rest is dropped: drawing costs a hundredth
 #: of measuring.
 _DRAWN_FOR_HEAD = 4
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PlannerContext:
-    """All that the planner is given: what is known, and what it may ask for. Nothing of it waits.
-
-    Made by `fleet.engine.context`.
-    """
-
-    #: Candidates that are measured, and those that are known.
-    coverage: Coverage
-    #: All known devices.
-    specs: Mapping[DeviceId, DeviceSpec]
-    #: What devices draw from (`fleet.planner.candidate_requests.space_of`).
-    spaces: Mapping[DeviceId, str]
-    #: Asks the agent of a device for candidates; `JobPlanner.proposed` or `JobPlanner.failed` follows.
-    propose: Callable[[DeviceId, ProposeRequest], None]
-    #: Takes every job.
-    submit: Callable[[Job], None]
-    #: Tells people what they should know.
-    log: Callable[..., None]
-    #: Searches in the store, and ranks.
-    thread: StoreThread
-    #: Lets heads choose among drawn candidates; without one, those drawn first are taken.
-    ranker: CandidateRanker | None = None
-    #: Of the draws.
-    seed: int = 0
-    #: Begins every job id, so that ids of different lives of the coordinator differ.
-    token: str
-    #: Share of the new candidates that is random.
-    exploration: float = EXPLORATION
-    #: Resource that each device shares in turns with its neighbours (`fleet.planner.job_queues.turn_of`).
-    turns: Mapping[DeviceId, str] = field(default_factory=dict)
-    #: Whether the policy of a device lets it measure now.
-    is_open: Callable[[DeviceId], bool] = lambda _: True
-    #: How unsure heads are of workloads; without it no workload is preferred for that.
-    uncertainty: UncertaintyOf = no_uncertainty
-    #: Imported candidates that wait to be derived.
-    imports: ImportedCandidates = field(default_factory=lambda: ImportedCandidates({}))
 
 
 class JobPlanner:

@@ -9,17 +9,15 @@ from __future__ import annotations
 import itertools
 import random
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from agents.records import CandidateId, DeviceId, DeviceKind, DeviceSpec, Workload, WorkloadId
 from fleet.core.events import Job, JobId, Origin
 from fleet.core.scheduling import NEW_RECORDS, Ask, Cell, DeviceView, FleetView
 from fleet.planner.batch_plan import BATCH_SIZE, cut, mixed
-
-if TYPE_CHECKING:
-    from fleet.planner.job_planner import PlannerContext
+from fleet.planner.planner_context import PlannerContext
 
 #: Weight of the last batch in what a candidate is expected to take.
 _LEARNING = 0.2
@@ -187,16 +185,6 @@ class JobFactory:
 #
 # `fleet.planner.job_planner` has one and asks it for a view before each plan (`fleet.core.scheduling`). It
 # decides nothing.
-
-#: How unsure the head of a device is of some workloads (`fleet.planner.candidate_ranker.Uncertainty.of`).
-UncertaintyOf = Callable[[DeviceId, Mapping[WorkloadId, Workload]], Mapping[WorkloadId, float]]
-
-
-def no_uncertainty(
-    device_id: DeviceId, workloads: Mapping[WorkloadId, Workload]
-) -> Mapping[WorkloadId, float]:
-    """Stands in where no head was judged."""
-    return {}
 
 
 def turn_of(spec: DeviceSpec) -> str:

@@ -22,7 +22,8 @@ from agents.records import (
     is_live,
 )
 from fleet.config.sections import WorkloadsSection
-from fleet.planner.job_planner import JobPlanner, PlannerContext
+from fleet.planner.job_planner import JobPlanner
+from fleet.planner.planner_context import PlannerContext
 from fleet.planner.selection import choose_configured
 from fleet.state.state_file import StateFile
 from fleet.store.store import Store

@@ -20,9 +20,10 @@ from fleet.core.scheduling import NEW_RECORDS
 from fleet.coverage.coverage import Coverage
 from fleet.planner.batch_plan import BATCH_SIZE
 from fleet.planner.candidate_requests import space_of
-from fleet.planner.job_planner import JobPlanner, PlannerContext
+from fleet.planner.job_planner import JobPlanner
 from fleet.planner.job_queues import Queues, turn_of
 from fleet.planner.noise_runs import NoiseRuns
+from fleet.planner.planner_context import PlannerContext
 from fleet.planner.workload_discovery import WorkloadDiscovery
 from fleet.state.state_file import StateFile
 from fleet.store.store import Store
