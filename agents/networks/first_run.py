@@ -13,7 +13,7 @@ from typing import Any
 from agents.errors import last_line
 from agents.host.device_kinds import compiled_target
 from agents.networks.graph import lowered, workload_ids, workloads_of
-from agents.networks.latency import Place, library_machine, library_run, program_secs, reference_run
+from agents.networks.latency import Place, outputs_and_program_secs, reference_run
 from agents.networks.library import UNTUNED, compile_library, secs_by_workload
 from agents.networks.network_name import NetworkRefusedError, read_network_name
 from agents.networks.outputs import difference, has_finite, tolerance_of
@@ -53,7 +53,7 @@ def first_run(question: dict[str, Any], family: Family) -> dict[str, Any]:
     library = Path(question["folder"]) / UNTUNED
     compile_library(module, tvm.target.Target(compiled_target(question["target"])), library, text)
     try:
-        outputs = library_run(str(library), values, place)()
+        outputs, secs = outputs_and_program_secs(str(library), values, place)
     except Exception as error:
         raise NetworkRefusedError(
             f"network {text}: TVM compiles it, but its library does not run: {last_line(error)}"
@@ -74,15 +74,8 @@ def first_run(question: dict[str, Any], family: Family) -> dict[str, Any]:
         "difference": apart,
         "precision": precision,
         "workloads": len(workloads),
-        "program_secs": {} if place.gpu_index is not None else _by_workload(module, library, values),
+        "program_secs": {} if place.gpu_index is not None else secs_by_workload(secs, workload_ids(module)),
     }
-
-
-def _by_workload(module: Any, library: Path, values: list[Any]) -> dict[str, float]:
-    import tvm
-
-    machine = library_machine(str(library), tvm.cpu())
-    return secs_by_workload(program_secs(machine, values), workload_ids(module))
 
 
 def _expected(loaded: LoadedNetwork, values: list[Any], place: Place) -> list[Any] | None:

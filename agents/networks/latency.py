@@ -52,7 +52,8 @@ def time_sides(question: dict[str, Any]) -> dict[str, Any]:
     """Time a network in all ways that there are here.
 
     Args:
-        question: `network`, `libraries` (path of each, by side), `sides` (other ways, of `SIDES`), `threads`,
+        question: `network`, `libraries` (path of each, by side), `sides` (of `SIDES`; the one whose output is
+            right is timed too), `threads`,
             `turn_secs` (least seconds of a side in one turn), `lock` (path of the timing lock, may be empty),
             `gpu_index` (of the CUDA device; None: the CPU).
 
@@ -70,6 +71,7 @@ def time_sides(question: dict[str, Any]) -> dict[str, Any]:
     loaded = load(read_network_name(text))
     place = Place(threads=threads, gpu_index=question["gpu_index"])
     values = loaded.random_inputs()
+    ways = [side for side in SIDES if side in question["sides"] or side == _reference_side(loaded)]
     lock: AbstractContextManager[Any] = nullcontext()
     if question["lock"]:
         lock = timing_lock(Path(question["lock"]))
@@ -80,7 +82,7 @@ def time_sides(question: dict[str, Any]) -> dict[str, Any]:
     first_secs: dict[str, float] = {}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        for side in (*question["sides"], *question["libraries"]):
+        for side in (*ways, *question["libraries"]):
             path = question["libraries"].get(side)
             try:
                 runs[side] = (
@@ -171,38 +173,58 @@ def _compared(outputs: Mapping[str, list[Any]]) -> tuple[str, dict[str, float]]:
     }
 
 
-def library_machine(path: str, device: Any) -> Any:
-    """Load a compiled library as a `tvm.relax.VirtualMachine` of a device."""
-    import tvm
-    from tvm import relax
-
-    return relax.VirtualMachine(tvm.runtime.load_module(path), device)
-
-
 def library_run(path: str, values: list[Any], place: Place) -> _Run:
     """Load a compiled library, and run it on these inputs."""
-    import tvm
-
-    device = tvm.cpu() if place.gpu_index is None else tvm.cuda(place.gpu_index)
-    machine = library_machine(path, device)
-    inputs = [tvm.runtime.tensor(value, device) for value in values]
+    machine, inputs = _loaded_library(path, values, place)
     function = machine["main"]
     return lambda: tvm_arrays(function(*inputs))
 
 
-def program_secs(machine: Any, values: list[Any], *, is_repeated: bool = False) -> dict[str, float]:
-    """Seconds of each function of a network on the CPU in one run, all its calls together.
+def _loaded_library(path: str, values: list[Any], place: Place) -> tuple[Any, list[Any]]:
+    """The virtual machine of a compiled library, and the inputs on its device."""
+    import tvm
+    from tvm import relax
+
+    device = tvm.cpu() if place.gpu_index is None else tvm.cuda(place.gpu_index)
+    machine = relax.VirtualMachine(tvm.runtime.load_module(path), device)
+    return machine, [tvm.runtime.tensor(value, device) for value in values]
+
+
+def outputs_and_program_secs(
+    path: str, values: list[Any], place: Place
+) -> tuple[list[Any], dict[str, float]]:
+    """Run a compiled library: its outputs, and the seconds of each function, all its calls together.
+
+    The seconds mean nothing on a GPU, whose functions return before they have run.
+    """
+    machine, inputs = _loaded_library(path, values, place)
+    outputs, run_secs, secs = _watched_run(machine, inputs)
+    # A first run reads the library and its weights from the disk. That is nothing beside a long run.
+    if run_secs < _LONG_RUN_SECS:
+        _, _, secs = _watched_run(machine, inputs)
+    return tvm_arrays(outputs), secs
+
+
+def least_program_secs(machine: Any, values: list[Any]) -> dict[str, float]:
+    """Seconds of each function of a network on the CPU, all its calls together: the least of several runs.
 
     Args:
         machine: `tvm.relax.VirtualMachine` with the network.
         values: Inputs.
-        is_repeated: Whether the least of several runs counts. A first one reads the library and its weights
-            from the disk, and counts only if it takes so long that this is nothing.
     """
     import tvm
 
     inputs = [tvm.runtime.tensor(value) for value in values]
-    main = machine["main"]
+    _watched_run(machine, inputs)
+    _, run_secs, least = _watched_run(machine, inputs)
+    for _ in range(min(_MOST_RUNS, max(_LEAST_RUNS, round(_RUNS_SECS / run_secs))) - 1):
+        _, _, secs = _watched_run(machine, inputs)
+        least = {name: min(now_secs, least.get(name, math.inf)) for name, now_secs in secs.items()}
+    return least
+
+
+def _watched_run(machine: Any, inputs: list[Any]) -> tuple[Any, float, dict[str, float]]:
+    """Run a network once: its outputs, its seconds, and those of each function."""
     began, secs = 0.0, dict[str, float]()
 
     def watch(function: Any, name: str, is_before: bool, value: Any, *arguments: Any) -> int:
@@ -213,22 +235,10 @@ def program_secs(machine: Any, values: list[Any], *, is_repeated: bool = False) 
             secs[name] = secs.get(name, 0.0) + time.perf_counter() - began
         return 0  # go on
 
-    def run() -> tuple[float, dict[str, float]]:
-        secs.clear()
-        run_began = time.perf_counter()
-        main(*inputs)
-        return time.perf_counter() - run_began, dict(secs)
-
     machine.set_instrument(watch)
-    run_secs, least = run()
-    if run_secs >= _LONG_RUN_SECS and not is_repeated:
-        return least
-    run_secs, least = run()
-    more = min(_MOST_RUNS, max(_LEAST_RUNS, round(_RUNS_SECS / run_secs))) - 1 if is_repeated else 0
-    for _ in range(more):
-        _, by_function = run()
-        least = {name: min(secs_now, least.get(name, math.inf)) for name, secs_now in by_function.items()}
-    return least
+    run_began = time.perf_counter()
+    outputs = machine["main"](*inputs)
+    return outputs, time.perf_counter() - run_began, secs
 
 
 def _torch_call(
@@ -281,7 +291,11 @@ def _torch(compiled: bool) -> Callable[[LoadedNetwork, list[Any], Place], _Run]:
 
 def reference_run(loaded: LoadedNetwork, values: list[Any], place: Place) -> _Run:
     """Run a network as it came: by torch, or by ONNX Runtime if it is an ONNX model."""
-    return _MAKERS["onnxruntime" if loaded.program is None else "torch_eager"](loaded, values, place)
+    return _MAKERS[_reference_side(loaded)](loaded, values, place)
+
+
+def _reference_side(loaded: LoadedNetwork) -> str:
+    return "onnxruntime" if loaded.program is None else "torch_eager"
 
 
 def _onnx_bytes(loaded: LoadedNetwork, values: list[Any]) -> bytes:

@@ -22,7 +22,7 @@ from agents.errors import last_line
 from agents.host.device_kinds import compiled_target
 from agents.host.host_lock import timing_lock
 from agents.networks.graph import WEIGHTS, id_of_program, lowered, workload_ids, workloads_of
-from agents.networks.latency import program_secs
+from agents.networks.latency import least_program_secs
 from agents.networks.network_name import NetworkRefusedError, read_network_name
 from agents.networks.schedule_choice import Way, fastest_ways, ways
 from agents.networks.sources import load
@@ -229,9 +229,7 @@ def _timed(
             with timing_lock(Path(lock)) if lock else nullcontext():
                 os.sched_setaffinity(0, cores or usable_cores)
                 for compiled_way in executables:
-                    by_function = program_secs(
-                        relax.VirtualMachine(compiled_way, tvm.cpu()), values, is_repeated=True
-                    )
+                    by_function = least_program_secs(relax.VirtualMachine(compiled_way, tvm.cpu()), values)
                     secs_by_way.append(secs_by_workload(by_function, ids))
                 os.sched_setaffinity(0, usable_cores)
     return secs_by_way
@@ -241,7 +239,7 @@ def secs_by_workload(by_function: Mapping[str, float], ids: Mapping[str, str]) -
     """Add up the seconds of a network's functions by workload; others are of the virtual machine.
 
     Args:
-        by_function: Seconds of each function (`agents.networks.latency.program_secs`).
+        by_function: Seconds of each function in a run.
         ids: Workloads by function.
     """
     secs: dict[str, float] = {}

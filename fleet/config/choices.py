@@ -16,6 +16,8 @@ Strategy = Literal[
     "nearest",
     "scratch",
 ]
+#: Ways to run a network that its library is timed beside: those of `agents.networks.latency`.
+Rival = Literal["torch_eager", "onnxruntime", "openvino", "torch_compile"]
 #: Kinds of models that a training makes: the keys of `transfer.model.kinds.KINDS`.
 ModelKind = Literal["fleet_tlp", "mtl_tlp", "both"]
 #: Ways to choose the candidates that a new device measures (`transfer.adapt.sample_selection`).

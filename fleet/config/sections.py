@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import Annotated, Any, Self, get_type_hints
+from typing import Annotated, Any, Self, get_args, get_type_hints
 from urllib.parse import urlsplit
 
 from msgspec.structs import fields
@@ -24,7 +24,7 @@ from pydantic import (
 
 from agents.networks.network_name import NetworkRefusedError, with_absolute_path
 from agents.protocol import Protocol, protocol_bounds
-from fleet.config.choices import ModelKind, Selector, Strategy
+from fleet.config.choices import ModelKind, Rival, Selector, Strategy
 
 #: Folder of the device files, under the current folder.
 DEFAULT_HARDWARE = Path("configs/hardware")
@@ -36,10 +36,13 @@ _LEAST_MEMORY_GIB = 0.5
 _WINDOW = re.compile(r"([01]\d|2[0-3]):([0-5]\d)-([01]\d|2[0-3]|24):([0-5]\d)")
 
 
-#: A list of names; YAML and flags give lists where a frozen model wants tuples.
-_Names = Annotated[
-    tuple[str, ...], BeforeValidator(lambda value: tuple(value) if isinstance(value, list) else value)
-]
+def _as_tuple(value: Any) -> Any:
+    """YAML and flags give lists where a frozen model wants tuples."""
+    return tuple(value) if isinstance(value, list) else value
+
+
+#: A list of names.
+_Names = Annotated[tuple[str, ...], BeforeValidator(_as_tuple)]
 
 
 class Section(BaseModel):
@@ -88,7 +91,7 @@ class DaemonSection(Section):
     """How `fleet up` runs."""
 
     root: str = Field(default="runs/fleet", min_length=1)
-    """Folder of its own: chosen workloads, logs of drivers, token of the API. It is beside the store, unless
+    """Folder of its own: logs of drivers and trainings, token of the API. It is beside the store, unless
     another one is named."""
     policy: PolicySection = PolicySection()
     """The policy of every device."""
@@ -213,6 +216,15 @@ class OnboardingSection(Section):
     device without source devices starts from."""
 
 
+class TuningSection(Section):
+    """What `fleet tune` does with whole networks."""
+
+    rivals: Annotated[tuple[Rival, ...], BeforeValidator(_as_tuple)] = get_args(Rival)
+    """Ways to run a network that its library is timed beside, where they are installed. `torch.compile` takes
+    half a minute or more. The one whose output is right, torch or for an ONNX model ONNX Runtime, is timed in
+    any case."""
+
+
 def _protocol_fields() -> dict[str, Any]:
     """Type, default and bounds of every field of the protocol, for pydantic."""
     hints, bounds, settings = get_type_hints(Protocol), protocol_bounds(), {}
@@ -250,6 +262,7 @@ class FleetConfig(Section):
     store: StoreSection = StoreSection()
     training: TrainingSection = TrainingSection()
     onboarding: OnboardingSection = OnboardingSection()
+    tuning: TuningSection = TuningSection()
     daemon: DaemonSection = DaemonSection()
 
     @model_validator(mode="after")

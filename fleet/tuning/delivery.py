@@ -142,6 +142,7 @@ def deliver_all(
     traces: Mapping[WorkloadId, Sequence[str]],
     out: Path,
     untuned: Mapping[str, Untuned],
+    rivals: Sequence[str],
 ) -> dict[str, JsonDict]:
     """Deliver each network that is a graph. What goes wrong with one is told, and keeps no other from it.
 
@@ -151,6 +152,7 @@ def deliver_all(
         traces: Schedules of each workload, the fastest one alone first.
         out: Folder of the libraries.
         untuned: What `check_all` gave.
+        rivals: Ways of `SIDES` that the libraries are timed beside.
 
     Returns:
         What `deliver` gives, by label; `{"why_not"}` where there is no library.
@@ -164,14 +166,19 @@ def deliver_all(
             deliveries[label] = {"why_not": why_not}
             continue
         try:
-            deliveries[label] = deliver(text, device.spec, traces, out, untuned[text].library)
+            deliveries[label] = deliver(text, device.spec, traces, out, untuned[text].library, rivals)
         except NetworkRefusedError as error:
             deliveries[label] = {"why_not": str(error)}
     return deliveries
 
 
 def deliver(
-    text: str, spec: DeviceSpec, traces: Mapping[WorkloadId, Sequence[str]], out: Path, untuned: Path
+    text: str,
+    spec: DeviceSpec,
+    traces: Mapping[WorkloadId, Sequence[str]],
+    out: Path,
+    untuned: Path,
+    rivals: Sequence[str] = SIDES,
 ) -> JsonDict:
     """Compile a network with the fastest schedules, compare its output, time it, and keep the library.
 
@@ -181,6 +188,7 @@ def deliver(
         traces: Schedules of each workload, the fastest one alone first.
         out: Folder of the libraries.
         untuned: Its library without schedules, of `check_network`.
+        rivals: Ways of `SIDES` that the libraries are timed beside.
 
     Returns:
         What `agents.networks.latency.time_sides` and `agents.networks.library.build` give, and: `library`
@@ -202,7 +210,7 @@ def deliver(
             # Not into the folder of a process that a file may have taken over: it may have left a link there,
             # and we would write wherever that leads.
             libraries["tvm_earlier"] = Path(shutil.copyfile(library_path, Path(ours) / "earlier.so"))
-        timed = time_network(text, spec, libraries, folder)
+        timed = time_network(text, spec, libraries, folder, rivals)
         tolerance = timed["tolerance"]
         chosen = choose_library(timed, tolerance)
         if chosen is not None and chosen != "tvm_earlier":
@@ -251,8 +259,14 @@ def _lock_of(spec: DeviceSpec) -> Path:
     return lock
 
 
-def time_network(text: str, spec: DeviceSpec, libraries: Mapping[str, Path], folder: Path) -> JsonDict:
-    """Time libraries of a network beside torch and ONNX Runtime, on the device's cores.
+def time_network(
+    text: str,
+    spec: DeviceSpec,
+    libraries: Mapping[str, Path],
+    folder: Path,
+    rivals: Sequence[str] = SIDES,
+) -> JsonDict:
+    """Time libraries of a network beside other ways to run it, on the device's cores.
 
     Raises:
         NetworkRefusedError: A library does not run.
@@ -262,7 +276,7 @@ def time_network(text: str, spec: DeviceSpec, libraries: Mapping[str, Path], fol
         "network": text,
         "family": spec.family,
         "libraries": {side: str(path) for side, path in libraries.items()},
-        "sides": list(SIDES),
+        "sides": list(rivals),
         "threads": spec.threads,
         "turn_secs": _TURN_SECS,
         "lock": str(_lock_of(spec)),

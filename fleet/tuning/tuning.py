@@ -136,7 +136,8 @@ def tune_device(
             with clock.part("check"):
                 untuned = checking.result()
             result = _search(engine, settings, spec, options, begun, clock)
-        return result | conclude(result, engine.store(), labels, options.out, clock, display, untuned)
+        rivals = settings.tuning.rivals
+        return result | conclude(result, engine.store(), labels, options.out, clock, display, untuned, rivals)
 
 
 def _beside(future: Future[_Result], work: Callable[[], _Result]) -> None:
@@ -257,8 +258,19 @@ def conclude(
     clock: Clock,
     display: Display,
     untuned: Mapping[str, Untuned],
+    rivals: Sequence[str],
 ) -> JsonDict:
-    """Write what a search leaves; `untuned` is what `fleet.tuning.delivery.check_all` gave.
+    """Write what a search leaves.
+
+    Args:
+        result: Of the search.
+        store: With its records.
+        labels: Of the networks, by spelling.
+        out: Folder of what it leaves.
+        clock: Gets the parts' seconds.
+        display: Shows progress.
+        untuned: What `fleet.tuning.delivery.check_all` gave.
+        rivals: Ways to run a network that its library is timed beside.
 
     Returns:
         `workloads`, each with `untuned_secs` (None if unknown), `whole_networks` (see
@@ -276,7 +288,7 @@ def conclude(
             "compiling the network with its schedules, and timing it together with other ways to run it"
         )
     with clock.part("compile"):
-        whole = deliver_all(labels, store.devices()[device_id], database.traces(), out, untuned)
+        whole = deliver_all(labels, store.devices()[device_id], database.traces(), out, untuned, rivals)
     runs = {labels[text]: run.program_secs for text, run in untuned.items()}
     workloads = [{**row, "untuned_secs": _untuned_secs(row, runs)} for row in result["workloads"]]
     conclusion = {
