@@ -11,7 +11,7 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, get_args, get_origin
+from typing import Any, Literal, get_origin
 
 from pydantic import BaseModel, ValidationError
 
@@ -171,11 +171,7 @@ def parse_setting(key: str, text: str) -> Any:
     field = _SECTIONS[section].model_fields.get(name) if section in _SECTIONS else None
     if field is None or field.annotation is str or get_origin(field.annotation) is Literal:
         return text
-    if (
-        get_origin(field.annotation) is tuple
-        and get_args(field.annotation)[0] is str
-        and not text.startswith("[")
-    ):
+    if get_origin(field.annotation) is tuple and not text.startswith("["):
         return [word.strip() for word in text.split(",") if word.strip()]
     return parse_yaml(text)
 
