@@ -18,7 +18,9 @@ run: install
 compare: install
 	$(BIN)/python -m benchmarks.compare
 
-# Many tests wait for processes: three at a time keep two cores at work.
+# Many tests wait for processes: three at a time keep two cores at work. These share compiled modules, whatever the
+# shell says.
+test: export PYTHONDONTWRITEBYTECODE :=
 test: $(VENV)/installed-dev
 	$(BIN)/python -m pytest --numprocesses 3 --dist loadfile --no-loadscope-reorder
 

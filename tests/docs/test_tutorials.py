@@ -52,6 +52,8 @@ QUICK = {
     "FLEET_PROTOCOL__VISITS": "1",
     "FLEET_PROTOCOL__REJECT_INTERVAL": "0",
     "FLEET_WORKLOADS__NETWORKS": "[bert-tiny]",
+    # The daemon's own measurements end soon.
+    "FLEET_WORKLOADS__SAMPLES": "4",
     "FLEET_WORKLOADS__NOISE_SAMPLES": "2",
     "FLEET_TRAINING__EPOCHS": "1",
     "FLEET_TRAINING__FOLDS": "2",
