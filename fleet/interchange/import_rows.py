@@ -13,8 +13,8 @@ from typing import Any, TypeVar
 
 import numpy as np
 import pyarrow as pa
+from msgspec import to_builtins
 
-from agents.codec import protocol_to_json
 from agents.records import IMPORTED, RECORD_SCHEMA, DeviceId, Protocol, canonical_json, record_id_of
 from fleet.interchange.logs.catalog import Measurement
 from fleet.interchange.logs.json_values import attempt_of
@@ -32,6 +32,18 @@ NO_MEMORY_LIMIT_GIB = 1e6
 
 #: Logs do not say how many runs one repeat averages.
 UNKNOWN_NUMBER = 1
+
+#: What no log says.
+_CONSTANTS: dict[str, Any] = {
+    "warmup_secs": [],
+    "number": UNKNOWN_NUMBER,
+    "build_secs": 0.0,
+    "wait_secs": 0.0,
+    "origin": IMPORTED,
+    "model_version": "",
+    "schema": RECORD_SCHEMA,
+    "quality": "{}",
+}
 
 T = TypeVar("T", bound=Hashable)
 
@@ -52,7 +64,7 @@ def protocol_text(repeat: int) -> str:
         run_timeout_secs=NO_TIME_LIMIT_SECS,
         memory_limit_gib=NO_MEMORY_LIMIT_GIB,
     )
-    return canonical_json(protocol_to_json(protocol))
+    return canonical_json(to_builtins(protocol))
 
 
 class RowBatch:
@@ -103,29 +115,24 @@ class RowBatch:
             "outcome": [result.outcome for result in results],
             "latency_secs": [min(secs) if secs else None for secs in run_secs],
             "run_secs": _lists(run_secs, "run_secs"),
-            "warmup_secs": _constant([], rows, "warmup_secs"),
-            "number": _constant(UNKNOWN_NUMBER, rows, "number"),
-            "build_secs": _constant(0.0, rows, "build_secs"),
-            "wait_secs": _constant(0.0, rows, "wait_secs"),
             "timing_secs": [result.all_secs for result in results],
             "measured_at": [result.measured_at for result in results],
             "attempt": self._attempts,
-            "origin": _constant(IMPORTED, rows, "origin"),
-            "model_version": _constant("", rows, "model_version"),
             "error": [result.error for result in results],
             "environment_id": _words(environments, lambda environment: environment.environment_id),
             "environment": _words(environments, lambda environment: environment.text),
             "protocol": _words([len(secs) or 1 for secs in run_secs], protocol_text),
             "dialect": _words(workloads, lambda logged: logged.dialect),
             "trace": [measurement.trace for measurement in self._measurements],
-            "schema": _constant(RECORD_SCHEMA, rows, "schema"),
-            "quality": _constant("{}", rows, "quality"),
         }
         self._clear()
-        arrays = [
-            values if isinstance(values, pa.Array) else pa.array(values, field.type)
-            for field, values in ((field, columns[field.name]) for field in FILE_SCHEMA)
-        ]
+        arrays = []
+        for name, kind in zip(FILE_SCHEMA.names, FILE_SCHEMA.types, strict=True):
+            if name in _CONSTANTS:
+                arrays.append(pa.repeat(pa.scalar(_CONSTANTS[name], kind), rows))
+            else:
+                values = columns[name]
+                arrays.append(values if isinstance(values, pa.Array) else pa.array(values, kind))
         return pa.Table.from_arrays(arrays, schema=FILE_SCHEMA)
 
 
@@ -141,7 +148,3 @@ def _lists(values: Sequence[Sequence[float]], name: str) -> pa.Array:
     ends = np.cumsum([0, *map(len, values)], dtype=np.int32)
     flat = np.fromiter(chain.from_iterable(values), np.float64, count=int(ends[-1]))
     return pa.ListArray.from_arrays(pa.array(ends), pa.array(flat), type=FILE_SCHEMA.field(name).type)
-
-
-def _constant(value: Any, rows: int, name: str) -> pa.Array:
-    return pa.repeat(pa.scalar(value, FILE_SCHEMA.field(name).type), rows)
