@@ -22,7 +22,6 @@ from fleet.interchange.logs.json_values import (
     MAX_ALL_SECS,
     LoggedResult,
     Rejected,
-    excerpt,
     seconds_of,
 )
 from fleet.interchange.logs.knobs import (
@@ -75,7 +74,7 @@ _UNIT_FACTOR = 30
 def _cache_head(_path: Path, head: Mapping[str, Any]) -> KernelHead:
     names = head.get("tune_params_keys")
     if type(names) is not list or not 0 < len(names) <= MAX_KNOBS or not all(type(n) is str for n in names):
-        raise Rejected("tune_params_keys is not a list of names", excerpt(names))
+        raise Rejected("tune_params_keys is not a list of names", got=names)
     return KernelHead(
         tool=TOOL,
         kernel=head.get("kernel_name", ""),
@@ -87,10 +86,11 @@ def _cache_head(_path: Path, head: Mapping[str, Any]) -> KernelHead:
 
 def _cache_result(reader: KernelReader, item: Any) -> Measurement:
     if type(item) is not dict:
-        raise Rejected("a result is not an object", excerpt(item))
+        raise Rejected("a result is not an object", got=item)
     try:
         knobs = {
-            name: value if type(value := item[name]) is int else number_of(value) for name in reader.order
+            name: value if type(value := item[name]) is int else number_of(value)
+            for name in reader.head.order
         }
     except KeyError as missing:
         raise Rejected("a knob is missing", str(missing)) from None
@@ -156,11 +156,11 @@ def _details(value: Any) -> dict[str, Any]:
 
 def _t4_result(reader: KernelReader, item: Any) -> Measurement:
     if type(item) is not dict or type(item.get("configuration")) is not dict:
-        raise Rejected("a result has no configuration", excerpt(item))
+        raise Rejected("a result has no configuration", got=item)
     knobs = {name: number_of(value) for name, value in item["configuration"].items()}
     times = item.get("times", {})
     if type(times) is not dict:
-        raise Rejected("times are not an object", excerpt(times))
+        raise Rejected("times are not an object", got=times)
     measured = {
         measurement["name"]: measurement
         for measurement in _listed(item.get("measurements"))
@@ -168,7 +168,7 @@ def _t4_result(reader: KernelReader, item: Any) -> Measurement:
     }
     time = _time_of(measured, _listed(item.get("objectives")))
     own = _unit_of(time) if time else None
-    per_second = stated_unit(times) or stated_unit(item) or reader.per_second or own or _MILLIS
+    per_second = stated_unit(times) or stated_unit(item) or reader.head.per_second or own or _MILLIS
     spent, at = _spent(times, _T4_SPENT, per_second), unix_secs(item.get("timestamp"))
     validity = item.get("invalidity")
     if validity != "correct":

@@ -15,9 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-import orjson
-
-from fleet.interchange.logs.json_values import NOT_JSON, Rejected, excerpt
+from fleet.interchange.logs.json_values import NOT_JSON, Rejected
 from fleet.interchange.logs.lines import LogLines
 
 #: Characters of one item, and of one value of the head, at most.
@@ -46,7 +44,6 @@ class _Window:
         self._text = ""
         self._at = 0
         self._ended = False
-        self._line_wise = False
         self.passed = 0
 
     def _fill(self, characters: int) -> None:
@@ -98,17 +95,6 @@ class _Window:
             Rejected: It is cut, too long, nested too deeply, or no JSON.
         """
         self.peek()
-        if self._line_wise:
-            # Most tools write an item a line, and the faster parser then finds its end by the line's.
-            end = self._text.find("\n", self._at, self._at + MAX_ITEM_CHARS)
-            end -= end > 0 and self._text[end - 1] == ","
-            try:
-                value = orjson.loads(self._text[self._at : max(self._at, end)])
-            except orjson.JSONDecodeError:
-                self._line_wise = False
-            else:
-                self._at = end
-                return value
         try:
             value, end = self._parsed()
         except RecursionError:
@@ -117,7 +103,6 @@ class _Window:
             raise self._fault(error) from None
         if end - self._at > MAX_ITEM_CHARS:
             raise Rejected(TOO_LONG, f"{end - self._at:,} characters")
-        self._line_wise = self._text[end : end + 2] == ",\n" and "\n" not in self._text[self._at : end]
         self._at = end
         return value
 
@@ -143,7 +128,7 @@ class _Window:
         rest = self._text[place:]
         if self._ended and at_end:
             return Rejected("truncated", where)
-        return Rejected(NOT_JSON, excerpt(f"{where}: {rest[:20]}"))
+        return Rejected(NOT_JSON, got=f"{where}: {rest[:20]}")
 
 
 class JsonItems:
@@ -151,7 +136,7 @@ class JsonItems:
 
     Args:
         chunks: Bytes of the file.
-        listed: Key, or keys, of the object or list whose items are wanted.
+        listed: Keys of the object or list whose items are wanted.
         open_end: Whether the tool itself leaves off the closing brackets.
 
     Attributes:
@@ -159,11 +144,9 @@ class JsonItems:
         listed_key: Key of the items that come now, or came last.
     """
 
-    def __init__(
-        self, chunks: Iterator[bytes], listed: str | Collection[str], *, open_end: bool = False
-    ) -> None:
+    def __init__(self, chunks: Iterator[bytes], listed: Collection[str], *, open_end: bool = False) -> None:
         self._window = _Window(chunks)
-        self._listed = (listed,) if isinstance(listed, str) else listed
+        self._listed = listed
         self.listed_key = ""
         self._open_end = open_end
         self.head: dict[str, Any] = {}
@@ -224,15 +207,6 @@ class JsonItems:
         return True
 
 
-def spans_lines(chunks: Iterator[bytes]) -> bool:
-    """Whether a text that begins with `[` is one JSON list of several lines, or of more than is looked at."""
-    try:
-        _Window(chunks).value()
-    except Rejected as reason:
-        return reason.reason == TOO_LONG
-    return True
-
-
 @dataclass(frozen=True, slots=True)
 class Document:
     """How a tool lays out a file of its results: one JSON object, whose values may come in any order."""
@@ -247,7 +221,7 @@ class Document:
 
     def items(self, lines: LogLines) -> JsonItems:
         """Open the results of a file."""
-        return JsonItems(lines.chunks(), self.listed, open_end=self.open_end)
+        return JsonItems(lines.chunks(), {self.listed}, open_end=self.open_end)
 
     def head(self, path: Path, head: dict[str, Any]) -> dict[str, Any]:
         """All values beside the results, of which `head` stands before them; damage ends it early."""

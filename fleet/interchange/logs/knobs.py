@@ -30,7 +30,6 @@ from fleet.interchange.logs.json_values import (
     canonical_text,
     careful,
     check_secs,
-    excerpt,
 )
 from fleet.interchange.logs.lines import LogLines
 from fleet.interchange.logs.operators import Operator, Shape, shape_of
@@ -121,8 +120,7 @@ class KernelReader:
     """Turns configurations of one kernel into measurements.
 
     Attributes:
-        order: Names of the knobs as the file's head lists them.
-        per_second: How many of the file's units of time make a second; None if its head does not say.
+        head: What the file says of all its configurations.
 
     Raises:
         Rejected: The head names no kernel that can be kept.
@@ -130,18 +128,17 @@ class KernelReader:
 
     def __init__(self, catalog: Catalog, head: KernelHead) -> None:
         if type(head.kernel) is not str or not 0 < len(head.kernel) <= _MAX_NAME:
-            raise Rejected("the kernel has no name", excerpt(head.kernel))
+            raise Rejected("the kernel has no name", got=head.kernel)
         if not _is_name(head.device_name):
-            raise Rejected("name of the device is not a text", excerpt(head.device_name))
-        self.order = head.order
-        self.per_second = head.per_second
+            raise Rejected("name of the device is not a text", got=head.device_name)
+        self.head = head
         key = {"tool": head.tool, "kernel": head.kernel, "problem": head.problem, **head.details}
         text = check_key(canonical_text(key))
         try:
             canonical_json(key)
         except ValueError:
             # These tools write `NaN` and `Infinity`, which the text above shows as null.
-            raise Rejected("a number is not finite", excerpt(key)) from None
+            raise Rejected("a number is not finite", got=key) from None
         self._workload = catalog.workload((DIALECT, text), lambda: _workload(head, key, text))
         self._environment: Environment = catalog.environment(
             (DIALECT, head.tool, head.device_name), lambda: _environment(head)
@@ -154,7 +151,7 @@ class KernelReader:
             Rejected: It is no configuration.
         """
         if fault := check_knobs(knobs):
-            raise Rejected(fault, excerpt(knobs))
+            raise Rejected(fault, got=knobs)
         return Measurement(self._workload, self._environment, checked_trace(knobs), result)
 
     def tell_flops(self, flops: float) -> None:
@@ -209,7 +206,7 @@ def failed(
     """
     kind = words.get(said) if type(said) is str else None
     if kind is None:
-        raise Rejected("an error of an unknown kind", excerpt(said))
+        raise Rejected("an error of an unknown kind", got=said)
     outcome, text = FAILURES[kind]
     return LoggedResult(outcome, (), text, all_secs, measured_at)
 
@@ -229,11 +226,11 @@ def timed(
         Rejected: They are no times.
     """
     if type(runs) is not list or not _NUMBERS.issuperset(map(type, runs)):
-        raise Rejected("times are not a list of numbers", excerpt(runs))
+        raise Rejected("times are not a list of numbers", got=runs)
     try:
         run_secs = check_secs([value / per_second for value in runs])
     except OverflowError:  # a whole number of hundreds of digits
-        raise Rejected("a number is not finite", excerpt(runs)) from None
+        raise Rejected("a number is not finite", got=runs) from None
     return LoggedResult(Outcome.OK, run_secs, "", all_secs, measured_at)
 
 
