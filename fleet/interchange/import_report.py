@@ -11,7 +11,7 @@ from typing import Any, Protocol
 import pyarrow as pa
 from msgspec import Struct, field
 
-from agents.records import Descriptor, DeviceId, DeviceSpec, Family, Outcome, Workload
+from agents.records import Descriptor, DeviceId, DeviceSpec, Family, Workload
 from fleet.config.device_files import DEVICE_ID, load_device
 from fleet.errors import FleetError
 from fleet.interchange.logs.json_values import BLANK, COMMENT, WORKLOAD_LINE
@@ -185,11 +185,7 @@ class ImportReport(Struct, kw_only=True):
             "first_examples": dict(self.examples),
             "damaged": dict(self.damaged),
             "dialects": dict(sorted(self.counts.dialects.items())),
-            "outcomes": {
-                outcome.value: self.counts.outcomes[outcome]
-                for outcome in Outcome
-                if self.counts.outcomes[outcome]
-            },
+            "outcomes": dict(sorted(self.counts.outcomes.items())),
             "workloads_new": self.workloads,
             "networks": sorted(self.networks),
             "table_version": self.table_version,

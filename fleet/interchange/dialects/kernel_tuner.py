@@ -20,7 +20,6 @@ from fleet.interchange.logs.catalog import Measurement
 from fleet.interchange.logs.json_items import Document
 from fleet.interchange.logs.json_values import (
     MAX_ALL_SECS,
-    LoggedResult,
     Rejected,
     seconds_of,
 )
@@ -33,16 +32,11 @@ from fleet.interchange.logs.knobs import (
     only,
     timed,
 )
-from fleet.interchange.logs.lines import LogLines
 from fleet.interchange.logs.targets import checked_unit, stated_unit, units_per_second, unix_secs
 from transfer.language.knobs import MAX_KNOBS
 
 TOOL = "kernel_tuner"
-CACHE = Document(
-    "cache",
-    frozenset(("device_name", "kernel_name", "problem_size", "tune_params_keys")),
-    open_end=True,
-)
+CACHE = Document("cache", open_end=True)
 T4 = Document("results")
 
 #: What a cache and a T4 file call a failure, and the word of `fleet.interchange.logs.knobs.FAILURES`.
@@ -104,7 +98,7 @@ def _cache_result(reader: KernelReader, item: Any) -> Measurement:
     if type(rate := item.get("GFLOP/s")) is float and type(time) is float:
         reader.tell_flops(rate * time * 1e6)
     times = item.get("times")
-    return reader.measurement(knobs, _timed([time] if times is None else times, spent, at, _MILLIS))
+    return reader.measurement(knobs, timed([time] if times is None else times, spent, at))
 
 
 def _t4_head(path: Path, value: dict[str, Any]) -> KernelHead:
@@ -132,10 +126,8 @@ def _cache_beside(path: Path) -> KernelHead | None:
     for name in (f"{stem}.json.gz", f"{stem}.json"):
         beside = path.with_name(name)
         if beside.name != path.name and beside.is_file():
-            items = CACHE.items(LogLines(beside))
             with suppress(Rejected):  # damaged before its first result
-                next(iter(items), None)
-                head = _cache_head(beside, CACHE.head(beside, items.head))
+                head = _cache_head(beside, CACHE.head(beside))
                 if head.kernel:
                     return head
     return None
@@ -182,8 +174,8 @@ def _t4_result(reader: KernelReader, item: Any) -> Measurement:
     runs = times.get("runtimes")
     if not runs:  # Kernel Tuner writes an empty list for a cache without repeats
         runs = value if type(value) is list else [value]
-        return reader.measurement(knobs, _timed(runs, spent, at, own or per_second))
-    result = _timed(runs, spent, at, per_second)
+        return reader.measurement(knobs, timed(runs, spent, at, per_second=own or per_second))
+    result = timed(runs, spent, at, per_second=per_second)
     if own and isinstance(value, float | int):
         _check_units(result.run_secs, value / own)
     return reader.measurement(knobs, result)
@@ -212,12 +204,6 @@ def _check_units(run_secs: tuple[float, ...], mean_secs: float) -> None:
             "the units of time contradict each other",
             f"runs of {min(run_secs):g} s, measured {mean_secs:g} s",
         )
-
-
-def _timed(runs: Any, spent: float, at: float, per_second: float) -> LoggedResult:
-    if runs == [None]:
-        raise Rejected("not measured", "neither times nor time")
-    return timed(runs, spent, at, per_second=per_second)
 
 
 def _spent(item: Mapping[str, Any], names: tuple[str, ...], per_second: float) -> float:

@@ -27,7 +27,7 @@ from fleet.interchange.logs.knobs import (
 
 TOOL = "triton"
 SUFFIX = ".autotune.json"
-CACHE = Document("configs_timings", frozenset(("key",)))
+CACHE = Document("configs_timings")
 #: What it writes for the time of a failure, and the word of `fleet.interchange.logs.knobs.FAILURES`.
 ERRORS = {"inf": "compile"}
 #: What Triton keeps beside `kwargs`; values that are None say nothing.

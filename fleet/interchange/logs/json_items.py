@@ -213,9 +213,6 @@ class Document:
 
     #: Key of the list or object that holds the results.
     listed: str
-    #: Keys that name the kernel: a file that has them before its results is read once. Without any it is
-    #: always read twice, for any key behind the results may change what they mean.
-    names: frozenset[str] = frozenset()
     #: Whether the tool leaves off the closing brackets while it tunes.
     open_end: bool = False
 
@@ -223,12 +220,13 @@ class Document:
         """Open the results of a file."""
         return JsonItems(lines.chunks(), {self.listed}, open_end=self.open_end)
 
-    def head(self, path: Path, head: dict[str, Any]) -> dict[str, Any]:
-        """All values beside the results, of which `head` stands before them; damage ends it early."""
-        if self.names and self.names <= head.keys():
-            return head
+    def head(self, path: Path) -> dict[str, Any]:
+        """All values beside the results, before and behind them; damage ends it early.
+
+        So a file is read twice: any key behind the results may change what they mean.
+        """
         items = self.items(LogLines(path))
         with suppress(Rejected):
             for _ in items:
                 pass
-        return {**items.head, **head}
+        return items.head

@@ -96,16 +96,15 @@ def document_format(
         suffix: End of the names of such files, where the tool has one.
     """
 
-    def kernel_reader(catalog: Catalog, path: Path, values: dict[str, Any]) -> KernelReader:
-        return KernelReader(catalog, head(path, document.head(path, values)))
+    def kernel_reader(catalog: Catalog, path: Path) -> KernelReader:
+        return KernelReader(catalog, head(path, document.head(path)))
 
     def read(lines: LogLines, catalog: Catalog) -> Iterator[Measurement | Rejected]:
         reader: KernelReader | None = None
-        items = document.items(lines)
         try:
-            for item in items:
+            for item in document.items(lines):
                 if reader is None:
-                    reader = careful(kernel_reader, catalog, lines.path, items.head)
+                    reader = careful(kernel_reader, catalog, lines.path)
                 try:
                     yield careful(result, reader, item)
                 except Rejected as reason:
@@ -225,6 +224,8 @@ def timed(
     Raises:
         Rejected: They are no times.
     """
+    if runs == [None]:
+        raise Rejected("not measured", "neither times nor time")
     if type(runs) is not list or not _NUMBERS.issuperset(map(type, runs)):
         raise Rejected("times are not a list of numbers", got=runs)
     try:
