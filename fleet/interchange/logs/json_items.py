@@ -29,9 +29,7 @@ _MAX_HEAD = 64
 TOO_LONG: Final = "an item is too long"
 FOLLOWED: Final = "something else follows the document"
 
-_SPACES = frozenset(" \t\n\r")
-_SPACE = re.compile(r"[ \t\n\r]*")
-_KEY = re.compile(r'"([^"\\]{0,1024})"\s*:')
+_SPACES = re.compile(r"[ \t\n\r]*")
 _PARSE = json.JSONDecoder().raw_decode
 
 
@@ -60,12 +58,9 @@ class _Window:
     def peek(self) -> str:
         """Next character that is no space; empty at the end."""
         while True:
-            remaining = len(self._text) - self._at
-            if remaining < _LEAST_CHARS and not self._ended:
+            if len(self._text) - self._at < _LEAST_CHARS and not self._ended:
                 self._fill(_USUAL_CHARS)
-            elif remaining and (character := self._text[self._at]) not in _SPACES:
-                return character
-            spaces = _SPACE.match(self._text, self._at)
+            spaces = _SPACES.match(self._text, self._at)
             self._at = spaces.end() if spaces else self._at
             if self._at < len(self._text):
                 return self._text[self._at]
@@ -78,15 +73,6 @@ class _Window:
             return False
         self._at += 1
         return True
-
-    def key(self) -> str | None:
-        """Step over a simple key and its colon; None where something else comes."""
-        self.peek()
-        match = _KEY.match(self._text, self._at)
-        if match is None:
-            return None
-        self._at = match.end()
-        return match[1]
 
     def value(self) -> Any:
         """Parse what comes next.
@@ -125,10 +111,9 @@ class _Window:
         if not self._ended and len(self._text) - self._at > MAX_ITEM_CHARS and at_end:
             return Rejected(TOO_LONG, where)
         # The parser names the beginning of a text that does not end, else the place where it stopped.
-        rest = self._text[place:]
         if self._ended and at_end:
             return Rejected("truncated", where)
-        return Rejected(NOT_JSON, got=f"{where}: {rest[:20]}")
+        return Rejected(NOT_JSON, got=f"{where}: {self._text[place : place + 20]}")
 
 
 class JsonItems:
@@ -186,14 +171,15 @@ class JsonItems:
                 return
 
     def _key(self) -> str:
-        if (simple := self._window.key()) is not None:
-            return simple
         if self._window.peek() != '"':
-            raise Rejected("truncated" if not self._window.peek() else NOT_JSON, "expected a key")
+            raise self._lacks("a key")
         key = self._window.value()
         if not self._window.skip(":"):
-            raise Rejected("truncated" if not self._window.peek() else NOT_JSON, "expected ':'")
+            raise self._lacks("':'")
         return str(key)
+
+    def _lacks(self, what: str) -> Rejected:
+        return Rejected(NOT_JSON if self._window.peek() else "truncated", f"expected {what}")
 
     def _goes_on(self, end: str) -> bool:
         """Step over a comma; False where the tool left off the end of the document."""
@@ -201,9 +187,9 @@ class JsonItems:
         if following == "":
             if self._open_end:
                 return False
-            raise Rejected("truncated", "the document does not end")
+            raise self._lacks(f"'{end}'")
         if following != end and not self._window.skip(","):
-            raise Rejected(NOT_JSON, f"expected ',' or '{end}'")
+            raise self._lacks(f"',' or '{end}'")
         return True
 
 
