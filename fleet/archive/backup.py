@@ -85,7 +85,7 @@ def back_up(store: Path, folder: Path) -> BackedUp:
         fsync(folder / OBJECTS)
         about = manifest.about
         about.files, about.bytes = len(manifest.files), sum(file.bytes for file in manifest.files.values())
-        present = set() if earlier is None else set(earlier.files.values())
+        present = set(earlier.files.values() if earlier is not None else ())
         about.copied_bytes = sum(file.bytes for file in set(manifest.files.values()) - present)
         about.secs = round(time.monotonic() - began, 3)
         write_manifest(folder, manifest)

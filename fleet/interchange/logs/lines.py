@@ -9,10 +9,10 @@ import bz2
 import os
 import stat
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
-from typing import BinaryIO, Final
+from typing import Any, BinaryIO, Final
 
 from fleet.errors import FleetError
 from fleet.terminal_text import visible
@@ -26,7 +26,10 @@ _CHUNK_BYTES = 1 << 20
 #: Bytes looked at to tell what a file is.
 _LOOK_BYTES = 1 << 20
 #: How a packed file begins, and what unpacks it.
-_PACKED = {"gz": (b"\x1f\x8b", partial(zlib.decompressobj, wbits=31)), "bz2": (b"BZh", bz2.BZ2Decompressor)}
+_PACKED: Final[Mapping[str, tuple[bytes, Callable[[], Any]]]] = {
+    "gz": (b"\x1f\x8b", partial(zlib.decompressobj, wbits=31)),
+    "bz2": (b"BZh", bz2.BZ2Decompressor),
+}
 #: Bytes of a packed file that are unpacked at once: of gz they give less than `_CHUNK_BYTES`.
 _STEP_BYTES = 256
 #: A compressed file that unpacks to more than so many times its size is none of a log: those reach fifty. So
