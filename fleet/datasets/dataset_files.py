@@ -165,8 +165,7 @@ def checked_rows(dataset: PublishedDataset) -> Iterator[tuple[DeviceId, pa.Table
                 for rows in _pieces(batch, budget.spend(batch)):
                     yield from _by_device(dataset, rows, workload_ids, tally)
         # Equal rows cost a file nothing, and whoever reads them much.
-        ids = np.sort(np.concatenate(tally.ids)) if tally.ids else np.empty(0, np.uint64)
-        if repeated := int(np.count_nonzero(ids[1:] == ids[:-1])):
+        if repeated := len(tally.repeated()):
             raise StoreError(f"{repeated:,} records are there more than once")
     except AgentError as error:
         raise DatasetRefusedError(visible(str(error))) from error
