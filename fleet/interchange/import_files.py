@@ -37,6 +37,7 @@ IMPORT_VERSION = 1
 class FileState(Value, frozen=True, kw_only=True):
     """A file as it was when it was read: changed in any way, it is another one."""
 
+    #: As a URI: names of files need not be text.
     path: str
     bytes: int
     modified_ns: int

@@ -162,7 +162,7 @@ class _Import:
             settings += f" {status.st_size} {status.st_mtime_ns}"
         status = log.path.stat()
         return FileState(
-            path=str(log.path.resolve()),
+            path=log.path.resolve().as_uri(),
             bytes=status.st_size,
             modified_ns=status.st_mtime_ns,
             settings=settings,
