@@ -139,12 +139,6 @@ def record_from_json(value: Any) -> Record:
     return record
 
 
-def protocol_to_json(protocol: Protocol) -> dict[str, Any]:
-    """Turn a protocol into values that `json.dumps` takes."""
-    values: dict[str, Any] = msgspec.to_builtins(protocol)
-    return values
-
-
 def protocol_from_json(value: Any) -> Protocol:
     """Rebuild a protocol from what `json.loads` gives.
 

@@ -144,7 +144,7 @@ class _Hour(NamedTuple):
         dataset, rows = self.snapshot.dataset, self.judged
         latency = dataset.latency_secs[rows, dataset.column(self.target)]
         scores = head.score_unseen(dataset.features.take(rows))
-        return evaluate_ranking(scores, latency, dataset.group[rows], least=_LEAST).top1_by_workload
+        return evaluate_ranking(scores, latency, dataset.group[rows], least=_LEAST).values["top1"]
 
 
 def measure(options: Options) -> Figures:

@@ -38,7 +38,7 @@ from transfer.adapt.base import Onboarding, Regime, Strategy, is_enough
 from transfer.adapt.sample_selection import SELECTORS, Choice, Selector, choose_in_rounds
 from transfer.arrays import Floats
 from transfer.data.dataset import Dataset
-from transfer.data.metrics import measure_workloads
+from transfer.data.metrics import evaluate_ranking
 from transfer.errors import TransferError
 from transfer.model.fleet_tlp import FleetTLP
 from transfer.model.inputs import torch_threads
@@ -261,11 +261,11 @@ def judged(
         measures: Which of `MEASURES`.
     """
     kind = "random_" if scores is None else ""
-    names = {one: f"{kind * one.startswith('top')}{one}_by_workload" for one in measures}
+    names = {one: f"{kind * one.startswith('top')}{one}" for one in measures}
     # Of constant scores tau is 0.
     judged_scores = np.zeros(len(case.test)) if scores is None else scores
     truth = dataset.latency_secs[case.test, dataset.column(case.target)]
-    groups, _, found = measure_workloads(names.values(), judged_scores, truth, dataset.group[case.test])
+    found = evaluate_ranking(judged_scores, truth, dataset.group[case.test], names=names.values())
     return Point(
         contender=name,
         regime=case.regime,
@@ -274,7 +274,7 @@ def judged(
         seed=case.seed,
         k=samples[0],
         measured=samples[1],
-        groups=groups.tolist(),
-        values={one: found[full].tolist() for one, full in names.items()},
+        groups=found.groups.tolist(),
+        values={one: found.values[full].tolist() for one, full in names.items()},
         **(about or {}),
     )

@@ -34,7 +34,7 @@ from benchmarks.unlike_ways import (
 )
 from transfer.adapt.base import Regime
 from transfer.arrays import Groups, Mask, Rows
-from transfer.data.metrics import measure_workloads
+from transfer.data.metrics import evaluate_ranking
 
 DATA = Path(__file__).resolve().parents[2] / "shared" / "data" / "miopen_find_db"
 #: Share of the convolutions that are judged.
@@ -150,13 +150,13 @@ def likeness(data: FindData) -> dict[str, dict[str, Figures]]:
             if source == target or np.bincount(dataset.group[both], minlength=1).max() < 3:
                 continue
             theirs, own = (dataset.latency_secs[both, dataset.column(one)] for one in (source, target))
-            name, group = "top1_by_workload", dataset.group[both]
-            _, counts, values = measure_workloads((name,), -theirs, own, group, least=3)
-            kept = values[name]
+            group = dataset.group[both]
+            metrics = evaluate_ranking(-theirs, own, group, names=("top1",), least=3)
+            kept = metrics.values["top1"]
             found.setdefault(source, {})[target] = {
                 "kept": float(kept.mean()),
                 "same_winner": float((kept >= 1).mean()),
-                "problems": len(counts),
+                "problems": len(metrics.counts),
             }
     return found
 

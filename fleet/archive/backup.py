@@ -85,6 +85,8 @@ def back_up(store: Path, folder: Path) -> BackedUp:
         fsync(folder / OBJECTS)
         about = manifest.about
         about.files, about.bytes = len(manifest.files), sum(file.bytes for file in manifest.files.values())
+        present = set(earlier.files.values() if earlier is not None else ())
+        about.copied_bytes = sum(file.bytes for file in set(manifest.files.values()) - present)
         about.secs = round(time.monotonic() - began, 3)
         write_manifest(folder, manifest)
         sweep(folder, manifest)
@@ -95,8 +97,8 @@ def _copy(store: Path, folder: Path, earlier: Manifest | None) -> Manifest:
     """Copy what the store consists of at one moment; the order of the steps is what makes it whole."""
     table = store / RECORDS
     # First: a log that is noted as read to its end has all of its rows in the store by then.
-    files, copied = _copy_imports(store, folder)
-    state, files[STATE], new = _copy_state(store, folder)
+    files = _copy_imports(store, folder)
+    state, files[STATE] = _copy_state(store, folder)
     snapshot, table_id = _snapshot(table, state.version)
     if earlier is not None and earlier.about.table_id != table_id:
         raise StoreError(f"{folder} is the backup of another store than {store}; give another folder")
@@ -110,37 +112,31 @@ def _copy(store: Path, folder: Path, earlier: Manifest | None) -> Manifest:
         others += sorted((store / name).glob("[!.]*"))
     sums |= {str(path.relative_to(store)): None for path in others}
 
-    def keep(path: str) -> tuple[BackedUpFile, int]:
+    def keep(path: str) -> BackedUpFile:
         try:
             return keep_file(folder, store / path, sums[path])
         except FileNotFoundError as error:
             raise _GoneError(f"{path} is missing in the store") from error
 
-    copied += new
     with ThreadPoolExecutor(_THREADS) as threads:
-        for path, (backed_up, new) in zip(sums, threads.map(keep, sums), strict=True):
-            files[path] = backed_up
-            copied += new
+        files.update(zip(sums, threads.map(keep, sums), strict=True))
     about = BackedUp(
         version=state.version,
         records=snapshot.rows,
         waiting=state.waiting,
         made_at=time.time(),
         table_id=table_id,
-        copied_bytes=copied,
     )
     return Manifest(about=about, files=files)
 
 
-def _copy_imports(store: Path, folder: Path) -> tuple[dict[str, BackedUpFile], int]:
-    """Copy which logs were imported; return the files and the bytes that were copied."""
+def _copy_imports(store: Path, folder: Path) -> dict[str, BackedUpFile]:
+    """Copy which logs were imported."""
     files: dict[str, BackedUpFile] = {}
-    copied = 0
     for noted in sorted((store / IMPORTS).glob("[!.]*")):
         with suppress(FileNotFoundError):  # anybody may delete it
-            files[f"{IMPORTS}/{noted.name}"], new = keep_file(folder, noted, None)
-            copied += new
-    return files, copied
+            files[f"{IMPORTS}/{noted.name}"] = keep_file(folder, noted, None)
+    return files
 
 
 class _State(NamedTuple):
@@ -153,8 +149,8 @@ class _State(NamedTuple):
     waiting: int
 
 
-def _copy_state(store: Path, folder: Path) -> tuple[_State, BackedUpFile, int]:
-    """Copy the state file as it is at one moment; return the bytes that are new, too."""
+def _copy_state(store: Path, folder: Path) -> tuple[_State, BackedUpFile]:
+    """Copy the state file as it is at one moment."""
     with new_file(folder) as copy:
         back_up_state(store / STATE, copy)
         with StateReader(copy) as reader:
@@ -166,7 +162,7 @@ def _copy_state(store: Path, folder: Path) -> tuple[_State, BackedUpFile, int]:
                 {file.path: file.sha256 for file in reader.files()},
                 sum(rows for _, _, rows, _ in reader.waiting_sizes()),
             )
-        return state, *keep_new_file(folder, copy)
+        return state, keep_new_file(folder, copy)
 
 
 def _snapshot(table: Path, version: int) -> tuple[TableSnapshot, str]:

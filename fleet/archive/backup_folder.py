@@ -58,7 +58,7 @@ class BackedUp(Struct, kw_only=True, forbid_unknown_fields=True):
     table_id: str
     files: int = 0
     bytes: int = 0
-    #: Bytes that were not there from an earlier backup.
+    #: Bytes that the earlier backup in the folder did not have.
     copied_bytes: int = 0
     secs: float = 0.0
 
@@ -109,8 +109,8 @@ def held(store: Path, folder: Path) -> Iterator[None]:
         lock.release()
 
 
-def keep_file(folder: Path, path: Path, known_sum: str | None) -> tuple[BackedUpFile, int]:
-    """Have a file as an object; return it and how many bytes had to be copied.
+def keep_file(folder: Path, path: Path, known_sum: str | None) -> BackedUpFile:
+    """Have a file as an object.
 
     If its SHA-256 is known, an object that is there already is not looked into.
 
@@ -121,7 +121,7 @@ def keep_file(folder: Path, path: Path, known_sum: str | None) -> tuple[BackedUp
         size = path.stat().st_size
         stored = object_path(folder, known_sum)
         if stored.exists() and stored.stat().st_size == size:
-            return BackedUpFile(known_sum, size), 0
+            return BackedUpFile(known_sum, size)
     if path.suffix == ".jsonl":
         data = path.read_bytes()
         # A line that is being written is not there yet.
@@ -131,7 +131,7 @@ def keep_file(folder: Path, path: Path, known_sum: str | None) -> tuple[BackedUp
 
 def _keep(
     folder: Path, source: Iterable[bytes], path: Path | None = None, known_sum: str | None = None
-) -> tuple[BackedUpFile, int]:
+) -> BackedUpFile:
     """Copy pieces into a file, and give that the name of its content unless there is one."""
     with new_file(folder) as temporary:
         copied_sum, size = copy_durably(source, temporary)
@@ -143,8 +143,8 @@ def _keep(
         return _name_by_content(folder, temporary, BackedUpFile(copied_sum, size))
 
 
-def keep_new_file(folder: Path, temporary: Path) -> tuple[BackedUpFile, int]:
-    """Have a file of `new_file`, which is on the disk, as an object; return it and how many bytes are new."""
+def keep_new_file(folder: Path, temporary: Path) -> BackedUpFile:
+    """Have a file of `new_file`, which is on the disk, as an object."""
     return _name_by_content(folder, temporary, BackedUpFile(file_sum(temporary), temporary.stat().st_size))
 
 
@@ -160,13 +160,12 @@ def new_file(folder: Path) -> Iterator[Path]:
             path.unlink()
 
 
-def _name_by_content(folder: Path, temporary: Path, file: BackedUpFile) -> tuple[BackedUpFile, int]:
+def _name_by_content(folder: Path, temporary: Path, file: BackedUpFile) -> BackedUpFile:
     stored = object_path(folder, file.sha256)
     stored.parent.mkdir(exist_ok=True)
-    if stored.exists() and stored.stat().st_size == file.bytes:
-        return file, 0
-    temporary.replace(stored)
-    return file, file.bytes
+    if not stored.exists() or stored.stat().st_size != file.bytes:
+        temporary.replace(stored)
+    return file
 
 
 def copy_durably(source: Iterable[bytes], target: Path) -> tuple[str, int]:

@@ -60,7 +60,12 @@ class Seen:
 
     def results(self) -> Numbers:
         """The numbers of all results so far, sorted."""
-        return np.sort(np.concatenate(self.pieces)) if self.pieces else np.empty(0, np.int64)
+        return np.sort(np.concatenate(self.pieces or [np.empty(0, np.int64)]))
+
+    def repeated(self) -> NDArray[np.uint64]:
+        """The first eight bytes of ids that were there before, sorted."""
+        ids = np.sort(np.concatenate(self.ids or [np.empty(0, np.uint64)]))
+        return ids[1:][ids[1:] == ids[:-1]]
 
 
 def file_faults(

@@ -237,9 +237,8 @@ class _Verification:
 
     def _check_repeated(self, snapshot: TableSnapshot) -> None:
         """Say which records are there twice, at each place but the first."""
-        ids = np.sort(np.concatenate(self._totals.ids)) if self._totals.ids else np.empty(0, np.uint64)
+        twice = np.unique(self._totals.repeated())
         self._totals.ids.clear()
-        twice = np.unique(ids[1:][ids[1:] == ids[:-1]])
         before: set[str] = set()
         for file in snapshot.files if len(twice) else ():
             # What cannot be read is said already.

@@ -12,7 +12,6 @@ in it is executed or unpickled.
 from __future__ import annotations
 
 import hashlib
-import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -53,7 +52,6 @@ _Rows = TypeVar("_Rows", pa.Table, pa.RecordBatch)
 #: Columns that the id of a record is made of, beside its device.
 ID_PARTS: Final = ("candidate_id", "environment_id", "attempt")
 _SUMMED: Final = (RECORDS, CARD, README)
-_SUM_LINE: Final = re.compile(r"([0-9a-f]{64}) [ *](\S+)")
 #: Bytes of each file at most.
 _MOST_BYTES: Final = {RECORDS: MOST_FILE_BYTES, CARD: 4 << 20, README: 16 << 20, SUMS: 1 << 16}
 #: Rows that are decoded at once, and bytes of their texts that are written out and checked at once; all of
@@ -167,8 +165,7 @@ def checked_rows(dataset: PublishedDataset) -> Iterator[tuple[DeviceId, pa.Table
                 for rows in _pieces(batch, budget.spend(batch)):
                     yield from _by_device(dataset, rows, workload_ids, tally)
         # Equal rows cost a file nothing, and whoever reads them much.
-        ids = np.sort(np.concatenate(tally.ids)) if tally.ids else np.empty(0, np.uint64)
-        if repeated := int(np.count_nonzero(ids[1:] == ids[:-1])):
+        if repeated := len(tally.repeated()):
             raise StoreError(f"{repeated:,} records are there more than once")
     except AgentError as error:
         raise DatasetRefusedError(visible(str(error))) from error
@@ -247,9 +244,8 @@ def _text(folder: Path, name: str) -> str:
 
 
 def _sums(folder: Path, text: str) -> dict[str, str]:
-    lines = [_SUM_LINE.fullmatch(line) for line in text.splitlines()]
-    sums = {line[2]: line[1] for line in lines if line is not None}
-    if None in lines or sorted(sums) != sorted(_SUMMED) or len(lines) != len(_SUMMED):
+    sums = {line[66:]: line[:64] for line in text.splitlines()}
+    if sums.keys() != set(_SUMMED):
         raise DatasetRefusedError(
             f"{folder / SUMS}: expected one line `SHA-256  NAME` for each of {', '.join(_SUMMED)}; get the "
             "dataset again"
@@ -264,7 +260,11 @@ def _sum_fault(path: Path, expected: str) -> str:
         actual_sum = file_sum(path)
     except OSError as error:
         return f"{path.name}: {error.strerror}"
-    return "" if actual_sum == expected else f"{path.name} has SHA-256 {actual_sum}, {SUMS} says {expected}"
+    return (
+        ""
+        if actual_sum == expected
+        else f"{path.name} has SHA-256 {actual_sum}, {SUMS} says {visible(expected)}"
+    )
 
 
 def _card(folder: Path) -> dict[str, Any]:

@@ -2,7 +2,7 @@
 
 Each file holds all measurements of one kernel and problem size on one device, in the form that the tool reads
 back; where the tool does not choose the best one itself, a file beside it names it. Called by
-`export_store.py`. Records are streamed through files beside the result, a few MB in memory.
+`export_store.py`. Records are streamed through files beside the result.
 """
 
 from __future__ import annotations
@@ -22,8 +22,6 @@ from fleet.interchange.export_source import NotHeldError, Source, json_object, j
 from fleet.interchange.logs.knobs import DIALECT
 from transfer.language.knobs import check_knobs
 
-#: Characters of items that wait to be written.
-_WAITING_CHARS = 8 << 20
 _SAFE = re.compile(r"[^A-Za-z0-9_.-]+")
 _IDENTIFIER = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
@@ -37,8 +35,7 @@ class _Kernel:
     workload_id: WorkloadId
     flops: float
     device_name: str
-    #: Items that wait to be written, and how many there are in all.
-    waiting: list[str] = field(default_factory=list)
+    #: Records that were written.
     count: int = 0
     #: Values of each knob.
     values: dict[str, dict[Any, None]] = field(default_factory=dict)
@@ -57,7 +54,7 @@ class _Kernel:
 
 
 @dataclass(frozen=True, slots=True)
-class _Format:
+class KnobFormat:
     """How one tool writes a record, and a file of them."""
 
     #: Tool whose records it takes; all if empty.
@@ -69,45 +66,41 @@ class _Format:
     finish: Callable[[_Kernel, Path, Iterator[str]], None]
 
 
-def write_knobs(folder: Path, source: Source, form: str) -> int:
-    """Write the records of one device into a new folder in a form of `FORMATS`; returns how many.
+def write_knobs(folder: Path, source: Source, form: KnobFormat) -> int:
+    """Write the records of one device into a new folder in one of `FORMATS`; returns how many.
 
     Without any there is no folder. The source counts those that the format cannot hold.
     """
-    chosen = FORMATS[form]
     # Of several words the last, which says most.
-    words = {ours: word for word, ours in chosen.words.items()}
+    words = {ours: word for word, ours in form.words.items()}
     kernels: dict[WorkloadId, _Kernel] = {}
-    waiting = 0
 
     def item_of(record: Record) -> tuple[Record, _Kernel, dict[str, Any], str]:
-        kernel = _kernel_of(record, source, kernels, chosen)
+        kernel = _kernel_of(record, source, kernels, form)
         knobs = json_trace(record, check_knobs)
-        return record, kernel, knobs, chosen.item(kernel, record, knobs, _word(record, words))
+        return record, kernel, knobs, form.item(kernel, record, knobs, _word(record, words))
 
     for record, kernel, knobs, item in source.held(item_of):
-        kernel.waiting.append(item)
+        folder.mkdir(exist_ok=True)
+        with _parts(folder, kernel).open("a", encoding="utf-8", newline="\n") as stream:
+            stream.write(f"{item}\n")
         kernel.count += 1
         for name, value in knobs.items():
             kernel.values.setdefault(name, {}).setdefault(json.dumps(value), None)
         if record.outcome is Outcome.OK and min(record.run_secs) < kernel.best_secs:
             kernel.best_secs, kernel.best = min(record.run_secs), knobs
-        waiting += len(item)
-        if waiting > _WAITING_CHARS:
-            _flush(folder, kernels)
-            waiting = 0
-    written = [kernel for kernel in kernels.values() if kernel.count]
-    if written:
-        _flush(folder, kernels)
-    for kernel in written:
-        parts = _parts(folder, kernel)
-        with parts.open(encoding="utf-8", newline="\n") as stream:
-            chosen.finish(kernel, folder, (line.rstrip("\n") for line in stream))
-        parts.unlink()
-    return sum(kernel.count for kernel in written)
+    for kernel in kernels.values():
+        if kernel.count:
+            parts = _parts(folder, kernel)
+            with parts.open(encoding="utf-8", newline="\n") as stream:
+                form.finish(kernel, folder, (line.rstrip("\n") for line in stream))
+            parts.unlink()
+    return sum(kernel.count for kernel in kernels.values())
 
 
-def _kernel_of(record: Record, source: Source, kernels: dict[WorkloadId, _Kernel], form: _Format) -> _Kernel:
+def _kernel_of(
+    record: Record, source: Source, kernels: dict[WorkloadId, _Kernel], form: KnobFormat
+) -> _Kernel:
     if record.dialect != DIALECT:
         raise NotHeldError(f"dialect {record.dialect}")
     kernel = kernels.get(record.workload_id)
@@ -133,15 +126,6 @@ def _is_kernel(key: Mapping[str, Any]) -> bool:
         and type(order) is list
         and all(type(name) is str for name in order)
     )
-
-
-def _flush(folder: Path, kernels: Mapping[WorkloadId, _Kernel]) -> None:
-    folder.mkdir(exist_ok=True)
-    for kernel in kernels.values():
-        if kernel.waiting:
-            with _parts(folder, kernel).open("a", encoding="utf-8", newline="\n") as stream:
-                stream.writelines(f"{item}\n" for item in kernel.waiting)
-            kernel.waiting = []
 
 
 def _parts(folder: Path, kernel: _Kernel) -> Path:
@@ -312,8 +296,8 @@ def _finish_helion(kernel: _Kernel, folder: Path, items: Iterator[str]) -> None:
 
 #: Formats by name.
 FORMATS: Final = {
-    kernel_tuner.TOOL: _Format(kernel_tuner.TOOL, kernel_tuner.ERRORS, _cache_item, _finish_cache),
-    "t4": _Format("", kernel_tuner.INVALIDITIES, _t4_item, _finish_t4),
-    triton.TOOL: _Format(triton.TOOL, triton.ERRORS, _triton_item, _finish_triton),
-    helion.TOOL: _Format(helion.TOOL, helion.STATUSES, _helion_item, _finish_helion),
+    kernel_tuner.TOOL: KnobFormat(kernel_tuner.TOOL, kernel_tuner.ERRORS, _cache_item, _finish_cache),
+    "t4": KnobFormat("", kernel_tuner.INVALIDITIES, _t4_item, _finish_t4),
+    triton.TOOL: KnobFormat(triton.TOOL, triton.ERRORS, _triton_item, _finish_triton),
+    helion.TOOL: KnobFormat(helion.TOOL, helion.STATUSES, _helion_item, _finish_helion),
 }

@@ -41,12 +41,11 @@ _TASK_FIELDS = ("hardware_params", "target_host", "layout_rewrite_option", "task
 _INT_MAX = 2**31 - 1
 
 
-def write_ansor(path: Path, name: str, source: Source) -> int:
+def write_ansor(path: Path, source: Source) -> int:
     """Write the records of one device as Ansor lines; returns how many.
 
     Args:
-        path: Where to write.
-        name: Final name of the file; `.gz` at its end compresses.
+        path: Where to write; `.gz` at its end compresses.
         source: The device; records of other dialects than `ansor` and `meta_schedule` are counted there.
     """
     from transfer.errors import TraceError
@@ -75,10 +74,10 @@ def write_ansor(path: Path, name: str, source: Source) -> int:
             value["v"] = version
         return value
 
-    return write_lines(path, name, map(json.dumps, source.held(line)))
+    return write_lines(path, map(json.dumps, source.held(line)))
 
 
-def write_autotvm(path: Path, name: str, source: Source) -> int:
+def write_autotvm(path: Path, source: Source) -> int:
     """Write the records of one device as AutoTVM lines; see `write_ansor`, but for dialect `autotvm`."""
     from transfer.language.autotvm import check_entity
 
@@ -100,7 +99,7 @@ def write_autotvm(path: Path, name: str, source: Source) -> int:
             "tvm_version": environment.get("tvm", ""),
         }
 
-    return write_lines(path, name, map(json.dumps, source.held(line)))
+    return write_lines(path, map(json.dumps, source.held(line)))
 
 
 def _workload_of(record: Record, source: Source) -> Workload:

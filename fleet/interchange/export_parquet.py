@@ -175,9 +175,9 @@ def write_database(folder: Path, source: Source) -> int:
         return f"[{indices[record.workload_id]},{inner}]"
 
     folder.mkdir()
-    count = write_lines(folder / RECORDS, RECORDS, source.held(line))
+    count = write_lines(folder / RECORDS, source.held(line))
     workloads = (_workload_line(source.workloads[workload_id]) for workload_id in indices)
-    write_lines(folder / WORKLOADS, WORKLOADS, workloads)
+    write_lines(folder / WORKLOADS, workloads)
     if not count:
         shutil.rmtree(folder)
     return count

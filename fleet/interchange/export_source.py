@@ -51,7 +51,7 @@ _OLD = ".old"
 def whole_file(path: Path, *, replace: bool) -> Iterator[Path]:
     """Write a file beside its place and move it there at the end; after a failure nothing is left of it.
 
-    Yields the path to write to; the folder of the file is made if missing.
+    Yields the path to write to, with the same suffix; the folder of the file is made if missing.
 
     Raises:
         FleetError: Something is there and may not be replaced.
@@ -63,7 +63,7 @@ def whole_file(path: Path, *, replace: bool) -> Iterator[Path]:
         if path.exists() and not replace:
             raise _exists_error(path)
         make_folder(path.parent)
-        beside = _beside(path)
+        beside = _beside(path, path.suffix)
         try:
             yield beside
             fsync(beside)
@@ -121,12 +121,12 @@ def write_manifest(folder: Path, facts: Mapping[str, Any]) -> None:
     (folder / MANIFEST).write_text(yaml.safe_dump({_FORMAT_KEY: 1, **facts}))
 
 
-def write_lines(path: Path, name: str, lines: Iterable[str]) -> int:
-    """Write lines of text, compressed where `name`, the final one, ends in `.gz`; returns how many."""
+def write_lines(path: Path, lines: Iterable[str]) -> int:
+    """Write lines of text, compressed if the name ends in `.gz`; returns how many."""
     count = 0
     with ExitStack() as stack:
         raw: io.BufferedWriter | gzip.GzipFile = stack.enter_context(path.open("wb"))
-        if name.endswith(".gz"):
+        if path.suffix.lower() == ".gz":
             # Without name and time, so that equal records give equal files.
             raw = stack.enter_context(gzip.GzipFile("", "wb", _GZIP_LEVEL, raw, mtime=0))
         text = stack.enter_context(io.TextIOWrapper(raw, encoding="utf-8", newline="\n"))

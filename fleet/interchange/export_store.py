@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -30,33 +31,25 @@ _LINE_SUFFIXES = (".json", ".jsonl", ".log", ".json.gz", ".jsonl.gz", ".log.gz")
 class _Format:
     """How the records of devices are written."""
 
-    #: Writes to a path what has this final name; gives the number of records.
-    write: Callable[[Path, str, Sequence[Source]], int]
+    #: Writes those of one device to a path; gives the number of records. None for a file of several devices.
+    write: Callable[[Path, Source], int] | None = None
     #: End of the name of a device's file; empty where a device has a folder.
     suffix: str = ""
     #: Ends of a destination's name that make it a file instead of a folder.
     file_suffixes: tuple[str, ...] = ()
-    #: Whether one file may hold several devices.
-    is_joint: bool = False
 
-
-def _knob_format(tool: str) -> _Format:
-    return _Format(lambda path, _, sources: write_knobs(path, sources[0], tool))
+    def write_all(self, path: Path, sources: Sequence[Source]) -> int:
+        """Write the records of some devices to one path."""
+        return write_parquet(path, sources) if self.write is None else self.write(path, *sources)
 
 
 #: What `fmt` may be.
 FORMATS: Final = {
-    "parquet": _Format(
-        lambda path, _, sources: write_parquet(path, sources), ".parquet", (".parquet",), is_joint=True
-    ),
-    "meta_schedule": _Format(lambda path, _, sources: write_database(path, sources[0])),
-    "ansor": _Format(
-        lambda path, name, sources: write_ansor(path, name, sources[0]), ".jsonl", _LINE_SUFFIXES
-    ),
-    "autotvm": _Format(
-        lambda path, name, sources: write_autotvm(path, name, sources[0]), ".jsonl", _LINE_SUFFIXES
-    ),
-    **{tool: _knob_format(tool) for tool in KNOB_FORMATS},
+    "parquet": _Format(None, ".parquet", (".parquet",)),
+    "meta_schedule": _Format(write_database),
+    "ansor": _Format(write_ansor, ".jsonl", _LINE_SUFFIXES),
+    "autotvm": _Format(write_autotvm, ".jsonl", _LINE_SUFFIXES),
+    **{tool: _Format(partial(write_knobs, form=form)) for tool, form in KNOB_FORMATS.items()},
 }
 
 
@@ -106,13 +99,13 @@ def export(
     sources = [Source(reader, device_id) for device_id in chosen]
     form = FORMATS[fmt]
     if destination.name.lower().endswith(form.file_suffixes):
-        if not form.is_joint and len(sources) != 1:
+        if form.write is not None and len(sources) != 1:
             raise FleetError(
                 f"{destination}: lines do not name their device, so one file holds one device, got "
                 f"{', '.join(chosen)}: choose one with --device, or name a folder"
             )
         with whole_file(destination, replace=replace) as path:
-            count = form.write(path, destination.name, sources)
+            count = form.write_all(path, sources)
             _check_any(count, fmt, sources)
         files = [destination]
     else:
@@ -135,7 +128,7 @@ def _export_folder(
         for source in sources:
             name = source.device_id
             path = folder / f"{name}{FORMATS[fmt].suffix}"
-            counts[name] = FORMATS[fmt].write(path, path.name, [source])
+            counts[name] = FORMATS[fmt].write_all(path, [source])
             if not counts[name]:
                 path.unlink(missing_ok=True)
         total = sum(counts.values())

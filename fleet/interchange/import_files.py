@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from contextlib import suppress
+from dataclasses import dataclass
 from operator import attrgetter
 from pathlib import Path
 
+import msgspec
+
 from agents.files import fsync
+from agents.values import Value
 from fleet.errors import FleetError, disk_errors
 from fleet.interchange.import_report import LineCounts
 from fleet.interchange.line_reader import is_head
@@ -30,27 +34,28 @@ FOLDER = "imports"
 IMPORT_VERSION = 1
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FileState:
+class FileState(Value, frozen=True, kw_only=True):
     """A file as it was when it was read: changed in any way, it is another one."""
 
+    #: As a URI: names of files need not be text.
     path: str
     bytes: int
     modified_ns: int
     #: Options of the import: the same file read as another dialect is another source.
     settings: str
 
-    @classmethod
-    def of(cls, path: Path, settings: str) -> FileState:
-        """Look at a file.
 
-        Raises:
-            OSError: It is gone.
-        """
-        status = path.stat()
-        return cls(
-            path=str(path.resolve()), bytes=status.st_size, modified_ns=status.st_mtime_ns, settings=settings
-        )
+class _JournalLine(Value, frozen=True):
+    file: FileState
+    counts: LineCounts
+    version: int = IMPORT_VERSION
+
+
+def _counter(_: type, value: dict[str, int]) -> Counter[str]:
+    return Counter(value)
+
+
+_DECODE = msgspec.json.Decoder(_JournalLine, dec_hook=_counter).decode
 
 
 class ImportJournal:
@@ -60,14 +65,12 @@ class ImportJournal:
         self._path = store / FOLDER / f"{device_id}.jsonl"
         self._finished: dict[FileState, LineCounts] = {}
         with disk_errors("reading the journal of imports", self._path):
-            text = self._path.read_text(errors="replace") if self._path.exists() else ""
+            text = self._path.read_bytes() if self._path.exists() else b""
         for line in text.splitlines():
-            try:
-                value = json.loads(line)
-                if value["version"] == IMPORT_VERSION:
-                    self._finished[FileState(**value["file"])] = LineCounts.from_json(value["counts"])
-            except (ValueError, KeyError, TypeError):
-                continue  # torn by a kill: the file is read again
+            with suppress(msgspec.MsgspecError, ValueError):  # torn by a kill: the file is read again
+                noted = _DECODE(line)
+                if noted.version == IMPORT_VERSION:
+                    self._finished[noted.file] = noted.counts
 
     def counts(self, state: FileState) -> LineCounts | None:
         """What the file held when it was read to its end; None if it was not."""
@@ -82,16 +85,15 @@ class ImportJournal:
         """
         if not files:
             return
-        lines = ""
-        for state, counts in files.items():
-            value = {"version": IMPORT_VERSION, "file": asdict(state), "counts": counts.to_json()}
-            lines += json.dumps(value, sort_keys=True) + "\n"
+        lines = msgspec.json.Encoder().encode_lines(
+            [_JournalLine(state, counts) for state, counts in files.items()]
+        )
         with disk_errors("writing the journal of imports", self._path):
             is_new = not self._path.exists()
             self._path.parent.mkdir(exist_ok=True)
-            with self._path.open("a") as stream:
+            with self._path.open("ab") as stream:
                 # A torn line of a killed import must not swallow the next one.
-                stream.write(lines if is_new else "\n" + lines)
+                stream.write(lines if is_new else b"\n" + lines)
                 stream.flush()
                 os.fsync(stream.fileno())
             fsync(self._path.parent)

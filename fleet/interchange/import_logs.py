@@ -121,9 +121,8 @@ class _Import:
         #: Workloads to store before the batch, with the networks that they were met in.
         self._fresh: dict[LoggedWorkload, set[str]] = {}
         self._fresh_bytes = 0
-        self._met: dict[LoggedWorkload, frozenset[str]] = {}
-        #: The same set for all workloads of a network: an import may have 200,000.
-        self._alone: dict[str, frozenset[str]] = {}
+        #: Workloads with each network that they were met in.
+        self._met: set[tuple[LoggedWorkload, str]] = set()
         self._family: Family | None = family_of(store, request.devices_folder, self._device_id)
         self._family_from = f"device {self._device_id}"
         self._environment: Environment | None = None
@@ -140,7 +139,8 @@ class _Import:
             if counts is not None:
                 self._report.counts.add(counts)
                 self._report.files_known += 1
-                self._report_progress(log.bytes, "")
+                self._read_bytes += log.bytes
+                self._report_progress()
             else:
                 todo.append((log, state))
         self._check_families([log for log, _ in todo])
@@ -160,7 +160,13 @@ class _Import:
         if (beside := companion_of(log.path)) is not None:
             status = beside.stat()
             settings += f" {status.st_size} {status.st_mtime_ns}"
-        return FileState.of(log.path, settings)
+        status = log.path.stat()
+        return FileState(
+            path=log.path.resolve().as_uri(),
+            bytes=status.st_size,
+            modified_ns=status.st_mtime_ns,
+            settings=settings,
+        )
 
     def _check_families(self, logs: Sequence[LogFile]) -> None:
         """Look at the beginning of every file, so that mixed families stop the import before it began."""
@@ -173,7 +179,7 @@ class _Import:
                     break
 
     def _check_family(self, environment: Environment, where: str) -> None:
-        family, kind = environment.family, environment.machine.target.kind
+        family, kind = environment.machine.target.family, environment.machine.target.kind
         if self._family is None:
             self._family, self._family_from = family, f"{where} ({kind})"
         elif family is not self._family:
@@ -186,17 +192,16 @@ class _Import:
         """Read one file; its rows go to the batch."""
         counts = LineCounts()
         file, lines = self._reader.open(log.path)
-        position = 0
         for entry in lines:
             counts.lines += 1
             if isinstance(entry, Rejected):
                 self._reject(entry, log, counts)
             else:
                 self._keep(entry, log, counts)
-            if not counts.lines % _LINES_PER_REPORT and file.position != position:
-                self._report_progress(file.position - position, log.path.name, counts.lines)
-                position = file.position
-        self._report_progress(file.position - position, log.path.name, counts.lines)
+            if not counts.lines % _LINES_PER_REPORT:
+                self._report_progress(file.position, log.path.name, counts.lines)
+        self._report_progress(file.position, log.path.name, counts.lines)
+        self._read_bytes += file.position
         if file.damage:
             self._report.damaged[str(log.path)] = file.damage
         return counts
@@ -205,16 +210,15 @@ class _Import:
         if measurement.environment is not self._environment:
             self._check_family(measurement.environment, f"{visible(str(log.path))}:{counts.lines}")
             self._meet(measurement.environment)
-        networks = self._met.get(measurement.workload)
-        if networks is None or (log.network and log.network not in networks):
-            alone = self._alone.setdefault(log.network, frozenset((log.network,)))
-            self._met[measurement.workload] = networks | alone if networks else alone
-            if measurement.workload not in self._fresh:
-                self._fresh[measurement.workload] = set()
-                self._fresh_bytes += measurement.workload.bytes
-            self._fresh[measurement.workload].add(log.network)
+        workload = measurement.workload
+        if (workload, log.network) not in self._met:
+            self._met.add((workload, log.network))
+            if workload not in self._fresh:
+                self._fresh[workload] = set()
+                self._fresh_bytes += workload.bytes
+            self._fresh[workload].add(log.network)
         self._batch.add(measurement)
-        counts.dialects[measurement.workload.dialect] += 1
+        counts.dialects[workload.dialect] += 1
         counts.outcomes[measurement.result.outcome] += 1
         if self._batch.is_full or self._fresh_bytes >= FRESH_BYTES:
             self._commit()
@@ -253,8 +257,7 @@ class _Import:
         self._fresh_bytes = 0
         return workloads
 
-    def _report_progress(self, read: int, name: str, lines: int = 0) -> None:
-        self._read_bytes += read
+    def _report_progress(self, position: int = 0, name: str = "", lines: int = 0) -> None:
         if self._watch is not None:
             note = f"{self._report.counts.lines + lines:,} lines {name}".rstrip()
-            self._watch(self._read_bytes, self._all_bytes, note)
+            self._watch(self._read_bytes + position, self._all_bytes, note)

@@ -5,13 +5,13 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
 import pyarrow as pa
+from msgspec import Struct, field
 
-from agents.records import Descriptor, DeviceId, DeviceSpec, Family, Outcome, Workload
+from agents.records import Descriptor, DeviceId, DeviceSpec, Family, Workload
 from fleet.config.device_files import DEVICE_ID, load_device
 from fleet.errors import FleetError
 from fleet.interchange.logs.json_values import BLANK, COMMENT, WORKLOAD_LINE
@@ -104,8 +104,7 @@ def keep_device(store: ImportTarget, folder: Path, device_id: DeviceId, machine:
 NO_MEASUREMENTS = frozenset({BLANK, COMMENT, WORKLOAD_LINE})
 
 
-@dataclass(slots=True)
-class LineCounts:
+class LineCounts(Struct):
     """Lines of one file or of all: `lines == valid + sum of rejected`."""
 
     lines: int = 0
@@ -126,24 +125,8 @@ class LineCounts:
         self.dialects.update(other.dialects)
         self.outcomes.update(other.outcomes)
 
-    def to_json(self) -> dict[str, Any]:
-        """Values that `json.dumps` takes."""
-        return {
-            "lines": self.lines,
-            "rejected": dict(self.rejected),
-            "dialects": dict(self.dialects),
-            "outcomes": dict(self.outcomes),
-        }
 
-    @classmethod
-    def from_json(cls, value: Mapping[str, Any]) -> LineCounts:
-        """Rebuild what `to_json` gave."""
-        counters = (Counter(value[name]) for name in ("rejected", "dialects", "outcomes"))
-        return cls(value["lines"], *counters)
-
-
-@dataclass(slots=True, kw_only=True)
-class ImportReport:
+class ImportReport(Struct, kw_only=True):
     """What became of every line."""
 
     device_id: DeviceId
@@ -202,11 +185,7 @@ class ImportReport:
             "first_examples": dict(self.examples),
             "damaged": dict(self.damaged),
             "dialects": dict(sorted(self.counts.dialects.items())),
-            "outcomes": {
-                outcome.value: self.counts.outcomes[outcome]
-                for outcome in Outcome
-                if self.counts.outcomes[outcome]
-            },
+            "outcomes": dict(sorted(self.counts.outcomes.items())),
             "workloads_new": self.workloads,
             "networks": sorted(self.networks),
             "table_version": self.table_version,

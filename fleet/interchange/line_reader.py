@@ -8,23 +8,19 @@ from __future__ import annotations
 
 import pkgutil
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from functools import cache
 from importlib import import_module
-from itertools import pairwise
 from pathlib import Path
 from typing import Any, Final
 
 from fleet.interchange import dialects
 from fleet.interchange.logs.catalog import Catalog, FileFormat, LineFormat, Measurement
-from fleet.interchange.logs.json_items import FOLLOWED, TOO_LONG, JsonItems, spans_lines
+from fleet.interchange.logs.json_items import JsonItems
 from fleet.interchange.logs.json_values import (
-    BLANK,
-    COMMENT,
-    NOT_JSON,
     WORKLOAD_LINE,
     Rejected,
     careful,
-    is_garbage,
     parse_line,
 )
 from fleet.interchange.logs.knobs import only
@@ -120,25 +116,15 @@ class LineReader:
     ) -> Iterator[Measurement | Rejected]:
         """Yield what each line of one file is, given the file beside it."""
         sources = [(form, form.context(companion)) for form in line_formats()]
-        blank, comment = Rejected(BLANK), Rejected(COMMENT)
-        garbage: Rejected | None = None
         for line in lines:
-            # A compressed file may hold a million such lines in some kilobytes: none is looked at twice.
-            if type(line) is not bytes:
-                yield Rejected(str(line))
-            elif not line:
-                yield blank
-            elif garbage is not None and is_garbage(line):
-                yield comment if line[:1] == b"#" else garbage
-            else:
-                try:
-                    yield careful(self._measurement, line, sources)
-                except Rejected as reason:
-                    if reason.reason == NOT_JSON and is_garbage(line):
-                        garbage = reason
-                    yield reason
+            try:
+                yield careful(self._measurement, line, sources)
+            except Rejected as reason:
+                yield reason
 
-    def _measurement(self, line: bytes, sources: list[tuple[LineFormat, Any]]) -> Measurement:
+    def _measurement(self, line: bytes | Unreadable, sources: list[tuple[LineFormat, Any]]) -> Measurement:
+        if type(line) is not bytes:
+            raise Rejected(str(line))
         if len(line) > MAX_RECORD_BYTES and not line.startswith(b'["'):
             raise Rejected(LONG_LINE, f"{len(line):,} bytes")
         value = parse_line(line)
@@ -159,31 +145,9 @@ def _document_key(path: Path, lines: list[bytes]) -> str | None:
     It is empty where no format has such results; None for a log of lines.
     """
     first = lines[0] if lines else b""
-    # A single line is one of a log, whole or not.
-    is_log = len(lines) < 2 or _is_json(first) or _has_whole_neighbours(lines[1:])
-    if first[:1] == b"[":
-        return "" if first == b"[" or (not is_log and spans_lines(LogLines(path).chunks())) else None
-    if first[:1] != b"{":
-        return None
     keys = {form.document.listed for form in file_formats() if form.document is not None}
-    items, ending = JsonItems(LogLines(path).chunks(), keys), ""
-    try:
-        next(iter(items), None)
-    except Rejected as reason:
-        ending = reason.reason
-    is_document = first == b"{" or (not is_log and ending in ("", FOLLOWED, TOO_LONG))
-    return items.listed_key if items.listed_key or is_document else None
-
-
-def _has_whole_neighbours(lines: list[bytes]) -> bool:
-    """Whether two lines, one below the other, are whole objects or lists: a document has a comma there."""
-    whole = (line[:1] in (b"{", b"[") and _is_json(line) for line in lines)
-    return any(map(all, pairwise(whole)))
-
-
-def _is_json(line: bytes) -> bool:
-    try:
-        parse_line(line)
-    except Rejected:
-        return False
-    return True
+    items = JsonItems(LogLines(path).chunks(), keys)
+    if first.startswith(b"{"):
+        with suppress(Rejected):
+            next(iter(items), None)
+    return items.listed_key or ("" if first in (b"{", b"[") else None)

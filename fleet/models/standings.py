@@ -13,13 +13,13 @@ import numpy as np
 
 from transfer.arrays import Floats, Groups, Ints
 from transfer.data.intervals import Resampled, resample_ratio
-from transfer.data.metrics import measure_workloads
+from transfer.data.metrics import evaluate_ranking
 
 #: Measured candidates of a workload that judge a head at least: fewer are an anecdote.
 LEAST_RANKED = 4
 _SEED = 0
 #: Measures of a standing, by their names in `transfer.data.metrics`.
-_MEASURES = ("tau_by_workload", "top1_by_workload", "top5_by_workload", "random_top1_by_workload")
+_MEASURES = ("tau", "top1", "top5", "random_top1")
 #: Candidates that are compared pair by pair; of more, evenly many over the order of latency.
 _MOST_PAIRED = 512
 #: Measured candidates below which nothing is said of how sure a share is.
@@ -70,18 +70,19 @@ def standing(scores: Floats, latency_secs: Floats, group: Groups, floor: float) 
     scores, latency, group = scores[measured], latency_secs[measured], group[measured]
     if not len(group) or np.bincount(group).max() < LEAST_RANKED:
         return None
-    groups, counts, values = measure_workloads(_MEASURES, scores, latency, group, least=LEAST_RANKED)
+    metrics = evaluate_ranking(scores, latency, group, names=_MEASURES, least=LEAST_RANKED)
     figures = [
-        pair_figures(scores[group == number], latency[group == number], floor) for number in groups.tolist()
+        pair_figures(scores[group == number], latency[group == number], floor)
+        for number in metrics.groups.tolist()
     ]
     decided, right, width = np.array(figures).T
     is_decided = decided > 0
     if not is_decided.any():
         return None
-    tau, top1, top5, random_top1 = (values[name][is_decided] for name in _MEASURES)
+    tau, top1, top5, random_top1 = (metrics.values[name][is_decided] for name in _MEASURES)
     return Standing(
-        groups=groups[is_decided],
-        counts=counts[is_decided],
+        groups=metrics.groups[is_decided],
+        counts=metrics.counts[is_decided],
         decided=decided[is_decided],
         right=right[is_decided],
         tau=tau,

@@ -177,7 +177,7 @@ def _onboarding(run: DemoRun, names: Mapping[WorkloadId, str]) -> JsonDict:
     served_by = "" if run.decision is None else WARM if run.decision.moves_on else SHIPPED
     serving = figures[served_by or WARM]
     by_workload = {
-        way: np.mean([metrics.top1_by_workload for metrics in ways[way]], axis=0).tolist()
+        way: np.mean([metrics.values["top1"] for metrics in ways[way]], axis=0).tolist()
         for way in ("warm", "scratch")
     }
     ids = run.snapshot.dataset.workload_ids

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -48,38 +48,17 @@ class Metrics:
     counts: Ints
     #: Weight of the workload.
     weight: Floats
-    #: Least latency, in seconds.
-    best_secs: Floats
-    #: Expected least latency among the 1 and 5 best-scored candidates, in seconds.
-    best_of_1_secs: Floats
-    best_of_5_secs: Floats
-    #: Expected least latency when 1 or 5 candidates are drawn at random, in seconds.
-    random_of_1_secs: Floats
-    random_of_5_secs: Floats
-    #: Expected share of the best speed that the 1 and 5 best-scored candidates reach, in (0, 1].
-    top1_by_workload: Floats
-    top5_by_workload: Floats
-    #: Expected share of the best speed when 1 or 5 candidates are drawn at random.
-    random_top1_by_workload: Floats
-    random_top5_by_workload: Floats
-    #: Share of pairs of unlike latency in the right order; 0.5 without such a pair.
-    pairwise_by_workload: Floats
-    #: Kendall's tau-b between score and speed; 0 where either is constant.
-    tau_by_workload: Floats
-    #: Share of the 5 fastest candidates among the 5 best-scored ones; TenSet's top-k recall.
-    recall5_by_workload: Floats
-    #: Mean of top-1 to top-5; TenSet's peak score@5.
-    peak5_by_workload: Floats
-    #: Extra time of the best-scored candidate over the least latency, 0 where it is within the noise floor.
-    noise_regret_by_workload: Floats
-    #: Mean squared difference of score and relative speed, over all and over the fastest quarter (MetaTune).
-    square_error_by_workload: Floats
-    fast_square_error_by_workload: Floats
+    #: Figures of each workload, by the names in `_FORMULAS`.
+    values: Mapping[str, Floats]
 
-    @property
-    def regret_by_workload(self) -> Floats:
-        """Expected extra time of the best-scored candidate, as a share of the least latency; 0 is perfect."""
-        return self.best_of_1_secs / self.best_secs - 1
+    def by_workload(self, measure: str) -> Floats:
+        """(G,) one of the figures, or `regret`: expected extra time of the best-scored candidate, as a share.
+
+        The share is of the least latency; 0 is perfect.
+        """
+        if measure == "regret":
+            return self.values["best_of_1_secs"] / self.values["best_secs"] - 1
+        return self.values[measure]
 
     def value(self, measure: str) -> float:
         """The average of one of `MEASURES`."""
@@ -93,24 +72,22 @@ class Metrics:
 
     def parts(self, measure: str) -> tuple[Floats, Floats]:
         """One of `MEASURES` as two columns (G,) whose sums it is the ratio of; of `rmse` the square."""
-        secs = {
-            "weighted_top1": self.best_of_1_secs,
-            "weighted_top5": self.best_of_5_secs,
-            "random_weighted_top1": self.random_of_1_secs,
-            "random_weighted_top5": self.random_of_5_secs,
-        }
-        if measure in secs:
-            return self.weight * self.best_secs, self.weight * secs[measure]
+        if measure in _SECS:
+            return self.weight * self.values["best_secs"], self.weight * self.values[_SECS[measure]]
+        values = self.by_workload(measure)
         if measure == "rmse":
             counts = self.counts.astype(np.float64)
-            return counts * self.square_error_by_workload, counts
-        name = "fast_square_error" if measure == "fast_mse" else measure
-        values: Floats = getattr(self, f"{name}_by_workload")
+            return counts * values, counts
         return values, np.ones_like(values)
 
     def take(self, places: NDArray[np.integer]) -> Metrics:
         """Metrics of some of the workloads, by their places in `groups`."""
-        return Metrics(**{metric.name: getattr(self, metric.name)[places] for metric in fields(Metrics)})
+        return Metrics(
+            groups=self.groups[places],
+            counts=self.counts[places],
+            weight=self.weight[places],
+            values={name: column[places] for name, column in self.values.items()},
+        )
 
 
 #: Averages of `Metrics`, in the order in which reports give them: means over workloads (TenSet's average),
@@ -134,6 +111,14 @@ MEASURES = (
     "fast_mse",
 )
 
+#: Seconds by weighted measure, of which the best are a share.
+_SECS = {
+    "weighted_top1": "best_of_1_secs",
+    "weighted_top5": "best_of_5_secs",
+    "random_weighted_top1": "random_of_1_secs",
+    "random_weighted_top5": "random_of_5_secs",
+}
+
 
 def evaluate_ranking(
     scores: Floats,
@@ -141,42 +126,23 @@ def evaluate_ranking(
     group: Groups,
     weight: Floats | None = None,
     *,
+    names: Collection[str] = (),
     noise_floor: float = 0.0,
     least: int = 1,
 ) -> Metrics:
-    """Judge scores on one device by every measure; arguments and errors as of `measure_workloads`.
-
-    `weight` is (W,), of each workload by index; all 1 where None.
-    """
-    names = [metric.name for metric in fields(Metrics) if metric.name not in {"groups", "counts", "weight"}]
-    groups, counts, values = measure_workloads(
-        names, scores, latency_secs, group, noise_floor=noise_floor, least=least
-    )
-    weights = np.ones(len(groups)) if weight is None else weight[groups].astype(np.float64)
-    return Metrics(groups=groups, counts=counts, weight=weights, **values)
-
-
-def measure_workloads(
-    names: Collection[str],
-    scores: Floats,
-    latency_secs: Floats,
-    group: Groups,
-    *,
-    noise_floor: float = 0.0,
-    least: int = 1,
-) -> tuple[Groups, Ints, dict[str, Floats]]:
-    """Some measures of scores on one device, workload by workload.
+    """Judge scores on one device, workload by workload.
 
     Args:
-        names: Which, by their names in `Metrics`; others are not computed.
         scores: (N,) higher is better; may be NaN where the latency is.
         latency_secs: (N,) seconds, NaN where there is no ok measurement; such rows are passed over.
         group: (N,) index of the workload of each row.
+        weight: (W,) of each workload by index; all 1 where None.
+        names: Figures of `_FORMULAS` that are needed; all if empty.
         noise_floor: Relative difference up to which two latencies count as equal in `noise_regret`.
         least: Workloads with fewer measured candidates are passed over: of a single one any ranker is right.
 
     Returns:
-        (G,) the workloads in ascending order, (G,) their measured candidates, and (G,) values by name.
+        Of the workloads in ascending order.
 
     Raises:
         DatasetError: A measured candidate has a NaN score, or a latency is zero, negative or infinite.
@@ -193,29 +159,38 @@ def measure_workloads(
     members = [order[start : start + count] for start, count in zip(starts, counts, strict=True)]
     values: dict[str, Floats] = {}
     for gives, formula in _FORMULAS.items():
-        if not set(gives).isdisjoint(names):
+        if not names or not set(gives).isdisjoint(names):
             figures = np.array([formula(scores[rows], latency_secs[rows], noise_floor) for rows in members])
             values |= dict(zip(gives, figures.reshape(len(members), -1).T, strict=True))
-    return groups.astype(np.int32), counts, {name: np.ascontiguousarray(values[name]) for name in names}
+    weights = np.ones(len(groups)) if weight is None else weight[groups].astype(np.float64)
+    return Metrics(
+        groups=groups.astype(np.int32),
+        counts=counts,
+        weight=weights,
+        values={name: np.ascontiguousarray(column) for name, column in values.items()},
+    )
 
 
-#: What a formula gives (names in `Metrics`), and the formula of scores, seconds and noise floor.
+#: Figures of a workload, and the formula of scores, seconds and noise floor that gives them.
 _FORMULAS: Mapping[tuple[str, ...], Callable[[Floats, Floats, float], object]] = {
+    # Least latency, in seconds; expected least latency among the best-scored candidates, or of a random draw.
     ("best_secs",): lambda _, secs, __: secs.min(),
     ("best_of_1_secs",): lambda score, secs, _: best_of_k(score, secs, 1),
     ("best_of_5_secs",): lambda score, secs, _: best_of_k(score, secs, 5),
     ("random_of_1_secs",): lambda _, secs, __: random_best_of_k(secs, 1),
     ("random_of_5_secs",): lambda _, secs, __: random_best_of_k(secs, 5),
-    ("top1_by_workload",): lambda score, secs, _: top_k(score, secs, 1),
-    ("top5_by_workload",): lambda score, secs, _: top_k(score, secs, 5),
-    ("random_top1_by_workload",): lambda _, secs, __: random_top_k(secs, 1),
-    ("random_top5_by_workload",): lambda _, secs, __: random_top_k(secs, 5),
-    ("pairwise_by_workload", "tau_by_workload"): lambda score, secs, _: order_agreement(score, secs),
-    ("recall5_by_workload",): lambda score, secs, _: top_k_recall(score, secs, 5),
-    ("peak5_by_workload",): lambda score, secs, _: peak_score(score, secs, 5),
-    ("noise_regret_by_workload",): regret,
-    ("square_error_by_workload",): lambda score, secs, _: square_error(score, secs),
-    ("fast_square_error_by_workload",): lambda score, secs, _: square_error(score, secs, _FAST),
+    # Expected share of the best speed that the best-scored candidates, or randomly drawn ones, reach.
+    ("top1",): lambda score, secs, _: top_k(score, secs, 1),
+    ("top5",): lambda score, secs, _: top_k(score, secs, 5),
+    ("random_top1",): lambda _, secs, __: random_top_k(secs, 1),
+    ("random_top5",): lambda _, secs, __: random_top_k(secs, 5),
+    ("pairwise", "tau"): lambda score, secs, _: order_agreement(score, secs),
+    ("recall5",): lambda score, secs, _: top_k_recall(score, secs, 5),
+    ("peak5",): lambda score, secs, _: peak_score(score, secs, 5),
+    ("noise_regret",): regret,
+    # The square of `rmse`, over all candidates and over the fastest quarter (MetaTune).
+    ("rmse",): lambda score, secs, _: square_error(score, secs),
+    ("fast_mse",): lambda score, secs, _: square_error(score, secs, _FAST),
 }
 
 
@@ -224,12 +199,17 @@ def merge(parts: list[Metrics]) -> Metrics:
 
     A layer of two networks is judged in both splits when networks are held out in turn.
     """
-    values = {
-        metric.name: np.concatenate([getattr(part, metric.name) for part in parts])
-        for metric in fields(Metrics)
-    }
-    groups, first, place = np.unique(values.pop("groups"), return_index=True, return_inverse=True)
-    counts, weight = values.pop("counts")[first], values.pop("weight")[first]
+    groups, first, place = np.unique(
+        np.concatenate([part.groups for part in parts]), return_index=True, return_inverse=True
+    )
     times = np.bincount(place)
-    means = {name: np.bincount(place, weights=column) / times for name, column in values.items()}
-    return Metrics(groups=groups, counts=counts, weight=weight, **means)
+    values = {
+        name: np.bincount(place, weights=np.concatenate([part.values[name] for part in parts])) / times
+        for name in parts[0].values
+    }
+    return Metrics(
+        groups=groups,
+        counts=np.concatenate([part.counts for part in parts])[first],
+        weight=np.concatenate([part.weight for part in parts])[first],
+        values=values,
+    )

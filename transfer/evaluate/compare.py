@@ -65,7 +65,9 @@ class Comparison:
                 "candidates": first.counts.tolist(),
                 "noise_floor": self.noise_floors.get(device_id),
                 # Extra time of a random choice.
-                "random_regret": float((first.random_of_1_secs / first.best_secs - 1).mean()),
+                "random_regret": float(
+                    (first.values["random_of_1_secs"] / first.values["best_secs"] - 1).mean()
+                ),
                 "rankers": {ranker: _as_json(self.metrics[ranker, device_id]) for ranker in self.rankers},
                 # The first ranker minus each other one.
                 "differences": {
@@ -92,7 +94,7 @@ def _as_json(runs: Sequence[Metrics]) -> dict[str, Any]:
     return {
         **{name: estimate(runs, name).listed() for name in MEASURES},
         "by_workload": {
-            name: [getattr(run, f"{name}_by_workload").tolist() for run in runs]
+            name: [run.by_workload(name).tolist() for run in runs]
             for name in ("top1", "top5", "pairwise", "tau", "regret")
         },
     }

@@ -25,8 +25,6 @@ from fleet.interchange.logs.json_values import (
     Rejected,
     cache_key,
     canonical_text,
-    excerpt,
-    short_key,
     tuner_result,
 )
 from fleet.interchange.logs.operators import MAX_TENSORS, Operator, shape_of
@@ -56,22 +54,22 @@ def _read(value: dict[str, Any], catalog: Catalog, _context: None) -> Measuremen
         task, (_, steps) = value["i"]
         key_text = task[0]
     except (KeyError, TypeError, ValueError, IndexError):
-        raise Rejected("i is not [task, [stages, steps]]", excerpt(value.get("i"))) from None
+        raise Rejected("i is not [task, [stages, steps]]", got=value.get("i")) from None
     result = tuner_result(value.get("r"))
     if type(key_text) is not str or type(task) is not list or not 2 <= len(task) <= 6:
-        raise Rejected("task is not [workload key, target, ...]", excerpt(task))
+        raise Rejected("task is not [workload key, target, ...]", got=task)
     check_key(key_text)
     trace = checked_trace(steps)
     if not check_text(trace) and (fault := check_steps(steps)):
-        raise Rejected(fault, excerpt(steps))
-    workload = catalog.workload((DIALECT, short_key(key_text)), lambda: _workload(key_text))
+        raise Rejected(fault, got=steps)
+    workload = catalog.workload((DIALECT, cache_key(key_text)), lambda: _workload(key_text))
     if not workload.workload.flops and workload.estimates < _ESTIMATES:
         workload.estimate_flops(main_stage_flops(steps))
     version = value.get("v", "")
     if type(version) is not str or len(version) > _MAX_VERSION:
-        raise Rejected("v is not a text", excerpt(version))
+        raise Rejected("v is not a text", got=version)
     environment = catalog.environment(
-        (DIALECT, short_key(cache_key(task[1:])), version), lambda: _environment(task[1:], version)
+        (DIALECT, cache_key(task[1:]), version), lambda: _environment(task[1:], version)
     )
     return Measurement(workload, environment, trace, result)
 
@@ -80,9 +78,9 @@ def _workload(key_text: str) -> LoggedWorkload:
     try:
         key = orjson.loads(key_text)
     except orjson.JSONDecodeError:
-        raise Rejected("workload key is not JSON", excerpt(key_text)) from None
+        raise Rejected("workload key is not JSON", got=key_text) from None
     if type(key) is not list or not key or type(key[0]) is not str:
-        raise Rejected("workload key is not a list that begins with a name", excerpt(key_text))
+        raise Rejected("workload key is not a list that begins with a name", got=key_text)
     canonical = canonical_text(key)
     # The first item is a function's name, or the digest of a compute graph.
     is_digest = len(key[0]) == _MD5_DIGITS and all(digit in "0123456789abcdef" for digit in key[0])
@@ -104,15 +102,15 @@ def _environment(fields: list[Any], version: str) -> tuple[dict[str, Any], Machi
     value: dict[str, Any] = {"imported": DIALECT}
     for name, kind, field in zip(_TASK_FIELDS, _TASK_TYPES, fields, strict=False):
         if type(field) is not kind:
-            raise Rejected(f"{name} has a wrong type", excerpt(field))
+            raise Rejected(f"{name} has a wrong type", got=field)
         value[name] = field
     if version:
         value["log_version"] = version
     hardware = value.get("hardware_params", [])
     if len(hardware) > _MAX_HARDWARE or any(type(parameter) is not int for parameter in hardware):
-        raise Rejected("hardware_params are not whole numbers", excerpt(hardware))
+        raise Rejected("hardware_params are not whole numbers", got=hardware)
     if any(type(name) is not str for name in value.get("task_input_names", [])):
-        raise Rejected("task_input_names are not texts", excerpt(value["task_input_names"]))
+        raise Rejected("task_input_names are not texts", got=value["task_input_names"])
     return value, Machine(parse_target(value["target"]), hardware=tuple(hardware))
 
 

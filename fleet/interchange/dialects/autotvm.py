@@ -18,8 +18,6 @@ from fleet.interchange.logs.json_values import (
     Rejected,
     cache_key,
     canonical_text,
-    excerpt,
-    short_key,
     tuner_result,
 )
 from fleet.interchange.logs.operators import autotvm_operator, tensor_name
@@ -50,15 +48,15 @@ def _read(value: dict[str, Any], catalog: Catalog, _context: None) -> Measuremen
         raise Rejected("no AutoTVM 0.2 line", "expected input, config.entity and result") from None
     result = tuner_result(costs)
     if type(inputs) is not list or not 3 <= len(inputs) <= 8:
-        raise Rejected("input is not [target, function, args, kwargs]", excerpt(inputs))
+        raise Rejected("input is not [target, function, args, kwargs]", got=inputs)
     if fault := check_entity(entity):
-        raise Rejected(fault, excerpt(entity))
-    workload = catalog.workload((DIALECT, short_key(cache_key(inputs[1:]))), lambda: _workload(inputs))
+        raise Rejected(fault, got=entity)
+    workload = catalog.workload((DIALECT, cache_key(inputs[1:])), lambda: _workload(inputs))
     target, version = inputs[0], value.get("tvm_version", "")
     if type(target) is not str or type(version) is not str or len(version) > _MAX_VERSION:
-        raise Rejected("target or tvm_version is not a text", excerpt((target, version)))
+        raise Rejected("target or tvm_version is not a text", got=(target, version))
     environment = catalog.environment(
-        (DIALECT, short_key(target), version), lambda: _environment(target, version, inputs[1])
+        (DIALECT, cache_key(target), version), lambda: _environment(target, version, inputs[1])
     )
     return Measurement(workload, environment, checked_trace(entity), result)
 
@@ -66,9 +64,9 @@ def _read(value: dict[str, Any], catalog: Catalog, _context: None) -> Measuremen
 def _workload(inputs: list[Any]) -> LoggedWorkload:
     name, args, kwargs = inputs[1], inputs[2], inputs[3] if len(inputs) > 3 else {}
     if type(name) is not str or not 0 < len(name) <= _MAX_NAME:
-        raise Rejected("function is not a name", excerpt(name))
+        raise Rejected("function is not a name", got=name)
     if type(args) is not list or type(kwargs) is not dict:
-        raise Rejected("arguments are not a list and an object", excerpt((args, kwargs)))
+        raise Rejected("arguments are not a list and an object", got=(args, kwargs))
     key: dict[str, Any] = {"name": name, "args": args}
     if kwargs:
         key["kwargs"] = kwargs

@@ -7,6 +7,7 @@ the kernel is named after the file. Configurations are written as Python calls,
 
 from __future__ import annotations
 
+import ast
 import csv
 import json
 import re
@@ -20,7 +21,6 @@ from fleet.interchange.logs.json_values import (
     LoggedResult,
     Rejected,
     careful,
-    excerpt,
     parse_line,
     seconds_of,
     text_of,
@@ -56,16 +56,12 @@ _NO_RESULTS = frozenset(("started", "deduplicated"))
 _MAX_LINE = 1 << 16
 _MAX_RUNS = 10_000
 _FACTS = ("compute_capability", "device_kind")
+#: How its configurations are called.
+_CALLED = ("Config", "helion.Config")
 
-_CALL = re.compile(r"\s*(?:helion\.)?Config\((.*)\)\s*", re.DOTALL)
-_TOKEN = re.compile(
-    r"\s*(?:(?P<name>[A-Za-z_][A-Za-z0-9_]*)\s*=|(?P<word>True|False|None)\b|(?P<number>-?[0-9][0-9.eE+-]*)"
-    r"|(?P<text>'(?:[^'\\]|\\.)*'|\"(?:[^\"\\]|\\.)*\")|(?P<mark>[][(){},:]))"
-)
 #: How Python shows a shape and a type of torch within a list.
 _TORCH_SIZE = re.compile(r"torch\.Size\((\[[0-9, ]*\])\)")
 _TORCH_NAME = re.compile(r"(?<![\w'\".])torch\.[a-z0-9_]+")
-_WORDS = {"True": "true", "False": "false", "None": "null", "(": "[", ")": "]"}
 
 
 def _is_table(line: bytes) -> bool:
@@ -126,7 +122,7 @@ def _number(text: str, name: str) -> float:
     try:
         return seconds_of(float(text), name)
     except ValueError:
-        raise Rejected(f"{name} is not a number", excerpt(text)) from None
+        raise Rejected(f"{name} is not a number", got=text) from None
 
 
 def read_config(text: str) -> dict[str, Any]:
@@ -135,35 +131,20 @@ def read_config(text: str) -> dict[str, Any]:
     Raises:
         Rejected: It is something else.
     """
-    call = _CALL.fullmatch(text)
-    if call is None:
-        raise Rejected("configuration is not Config(...)", excerpt(text))
-    body, at, pieces = call[1], 0, ["{"]
-    while at < len(body.rstrip()):
-        token = _TOKEN.match(body, at)
-        if token is None:
-            raise Rejected("configuration is not Config(...)", excerpt(body[at : at + 20]))
-        at = token.end()
-        if token["name"]:
-            pieces.append(json.dumps(token["name"]) + ":")
-        elif token["text"]:
-            pieces.append(_quoted(token["text"]))
-        else:
-            piece = token["word"] or token["number"] or token["mark"]
-            if piece in (")", "]", "}") and pieces[-1] == ",":
-                pieces.pop()
-            pieces.append(_WORDS.get(piece, piece))
-    if pieces[-1] == ",":
-        pieces.pop()
-    value = parse_line("".join([*pieces, "}"]).encode())
-    if type(value) is not dict:
-        raise Rejected("configuration is not Config(...)", excerpt(text))
-    return value
-
-
-def _quoted(text: str) -> str:
-    body = text[1:-1]
-    return json.dumps(body.replace("\\'", "'").replace('\\"', '"').replace("\\\\", "\\"))
+    try:
+        call = ast.parse(text, mode="eval").body
+        if not isinstance(call, ast.Call) or call.args or ast.unparse(call.func) not in _CALLED:
+            raise ValueError("another call")
+        knobs = {keyword.arg: ast.literal_eval(keyword.value) for keyword in call.keywords}
+        if None in knobs:
+            raise ValueError("knobs without names")
+        written = json.dumps(knobs, allow_nan=False)
+    # Deep values are errors of syntax or memory to Python's parser; no name or call in a value is followed.
+    except (SyntaxError, ValueError, TypeError, MemoryError, RecursionError):
+        raise Rejected("configuration is not Config(...)", got=text) from None
+    # As JSON has them: lists for tuples, and bounded.
+    config: dict[str, Any] = parse_line(written.encode())
+    return config
 
 
 def _runs(table: Path) -> dict[str, KernelHead]:
@@ -190,7 +171,7 @@ def _run_of(value: Any) -> tuple[str, KernelHead]:
         Rejected: It is something else.
     """
     if type(value) is not dict or type(value.get("kernel_name")) is not str:
-        raise Rejected("no kernel of Helion", excerpt(value))
+        raise Rejected("no kernel of Helion", got=value)
     hardware = value.get("hardware_info")
     facts = hardware if type(hardware) is dict else {}
     name = facts.get("device_name") or value.get("hardware") or ""

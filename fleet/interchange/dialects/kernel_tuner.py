@@ -20,9 +20,7 @@ from fleet.interchange.logs.catalog import Measurement
 from fleet.interchange.logs.json_items import Document
 from fleet.interchange.logs.json_values import (
     MAX_ALL_SECS,
-    LoggedResult,
     Rejected,
-    excerpt,
     seconds_of,
 )
 from fleet.interchange.logs.knobs import (
@@ -34,16 +32,11 @@ from fleet.interchange.logs.knobs import (
     only,
     timed,
 )
-from fleet.interchange.logs.lines import LogLines
 from fleet.interchange.logs.targets import checked_unit, stated_unit, units_per_second, unix_secs
 from transfer.language.knobs import MAX_KNOBS
 
 TOOL = "kernel_tuner"
-CACHE = Document(
-    "cache",
-    frozenset(("device_name", "kernel_name", "problem_size", "tune_params_keys")),
-    open_end=True,
-)
+CACHE = Document("cache", open_end=True)
 T4 = Document("results")
 
 #: What a cache and a T4 file call a failure, and the word of `fleet.interchange.logs.knobs.FAILURES`.
@@ -75,7 +68,7 @@ _UNIT_FACTOR = 30
 def _cache_head(_path: Path, head: Mapping[str, Any]) -> KernelHead:
     names = head.get("tune_params_keys")
     if type(names) is not list or not 0 < len(names) <= MAX_KNOBS or not all(type(n) is str for n in names):
-        raise Rejected("tune_params_keys is not a list of names", excerpt(names))
+        raise Rejected("tune_params_keys is not a list of names", got=names)
     return KernelHead(
         tool=TOOL,
         kernel=head.get("kernel_name", ""),
@@ -87,10 +80,11 @@ def _cache_head(_path: Path, head: Mapping[str, Any]) -> KernelHead:
 
 def _cache_result(reader: KernelReader, item: Any) -> Measurement:
     if type(item) is not dict:
-        raise Rejected("a result is not an object", excerpt(item))
+        raise Rejected("a result is not an object", got=item)
     try:
         knobs = {
-            name: value if type(value := item[name]) is int else number_of(value) for name in reader.order
+            name: value if type(value := item[name]) is int else number_of(value)
+            for name in reader.head.order
         }
     except KeyError as missing:
         raise Rejected("a knob is missing", str(missing)) from None
@@ -104,7 +98,7 @@ def _cache_result(reader: KernelReader, item: Any) -> Measurement:
     if type(rate := item.get("GFLOP/s")) is float and type(time) is float:
         reader.tell_flops(rate * time * 1e6)
     times = item.get("times")
-    return reader.measurement(knobs, _timed([time] if times is None else times, spent, at, _MILLIS))
+    return reader.measurement(knobs, timed([time] if times is None else times, spent, at))
 
 
 def _t4_head(path: Path, value: dict[str, Any]) -> KernelHead:
@@ -132,10 +126,8 @@ def _cache_beside(path: Path) -> KernelHead | None:
     for name in (f"{stem}.json.gz", f"{stem}.json"):
         beside = path.with_name(name)
         if beside.name != path.name and beside.is_file():
-            items = CACHE.items(LogLines(beside))
             with suppress(Rejected):  # damaged before its first result
-                next(iter(items), None)
-                head = _cache_head(beside, CACHE.head(beside, items.head))
+                head = _cache_head(beside, CACHE.head(beside))
                 if head.kernel:
                     return head
     return None
@@ -156,11 +148,11 @@ def _details(value: Any) -> dict[str, Any]:
 
 def _t4_result(reader: KernelReader, item: Any) -> Measurement:
     if type(item) is not dict or type(item.get("configuration")) is not dict:
-        raise Rejected("a result has no configuration", excerpt(item))
+        raise Rejected("a result has no configuration", got=item)
     knobs = {name: number_of(value) for name, value in item["configuration"].items()}
     times = item.get("times", {})
     if type(times) is not dict:
-        raise Rejected("times are not an object", excerpt(times))
+        raise Rejected("times are not an object", got=times)
     measured = {
         measurement["name"]: measurement
         for measurement in _listed(item.get("measurements"))
@@ -168,7 +160,7 @@ def _t4_result(reader: KernelReader, item: Any) -> Measurement:
     }
     time = _time_of(measured, _listed(item.get("objectives")))
     own = _unit_of(time) if time else None
-    per_second = stated_unit(times) or stated_unit(item) or reader.per_second or own or _MILLIS
+    per_second = stated_unit(times) or stated_unit(item) or reader.head.per_second or own or _MILLIS
     spent, at = _spent(times, _T4_SPENT, per_second), unix_secs(item.get("timestamp"))
     validity = item.get("invalidity")
     if validity != "correct":
@@ -182,8 +174,8 @@ def _t4_result(reader: KernelReader, item: Any) -> Measurement:
     runs = times.get("runtimes")
     if not runs:  # Kernel Tuner writes an empty list for a cache without repeats
         runs = value if type(value) is list else [value]
-        return reader.measurement(knobs, _timed(runs, spent, at, own or per_second))
-    result = _timed(runs, spent, at, per_second)
+        return reader.measurement(knobs, timed(runs, spent, at, per_second=own or per_second))
+    result = timed(runs, spent, at, per_second=per_second)
     if own and isinstance(value, float | int):
         _check_units(result.run_secs, value / own)
     return reader.measurement(knobs, result)
@@ -212,12 +204,6 @@ def _check_units(run_secs: tuple[float, ...], mean_secs: float) -> None:
             "the units of time contradict each other",
             f"runs of {min(run_secs):g} s, measured {mean_secs:g} s",
         )
-
-
-def _timed(runs: Any, spent: float, at: float, per_second: float) -> LoggedResult:
-    if runs == [None]:
-        raise Rejected("not measured", "neither times nor time")
-    return timed(runs, spent, at, per_second=per_second)
 
 
 def _spent(item: Mapping[str, Any], names: tuple[str, ...], per_second: float) -> float:

@@ -31,9 +31,7 @@ from fleet.interchange.logs.json_values import (
     canonical_text,
     careful,
     database_result,
-    excerpt,
     parse_line,
-    short_key,
 )
 from fleet.interchange.logs.lines import LogLines
 from fleet.interchange.logs.operators import (
@@ -130,20 +128,20 @@ def _is_workload_line(value: Any) -> bool:
 
 def _module(value: Any) -> tuple[WorkloadId, bytes]:
     if not _is_workload_line(value):
-        raise Rejected("workload line is not [hash, module]", excerpt(value))
+        raise Rejected("workload line is not [hash, module]", got=value)
     digits, encoded = value
     if not (digits.isascii() and digits.isdigit() and len(digits) <= 20 and int(digits) < 1 << 64):
-        raise Rejected("structural hash is not a number of 64 bits", excerpt(digits))
+        raise Rejected("structural hash is not a number of 64 bits", got=digits)
     try:
         raw = base64.b64decode(encoded, validate=True)
     except (binascii.Error, ValueError):
-        raise Rejected("module is not base64", excerpt(encoded)) from None
+        raise Rejected("module is not base64", got=encoded) from None
     text = raw[_LENGTH_BYTES:]
     if int.from_bytes(raw[:_LENGTH_BYTES], "little") != len(text):
         raise Rejected("module is cut", f"{len(text)} bytes")
     module = parse_line(text)
     if type(module) is not dict or "nodes" not in module:
-        raise Rejected("module is not TVM's JSON", excerpt(module))
+        raise Rejected("module is not TVM's JSON", got=module)
     # The stated hash is nobody's word but the log's, so it names no workload of ours.
     return imported_id(int(digits), text.decode()), zlib.compress(text, 1)
 
@@ -166,10 +164,10 @@ def _read(value: list[Any], catalog: Catalog, database: Database) -> Measurement
     if not database.has_workloads and not database.anchor:
         database.anchor = content_hash(trace_text, canonical_text(args))[:16]
     workload = catalog.workload(
-        (DIALECT, database.key, index, short_key(args_key)),
+        (DIALECT, database.key, index, args_key),
         lambda: _workload(catalog, database, index, args, _blocks(instructions)),
     )
-    environment = catalog.environment((DIALECT, short_key(cache_key(target))), lambda: _environment(target))
+    environment = catalog.environment((DIALECT, cache_key(target)), lambda: _environment(target))
     try:
         # As whoever learns from it will: a decision may be missing, or of another form.
         catalog.traces.check(trace_text, workload.workload)
@@ -181,16 +179,16 @@ def _read(value: list[Any], catalog: Catalog, database: Database) -> Measurement
 def _checked_trace(trace: Any) -> list[Any]:
     """The instructions of `[instructions, decisions]`."""
     if type(trace) is not list or len(trace) != 2 or type(trace[0]) is not list or type(trace[1]) is not list:
-        raise Rejected("trace is not [instructions, decisions]", excerpt(trace))
+        raise Rejected("trace is not [instructions, decisions]", got=trace)
     instructions: list[Any] = trace[0]
     if len(instructions) > _MAX_INSTRUCTIONS or len(trace[1]) > _MAX_INSTRUCTIONS:
         raise Rejected("too many instructions", str(len(instructions)))
     for instruction in instructions:
         if type(instruction) is not list or tuple(map(type, instruction)) not in _INSTRUCTION:
-            raise Rejected("an instruction is not [kind, inputs, attributes, outputs]", excerpt(instruction))
+            raise Rejected("an instruction is not [kind, inputs, attributes, outputs]", got=instruction)
     for decision in trace[1]:
         if type(decision) is not list or len(decision) != 2 or type(decision[0]) is not int:
-            raise Rejected("a decision is not [instruction, value]", excerpt(decision))
+            raise Rejected("a decision is not [instruction, value]", got=decision)
     return instructions
 
 

@@ -31,13 +31,10 @@ from fleet.interchange.logs.catalog import (
     key_id,
 )
 from fleet.interchange.logs.json_values import (
-    FAILURE_MARK_SECS,
-    LEAST_SECS,
     LoggedResult,
     Rejected,
     careful,
     check_secs,
-    excerpt,
     text_of,
 )
 from fleet.interchange.logs.knobs import DIALECT
@@ -106,7 +103,6 @@ class _ProblemReader:
     def __init__(self, catalog: Catalog, environment: Environment) -> None:
         self._catalog = catalog
         self._environment = environment
-        self._traces: dict[str, str] = {}
 
     def solvers(self, line: bytes | Unreadable) -> list[Measurement | Rejected]:
         """The timed solvers of one line; a faulty one among them costs no other.
@@ -117,7 +113,7 @@ class _ProblemReader:
         text = text_of(line)
         key, equals, timed = text.rstrip("\r").partition("=")
         if not equals:
-            raise Rejected("truncated", excerpt(text[-20:], "no '=' behind the key; ends in "))
+            raise Rejected("truncated", "no '=' behind the key; ends in ", got=text[-20:])
         if not timed:
             raise Rejected("not measured", "no solver behind the key")
         workload = self._catalog.workload((TOOL, key), lambda: problem_of(key))
@@ -138,31 +134,24 @@ class _ProblemReader:
         elif len(fields) == 3:
             duration = fields[0]
         else:
-            raise Rejected(
-                "a solver has a wrong number of fields", excerpt(part, f"{len(fields)}, not 3 or 5: ")
-            )
-        trace = self._traces.get(solver) or self._trace(solver)
+            raise Rejected("a solver has a wrong number of fields", f"{len(fields)}, not 3 or 5: ", got=part)
+        trace = _trace_of(solver)
         try:
             secs = float(duration) / 1e3
         except ValueError:
-            raise Rejected("a cost is not a number", excerpt(duration)) from None
-        if not LEAST_SECS <= secs < FAILURE_MARK_SECS:
-            check_secs([secs])
+            raise Rejected("a cost is not a number", got=duration) from None
         # To Python `1_0` is ten, to no other tool.
         if "_" in duration:
-            raise Rejected("a cost is not a number", excerpt(duration))
-        return Measurement(
-            workload, self._environment, trace, LoggedResult(Outcome.OK, (secs,), "", 0.0, 0.0)
-        )
+            raise Rejected("a cost is not a number", got=duration)
+        return Measurement(workload, self._environment, trace, LoggedResult(Outcome.OK, check_secs([secs])))
 
-    def _trace(self, solver: str) -> str:
-        """The canonical JSON of `{"solver": name}`; the name has no letter that JSON would escape."""
-        if not _SOLVER.fullmatch(solver):
-            raise Rejected("a solver's name is no word of up to 128 letters", excerpt(solver))
-        trace = f'{{"solver":"{solver}"}}'
-        if len(self._traces) < _MAX_SOLVERS:
-            self._traces[solver] = trace
-        return trace
+
+@lru_cache(maxsize=_MAX_SOLVERS)
+def _trace_of(solver: str) -> str:
+    """The canonical JSON of `{"solver": name}`; the name has no letter that JSON would escape."""
+    if not _SOLVER.fullmatch(solver):
+        raise Rejected("a solver's name is no word of up to 128 letters", got=solver)
+    return f'{{"solver":"{solver}"}}'
 
 
 def problem_of(key: str) -> LoggedWorkload:
@@ -172,7 +161,7 @@ def problem_of(key: str) -> LoggedWorkload:
         Rejected: It is no key of a convolution.
     """
     if not _KEY_WORD.fullmatch(key):
-        raise Rejected("a key has other characters than numbers and words", excerpt(key))
+        raise Rejected("a key has other characters than numbers and words", got=key)
     sizes, *words = key.rsplit("-", 2)
     if len(words) != 2:
         raise Rejected("a key has a wrong number of fields", key[:80])
@@ -180,7 +169,7 @@ def problem_of(key: str) -> LoggedWorkload:
     direction, _, group = direction.partition("_g")
     order = _ORDERS.get(direction)
     if order is None:
-        raise Rejected("a direction is none of F, B and W", excerpt(direction))
+        raise Rejected("a direction is none of F, B and W", got=direction)
     tensors, flops = _tensors(sizes, group, direction == "F")
     dimensions = len(tensors[0]) - 2
     backward = _BACKWARD.get(direction)

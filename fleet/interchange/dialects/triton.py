@@ -14,7 +14,7 @@ from typing import Any
 
 from fleet.interchange.logs.catalog import Measurement
 from fleet.interchange.logs.json_items import Document
-from fleet.interchange.logs.json_values import Rejected, excerpt
+from fleet.interchange.logs.json_values import Rejected
 from fleet.interchange.logs.knobs import (
     KernelHead,
     KernelReader,
@@ -27,7 +27,7 @@ from fleet.interchange.logs.knobs import (
 
 TOOL = "triton"
 SUFFIX = ".autotune.json"
-CACHE = Document("configs_timings", frozenset(("key",)))
+CACHE = Document("configs_timings")
 #: What it writes for the time of a failure, and the word of `fleet.interchange.logs.knobs.FAILURES`.
 ERRORS = {"inf": "compile"}
 #: What Triton keeps beside `kwargs`; values that are None say nothing.
@@ -53,12 +53,12 @@ def _value_of(value: Any) -> Any:
 
 def _result(reader: KernelReader, item: Any) -> Measurement:
     if type(item) is not list or len(item) != 2 or type(item[0]) is not dict:
-        raise Rejected("a result is not [configuration, times]", excerpt(item))
+        raise Rejected("a result is not [configuration, times]", got=item)
     config, times = item
     options = {name: option for name, option in config.items() if name != "kwargs" and option is not None}
     knobs = config.get("kwargs", {})
     if type(knobs) is not dict or knobs.keys() & options.keys():
-        raise Rejected("kwargs are not an object of further knobs", excerpt(knobs))
+        raise Rejected("kwargs are not an object of further knobs", got=knobs)
     # Median first; of the quantiles only it is a time of the kernel.
     median = times[0] if type(times) is list and times else times
     if median == math.inf:

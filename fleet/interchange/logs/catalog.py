@@ -13,7 +13,7 @@ from typing import Any
 from msgspec import Struct
 from msgspec.structs import replace
 
-from agents.records import Family, Workload, WorkloadId, canonical_json, content_hash
+from agents.records import Workload, WorkloadId, canonical_json, content_hash
 from agents.values import Value
 from fleet.interchange.logs.json_items import Document
 from fleet.interchange.logs.json_values import LoggedResult, Rejected, canonical_text
@@ -99,11 +99,6 @@ class Environment:
     environment_id: str
     machine: Machine
 
-    @property
-    def family(self) -> Family:
-        """Family of the target."""
-        return self.machine.target.family
-
 
 class Measurement(Value, frozen=True):
     """One line, read."""
@@ -167,9 +162,7 @@ class Catalog:
             if len(self._environments) >= MAX_ENVIRONMENTS:
                 raise Rejected(f"more than {MAX_ENVIRONMENTS:,} targets")
             value, machine = make()
-            text = canonical_json(value)
-            if len(text) > MAX_ENVIRONMENT_CHARS:
-                raise Rejected("target is too long", f"{len(text):,} characters")
+            text = _bounded("target", canonical_json(value), MAX_ENVIRONMENT_CHARS)
             if self._environment_chars + len(text) > MAX_ENVIRONMENTS_CHARS:
                 raise Rejected(
                     "targets take too much room", f"more than {MAX_ENVIRONMENTS_CHARS:,} characters"
@@ -185,9 +178,7 @@ def check_key(key_text: str) -> str:
     Raises:
         Rejected: It is.
     """
-    if len(key_text) > MAX_KEY_CHARS:
-        raise Rejected("workload key is too long", f"{len(key_text):,} characters")
-    return key_text
+    return _bounded("workload key", key_text, MAX_KEY_CHARS)
 
 
 def checked_trace(value: Any) -> str:
@@ -196,9 +187,12 @@ def checked_trace(value: Any) -> str:
     Raises:
         Rejected: It is longer than what learning reads, or nested too deeply.
     """
-    text = canonical_text(value)
-    if len(text) > MAX_TEXT:
-        raise Rejected("trace is too long", f"{len(text):,} characters")
+    return _bounded("trace", canonical_text(value), MAX_TEXT)
+
+
+def _bounded(what: str, text: str, most: int) -> str:
+    if len(text) > most:
+        raise Rejected(f"{what} is too long", f"{len(text):,} characters")
     return text
 
 

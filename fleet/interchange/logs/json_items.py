@@ -15,9 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-import orjson
-
-from fleet.interchange.logs.json_values import NOT_JSON, Rejected, excerpt
+from fleet.interchange.logs.json_values import NOT_JSON, Rejected
 from fleet.interchange.logs.lines import LogLines
 
 #: Characters of one item, and of one value of the head, at most.
@@ -31,9 +29,7 @@ _MAX_HEAD = 64
 TOO_LONG: Final = "an item is too long"
 FOLLOWED: Final = "something else follows the document"
 
-_SPACES = frozenset(" \t\n\r")
-_SPACE = re.compile(r"[ \t\n\r]*")
-_KEY = re.compile(r'"([^"\\]{0,1024})"\s*:')
+_SPACES = re.compile(r"[ \t\n\r]*")
 _PARSE = json.JSONDecoder().raw_decode
 
 
@@ -46,7 +42,6 @@ class _Window:
         self._text = ""
         self._at = 0
         self._ended = False
-        self._line_wise = False
         self.passed = 0
 
     def _fill(self, characters: int) -> None:
@@ -63,12 +58,9 @@ class _Window:
     def peek(self) -> str:
         """Next character that is no space; empty at the end."""
         while True:
-            remaining = len(self._text) - self._at
-            if remaining < _LEAST_CHARS and not self._ended:
+            if len(self._text) - self._at < _LEAST_CHARS and not self._ended:
                 self._fill(_USUAL_CHARS)
-            elif remaining and (character := self._text[self._at]) not in _SPACES:
-                return character
-            spaces = _SPACE.match(self._text, self._at)
+            spaces = _SPACES.match(self._text, self._at)
             self._at = spaces.end() if spaces else self._at
             if self._at < len(self._text):
                 return self._text[self._at]
@@ -82,15 +74,6 @@ class _Window:
         self._at += 1
         return True
 
-    def key(self) -> str | None:
-        """Step over a simple key and its colon; None where something else comes."""
-        self.peek()
-        match = _KEY.match(self._text, self._at)
-        if match is None:
-            return None
-        self._at = match.end()
-        return match[1]
-
     def value(self) -> Any:
         """Parse what comes next.
 
@@ -98,17 +81,6 @@ class _Window:
             Rejected: It is cut, too long, nested too deeply, or no JSON.
         """
         self.peek()
-        if self._line_wise:
-            # Most tools write an item a line, and the faster parser then finds its end by the line's.
-            end = self._text.find("\n", self._at, self._at + MAX_ITEM_CHARS)
-            end -= end > 0 and self._text[end - 1] == ","
-            try:
-                value = orjson.loads(self._text[self._at : max(self._at, end)])
-            except orjson.JSONDecodeError:
-                self._line_wise = False
-            else:
-                self._at = end
-                return value
         try:
             value, end = self._parsed()
         except RecursionError:
@@ -117,7 +89,6 @@ class _Window:
             raise self._fault(error) from None
         if end - self._at > MAX_ITEM_CHARS:
             raise Rejected(TOO_LONG, f"{end - self._at:,} characters")
-        self._line_wise = self._text[end : end + 2] == ",\n" and "\n" not in self._text[self._at : end]
         self._at = end
         return value
 
@@ -140,10 +111,9 @@ class _Window:
         if not self._ended and len(self._text) - self._at > MAX_ITEM_CHARS and at_end:
             return Rejected(TOO_LONG, where)
         # The parser names the beginning of a text that does not end, else the place where it stopped.
-        rest = self._text[place:]
         if self._ended and at_end:
             return Rejected("truncated", where)
-        return Rejected(NOT_JSON, excerpt(f"{where}: {rest[:20]}"))
+        return Rejected(NOT_JSON, got=f"{where}: {self._text[place : place + 20]}")
 
 
 class JsonItems:
@@ -151,7 +121,7 @@ class JsonItems:
 
     Args:
         chunks: Bytes of the file.
-        listed: Key, or keys, of the object or list whose items are wanted.
+        listed: Keys of the object or list whose items are wanted.
         open_end: Whether the tool itself leaves off the closing brackets.
 
     Attributes:
@@ -159,11 +129,9 @@ class JsonItems:
         listed_key: Key of the items that come now, or came last.
     """
 
-    def __init__(
-        self, chunks: Iterator[bytes], listed: str | Collection[str], *, open_end: bool = False
-    ) -> None:
+    def __init__(self, chunks: Iterator[bytes], listed: Collection[str], *, open_end: bool = False) -> None:
         self._window = _Window(chunks)
-        self._listed = (listed,) if isinstance(listed, str) else listed
+        self._listed = listed
         self.listed_key = ""
         self._open_end = open_end
         self.head: dict[str, Any] = {}
@@ -203,14 +171,15 @@ class JsonItems:
                 return
 
     def _key(self) -> str:
-        if (simple := self._window.key()) is not None:
-            return simple
         if self._window.peek() != '"':
-            raise Rejected("truncated" if not self._window.peek() else NOT_JSON, "expected a key")
+            raise self._lacks("a key")
         key = self._window.value()
         if not self._window.skip(":"):
-            raise Rejected("truncated" if not self._window.peek() else NOT_JSON, "expected ':'")
+            raise self._lacks("':'")
         return str(key)
+
+    def _lacks(self, what: str) -> Rejected:
+        return Rejected(NOT_JSON if self._window.peek() else "truncated", f"expected {what}")
 
     def _goes_on(self, end: str) -> bool:
         """Step over a comma; False where the tool left off the end of the document."""
@@ -218,19 +187,10 @@ class JsonItems:
         if following == "":
             if self._open_end:
                 return False
-            raise Rejected("truncated", "the document does not end")
+            raise self._lacks(f"'{end}'")
         if following != end and not self._window.skip(","):
-            raise Rejected(NOT_JSON, f"expected ',' or '{end}'")
+            raise self._lacks(f"',' or '{end}'")
         return True
-
-
-def spans_lines(chunks: Iterator[bytes]) -> bool:
-    """Whether a text that begins with `[` is one JSON list of several lines, or of more than is looked at."""
-    try:
-        _Window(chunks).value()
-    except Rejected as reason:
-        return reason.reason == TOO_LONG
-    return True
 
 
 @dataclass(frozen=True, slots=True)
@@ -239,22 +199,20 @@ class Document:
 
     #: Key of the list or object that holds the results.
     listed: str
-    #: Keys that name the kernel: a file that has them before its results is read once. Without any it is
-    #: always read twice, for any key behind the results may change what they mean.
-    names: frozenset[str] = frozenset()
     #: Whether the tool leaves off the closing brackets while it tunes.
     open_end: bool = False
 
     def items(self, lines: LogLines) -> JsonItems:
         """Open the results of a file."""
-        return JsonItems(lines.chunks(), self.listed, open_end=self.open_end)
+        return JsonItems(lines.chunks(), {self.listed}, open_end=self.open_end)
 
-    def head(self, path: Path, head: dict[str, Any]) -> dict[str, Any]:
-        """All values beside the results, of which `head` stands before them; damage ends it early."""
-        if self.names and self.names <= head.keys():
-            return head
+    def head(self, path: Path) -> dict[str, Any]:
+        """All values beside the results, before and behind them; damage ends it early.
+
+        So a file is read twice: any key behind the results may change what they mean.
+        """
         items = self.items(LogLines(path))
         with suppress(Rejected):
             for _ in items:
                 pass
-        return {**items.head, **head}
+        return items.head

@@ -38,8 +38,6 @@ _MAYBE_EXPONENT = re.compile(rb"e-?[0-9]")
 _EXPONENT = re.compile(rb"[0-9]e-?[0-9]")
 _NO_NUMBER = re.compile(rb"\b(?:NaN|-?Infinity|-?nan|-?inf)\b")
 _DEEP = 200
-#: No JSON, and no number that is none, begins with these.
-_NO_JSON = frozenset(bytes([byte]) for byte in b"abcdeghjklmopqrsuvwxyzABCDEFGHJKLMOPQRSTUVWXYZ#*/<=>@_~")
 #: Bytes at the beginning of a faulty line that are looked at to say what is wrong with it.
 _LOOK_BYTES = 1 << 16
 #: Values in one text at most: TVM's largest modules have some 20,000.
@@ -49,23 +47,29 @@ _SHORT_KEY = 64
 #: Texts below this cannot have so many.
 _SHORT_BYTES = MAX_VALUES
 
+#: Stands for no value in a message, where None is one.
+_NOTHING = object()
+
 
 class Rejected(Exception):  # noqa: N818 - no failure of the program: the line is counted and left
     """A line is no measurement that can be kept.
 
-    Attributes:
+    Args:
         reason: One of few texts; lines are counted by it.
+        detail: What the example that is shown says beside it.
+        got: The value that was refused. It is written only if it is shown, once a reason: that takes longer
+            than to reject a line.
     """
 
-    def __init__(self, reason: str, detail: object = "") -> None:
+    def __init__(self, reason: str, detail: str = "", *, got: object = _NOTHING) -> None:
         super().__init__(reason)
         self.reason = reason
-        self._detail = detail
+        self._detail, self._got = detail, got
 
     @property
     def detail(self) -> str:
-        """What was found, for the example that is shown: written when it is asked for, once a reason."""
-        return str(self._detail)
+        """What the first example of the reason says."""
+        return self._detail if self._got is _NOTHING else self._detail + _shortened(self._got)
 
 
 def careful(read: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
@@ -80,7 +84,7 @@ def careful(read: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
     except (Rejected, MemoryError, OSError, FleetError):
         raise
     except Exception as error:
-        raise Rejected(f"{READER_FAULT}: {type(error).__name__}", excerpt(str(error))) from error
+        raise Rejected(f"{READER_FAULT}: {type(error).__name__}", got=str(error)) from error
 
 
 def text_of(line: object) -> str:
@@ -101,11 +105,6 @@ def text_of(line: object) -> str:
         raise Rejected("not UTF-8", f"byte {error.start}") from None
 
 
-def is_garbage(line: bytes) -> bool:
-    """Whether a line is "not JSON" at first sight; where not, `parse_line` tells."""
-    return line[:1] in _NO_JSON and line.isascii()
-
-
 def parse_line(line: bytes) -> Any:
     """Parse one line.
 
@@ -122,18 +121,16 @@ def parse_line(line: bytes) -> Any:
 
 def _say_why(line: bytes) -> NoReturn:
     text_of(line)
-    text = line.lstrip()
-    if text[:1] in _NO_JSON:
-        raise Rejected(NOT_JSON, excerpt(text[:20], "begins with "))
-    line = line[:_LOOK_BYTES] + line[max(_LOOK_BYTES, len(line) - _LOOK_BYTES) :]
-    if line.count(b"[") + line.count(b"{") > _DEEP and (depth := _depth(line)) > _DEEP:
-        raise Rejected("nested too deeply", f"{depth} levels")
-    if match := _NO_NUMBER.search(line):
-        raise Rejected("a number is not finite", match[0].decode())
-    text = line.strip()
-    if text.startswith((b"[", b"{")) and not text.endswith((b"]", b"}")):
-        raise Rejected("truncated", excerpt(text[-20:], "ends in "))
-    raise Rejected(NOT_JSON, excerpt(text[:20], "begins with "))
+    text = line[:_LOOK_BYTES] + line[max(_LOOK_BYTES, len(line) - _LOOK_BYTES) :]
+    text = text.strip()
+    if text.startswith((b"[", b"{")):
+        if (depth := _depth(text)) > _DEEP:
+            raise Rejected("nested too deeply", f"{depth} levels")
+        if match := _NO_NUMBER.search(text):
+            raise Rejected("a number is not finite", match[0].decode())
+        if not text.endswith((b"]", b"}")):
+            raise Rejected("truncated", "ends in ", got=text[-20:])
+    raise Rejected(NOT_JSON, "begins with ", got=text[:20])
 
 
 def _depth(line: bytes) -> int:
@@ -180,41 +177,23 @@ def canonical_text(value: Any) -> str:
 def cache_key(value: Any) -> bytes:
     """Bytes that differ for values that differ: to look a value up.
 
+    A digest where they are many, for keys are held as long as the import runs.
+
     Raises:
         Rejected: The value is nested too deeply.
     """
     try:
-        return orjson.dumps(value)
+        raw = orjson.dumps(value)
     except orjson.JSONEncodeError:
         raise Rejected("nested too deeply") from None
+    # No JSON begins as a digest does.
+    return raw if len(raw) <= _SHORT_KEY else b"#" + hashlib.sha256(raw).digest()
 
 
-def short_key(text: str | bytes) -> str | bytes:
-    """What to look a text up by: a digest where it is long, for keys are held as long as the import runs."""
-    if len(text) <= _SHORT_KEY:
-        return text
-    # No JSON begins like this.
-    return b"#" + hashlib.sha256(text.encode() if isinstance(text, str) else text).digest()
-
-
-class _Excerpt:
-    """A found value, which becomes a text once it is shown: that takes longer than to reject a line."""
-
-    __slots__ = ("_before", "_value")
-
-    def __init__(self, value: object, before: str) -> None:
-        self._value = value
-        self._before = before
-
-    def __str__(self) -> str:
-        value = self._value.decode(errors="replace") if isinstance(self._value, bytes) else self._value
-        text = reprlib.repr(value)
-        return self._before + (text if len(text) <= 60 else f"{text[:57]}...")
-
-
-def excerpt(value: object, before: str = "") -> object:
-    """A found value for a message, cut short; a million items or a thousand levels cost nothing."""
-    return _Excerpt(value, before)
+def _shortened(value: object) -> str:
+    """A value for a message, cut short; a million items or a thousand levels cost nothing."""
+    text = reprlib.repr(value.decode(errors="replace") if isinstance(value, bytes) else value)
+    return text if len(text) <= 60 else f"{text[:57]}..."
 
 
 # What a log says of one measurement: seconds or an error number become seconds or a typed outcome.
@@ -260,11 +239,11 @@ class LoggedResult(Value, frozen=True):
     outcome: Outcome
     #: One value for each repeat; empty unless `ok`.
     run_secs: tuple[float, ...]
-    error: str
+    error: str = ""
     #: Wall seconds of building and running together; 0 where the dialect does not say.
-    all_secs: float
+    all_secs: float = 0.0
     #: Unix seconds; 0 where the dialect does not say.
-    measured_at: float
+    measured_at: float = 0.0
 
 
 def attempt_of(result: LoggedResult) -> int:
@@ -285,21 +264,18 @@ def tuner_result(value: Any) -> LoggedResult:
         Rejected: A wrong type, a number that cannot be, or a line that was never measured.
     """
     if type(value) is not list or len(value) != 4:
-        raise Rejected("result is not [costs, error_no, all_cost, timestamp]", excerpt(value))
+        raise Rejected("result is not [costs, error_no, all_cost, timestamp]", got=value)
     costs, error_no, all_secs, at = value
     if type(error_no) is not int:
-        raise Rejected("error_no is not a whole number", excerpt(error_no))
+        raise Rejected("error_no is not a whole number", got=error_no)
     all_secs, at = seconds_of(all_secs, "all_cost"), seconds_of(at, "timestamp", MAX_TIMESTAMP)
     if error_no:
         if error_no not in _ERRORS:
-            raise Rejected("error_no is not known", excerpt(error_no))
+            raise Rejected("error_no is not known", got=error_no)
         if type(costs) is not list:
-            raise Rejected("costs are not a list", excerpt(costs))
+            raise Rejected("costs are not a list", got=costs)
         return LoggedResult(_ERRORS[error_no][0], (), ERROR_TEXTS[error_no], all_secs, at)
-    run_secs = _costs(costs)
-    if max(run_secs) >= FAILURE_MARK_SECS:
-        raise Rejected("the mark of a failure, but no error_no", excerpt(max(run_secs)))
-    return LoggedResult(Outcome.OK, run_secs, "", all_secs, at)
+    return LoggedResult(Outcome.OK, check_secs(costs), "", all_secs, at)
 
 
 def database_result(run_secs: Any) -> LoggedResult:
@@ -312,29 +288,25 @@ def database_result(run_secs: Any) -> LoggedResult:
         raise Rejected("not measured", "no run_secs")
     costs = _costs(run_secs)
     if max(costs) >= FAILURE_MARK_SECS:
-        return LoggedResult(Outcome.RUN_FAILED, (), MARK_TEXT, 0.0, 0.0)
-    return LoggedResult(Outcome.OK, costs, "", 0.0, 0.0)
+        return LoggedResult(Outcome.RUN_FAILED, (), MARK_TEXT)
+    return LoggedResult(Outcome.OK, costs)
 
 
-def check_secs(value: list[float]) -> tuple[float, ...]:
+def check_secs(value: Any) -> tuple[float, ...]:
     """Read seconds of the repeats of one measurement.
 
     Raises:
         Rejected: A number that cannot be, or the mark of a failure.
     """
-    # The usual case at once: a sum is finite only where all its numbers are.
-    usual = 0 < len(value) <= MAX_REPEATS and math.isfinite(sum(value))
-    if usual and min(value) >= LEAST_SECS and max(value) < FAILURE_MARK_SECS:
-        return tuple(value)
     costs = _costs(value)
     if max(costs) >= FAILURE_MARK_SECS:
-        raise Rejected("the mark of a failure, but no error", excerpt(max(costs)))
+        raise Rejected("the mark of a failure, but no error", got=max(costs))
     return costs
 
 
 def _costs(value: Any) -> tuple[float, ...]:
     if type(value) is not list:
-        raise Rejected("costs are not a list", excerpt(value))
+        raise Rejected("costs are not a list", got=value)
     if not value:
         raise Rejected("not measured", "no costs")
     if len(value) > MAX_REPEATS:
@@ -343,16 +315,16 @@ def _costs(value: Any) -> tuple[float, ...]:
     for cost in value:
         if type(cost) is not float:
             if type(cost) is not int:
-                raise Rejected("a cost is not a number", excerpt(cost))
+                raise Rejected("a cost is not a number", got=cost)
             cost = float(cost)
         if not math.isfinite(cost):
-            raise Rejected("a number is not finite", excerpt(cost))
+            raise Rejected("a number is not finite", got=cost)
         if cost == 0.0:
             raise Rejected("not measured", "a cost of 0")
         if cost < 0.0:
-            raise Rejected("a cost is negative", excerpt(cost))
+            raise Rejected("a cost is negative", got=cost)
         if cost < LEAST_SECS:
-            raise Rejected("a cost is below a nanosecond", excerpt(cost))
+            raise Rejected("a cost is below a nanosecond", got=cost)
         costs.append(cost)
     return tuple(costs)
 
@@ -364,7 +336,7 @@ def seconds_of(value: Any, name: str, most: float = MAX_ALL_SECS) -> float:
         Rejected: It is none; `name` says what it should be.
     """
     if type(value) is not float and type(value) is not int:
-        raise Rejected(f"{name} is not a number", excerpt(value))
+        raise Rejected(f"{name} is not a number", got=value)
     if not 0.0 <= value < most:
-        raise Rejected(f"{name} is out of range", excerpt(value))
+        raise Rejected(f"{name} is out of range", got=value)
     return float(value)

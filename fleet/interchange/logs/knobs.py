@@ -30,7 +30,6 @@ from fleet.interchange.logs.json_values import (
     canonical_text,
     careful,
     check_secs,
-    excerpt,
 )
 from fleet.interchange.logs.lines import LogLines
 from fleet.interchange.logs.operators import Operator, Shape, shape_of
@@ -97,16 +96,15 @@ def document_format(
         suffix: End of the names of such files, where the tool has one.
     """
 
-    def kernel_reader(catalog: Catalog, path: Path, values: dict[str, Any]) -> KernelReader:
-        return KernelReader(catalog, head(path, document.head(path, values)))
+    def kernel_reader(catalog: Catalog, path: Path) -> KernelReader:
+        return KernelReader(catalog, head(path, document.head(path)))
 
     def read(lines: LogLines, catalog: Catalog) -> Iterator[Measurement | Rejected]:
         reader: KernelReader | None = None
-        items = document.items(lines)
         try:
-            for item in items:
+            for item in document.items(lines):
                 if reader is None:
-                    reader = careful(kernel_reader, catalog, lines.path, items.head)
+                    reader = careful(kernel_reader, catalog, lines.path)
                 try:
                     yield careful(result, reader, item)
                 except Rejected as reason:
@@ -121,8 +119,7 @@ class KernelReader:
     """Turns configurations of one kernel into measurements.
 
     Attributes:
-        order: Names of the knobs as the file's head lists them.
-        per_second: How many of the file's units of time make a second; None if its head does not say.
+        head: What the file says of all its configurations.
 
     Raises:
         Rejected: The head names no kernel that can be kept.
@@ -130,18 +127,17 @@ class KernelReader:
 
     def __init__(self, catalog: Catalog, head: KernelHead) -> None:
         if type(head.kernel) is not str or not 0 < len(head.kernel) <= _MAX_NAME:
-            raise Rejected("the kernel has no name", excerpt(head.kernel))
+            raise Rejected("the kernel has no name", got=head.kernel)
         if not _is_name(head.device_name):
-            raise Rejected("name of the device is not a text", excerpt(head.device_name))
-        self.order = head.order
-        self.per_second = head.per_second
+            raise Rejected("name of the device is not a text", got=head.device_name)
+        self.head = head
         key = {"tool": head.tool, "kernel": head.kernel, "problem": head.problem, **head.details}
         text = check_key(canonical_text(key))
         try:
             canonical_json(key)
         except ValueError:
             # These tools write `NaN` and `Infinity`, which the text above shows as null.
-            raise Rejected("a number is not finite", excerpt(key)) from None
+            raise Rejected("a number is not finite", got=key) from None
         self._workload = catalog.workload((DIALECT, text), lambda: _workload(head, key, text))
         self._environment: Environment = catalog.environment(
             (DIALECT, head.tool, head.device_name), lambda: _environment(head)
@@ -154,7 +150,7 @@ class KernelReader:
             Rejected: It is no configuration.
         """
         if fault := check_knobs(knobs):
-            raise Rejected(fault, excerpt(knobs))
+            raise Rejected(fault, got=knobs)
         return Measurement(self._workload, self._environment, checked_trace(knobs), result)
 
     def tell_flops(self, flops: float) -> None:
@@ -209,7 +205,7 @@ def failed(
     """
     kind = words.get(said) if type(said) is str else None
     if kind is None:
-        raise Rejected("an error of an unknown kind", excerpt(said))
+        raise Rejected("an error of an unknown kind", got=said)
     outcome, text = FAILURES[kind]
     return LoggedResult(outcome, (), text, all_secs, measured_at)
 
@@ -228,12 +224,14 @@ def timed(
     Raises:
         Rejected: They are no times.
     """
+    if runs == [None]:
+        raise Rejected("not measured", "neither times nor time")
     if type(runs) is not list or not _NUMBERS.issuperset(map(type, runs)):
-        raise Rejected("times are not a list of numbers", excerpt(runs))
+        raise Rejected("times are not a list of numbers", got=runs)
     try:
         run_secs = check_secs([value / per_second for value in runs])
     except OverflowError:  # a whole number of hundreds of digits
-        raise Rejected("a number is not finite", excerpt(runs)) from None
+        raise Rejected("a number is not finite", got=runs) from None
     return LoggedResult(Outcome.OK, run_secs, "", all_secs, measured_at)
 
 

@@ -9,9 +9,10 @@ import bz2
 import os
 import stat
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
-from typing import BinaryIO, Final
+from typing import Any, BinaryIO, Final
 
 from fleet.errors import FleetError
 from fleet.terminal_text import visible
@@ -24,10 +25,13 @@ _READ_BYTES = 1 << 14
 _CHUNK_BYTES = 1 << 20
 #: Bytes looked at to tell what a file is.
 _LOOK_BYTES = 1 << 20
-_GZ_MAGIC = b"\x1f\x8b"
-_BZ2_MAGIC = b"BZh"
-#: Bytes of a bz2 file that are unpacked at once: of a call that fails nothing comes back.
-_BZ2_BYTES = 256
+#: How a packed file begins, and what unpacks it.
+_PACKED: Final[Mapping[str, tuple[bytes, Callable[[], Any]]]] = {
+    "gz": (b"\x1f\x8b", partial(zlib.decompressobj, wbits=31)),
+    "bz2": (b"BZh", bz2.BZ2Decompressor),
+}
+#: Bytes of a packed file that are unpacked at once: of gz they give less than `_CHUNK_BYTES`.
+_STEP_BYTES = 256
 #: A compressed file that unpacks to more than so many times its size is none of a log: those reach fifty. So
 #: many bytes are unpacked in any case.
 _MOST_RATIO = 128
@@ -64,16 +68,11 @@ class LogLines:
         self.damage = ""
 
     def __iter__(self) -> Iterator[bytes | Unreadable]:
-        """Yield the lines of `batches` one by one."""
-        for batch in self.batches():
-            yield from batch
-
-    def batches(self) -> Iterator[list[bytes | Unreadable]]:
-        r"""Yield all lines in order, some MB at a time, without their `\n`.
+        r"""Yield all lines in order, without their `\n`.
 
         A last line without an end counts, an empty rest does not. A line over the limit comes as `LONG_LINE`;
-        where a packed file is damaged, all whole lines before come (of bz2 those of whole blocks), and
-        `CUT_LINE` for the piece at the damage.
+        if a packed file is damaged, the whole lines up to some KB before come (of bz2 those of whole blocks),
+        and `CUT_LINE` for the piece at the damage.
 
         Raises:
             OSError: The file cannot be opened or read.
@@ -82,27 +81,17 @@ class LogLines:
         pieces: list[bytes] = []
         length = 0
         for chunk in _without_bom(self.chunks()):
-            lines: list[bytes | Unreadable] = [*chunk.split(b"\n")]
-            rest = lines.pop()
-            if lines:
-                lines[0] = self._joined(pieces, length, lines[0])
-                if len(chunk) > self._limit:  # only with a limit below the usual size of a chunk
-                    lines = [line if len(line) <= self._limit else LONG_LINE for line in lines]
-                pieces, length = [], 0
-            length += len(rest)
-            if length <= self._limit:
-                pieces.append(rest)  # type: ignore[arg-type]
-            else:
+            first, *others = chunk.split(b"\n")
+            pieces.append(first)
+            length += len(first)
+            for piece in others:
+                yield b"".join(pieces) if length <= self._limit else LONG_LINE
+                pieces, length = [piece], len(piece)
+            if length > self._limit:
                 pieces = []
-            if lines:
-                yield lines
         if length:
-            yield [CUT_LINE if self.damage else self._joined(pieces, length, b"")]
-
-    def _joined(self, pieces: list[bytes], length: int, end: bytes | Unreadable) -> bytes | Unreadable:
-        if length + len(end) > self._limit:
-            return LONG_LINE
-        return b"".join([*pieces, end]) if pieces else end  # type: ignore[list-item]
+            whole = b"".join(pieces) if length <= self._limit else LONG_LINE
+            yield CUT_LINE if self.damage else whole
 
     def chunks(self) -> Iterator[bytes]:
         """Yield the decompressed bytes in pieces.
@@ -118,82 +107,45 @@ class LogLines:
                 raise FleetError(f"{visible(str(self.path))} is no regular file: only those can be imported")
             self._unread_bytes = status.st_size
             head = self._read(stream, _READ_BYTES)
-            if head.startswith(_GZ_MAGIC):
-                yield from self._inflated(stream, head)
-                return
-            if head.startswith(_BZ2_MAGIC):
-                yield from self._unpacked_bz2(stream, head)
-                return
+            for form, (magic, _) in _PACKED.items():
+                if head.startswith(magic):
+                    yield from self._unpacked(stream, head, form)
+                    return
             yield head
             while chunk := self._read(stream, self._chunk):
                 yield chunk
 
-    def _inflated(self, stream: BinaryIO, data: bytes) -> Iterator[bytes]:
-        """Decompress members one after the other; a bomb grows by `_CHUNK_BYTES` at a time only."""
-        inflater = zlib.decompressobj(wbits=31)
-        unpacked = 0
-        while True:
-            # zlib gives nothing of a call that fails, so a call is tried on a copy: what came before damage
-            # within it can then be had byte by byte.
-            before = inflater.copy()
-            try:
-                output = inflater.decompress(data, self._chunk)
-            except zlib.error as error:
-                self.damage = f"gz: {error}"
-                yield _up_to_damage(before, data)
-                return
-            unpacked += len(output)
-            if self._is_bomb(unpacked, "gz"):
-                return
-            if output:
-                yield output
-            if inflater.eof:
-                data = self._next_member(stream, inflater.unused_data, _GZ_MAGIC, "gz")
-                if not data:
-                    return
-                inflater = zlib.decompressobj(wbits=31)
-            elif inflater.unconsumed_tail:
-                data = inflater.unconsumed_tail
-            else:
-                data = self._read(stream, _READ_BYTES)
-                if not data and not output:
-                    self.damage = "gz: the file ends too early"
-                    return
-
-    def _unpacked_bz2(self, stream: BinaryIO, data: bytes) -> Iterator[bytes]:
-        """Decompress streams one after the other, in small steps."""
-        unpacker = bz2.BZ2Decompressor()
+    def _unpacked(self, stream: BinaryIO, data: bytes, form: str) -> Iterator[bytes]:
+        """Decompress members one after the other, in small steps: of a step that fails nothing comes back."""
+        magic, make = _PACKED[form]
+        unpacker = make()
         unpacked = 0
         while True:
             step = b""
-            if unpacker.needs_input:
+            if getattr(unpacker, "needs_input", True):  # bz2 keeps what it was given
                 data = data or self._read(stream, _READ_BYTES)
                 if not data:
-                    self.damage = "bz2: the file ends too early"
+                    self.damage = f"{form}: the file ends too early"
                     return
-                step, data = data[:_BZ2_BYTES], data[_BZ2_BYTES:]
+                step, data = data[:_STEP_BYTES], data[_STEP_BYTES:]
             try:
-                output = unpacker.decompress(step, self._chunk)
-            except OSError as error:
-                self.damage = f"bz2: {str(error).lower()}"
+                output = unpacker.decompress(step, _CHUNK_BYTES)
+            except (OSError, zlib.error) as error:
+                self.damage = f"{form}: {str(error).lower()}"
                 return
             unpacked += len(output)
-            if self._is_bomb(unpacked, "bz2"):
+            if unpacked > max(_FREE_BYTES, _MOST_RATIO * self.position):
+                self.damage = (
+                    f"{form}: it unpacks to over {_MOST_RATIO} times its size; unpack it first if it should"
+                )
                 return
             if output:
                 yield output
             if unpacker.eof:
-                data = self._next_member(stream, unpacker.unused_data + data, _BZ2_MAGIC, "bz2")
+                data = self._next_member(stream, unpacker.unused_data + data, magic, form)
                 if not data:
                     return
-                unpacker = bz2.BZ2Decompressor()
-
-    def _is_bomb(self, unpacked: int, form: str) -> bool:
-        """Whether a file has unpacked to more bytes than any log; it is then damaged."""
-        if unpacked <= max(_FREE_BYTES, _MOST_RATIO * self.position):
-            return False
-        self.damage = f"{form}: it unpacks to over {_MOST_RATIO} times its size; unpack it first if it should"
-        return True
+                unpacker = make()
 
     def _next_member(self, stream: BinaryIO, data: bytes, magic: bytes, form: str) -> bytes:
         """What the next compressed member begins with; empty at the end, or where something else follows.
@@ -239,16 +191,3 @@ def _without_bom(chunks: Iterator[bytes]) -> Iterator[bytes]:
             break
     yield head.removeprefix(_BOM)
     yield from chunks
-
-
-def _up_to_damage(inflater: zlib._Decompress, data: bytes) -> bytes:
-    """What the bytes before the damage give; `data` is some KB, and this runs once a file."""
-    output = b""
-    try:
-        for place in range(len(data)):
-            output += inflater.decompress(data[place : place + 1])
-            if len(output) > _CHUNK_BYTES:
-                break
-    except zlib.error:
-        pass
-    return output

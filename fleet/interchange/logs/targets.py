@@ -9,7 +9,6 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from datetime import UTC, datetime
-from email.utils import parsedate_to_datetime
 from typing import Any, Final, NamedTuple
 
 from msgspec.structs import replace
@@ -25,7 +24,7 @@ from agents.records import (
     canonical_json,
     unknown_descriptor,
 )
-from fleet.interchange.logs.json_values import MAX_TIMESTAMP, Rejected, excerpt
+from fleet.interchange.logs.json_values import MAX_TIMESTAMP, Rejected, seconds_of
 
 # Units of time and dates as tuners write them: each tool has words and forms of its own.
 #
@@ -42,9 +41,6 @@ _PER_SECOND: Final = {
 _MICRO = str.maketrans({"\u00b5": "u", "\u03bc": "u"})
 _UNIT_KEY = "timeunit"
 _MAX_CHARS = 64
-_NUMBER = re.compile(r"[0-9]{9,19}(?:\.[0-9]{1,9})?")
-_ZONE = re.compile(r"\s*(?:UTC|GMT|Z)$|\s+(?=[+-][0-9]{2}:?[0-9]{2}$)", re.IGNORECASE)
-_YEAR_FIRST = re.compile(r"([0-9]{4})[/.]([0-9]{2})[/.]([0-9]{2})")
 
 
 def units_per_second(word: Any) -> float | None:
@@ -75,7 +71,7 @@ def checked_unit(word: Any) -> float:
     """
     units = units_per_second(word)
     if units is None:
-        raise Rejected("the unit of time is not known", excerpt(word))
+        raise Rejected("the unit of time is not known", got=word)
     return units
 
 
@@ -83,39 +79,20 @@ def unix_secs(value: Any) -> float:
     """Unix seconds of a date; 0 without one.
 
     Args:
-        value: A text in ISO 8601 (also with a blank for the `T`, slashes, `UTC`), as in mails or by `date`;
-            or seconds, milliseconds, microseconds or nanoseconds since 1970.
+        value: A text in ISO 8601, also with a blank for the `T` and `UTC` at its end; or seconds since 1970.
 
     Raises:
         Rejected: It is no date, or one before 1970.
     """
     if value is None or value == "":
         return 0.0
-    text = value.strip() if type(value) is str else ""
-    if type(value) in (int, float) or (len(text) > 8 and _NUMBER.fullmatch(text)):
-        # Compared before it is converted: a whole number may be too long for a float.
-        secs = -1.0 if type(value) is not str and not 0 <= value < 1e19 else float(value)
-        for _ in range(3):
-            secs /= 1e3 if secs >= MAX_TIMESTAMP else 1
-    else:
-        secs = _text_secs(text[: _MAX_CHARS + 1])
-    if not 0 <= secs < MAX_TIMESTAMP:
-        raise Rejected("timestamp is out of range", excerpt(value))
-    return secs
-
-
-def _text_secs(text: str) -> float:
-    if not 0 < len(text) <= _MAX_CHARS:
-        raise Rejected("timestamp is not a time", excerpt(text))
-    iso = _ZONE.sub(lambda zone: "" if zone[0].isspace() else "+00:00", text, count=1)
-    iso = _YEAR_FIRST.sub(r"\1-\2-\3", iso, count=1)
-    for read, form in ((datetime.fromisoformat, iso), (parsedate_to_datetime, text)):
+    if type(value) is str:
         try:
-            at = read(form)
-            return (at if at.tzinfo else at.replace(tzinfo=UTC)).timestamp()
-        except (TypeError, ValueError, OverflowError, IndexError):
-            continue
-    raise Rejected("timestamp is not a time", excerpt(text))
+            at = datetime.fromisoformat(value.removesuffix("UTC").strip())
+        except ValueError:
+            raise Rejected("timestamp is not a time", got=value) from None
+        value = (at if at.tzinfo else at.replace(tzinfo=UTC)).timestamp()
+    return seconds_of(value, "timestamp", MAX_TIMESTAMP)
 
 
 _FAMILIES = {
@@ -170,11 +147,11 @@ def parse_target(value: Any) -> Target:
             name, _, text = word.lstrip("-").partition("=")
             options[name] = _option(name, text)
     else:
-        raise Rejected("target is not a text", excerpt(value))
+        raise Rejected("target is not a text", got=value)
     kind = options.get("kind")
     family = _FAMILIES.get(kind) if type(kind) is str else None
     if family is None:
-        raise Rejected("target of an unknown kind", excerpt(kind))
+        raise Rejected("target of an unknown kind", got=kind)
     return Target(options, family)
 
 

@@ -13,8 +13,9 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
+from msgspec import to_builtins
 
-from agents.codec import bounded_json, protocol_from_json, protocol_to_json
+from agents.codec import bounded_json, protocol_from_json
 from agents.errors import AgentError
 from agents.records import (
     RECORD_SCHEMA,
@@ -146,7 +147,7 @@ def _protocol_of(record: Record, record_id: str) -> str:
 
 @functools.lru_cache(maxsize=256)
 def _protocol_text(protocol: Protocol) -> str:
-    return canonical_json(protocol_to_json(protocol))
+    return canonical_json(to_builtins(protocol))
 
 
 @functools.lru_cache(maxsize=256)

@@ -137,7 +137,7 @@ def test_pipes_and_devices_are_refused(tmp_path: Path) -> None:
             run(tmp_path, path)
     # One that takes the place of a file is not waited for either.
     with pytest.raises(FleetError, match="is no regular file"):
-        next(log_lines.LogLines(pipe).batches())
+        next(iter(log_lines.LogLines(pipe)))
     write_log(tmp_path / "logs" / "log.json", [autotvm(1)])
     os.mkfifo(tmp_path / "logs" / "other.json")
     (tmp_path / "logs" / "loop.json").symlink_to("loop.json")

@@ -51,7 +51,7 @@ truncated | {
 not UTF-8 | junk \xff
 not JSON | junk
 not JSON | junk \u00e4
-a number is not finite | NaN
+a number is not finite | [NaN]
 blank line |
 blank line |
 comment line | #

@@ -96,27 +96,17 @@ DATES = """
 2024-07-10 07:36:36
 2024-07-10 07:36:36 UTC
 2024-07-10T09:36:36.000000123+02:00
-2024-07-10 09:36:36 +0200
-2024/07/10 07:36:36
 20240710T073636Z
-Wed, 10 Jul 2024 07:36:36 GMT
-Wed Jul 10 07:36:36 2024
-Wed Jul 10 07:36:36 UTC 2024
-1720596996
-1720596996000
 """
 
 
-@pytest.mark.parametrize(
-    "date",
-    [*DATES.strip().splitlines(), AT, float(AT), AT * 1000, AT * 1_000_000, AT * 1_000_000_000],
-)
-def test_dates_of_many_tools_are_read(date: Any) -> None:
+@pytest.mark.parametrize("date", [*DATES.strip().splitlines(), AT, float(AT)])
+def test_dates_of_tools_are_read(date: Any) -> None:
     assert unix_secs(date) == AT
 
 
 @pytest.mark.parametrize(
-    "date", ["soon", "10.07.", "x" * 99, "9999-01-01", "1969-01-01", -1, 10**400, True, [], {}]
+    "date", ["soon", "10.07.", "x" * 99, "9999-01-01", "1969-01-01", -1, AT * 1000, 10**400, True, [], {}]
 )
 def test_what_is_no_date_is_rejected(date: Any) -> None:
     with pytest.raises(Rejected, match="timestamp is"):

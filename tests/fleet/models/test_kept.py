@@ -162,4 +162,4 @@ def test_an_evaluation_judges_what_serves(
     scores = judged.score_unseen(block)
     assert not np.array_equal(scores, judged.model.score(block, NEW))
     group, secs = np.zeros(len(later), dtype=np.int32), 1e-3 * np.arange(1.0, len(later) + 1)
-    assert found.tau_by_workload.tolist() == evaluate_ranking(scores, secs, group).tau_by_workload.tolist()
+    assert found.values["tau"].tolist() == evaluate_ranking(scores, secs, group).values["tau"].tolist()

@@ -19,14 +19,14 @@ def test_metrics_by_workload_and_both_averages() -> None:
     assert found.groups.tolist() == [0, 2, 3]
     assert found.counts.tolist() == [3, 2, 1]
     assert found.weight.tolist() == [1, 2, 3]
-    assert found.top1_by_workload.tolist() == [1, 0.25, 1]
+    assert found.values["top1"].tolist() == [1, 0.25, 1]
     assert found.value("top1") == pytest.approx(0.75)
     assert found.value("weighted_top1") == pytest.approx((1 + 20 + 21) / (1 + 80 + 21))
     assert found.value("weighted_top5") == found.value("top5") == 1
-    assert found.random_top1_by_workload.tolist() == pytest.approx([(1 + 0.5 + 0.25) / 3, 0.625, 1])
+    assert found.values["random_top1"].tolist() == pytest.approx([(1 + 0.5 + 0.25) / 3, 0.625, 1])
     expected = (1 + 20 + 21) / (1 * 7 / 3 + 2 * 25 + 3 * 7)
     assert found.value("random_weighted_top1") == pytest.approx(expected)
-    assert found.regret_by_workload.tolist() == [0, 3, 0]
+    assert found.by_workload("regret").tolist() == [0, 3, 0]
     assert found.value("regret") == 1
     assert found.summary()["top1"] == found.value("top1")
     assert tuple(found.summary()) == MEASURES

@@ -71,14 +71,14 @@ def test_a_ranker_is_shown_nothing_that_is_held_out_and_who_peeks_is_no_better_t
     # A constant score, that is.
     for device_id in DATASET.device_ids:
         [metrics] = found.metrics["peeker", device_id]
-        np.testing.assert_allclose(metrics.top1_by_workload, metrics.random_top1_by_workload)
-        assert (metrics.pairwise_by_workload == 0.5).all()
+        np.testing.assert_allclose(metrics.values["top1"], metrics.values["random_top1"])
+        assert (metrics.values["pairwise"] == 0.5).all()
 
 
 def test_differences_are_paired_and_the_json_is_whole_and_plain() -> None:
     found = compare([Noisy(0.1, "good"), Noisy(2.0, "bad")], DATASET, lambda _: FOLDS, [0, 1, 2])
     good, bad = (
-        np.stack([run.tau_by_workload for run in found.metrics[name, "cpu.a"]]) for name in ("good", "bad")
+        np.stack([run.values["tau"] for run in found.metrics[name, "cpu.a"]]) for name in ("good", "bad")
     )
     difference = found.difference("good", "bad", "cpu.a", "tau")
     expected = resample_ratio(good - bad, np.ones_like(good), seed=0).estimate()
