@@ -7,9 +7,10 @@ called. Nothing is downloaded.
 from __future__ import annotations
 
 import copy
+import importlib
 import warnings
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -36,6 +37,14 @@ class LoadedNetwork:
     inputs: tuple[tuple[str, tuple[int, ...], str], ...]
     #: Values that were exported with it, by place: token ids stay within their vocabulary. None: at random.
     examples: tuple[Any, ...] | None = None
+
+    def __post_init__(self) -> None:
+        for name, shape, _ in self.inputs:
+            if 0 in shape:
+                raise NetworkRefusedError(
+                    f"network {self.network.text}: input {name} is empty (shape {list(shape)}), so there is "
+                    "nothing to compute; export it with sizes from 1"
+                )
 
     @property
     def reference(self) -> str:
@@ -91,19 +100,23 @@ def load(network: NetworkName) -> LoadedNetwork:
     raise NetworkRefusedError(f"network {network.text}: is a list of operators, and no graph")
 
 
-def missing(network: NetworkName, package: str, error: BaseException) -> NetworkRefusedError:
-    """What is said where a package is not there, or does not start."""
-    return NetworkRefusedError(
-        f"network {network.text}: {package} cannot be imported here ({first_line(error)}); "
-        "pip install 'tensor-fleet[networks]'" + (f" {package}" if package == "torchvision" else "")
-    )
+def _package(network: NetworkName, name: str) -> Any:
+    """Import a package that a network needs.
+
+    Raises:
+        NetworkRefusedError: It is missing, or does not start, as a torchvision for another torch.
+    """
+    try:
+        return importlib.import_module(name)
+    except Exception as error:
+        raise NetworkRefusedError(
+            f"network {network.text}: {name} cannot be imported here ({first_line(error)}); "
+            "pip install 'tensor-fleet[networks]'" + (f" {name}" if name == "torchvision" else "")
+        ) from None
 
 
 def _from_archive(network: NetworkName) -> LoadedNetwork:
-    try:
-        import torch  # noqa: F401 - a clear line if it is missing
-    except ImportError as error:
-        raise missing(network, "torch", error) from None
+    _package(network, "torch")
     from agents.networks.torch_program import example_arrays, load_program
 
     network.check_file()
@@ -113,10 +126,7 @@ def _from_archive(network: NetworkName) -> LoadedNetwork:
 
 
 def _from_onnx(network: NetworkName) -> LoadedNetwork:
-    try:
-        import onnx
-    except ImportError as error:
-        raise missing(network, "onnx", error) from None
+    onnx = _package(network, "onnx")
     network.check_file()
     try:
         model = onnx.load(str(network.path))
@@ -144,10 +154,8 @@ def _from_onnx(network: NetworkName) -> LoadedNetwork:
                 f"network {network.text}: input {value.name} has dynamic shape {shape}; fix it with "
                 "python -m onnxruntime.tools.make_dynamic_shape_fixed"
             )
-        extents = [int(extent) for extent in shape]
-        _check_extents(network, value.name, extents)
         dtype = onnx.helper.tensor_dtype_to_np_dtype(tensor.elem_type)
-        inputs.append((value.name, tuple(extents), str(dtype)))
+        inputs.append((value.name, tuple(shape), str(dtype)))
     return LoadedNetwork(network=network, onnx_model=model, inputs=tuple(inputs))
 
 
@@ -155,10 +163,7 @@ def _from_transformers(network: NetworkName) -> tuple[Any, tuple[Any, ...], Mapp
     """A model of random weights with its inputs."""
     import torch
 
-    try:
-        import transformers
-    except Exception as error:
-        raise missing(network, "transformers", error) from None
+    transformers = _package(network, "transformers")
     config, side = _config(network, transformers)
     torch.manual_seed(_SEED)
     try:
@@ -229,11 +234,7 @@ def _from_torchvision(network: NetworkName) -> tuple[Any, tuple[Any, ...], Mappi
     """A model of random weights with its inputs."""
     import torch
 
-    try:
-        # A build for another torch fails with a RuntimeError.
-        from torchvision import models
-    except Exception as error:
-        raise missing(network, "torchvision", error) from None
+    models = _package(network, "torchvision").models
     options = dict(network.options)
     side = options.pop("image_size", _SIDE)
     if network.name not in models.list_models():
@@ -318,7 +319,6 @@ def _of_program(network: NetworkName, program: Any) -> LoadedNetwork:
             raise NetworkRefusedError(
                 f"network {network.text}: input {name} is no tensor; export it with tensors only"
             )
-        _check_extents(network, str(name), value.shape)
         inputs.append((str(name), tuple(map(int, value.shape)), str(value.dtype).removeprefix("torch.")))
     examples = None
     if program.example_inputs is not None:
@@ -340,15 +340,6 @@ def _why_dynamic(program: Any) -> str:
                 break
             return why_value_shaped(str(node.target))
     return "has dynamic shapes; export it with fixed ones (no dynamic_shapes)"
-
-
-def _check_extents(network: NetworkName, name: str, shape: Sequence[int]) -> None:
-    """Refuse an input without a number in it."""
-    if 0 in shape:
-        raise NetworkRefusedError(
-            f"network {network.text}: input {name} is empty (shape {list(shape)}), so there is nothing to "
-            "compute; export it with sizes from 1"
-        )
 
 
 def _dtypes(program: Any) -> Iterator[str]:
