@@ -10,13 +10,13 @@ import copy
 import importlib
 import warnings
 from collections import Counter
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from agents.errors import first_line
 from agents.networks.network_name import NetworkName, NetworkRefusedError, why_value_shaped
-from agents.networks.outputs import array_of, narrowest
+from agents.networks.outputs import narrowest
 
 #: Of the weights of architectures, and of what a network is tried with.
 _SEED = 0
@@ -117,12 +117,10 @@ def _package(network: NetworkName, name: str) -> Any:
 
 def _from_archive(network: NetworkName) -> LoadedNetwork:
     _package(network, "torch")
-    from agents.networks.torch_program import example_arrays, load_program
+    from agents.networks.torch_program import load_program
 
     network.check_file()
-    program, examples = load_program(network)
-    loaded = _of_program(network, program)
-    return replace(loaded, examples=example_arrays(examples, loaded.inputs))
+    return _of_program(network, *load_program(network))
 
 
 def _from_onnx(network: NetworkName) -> LoadedNetwork:
@@ -272,7 +270,7 @@ def _traced(
         raise NetworkRefusedError(
             f"network {network.text}: torch.export cannot trace it: {first_line(error)}"
         ) from None
-    return _of_program(network, program)
+    return _of_program(network, program, torch.utils._pytree.tree_leaves((args, named)))
 
 
 def _settle_norms(model: Any, args: tuple[Any, ...], named: Mapping[str, Any]) -> None:
@@ -305,8 +303,11 @@ def _settle_norms(model: Any, args: tuple[Any, ...], named: Mapping[str, Any]) -
     model.load_state_dict(tried.state_dict())
 
 
-def _of_program(network: NetworkName, program: Any) -> LoadedNetwork:
+def _of_program(network: NetworkName, program: Any, exported: Sequence[Any]) -> LoadedNetwork:
+    """Describe an exported program, with the values that it was exported with."""
     import torch
+
+    from agents.networks.torch_program import example_arrays
 
     if program.range_constraints:
         raise NetworkRefusedError(f"network {network.text}: {_why_dynamic(program)}")
@@ -320,12 +321,12 @@ def _of_program(network: NetworkName, program: Any) -> LoadedNetwork:
                 f"network {network.text}: input {name} is no tensor; export it with tensors only"
             )
         inputs.append((str(name), tuple(map(int, value.shape)), str(value.dtype).removeprefix("torch.")))
-    examples = None
-    if program.example_inputs is not None:
-        leaves = torch.utils._pytree.tree_leaves(program.example_inputs)
-        if len(leaves) == len(inputs):
-            examples = tuple(array_of(leaf) for leaf in leaves)
-    return LoadedNetwork(network=network, program=program, inputs=tuple(inputs), examples=examples)
+    return LoadedNetwork(
+        network=network,
+        program=program,
+        inputs=tuple(inputs),
+        examples=example_arrays(exported, inputs),
+    )
 
 
 def _why_dynamic(program: Any) -> str:
