@@ -183,13 +183,11 @@ def check_trace(value: Any) -> None:
 
 def _check_step(step: Any, sampled: set[str]) -> None:
     """Check one instruction; `sampled` gets the numbers that it draws."""
-    if type(step) is not list or len(step) != 4 or type(step[0]) is not str:
+    if type(step) is not list or list(map(type, step)) != [str, list, list, list]:
         raise TraceRefusedError("an instruction is not [kind, inputs, attributes, outputs]")
     kind, inputs, attrs, outputs = step
     if kind not in _INSTRUCTIONS:
         raise TraceRefusedError("the instruction is not on the list")
-    if {type(inputs), type(attrs), type(outputs)} != {list}:
-        raise TraceRefusedError("an instruction is not [kind, inputs, attributes, outputs]")
     if max(len(inputs), len(attrs), len(outputs)) > _MOST_ITEMS:
         raise TraceRefusedError("the instruction's inputs or attributes are not on the list")
     input_forms = "".join(map(_form, inputs))
@@ -270,27 +268,22 @@ def _is_annotation(kind: str, key: Any, inputs: list[Any], input_forms: str) -> 
 
 def _check_decision(decision: Any, steps: list[Any]) -> None:
     """A decision is the place of a sampling instruction, and a number, or factors of one and more."""
-    if (
-        type(decision) is not list
-        or len(decision) != 2
-        or type(decision[0]) is not int
-        or not 0 <= decision[0] < len(steps)
-    ):
+    if type(decision) is not list or len(decision) != 2:
         raise TraceRefusedError("a decision is not [instruction, value]")
     place, value = decision
-    step = steps[place]
-    if step[0] == "SamplePerfectTile":
+    if type(place) is not int or not 0 <= place < len(steps):
+        raise TraceRefusedError("a decision is not [instruction, value]")
+    kind, _, attrs, outputs = steps[place]
+    if kind == "SamplePerfectTile":
         is_fine = (
             type(value) is list
-            and len(value) == len(step[3])
+            and len(value) == len(outputs)
             and all(type(each) is int and 0 < each < _MOST_INT for each in value)
         )
-    elif step[0] == "SampleCategorical":
-        is_fine = type(value) is int and 0 <= value < len(step[2][0])
+    elif kind == "SampleCategorical":
+        is_fine = type(value) is int and 0 <= value < len(attrs[0])
     else:
-        is_fine = (
-            step[0] == "SampleComputeLocation" and type(value) is int and -3 < value < _MOST_INSTRUCTIONS
-        )
+        is_fine = kind == "SampleComputeLocation" and type(value) is int and -3 < value < _MOST_INSTRUCTIONS
     if not is_fine:
         raise TraceRefusedError("a decision does not fit its instruction", f"instruction {place}")
 

@@ -379,19 +379,23 @@ def choose_searched(
 
 
 def _workload_row(search: Search) -> JsonDict:
-    ran = math.isfinite(search.best_secs)
+    best_secs, workload = _finite(search.best_secs), search.workload
     return {
-        "name": search.workload.name,
-        "workload_id": search.workload.workload_id,
-        "weight": search.workload.weight,
-        "networks": dict(search.workload.networks),
-        "flops": search.workload.flops,
-        "before_secs": search.before_secs if math.isfinite(search.before_secs) else None,
-        "best_secs": search.best_secs if ran else None,
-        "gflops_per_s": search.workload.flops / search.best_secs / 1e9 if ran else None,
+        "name": workload.name,
+        "workload_id": workload.workload_id,
+        "weight": workload.weight,
+        "networks": dict(workload.networks),
+        "flops": workload.flops,
+        "before_secs": _finite(search.before_secs),
+        "best_secs": best_secs,
+        "gflops_per_s": workload.flops / best_secs / 1e9 if best_secs else None,
         "trials": search.tried,
         "failed": search.failed,
         "may_gain": search.may_gain,
         "ended": search.ended or None,
-        "curve": [[tried, best if math.isfinite(best) else None] for tried, best in search.curve],
+        "curve": [[tried, _finite(best)] for tried, best in search.curve],
     }
+
+
+def _finite(secs: float) -> float | None:
+    return secs if math.isfinite(secs) else None
