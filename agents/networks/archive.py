@@ -40,14 +40,13 @@ _TENSORS: Final = {
     "data/weights/": re.compile(r"weight_\d{1,9}", re.ASCII),
     "data/constants/": re.compile(r"tensor_\d{1,9}", re.ASCII),
 }
-#: Entries that say the same in each archive. Those of None are not looked at.
-_FIXED: Final[dict[str, bytes | None]] = {
+#: Entries that say the same in each archive, and those that are not looked at.
+_FIXED: Final = {
     "archive_format": b"pt2",
     "archive_version": b"0",
     "byteorder": b"little",
-    ".data/version": None,
-    ".data/serialization_id": None,
 }
+_IGNORED: Final = (".data/version", ".data/serialization_id")
 #: Files of its author's, which no network needs.
 _EXTRA: Final = "extra/"
 _PICKLE: Final = re.compile(r"data\.pkl|data/\d{1,9}", re.ASCII)
@@ -158,7 +157,7 @@ def _rewritten(archive: zipfile.ZipFile, entries: dict[str, zipfile.ZipInfo], co
     name = _model_name(entries)
     texts: dict[str, bytes] = {}
     examples = f"data/sample_inputs/{name}.pt"
-    allowed = {f"models/{name}.json", examples, *_FIXED}
+    allowed = {f"models/{name}.json", examples, *_FIXED, *_IGNORED}
     tensors: dict[str, zipfile.ZipInfo] = {}
     for folder, pattern in _TENSORS.items():
         inside = {
@@ -177,14 +176,13 @@ def _rewritten(archive: zipfile.ZipFile, entries: dict[str, zipfile.ZipInfo], co
         if inner not in allowed and not inner.startswith(_EXTRA):
             raise UnknownValueError(f"entry {inner!r:.80}: holds code or objects, or is of another program")
     for inner, expected in _FIXED.items():
-        if expected and (inner not in entries or _read(archive, entries[inner], 16) != expected):
+        if inner not in entries or _read(archive, entries[inner], 16) != expected:
             raise UnknownValueError(f"entry {inner}: expected {expected.decode()}")
     program = _json(archive, entries[f"models/{name}.json"], _MOST_MODEL_BYTES)
     check_program(program)
     texts["models/model.json"] = json.dumps(program, allow_nan=False).encode()
     del program
-    texts |= {"data/sample_inputs/model.pt": b"", ".data/version": b"6\n"}
-    texts |= {inner: expected for inner, expected in _FIXED.items() if expected}
+    texts |= {"data/sample_inputs/model.pt": b"", ".data/version": b"6\n", **_FIXED}
     _write(copy, texts, archive, tensors)
     return _examples(archive, entries[examples]) if examples in entries else b""
 

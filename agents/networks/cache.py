@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import gzip
 import importlib.metadata
-import json
 import os
 import zlib
 from collections.abc import Sequence
@@ -17,16 +16,15 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
-from agents.codec import workload_from_json
-from agents.errors import AgentError
+import msgspec
+
 from agents.files import code_hash, write_durably
 from agents.networks.network_name import NetworkName
-from agents.records import Family, Workload, as_json_dict, canonical_json, content_hash
+from agents.records import Family, Workload, canonical_json, content_hash
 
 #: Folders of `agents` whose code makes the workloads of a network, and describes them.
 _CODE: Final = ("networks", "programs")
 _PACKAGES: Final = ("apache-tvm", "torch", "torchvision", "transformers")
-_MOST_BYTES: Final = 64 << 20
 #: Keys are written as so many hexadecimal digits.
 _KEY_CHARS: Final = 32
 
@@ -45,12 +43,8 @@ def kept_workloads(network: NetworkName, family: Family) -> list[Workload] | Non
     try:
         if path.stat().st_uid != os.getuid():
             return None
-        with gzip.open(path, "rb") as opened:
-            content = opened.read(_MOST_BYTES + 1)
-        if len(content) > _MOST_BYTES:
-            return None
-        return [workload_from_json(entry) for entry in json.loads(content)]
-    except (AgentError, OSError, EOFError, zlib.error, ValueError, KeyError, TypeError):
+        return msgspec.json.decode(gzip.decompress(path.read_bytes()), type=list[Workload])
+    except (OSError, EOFError, zlib.error, msgspec.MsgspecError):
         return None
 
 
@@ -59,7 +53,7 @@ def keep(network: NetworkName, family: Family, workloads: Sequence[Workload]) ->
     path = _path(network, family)
     if path is None:
         return
-    content = json.dumps([as_json_dict(workload) for workload in workloads]).encode()
+    content = msgspec.json.encode(workloads)
     with suppress(OSError):
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         write_durably(path, gzip.compress(content, mtime=0), mode=0o600)

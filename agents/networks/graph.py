@@ -218,39 +218,36 @@ def _folded(call: Any, bias: Any, constants: list[Any], attrs: Any) -> Any:
     return relax.op.add(convolution, relax.const(after.reshape(1, -1, 1, 1).astype(weight.dtype)))
 
 
+def _expressions(module: Any) -> list[Any]:
+    """All expressions of the Relax functions of a module."""
+    from tvm import relax
+
+    expressions: list[Any] = []
+    for _, function in module.functions_items():
+        if isinstance(function, relax.Function):
+            relax.analysis.post_order_visit(function, expressions.append)
+    return expressions
+
+
 def _is_dynamic(module: Any) -> bool:
     """Whether a tensor between tensor programs has a shape that is not fixed."""
     import tvm
     from tvm import relax
 
-    extents: list[Any] = []
-
-    def visit(expr: Any) -> None:
-        if isinstance(expr, relax.Var) and isinstance(expr.ty, relax.TensorType):
-            extents.extend(expr.ty.shape or (None,))
-
-    for _, function in module.functions_items():
-        if isinstance(function, relax.Function):
-            relax.analysis.post_order_visit(function, visit)
-    return not all(isinstance(extent, tvm.tirx.IntImm) for extent in extents)
+    types = [expr.ty for expr in _expressions(module) if isinstance(expr, relax.Var)]
+    shapes = [ty.shape or (None,) for ty in types if isinstance(ty, relax.TensorType)]
+    return not all(isinstance(extent, tvm.tirx.IntImm) for shape in shapes for extent in shape)
 
 
 def _high_level(module: Any) -> list[str]:
     """Relax operators that are left where only calls of tensor programs should be."""
     from tvm import relax
 
-    operators: dict[str, None] = {}
-
-    def visit(expr: Any) -> None:
-        if isinstance(expr, relax.Call) and hasattr(expr.op, "name") and expr.op.name.startswith("relax."):
-            name = str(expr.op.name)
-            if name not in _LOWERED:
-                operators[name.removeprefix("relax.")] = None
-
-    for _, function in module.functions_items():
-        if isinstance(function, relax.Function):
-            relax.analysis.post_order_visit(function, visit)
-    return list(operators)
+    calls = [expr for expr in _expressions(module) if isinstance(expr, relax.Call)]
+    names = dict.fromkeys(str(getattr(call.op, "name", "")) for call in calls)
+    return [
+        name.removeprefix("relax.") for name in names if name.startswith("relax.") and name not in _LOWERED
+    ]
 
 
 #: What may be left: calls, and what the virtual machine does itself.

@@ -137,11 +137,12 @@ def _quoted(value: Any) -> str:
     return f"{value!r:.80}" if isinstance(value, str | int | float | None) else type(value).__name__
 
 
-def _under(key: str, check: _Check, value: Any) -> None:
+def _under(key: str | int, check: _Check, value: Any) -> None:
     try:
         check(value)
     except UnknownValueError as error:
-        error.path.append(f"{key!r:.80}" if not key.isidentifier() else key[:80])
+        is_plain = isinstance(key, int) or key.isidentifier()
+        error.path.append(f"{key}"[:80] if is_plain else f"{key!r:.80}")
         raise
 
 
@@ -183,11 +184,7 @@ def _list(check: _Check, most: int | None = None) -> _Check:
         if not isinstance(value, list) or (most is not None and len(value) > most):
             raise UnknownValueError(f"expected a list, got {_quoted(value)}")
         for place, held in enumerate(value):
-            try:
-                check(held)
-            except UnknownValueError as error:
-                error.path.append(str(place))
-                raise
+            _under(place, check, held)
 
     return check_all
 

@@ -20,7 +20,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Any, BinaryIO, Final, Literal
 
 from agents.errors import AgentError
 from agents.networks.corpus import CORPUS, CORPUS_NAME
@@ -89,11 +89,8 @@ class NetworkName:
             return f"{CORPUS_NAME}-{content[:_LABEL_CHARS]}"
         if self.path is None:
             return self.text
-        try:
-            with self.path.open("rb") as opened:
-                digest = hashlib.file_digest(opened, "sha256")
-        except OSError as error:
-            raise _unreadable(self.text, error) from None
+        with self._opened() as opened:
+            digest = hashlib.file_digest(opened, "sha256")
         return f"{self.path.name}-{digest.hexdigest()[:_LABEL_CHARS]}"
 
     def check_file(self) -> None:
@@ -102,13 +99,19 @@ class NetworkName:
         Raises:
             NetworkRefusedError: It is not, or it is no file.
         """
-        if self.path is None:
-            return
+        if self.path is not None:
+            self._opened().close()
+
+    def _opened(self) -> BinaryIO:
+        import socket
+
         try:
-            with self.path.open("rb"):
-                pass
+            return Path(self.name).open("rb")
         except OSError as error:
-            raise _unreadable(self.text, error) from None
+            raise NetworkRefusedError(
+                f"network {self.text}: cannot be read on host {socket.gethostname()} ({error.strerror}); "
+                "name a file that every host of the request has at this path"
+            ) from None
 
 
 def read_network_name(text: str) -> NetworkName:
@@ -194,12 +197,3 @@ def _value(text: str) -> Any:
     except ValueError:
         return text
     return value if isinstance(value, bool | int | float) or value is None else text
-
-
-def _unreadable(text: str, error: OSError) -> NetworkRefusedError:
-    import socket
-
-    return NetworkRefusedError(
-        f"network {text}: cannot be read on host {socket.gethostname()} ({error.strerror}); name a file that "
-        "every host of the request has at this path"
-    )

@@ -23,7 +23,9 @@ from agents.records import Family, Workload
 from agents.sandbox.scratch import scratch_folder
 
 _LOG = logging.getLogger(__name__)
-_Told = TypeVar("_Told")
+_Answer = TypeVar("_Answer")
+#: Workloads of a network, or why it has none.
+_Reading = list[Workload] | NetworkRefusedError
 
 _MODULE = "agents.networks.reader_process"
 #: Networks that one process reads: its start takes some ten seconds, and what it read is kept when it ends.
@@ -65,26 +67,32 @@ def network_workloads(
     Raises:
         NetworkRefusedError: One of the others cannot be read, exported or lowered, or none could be.
     """
-    workloads_by_network: dict[str, list[Workload]] = {}
+    readings: dict[str, _Reading] = {}
     for text in texts:
         network = read_network_name(text)
         network.check_file()
         if (cached := kept_workloads(network, family)) is not None:
-            workloads_by_network[text] = cached
-    refused: dict[str, str] = {}
-    for together in _groups([text for text in texts if text not in workloads_by_network]):
-        fresh, missing = _read(together, family)
-        for text, workloads in fresh.items():
-            keep(read_network_name(text), family, workloads)
-        workloads_by_network |= fresh
-        refused |= missing
-        if fatal := [text for text in missing if text not in optional]:
-            raise NetworkRefusedError(missing[fatal[0]])
-    for text in filter(refused.__contains__, texts):
-        _LOG.warning("network %s is left out: %s", text, refused[text])
-    if refused and not workloads_by_network:
-        raise NetworkRefusedError(next(iter(refused.values())))
-    return merged(workload for text in texts for workload in workloads_by_network.get(text, ()))
+            readings[text] = cached
+    for together in _groups([text for text in texts if text not in readings]):
+        fresh = _read(together, family)
+        for text, reading in fresh.items():
+            if isinstance(reading, list):
+                keep(read_network_name(text), family, reading)
+            elif text not in optional:
+                raise reading
+        readings |= fresh
+    listed: list[Workload] = []
+    refusals: list[NetworkRefusedError] = []
+    for text in texts:
+        reading = readings[text]
+        if isinstance(reading, list):
+            listed += reading
+        else:
+            refusals.append(reading)
+            _LOG.warning("network %s is left out: %s", text, reading)
+    if refusals and not listed:
+        raise refusals[0]
+    return merged(listed)
 
 
 def _groups(texts: Sequence[str]) -> list[list[str]]:
@@ -95,37 +103,33 @@ def _groups(texts: Sequence[str]) -> list[list[str]]:
     return [[text] for text in files] + [names[start : start + _READ_TOGETHER] for start in starts]
 
 
-def _read(texts: Sequence[str], family: Family) -> tuple[dict[str, list[Workload]], dict[str, str]]:
-    """Read some networks in one process; where one of them ends it, each gets a process of its own.
-
-    Returns:
-        Workloads by network, and why the others have none.
-    """
+def _read(texts: Sequence[str], family: Family) -> dict[str, _Reading]:
+    """Read some networks in one process; where one of them ends it, each gets a process of its own."""
     question = {"op": "workloads", "networks": list(texts), "family": family}
     try:
         answer = ask(question, timeout_secs=_READ_SECS)
-        return checked_answer(", ".join(texts), lambda reply: _workloads_in(reply, texts), answer)
+        return checked_answer(", ".join(texts), lambda reply: _readings_in(reply, texts), answer)
     except NetworkRefusedError as error:
         if len(texts) == 1:
-            return {}, {texts[0]: str(error)}
-        workloads_by_network: dict[str, list[Workload]] = {}
-        refused: dict[str, str] = {}
+            return {texts[0]: error}
+        readings: dict[str, _Reading] = {}
         for text in texts:
-            alone, missing = _read([text], family)
-            workloads_by_network |= alone
-            refused |= missing
-        return workloads_by_network, refused
+            readings |= _read([text], family)
+        return readings
 
 
-def _workloads_in(
-    answer: Mapping[str, Any], texts: Sequence[str]
-) -> tuple[dict[str, list[Workload]], dict[str, str]]:
+def _readings_in(answer: Mapping[str, Any], texts: Sequence[str]) -> dict[str, _Reading]:
+    """What an answer has of networks; the workloads come first, since a refusal may end the caller."""
     listed, why = answer["workloads"], answer["refused"]
-    read = {text: list(map(workload_from_json, listed[text])) for text in texts if text in listed}
-    return read, {text: str(why[text]) for text in texts if text not in read}
+    readings: dict[str, _Reading] = {
+        text: list(map(workload_from_json, listed[text])) for text in texts if text in listed
+    }
+    return readings | {text: NetworkRefusedError(str(why[text])) for text in texts if text not in readings}
 
 
-def checked_answer(text: str, read: Callable[[Mapping[str, Any]], _Told], answer: Mapping[str, Any]) -> _Told:
+def checked_answer(
+    text: str, read: Callable[[Mapping[str, Any]], _Answer], answer: Mapping[str, Any]
+) -> _Answer:
     """What an answer says of what was asked; a file may have taken its process over, so all else is left out.
 
     Args:

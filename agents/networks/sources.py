@@ -7,15 +7,16 @@ called. Nothing is downloaded.
 from __future__ import annotations
 
 import copy
+import importlib
 import warnings
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from agents.errors import first_line
 from agents.networks.network_name import NetworkName, NetworkRefusedError, why_value_shaped
-from agents.networks.outputs import array_of, narrowest
+from agents.networks.outputs import narrowest
 
 #: Of the weights of architectures, and of what a network is tried with.
 _SEED = 0
@@ -36,6 +37,14 @@ class LoadedNetwork:
     inputs: tuple[tuple[str, tuple[int, ...], str], ...]
     #: Values that were exported with it, by place: token ids stay within their vocabulary. None: at random.
     examples: tuple[Any, ...] | None = None
+
+    def __post_init__(self) -> None:
+        for name, shape, _ in self.inputs:
+            if 0 in shape:
+                raise NetworkRefusedError(
+                    f"network {self.network.text}: input {name} is empty (shape {list(shape)}), so there is "
+                    "nothing to compute; export it with sizes from 1"
+                )
 
     @property
     def reference(self) -> str:
@@ -91,32 +100,31 @@ def load(network: NetworkName) -> LoadedNetwork:
     raise NetworkRefusedError(f"network {network.text}: is a list of operators, and no graph")
 
 
-def missing(network: NetworkName, package: str, error: BaseException) -> NetworkRefusedError:
-    """What is said where a package is not there, or does not start."""
-    return NetworkRefusedError(
-        f"network {network.text}: {package} cannot be imported here ({first_line(error)}); "
-        "pip install 'tensor-fleet[networks]'" + (f" {package}" if package == "torchvision" else "")
-    )
+def _package(network: NetworkName, name: str) -> Any:
+    """Import a package that a network needs.
+
+    Raises:
+        NetworkRefusedError: It is missing, or does not start, as a torchvision for another torch.
+    """
+    try:
+        return importlib.import_module(name)
+    except Exception as error:
+        raise NetworkRefusedError(
+            f"network {network.text}: {name} cannot be imported here ({first_line(error)}); "
+            "pip install 'tensor-fleet[networks]'" + (f" {name}" if name == "torchvision" else "")
+        ) from None
 
 
 def _from_archive(network: NetworkName) -> LoadedNetwork:
-    try:
-        import torch  # noqa: F401 - a clear line if it is missing
-    except ImportError as error:
-        raise missing(network, "torch", error) from None
-    from agents.networks.torch_program import example_arrays, load_program
+    _package(network, "torch")
+    from agents.networks.torch_program import load_program
 
     network.check_file()
-    program, examples = load_program(network)
-    loaded = _of_program(network, program)
-    return replace(loaded, examples=example_arrays(examples, loaded.inputs))
+    return _of_program(network, *load_program(network))
 
 
 def _from_onnx(network: NetworkName) -> LoadedNetwork:
-    try:
-        import onnx
-    except ImportError as error:
-        raise missing(network, "onnx", error) from None
+    onnx = _package(network, "onnx")
     network.check_file()
     try:
         model = onnx.load(str(network.path))
@@ -144,10 +152,8 @@ def _from_onnx(network: NetworkName) -> LoadedNetwork:
                 f"network {network.text}: input {value.name} has dynamic shape {shape}; fix it with "
                 "python -m onnxruntime.tools.make_dynamic_shape_fixed"
             )
-        extents = [int(extent) for extent in shape]
-        _check_extents(network, value.name, extents)
         dtype = onnx.helper.tensor_dtype_to_np_dtype(tensor.elem_type)
-        inputs.append((value.name, tuple(extents), str(dtype)))
+        inputs.append((value.name, tuple(shape), str(dtype)))
     return LoadedNetwork(network=network, onnx_model=model, inputs=tuple(inputs))
 
 
@@ -155,10 +161,7 @@ def _from_transformers(network: NetworkName) -> tuple[Any, tuple[Any, ...], Mapp
     """A model of random weights with its inputs."""
     import torch
 
-    try:
-        import transformers
-    except Exception as error:
-        raise missing(network, "transformers", error) from None
+    transformers = _package(network, "transformers")
     config, side = _config(network, transformers)
     torch.manual_seed(_SEED)
     try:
@@ -229,11 +232,7 @@ def _from_torchvision(network: NetworkName) -> tuple[Any, tuple[Any, ...], Mappi
     """A model of random weights with its inputs."""
     import torch
 
-    try:
-        # A build for another torch fails with a RuntimeError.
-        from torchvision import models
-    except Exception as error:
-        raise missing(network, "torchvision", error) from None
+    models = _package(network, "torchvision").models
     options = dict(network.options)
     side = options.pop("image_size", _SIDE)
     if network.name not in models.list_models():
@@ -271,7 +270,7 @@ def _traced(
         raise NetworkRefusedError(
             f"network {network.text}: torch.export cannot trace it: {first_line(error)}"
         ) from None
-    return _of_program(network, program)
+    return _of_program(network, program, torch.utils._pytree.tree_leaves((args, named)))
 
 
 def _settle_norms(model: Any, args: tuple[Any, ...], named: Mapping[str, Any]) -> None:
@@ -304,8 +303,11 @@ def _settle_norms(model: Any, args: tuple[Any, ...], named: Mapping[str, Any]) -
     model.load_state_dict(tried.state_dict())
 
 
-def _of_program(network: NetworkName, program: Any) -> LoadedNetwork:
+def _of_program(network: NetworkName, program: Any, exported: Sequence[Any]) -> LoadedNetwork:
+    """Describe an exported program, with the values that it was exported with."""
     import torch
+
+    from agents.networks.torch_program import example_arrays
 
     if program.range_constraints:
         raise NetworkRefusedError(f"network {network.text}: {_why_dynamic(program)}")
@@ -318,14 +320,13 @@ def _of_program(network: NetworkName, program: Any) -> LoadedNetwork:
             raise NetworkRefusedError(
                 f"network {network.text}: input {name} is no tensor; export it with tensors only"
             )
-        _check_extents(network, str(name), value.shape)
         inputs.append((str(name), tuple(map(int, value.shape)), str(value.dtype).removeprefix("torch.")))
-    examples = None
-    if program.example_inputs is not None:
-        leaves = torch.utils._pytree.tree_leaves(program.example_inputs)
-        if len(leaves) == len(inputs):
-            examples = tuple(array_of(leaf) for leaf in leaves)
-    return LoadedNetwork(network=network, program=program, inputs=tuple(inputs), examples=examples)
+    return LoadedNetwork(
+        network=network,
+        program=program,
+        inputs=tuple(inputs),
+        examples=example_arrays(exported, inputs),
+    )
 
 
 def _why_dynamic(program: Any) -> str:
@@ -340,15 +341,6 @@ def _why_dynamic(program: Any) -> str:
                 break
             return why_value_shaped(str(node.target))
     return "has dynamic shapes; export it with fixed ones (no dynamic_shapes)"
-
-
-def _check_extents(network: NetworkName, name: str, shape: Sequence[int]) -> None:
-    """Refuse an input without a number in it."""
-    if 0 in shape:
-        raise NetworkRefusedError(
-            f"network {network.text}: input {name} is empty (shape {list(shape)}), so there is nothing to "
-            "compute; export it with sizes from 1"
-        )
 
 
 def _dtypes(program: Any) -> Iterator[str]:

@@ -10,6 +10,8 @@ half precision compute in `float32` and round once, as torch's do: sums and norm
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cache
+from operator import methodcaller
 from typing import Any, Final
 
 from agents.errors import last_line
@@ -64,13 +66,10 @@ def import_program(program: Any) -> Any:
 
 def _usual() -> _Converter:
     """TVM's own converters, which `custom_convert_map` hides in an importer: made once per importer."""
-    tables: dict[int, dict[str, Callable[[Any], Any]]] = {}
+    table_of = cache(methodcaller("create_convert_map"))
 
     def convert(node: Any, importer: Any) -> Any:
-        table = tables.get(id(importer))
-        if table is None:
-            table = tables[id(importer)] = importer.create_convert_map()
-        return table[node.target.__name__](node)
+        return table_of(importer)[node.target.__name__](node)
 
     return convert
 

@@ -15,14 +15,13 @@ from typing import Any
 
 from agents.records import Candidate, Family, Workload, canonical_json
 
-#: The chain's array on a CPU: 512 KB of int32, which the private second-level cache of most cores holds. One
+#: Of the chain's array. A CPU's 512 KB of int32 fit the private second-level cache of most cores. An array
 #: of 8 MB, out in the cache that all cores share, took from 0.2 to 1.5 times its usual time while builders
 #: ran elsewhere on the host: that is the device's usual state, and no drift of it. This one stays within 1 %.
-_CPU_CHAIN = 1 << 17
-#: The chain's array on a GPU: 8 MB, more than its first-level caches.
-_GPU_CHAIN = 1 << 21
+#: On a GPU 8 MB, more than its first-level caches.
+_CHAIN_ELEMENTS = {Family.CPU: 1 << 17, Family.GPU: 1 << 21}
 #: Of each family's canaries: rows, columns, depth and repeats of the product; elements of each of the three
-#: arrays of the stream; steps of the chain.
+#: arrays of the stream, which no cache holds (22 and 88 MiB); steps of the chain.
 _MATMULS = {Family.CPU: (64, 64, 64, 192), Family.GPU: (2048, 2048, 32, 32)}
 _ELEMENTS = {Family.CPU: 22 << 18, Family.GPU: 22 << 20}
 _STEPS = {Family.CPU: 300_000, Family.GPU: 8192}
@@ -51,19 +50,15 @@ def make_canaries(family: Family) -> tuple[Canary, ...]:
     for it to show. On a GPU they are sized for some tenths of a millisecond, more on a small one.
     """
     rows, columns, depth, repeats = _MATMULS[family]
+    is_cpu = family is Family.CPU
     product = repeated_matmul(rows, columns, depth=depth, repeats=repeats)
-    stream, steps = _stream(_ELEMENTS[family]), _STEPS[family]
-    if family is Family.CPU:
-        return (
-            # 48 KiB in all; one tile reads 5 KiB again and again and keeps its sums in registers.
-            _canary("compute", product, tile_for_cpu),
-            _canary("memory", stream, _vectorise),  # 3 x 22 MiB
-            _canary("latency", _chain(_CPU_CHAIN, steps=steps), lambda _: None),  # nothing to reorder
-        )
+    chain = _chain(_CHAIN_ELEMENTS[family], steps=_STEPS[family])
     return (
-        _canary("compute", product, tile_for_gpu),
-        _canary("memory", stream, _spread_over_gpu),  # 3 x 88 MiB, beyond second-level caches
-        _canary("latency", _chain(_GPU_CHAIN, steps=steps), _bind_one_thread),
+        # On a CPU 48 KiB in all: a tile reads 5 KiB again and again, and keeps its sums in registers.
+        _canary("compute", product, tile_for_cpu if is_cpu else tile_for_gpu),
+        _canary("memory", _stream(_ELEMENTS[family]), _vectorise if is_cpu else _spread_over_gpu),
+        # On a CPU there is nothing to reorder.
+        _canary("latency", chain, None if is_cpu else _bind_one_thread),
     )
 
 
@@ -103,7 +98,7 @@ def is_same_roofline(roofline: tuple[tuple[str, float], ...], other: tuple[tuple
     )
 
 
-def _canary(name: str, module: Any, apply_schedule: Callable[[Any], None]) -> Canary:
+def _canary(name: str, module: Any, apply_schedule: Callable[[Any], None] | None) -> Canary:
     from tvm.s_tir.schedule import Schedule
 
     from agents.programs.design_space import plain_json
@@ -111,7 +106,8 @@ def _canary(name: str, module: Any, apply_schedule: Callable[[Any], None]) -> Ca
 
     workload = workload_from_module(module, name=f"canary_{name}", operator="canary")
     schedule = Schedule(module)
-    apply_schedule(schedule)
+    if apply_schedule is not None:
+        apply_schedule(schedule)
     trace = canonical_json(plain_json(schedule.trace.as_json()))
     return Canary(name, workload, Candidate(workload_id=workload.workload_id, trace=trace, origin="canary"))
 

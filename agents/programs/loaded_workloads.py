@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 from agents.programs.build import Built, CandidateRefused
@@ -19,17 +20,30 @@ _KEPT_WORKLOADS = 16
 _KEPT_PROGRAMS = 8
 
 
-@dataclass(slots=True)
+@dataclass
 class _Loaded:
+    """A workload; what is made of it is made when it is asked for."""
+
+    workload: Workload
     module: Any
-    #: Values of the arguments, in this process's memory; None until asked for.
-    values: list[Any] | None = None
     #: Arguments on the local device; None until asked for.
     arguments: list[Any] | None = None
-    #: Right outputs by argument index; None until asked for.
-    outputs: dict[int, Any] | None = None
-    #: Relative difference that a legal schedule may show in them.
-    tolerance: float = 0.0
+
+    @cached_property
+    def values(self) -> list[Any]:
+        """Values of the arguments, in this process's memory."""
+        seed = int(self.workload.workload_id, 16)
+        return argument_values(self.workload.arg_shapes, self.workload.arg_dtypes, seed)
+
+    @cached_property
+    def outputs(self) -> dict[int, Any]:
+        """Right outputs by argument index."""
+        return reference_outputs(self.module, self.values)
+
+    @cached_property
+    def tolerance(self) -> float:
+        """Relative difference that a legal schedule may show in them."""
+        return tolerance_of(self.module)
 
 
 class Programs:
@@ -53,7 +67,7 @@ class Programs:
         entry = self._entry(workload)
         if entry.arguments is not None and not is_remote(device):
             return entry.arguments
-        arguments = [tvm.runtime.tensor(value, device=device) for value in self._values(workload)]
+        arguments = [tvm.runtime.tensor(value, device=device) for value in entry.values]
         if not is_remote(device):
             entry.arguments = arguments
         return arguments
@@ -61,9 +75,7 @@ class Programs:
     def prepare_reference(self, workload: Workload) -> None:
         """Run the unscheduled program, unless that was done: slow, and apart from every candidate."""
         entry = self._entry(workload)
-        if entry.outputs is None:
-            entry.tolerance = tolerance_of(entry.module)
-            entry.outputs = reference_outputs(entry.module, self._values(workload))
+        _ = entry.outputs, entry.tolerance
 
     def wrong_output(self, workload: Workload, function: Any, arguments: Sequence[Any], device: Any) -> str:
         """Run a candidate's `main` once and compare; empty if its output is right, else one sentence.
@@ -72,8 +84,7 @@ class Programs:
         """
         entry = self._entry(workload)
         outputs = entry.outputs
-        assert outputs is not None
-        spoilt = poisoned(self._values(workload), outputs)
+        spoilt = poisoned(entry.values, outputs)
         for index in outputs:
             arguments[index].copyfrom(spoilt[index])
         function(*arguments)
@@ -91,13 +102,6 @@ class Programs:
         while len(self._built) > _KEPT_PROGRAMS:
             self._built.popitem(last=False)
 
-    def _values(self, workload: Workload) -> list[Any]:
-        entry = self._entry(workload)
-        if entry.values is None:
-            seed = int(workload.workload_id, 16)
-            entry.values = argument_values(workload.arg_shapes, workload.arg_dtypes, seed)
-        return entry.values
-
     def _entry(self, workload: Workload) -> _Loaded:
         key = workload.workload_id
         if key not in self._loaded:
@@ -106,7 +110,7 @@ class Programs:
             except WorkloadRefusedError as error:
                 raise CandidateRefused(str(error)) from error
             _check_arguments(module, workload)
-            self._loaded[key] = _Loaded(module)
+            self._loaded[key] = _Loaded(workload, module)
             while len(self._loaded) > _KEPT_WORKLOADS:
                 self._loaded.popitem(last=False)
         self._loaded.move_to_end(key)

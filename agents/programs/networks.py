@@ -9,6 +9,7 @@ TLP. Operator names and argument orders are those of TVM's operator suite
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
@@ -111,8 +112,7 @@ def layers(network: str) -> tuple[Layer, ...]:
     Raises:
         KeyError: `network` is not in `NETWORKS`.
     """
-    merged: dict[tuple[str, tuple[int, ...]], int] = {}
+    counts = Counter[tuple[str, tuple[int, ...]]]()
     for layer in _BUILDERS[network]():
-        key = (layer.operator, layer.args)
-        merged[key] = merged.get(key, 0) + layer.count
-    return tuple(Layer(operator, args, count) for (operator, args), count in merged.items())
+        counts[layer.operator, layer.args] += layer.count
+    return tuple(Layer(operator, args, count) for (operator, args), count in counts.items())

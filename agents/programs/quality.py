@@ -9,9 +9,12 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from statistics import median
-from typing import Any
+from typing import Annotated, Any, Literal
+
+import msgspec
+from msgspec import Meta
 
 from agents.errors import AgentError
 from agents.programs.gate import Disturbance, Repeats
@@ -70,7 +73,10 @@ _LEVEL = 30
 _MOST_CANARIES = 16
 _MOST_NAME = 64
 _MOST_LOG = 50.0
-_STATE_VERSION = 1
+
+_LogSecs = Annotated[float, Meta(ge=-_MOST_LOG, le=_MOST_LOG)]
+_Sum = Annotated[float, Meta(ge=0, le=_MOST_SUM)]
+_Name = Annotated[str, Meta(min_length=1, max_length=_MOST_NAME)]
 
 
 def relative_interval(run_secs: Sequence[float]) -> float:
@@ -197,28 +203,25 @@ class Drift:
     adopted: tuple[str, ...] = ()
 
 
-@dataclass(slots=True)
-class _Canary:
+class _Canary(msgspec.Struct):
     """Baseline and sums of one canary; all values are logs of seconds, all sums in spreads."""
 
-    learnt: list[float] = field(default_factory=list)
-    high: float = 0.0
-    low: float = 0.0
+    learnt: Annotated[list[_LogSecs], Meta(max_length=_REFINE)] = msgspec.field(default_factory=list)
+    high: _Sum = 0.0
+    low: _Sum = 0.0
     #: The latest readings and whether each was suspect, since the baseline was learnt.
-    recent: list[tuple[float, bool]] = field(default_factory=list)
-    #: Median and spread of `learnt`; None after it changed.
-    level: tuple[float, float] | None = None
+    recent: Annotated[list[tuple[_LogSecs, bool]], Meta(max_length=_LEVEL)] = msgspec.field(
+        default_factory=list
+    )
 
     def observe(self, value: float) -> tuple[bool, float, bool]:
         """Take one reading; returns whether it is suspect, its ratio, and whether its level was adopted."""
         if len(self.learnt) < _LEARN:
-            self._learn(value)
+            self.learnt.append(value)
             off = value - median(self.learnt)
             return off > math.log(_ABSURD_RATIO), off, False
-        if self.level is None:
-            self.level = median(self.learnt), _spread(self.learnt)
-        centre, spread = self.level
-        off = (value - centre) / spread
+        centre = median(self.learnt)
+        off = (value - centre) / _spread(self.learnt)
         step = max(-_MOST_STEP, min(off, _MOST_STEP))
         self.high = min(max(0.0, self.high + step - _SLACK), _MOST_SUM)
         self.low = min(max(0.0, self.low - step - _SLACK), _MOST_SUM)
@@ -226,17 +229,13 @@ class _Canary:
         self.recent = [*self.recent[1 - _LEVEL :], (value, is_off)]
         if is_off and self._is_new_level():
             self.learnt = [value for value, _ in self.recent]
-            self.recent, self.high, self.low, self.level = [], 0.0, 0.0, None
+            self.recent, self.high, self.low = [], 0.0, 0.0
             return False, value - median(self.learnt), True
         # Readings that are off teach as well: on a shared host they are part of how the device always is, and
         # median and spread stand up to less than half of them being anything else.
         if len(self.learnt) < _REFINE:
-            self._learn(value)
+            self.learnt.append(value)
         return is_off, value - centre, False
-
-    def _learn(self, value: float) -> None:
-        self.learnt.append(value)
-        self.level = None
 
     def _is_new_level(self) -> bool:
         """Whether the canary was mostly off of late, yet the older and the newer half of the time agree."""
@@ -250,6 +249,13 @@ class _Canary:
         noise = max(_LEAST_SPREAD, _MAD_TO_SIGMA * median(inside))
         # Medians of two halves of one level differ by 0.46 of its spread (1.25 sqrt(2 / 15)); thrice that.
         return noise <= _MOST_SPREAD and abs(older - newer) <= 1.4 * noise
+
+
+class _SavedMonitor(msgspec.Struct):
+    """The state of a drift monitor, as a file has it."""
+
+    canaries: Annotated[dict[_Name, _Canary], Meta(max_length=_MOST_CANARIES)]
+    version: Literal[1]
 
 
 class DriftMonitor:
@@ -306,18 +312,8 @@ class DriftMonitor:
 
     def to_json(self) -> dict[str, Any]:
         """Everything that it has learnt, JSON-ready; some kilobytes."""
-        return {
-            "version": _STATE_VERSION,
-            "canaries": {
-                name: {
-                    "learnt": list(canary.learnt),
-                    "high": canary.high,
-                    "low": canary.low,
-                    "recent": [[value, is_off] for value, is_off in canary.recent],
-                }
-                for name, canary in self._canaries.items()
-            },
-        }
+        state: dict[str, Any] = msgspec.to_builtins(_SavedMonitor(self._canaries, 1))
+        return state
 
     @classmethod
     def from_json(cls, value: object) -> DriftMonitor:
@@ -327,32 +323,13 @@ class DriftMonitor:
             AgentError: The value is damaged or of another version.
         """
         monitor = cls()
-        if not isinstance(value, dict) or value.get("version") != _STATE_VERSION:
-            raise _damaged("it is no mapping with version 1")
-        canaries = value.get("canaries")
-        if not isinstance(canaries, dict) or len(canaries) > _MOST_CANARIES:
-            raise _damaged(f"`canaries` is no mapping of at most {_MOST_CANARIES}")
-        for name, state in canaries.items():
-            if not isinstance(name, str) or not 0 < len(name) <= _MOST_NAME:
-                raise _damaged(f"a canary's name is no text of 1 to {_MOST_NAME} characters")
-            if not isinstance(state, dict):
-                raise _damaged(f"canary {name!r} is no mapping")
-            learnt, recent = state.get("learnt"), state.get("recent")
-            if not isinstance(learnt, list) or len(learnt) > _REFINE:
-                raise _damaged(f"`learnt` of canary {name!r} is no list of at most {_REFINE} values")
-            if not isinstance(recent, list) or len(recent) > _LEVEL:
-                raise _damaged(f"`recent` of canary {name!r} is no list of at most {_LEVEL} readings")
-            if not all(isinstance(pair, list) and len(pair) == 2 for pair in recent):
-                raise _damaged(f"`recent` of canary {name!r} holds something else than pairs")
-            monitor._canaries[name] = _Canary(
-                learnt=[_number(log_secs, name, -_MOST_LOG, _MOST_LOG) for log_secs in learnt],
-                high=_number(state.get("high"), name, 0.0, _MOST_SUM),
-                low=_number(state.get("low"), name, 0.0, _MOST_SUM),
-                recent=[
-                    (_number(log_secs, name, -_MOST_LOG, _MOST_LOG), is_off is True)
-                    for log_secs, is_off in recent
-                ],
-            )
+        try:
+            monitor._canaries = msgspec.convert(value, _SavedMonitor).canaries
+        except msgspec.ValidationError as error:
+            raise AgentError(
+                f"the saved state of the drift monitor is damaged: {error}; delete it, and the baseline is "
+                f"learnt again from the next {_LEARN} observations"
+            ) from None
         return monitor
 
 
@@ -362,16 +339,3 @@ def _spread(values: Sequence[float]) -> float:
     deviation = median([abs(value - centre) for value in values])
     caution = 1 + 4 / len(values)
     return max(_LEAST_SPREAD, min(_MAD_TO_SIGMA * deviation * caution, _MOST_SPREAD))
-
-
-def _number(value: object, name: str, least: float, most: float) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not least <= value <= most:
-        raise _damaged(f"canary {name!r} holds {str(value)[:40]!r}, not a number from {least:g} to {most:g}")
-    return float(value)
-
-
-def _damaged(what: str) -> AgentError:
-    return AgentError(
-        f"the saved state of the drift monitor is damaged: {what}; delete it, and the baseline is learnt "
-        f"again from the next {_LEARN} observations"
-    )

@@ -22,6 +22,7 @@ from typing import Any
 
 from agents.host.rpc_tracker import (
     ANSWER_SECS,
+    Listed,
     NotYetError,
     Tracker,
     knock,
@@ -78,8 +79,7 @@ class RpcSession:
         Empty where another one serves, or it says nothing sound.
         """
         try:
-            with _limited(ANSWER_SECS, self._cut):
-                text = str(self._remote.get_function(function)(*arguments))
+            text = str(self._call(function, *arguments))
             facts = json.loads(text) if len(text) <= _MOST_CHARACTERS else {}
         except Exception:  # TVM raises its own kinds for a function that is not there
             return {}
@@ -106,15 +106,20 @@ class RpcSession:
 
     def close(self) -> None:
         """Give the server back, whoever still holds arguments or modules of this session."""
-        with contextlib.suppress(Exception), _limited(ANSWER_SECS, self._cut):
-            self._remote.get_function("CloseRPCConnection")()
+        with contextlib.suppress(Exception):
+            self._call("CloseRPCConnection")
         self._cut()
 
     def _answers(self) -> bool:
-        with contextlib.suppress(Exception), _limited(ANSWER_SECS, self._cut):
-            self._remote.get_function("runtime.NumThreads")()
+        with contextlib.suppress(Exception):
+            self._call("runtime.NumThreads")
             return True
         return False
+
+    def _call(self, function: str, *arguments: str | int) -> Any:
+        """Call a function of the server, which answers in time or loses its session."""
+        with _limited(ANSWER_SECS, self._cut):
+            return self._remote.get_function(function)(*arguments)
 
     def _cut(self) -> None:
         _shut_down(self._sockets)
@@ -185,22 +190,25 @@ class RpcLink:
             time.sleep(min(_POLL_SECS, seconds_left(deadline)))
 
     def _turn(self, deadline: float) -> tuple[str, int, str]:
-        listed = listing(self.tracker)
-        if self.key not in listed:
-            raise NotYetError(nobody(self.tracker, self.key, listed))
+        self._servers()
         with Tracker(self.tracker, time.monotonic() + ANSWER_SECS) as queue:
             queue.request(self.key)
             # Looking up from time to time tells a long queue from a server that is gone.
             while (turn := queue.turn(min(_POLL_SECS, seconds_left(deadline)))) is None:
-                listed = listing(self.tracker)
-                if self.key not in listed:
-                    raise NotYetError(nobody(self.tracker, self.key, listed))
+                listed = self._servers()
                 if time.monotonic() >= deadline:
                     raise NotYetError(
                         f"every server with the key {self.key!r} is in use at the RPC tracker {self.tracker} "
                         f"({words(listed)}): wait for the other user, or restart a server that hangs"
                     )
         return turn
+
+    def _servers(self) -> dict[str, Listed]:
+        """What the tracker lists, with a server of the key among it."""
+        listed = listing(self.tracker)
+        if self.key not in listed:
+            raise NotYetError(nobody(self.tracker, self.key, listed))
+        return listed
 
     def _open(self, host: str, port: int, match_key: str) -> RpcSession:
         from tvm import rpc

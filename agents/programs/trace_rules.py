@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable
 from functools import lru_cache
 from typing import Any
 
@@ -23,8 +22,6 @@ MOST_TEXT = 1 << 20
 _MOST_INSTRUCTIONS = 10_000
 _MOST_ITEMS = 256
 _MOST_INT = 2**31
-#: Texts up to this length are looked up instead of matched.
-_SHORT = 40
 
 _BLOCK_NAME = re.compile(r"[^\x00-\x1f\x7f]{1,256}")
 _SCOPE = re.compile(
@@ -35,84 +32,81 @@ _THREAD_AXIS = re.compile(r"(?:blockIdx|threadIdx|vthread)\.[xyz]|vthread")
 _INTRINSIC = re.compile(r"[a-z][a-z0-9_]{0,100}")
 _VARIABLE = re.compile(r"[blv]\d{1,6}")
 
-#: By instruction: its inputs, attributes and outputs as letters (`_form`), each a regular expression. `B`,
-#: `T`, `S`, `N` stand for the names of a block, a thread axis, a storage scope, an intrinsic; `A` for an
-#: annotation; `0` for a flag that must not be set.
-_INSTRUCTIONS: dict[str, tuple[str, str, str]] = {
-    "GetSBlock": ("", "BB", "b"),
-    "GetBlock": ("", "BB", "b"),
-    "GetLoops": ("b", "", "l*"),
-    "GetChildBlocks": ("[bl]", "", "b*"),
-    "GetProducers": ("b", "", "b*"),
-    "GetConsumers": ("b", "", "b*"),
-    "GetOutputBlocks": ("", "BB", "b*"),
-    "SamplePerfectTile": ("l", "ii", "v{2,16}"),
-    "SampleCategorical": ("", "L[FL]", "v"),
-    "SampleComputeLocation": ("b", "", "l"),
-    "Split": ("l[vin]{2,16}", "i?0?", "l{2,16}"),
-    "Fuse": ("l+", "i", "l"),
-    "Reorder": ("l+", "", ""),
-    "AddUnitLoop": ("[bl]", "", "l"),
-    "Parallel": ("l", "", ""),
-    "Vectorize": ("l", "", ""),
-    "Unroll": ("l", "", ""),
-    "Bind": ("l", "T", ""),
-    "CacheRead": ("b[RE]", "iS", "b"),
-    "CacheWrite": ("b[RE]", "iS", "b"),
-    "ReIndex": ("b", "ii", "b"),
-    "SetScope": ("b", "iS", ""),
-    "StorageAlign": ("b", "iiii", ""),
-    "ComputeAt": ("bl", "ii", ""),
-    "ReverseComputeAt": ("bl", "ii", ""),
-    "ComputeInline": ("b", "", ""),
-    "ReverseComputeInline": ("b", "", ""),
-    "RFactor": ("l", "i", "b"),
-    "DecomposeReduction": ("bl", "", "b"),
-    "Blockize": ("l", "i", "b"),
-    "Tensorize": ("[bl]", "Ni", ""),
-    "PadEinsum": ("b", "[LE]", ""),
-    "DecomposePadding": ("bl", "", "b"),
-    "TransformLayout": ("bM", "iizi", ""),
-    "TransformBlockLayout": ("b", "M", ""),
-    "Annotate": ("[bl][viqLE]", "A", ""),
-    "Unannotate": ("[bl]", "A", ""),
-    "EnterPostproc": ("", "", ""),
+#: By instruction: a regular expression of its inputs, attributes and outputs as letters (`_form`), with
+#: slashes between them. `A` stands for an annotation, `0` for a flag that must not be set, letters of
+#: `_NAMES` for attributes whose text has a meaning of its own.
+_INSTRUCTIONS = {
+    "GetSBlock": "/BB/b",
+    "GetBlock": "/BB/b",
+    "GetLoops": "b//l*",
+    "GetChildBlocks": "[bl]//b*",
+    "GetProducers": "b//b*",
+    "GetConsumers": "b//b*",
+    "GetOutputBlocks": "/BB/b*",
+    "SamplePerfectTile": "l/ii/v{2,16}",
+    "SampleCategorical": "/L[FL]/v",
+    "SampleComputeLocation": "b//l",
+    "Split": "l[vin]{2,16}/i?0?/l{2,16}",
+    "Fuse": "l+/i/l",
+    "Reorder": "l+//",
+    "AddUnitLoop": "[bl]//l",
+    "Parallel": "l//",
+    "Vectorize": "l//",
+    "Unroll": "l//",
+    "Bind": "l/T/",
+    "CacheRead": "b[RE]/iS/b",
+    "CacheWrite": "b[RE]/iS/b",
+    "ReIndex": "b/ii/b",
+    "SetScope": "b/iS/",
+    "StorageAlign": "b/iiii/",
+    "ComputeAt": "bl/ii/",
+    "ReverseComputeAt": "bl/ii/",
+    "ComputeInline": "b//",
+    "ReverseComputeInline": "b//",
+    "RFactor": "l/i/b",
+    "DecomposeReduction": "bl//b",
+    "Blockize": "l/i/b",
+    "Tensorize": "[bl]/Ni/",
+    "PadEinsum": "b/[LE]/",
+    "DecomposePadding": "bl//b",
+    "TransformLayout": "bM/iizi/",
+    "TransformBlockLayout": "b/M/",
+    "Annotate": "[bl][viqLE]/A/",
+    "Unannotate": "[bl]/A/",
+    "EnterPostproc": "//",
 }
-_PATTERNS = {kind: tuple(re.compile(text) for text in patterns) for kind, patterns in _INSTRUCTIONS.items()}
-#: Attributes whose text has a meaning of its own, by the place that it has in its instruction.
-_NAMED: dict[str, tuple[tuple[int, str, re.Pattern[str]], ...]] = {
-    "GetSBlock": ((0, "B", _BLOCK_NAME), (1, "B", _BLOCK_NAME)),
-    "GetBlock": ((0, "B", _BLOCK_NAME), (1, "B", _BLOCK_NAME)),
-    "GetOutputBlocks": ((0, "B", _BLOCK_NAME), (1, "B", _BLOCK_NAME)),
-    "Bind": ((0, "T", _THREAD_AXIS),),
-    "CacheRead": ((1, "S", _SCOPE),),
-    "CacheWrite": ((1, "S", _SCOPE),),
-    "SetScope": ((1, "S", _SCOPE),),
-    "Tensorize": ((0, "N", _INTRINSIC),),
-}
+_PATTERNS = {kind: re.compile(pattern) for kind, pattern in _INSTRUCTIONS.items()}
+#: Names of a block, a thread axis, a storage scope, an intrinsic.
+_NAMES = {"B": _BLOCK_NAME, "T": _THREAD_AXIS, "S": _SCOPE, "N": _INTRINSIC}
 _INTRINSIC_OR_NONE = re.compile(f'"(?:{_INTRINSIC.pattern})?"')
-#: By annotation: the letter of its value, and the pattern of a text. Others may neither be set nor removed.
-_ANNOTATIONS: dict[str, tuple[str, re.Pattern[str] | None]] = {
-    "meta_schedule.tiling_structure": ("q", re.compile(r'"[SR]{1,16}"')),
-    "meta_schedule.auto_tensorize": ("q", _INTRINSIC_OR_NONE),
-    "meta_schedule.auto_tensorize_init": ("q", _INTRINSIC_OR_NONE),
-    "meta_schedule.parallel": ("i", None),
-    "meta_schedule.vectorize": ("i", None),
-    "meta_schedule.unroll_explicit": ("vi", None),
-    "meta_schedule.unroll_implicit": ("vi", None),
-    "meta_schedule.cooperative_fetch": ("vi", None),
-    "meta_schedule.thread_extent_low_inclusive": ("i", None),
-    "meta_schedule.thread_extent_high_inclusive": ("i", None),
-    "meta_schedule.random_compute_producer": ("i", None),
-    "meta_schedule.layout_rewrite_preproc": ("i", None),
-    "warp_execution": ("i", None),
-    "pragma_auto_unroll_max_step": ("i", None),
-    "pragma_unroll_explicit": ("i", None),
-    "software_pipeline_stage": ("LE", None),
-    "software_pipeline_order": ("LE", None),
-    "software_pipeline_async_stages": ("LE", None),
+#: By annotation: the letters that its value may have. Others may neither be set nor removed.
+_ANNOTATIONS = {
+    "meta_schedule.tiling_structure": "q",
+    "meta_schedule.auto_tensorize": "q",
+    "meta_schedule.auto_tensorize_init": "q",
+    "meta_schedule.parallel": "i",
+    "meta_schedule.vectorize": "i",
+    "meta_schedule.unroll_explicit": "vi",
+    "meta_schedule.unroll_implicit": "vi",
+    "meta_schedule.cooperative_fetch": "vi",
+    "meta_schedule.thread_extent_low_inclusive": "i",
+    "meta_schedule.thread_extent_high_inclusive": "i",
+    "meta_schedule.random_compute_producer": "i",
+    "meta_schedule.layout_rewrite_preproc": "i",
+    "warp_execution": "i",
+    "pragma_auto_unroll_max_step": "i",
+    "pragma_unroll_explicit": "i",
+    "software_pipeline_stage": "LE",
+    "software_pipeline_order": "LE",
+    "software_pipeline_async_stages": "LE",
     #: Of a workload that names its own schedule rule; taken off, never put on.
-    "schedule_rule": ("", None),
+    "schedule_rule": "",
+}
+#: Of annotations that are texts: what the text may be.
+_ANNOTATION_TEXTS = {
+    "meta_schedule.tiling_structure": re.compile(r'"[SR]{1,16}"'),
+    "meta_schedule.auto_tensorize": _INTRINSIC_OR_NONE,
+    "meta_schedule.auto_tensorize_init": _INTRINSIC_OR_NONE,
 }
 
 
@@ -189,19 +183,18 @@ def check_trace(value: Any) -> None:
 
 def _check_step(step: Any, sampled: set[str]) -> None:
     """Check one instruction; `sampled` gets the numbers that it draws."""
-    if type(step) is not list or len(step) != 4 or type(step[0]) is not str:
+    if type(step) is not list or list(map(type, step)) != [str, list, list, list]:
         raise TraceRefusedError("an instruction is not [kind, inputs, attributes, outputs]")
     kind, inputs, attrs, outputs = step
     if kind not in _INSTRUCTIONS:
         raise TraceRefusedError("the instruction is not on the list")
-    if {type(inputs), type(attrs), type(outputs)} != {list}:
-        raise TraceRefusedError("an instruction is not [kind, inputs, attributes, outputs]")
     if max(len(inputs), len(attrs), len(outputs)) > _MOST_ITEMS:
         raise TraceRefusedError("the instruction's inputs or attributes are not on the list")
     input_forms = "".join(map(_form, inputs))
     named = list(map(_form, attrs))
-    for place, letter, pattern in _NAMED.get(kind, ()):
-        if place < len(attrs) and type(attrs[place]) is str and pattern.fullmatch(attrs[place]):
+    letters = _INSTRUCTIONS[kind].split("/")[1]
+    for place, (letter, text) in enumerate(zip(letters, attrs, strict=False)):
+        if letter in _NAMES and type(text) is str and _NAMES[letter].fullmatch(text):
             named[place] = letter
     if kind == "Split" and len(attrs) == 2 and attrs[1] in (False, 0):
         # Its second flag drops the check that a program stays inside its buffers.
@@ -209,7 +202,7 @@ def _check_step(step: Any, sampled: set[str]) -> None:
     elif kind in ("Annotate", "Unannotate"):
         named = ["A"] if len(attrs) == 1 and _is_annotation(kind, attrs[0], inputs, input_forms) else ["-"]
     output_forms = "".join(_form(output) if type(output) is str else "-" for output in outputs)
-    if not _fits(kind, input_forms, "".join(named), output_forms):
+    if not _fits(kind, f"{input_forms}/{''.join(named)}/{output_forms}"):
         raise TraceRefusedError("the instruction's inputs or attributes are not on the list")
     if "M" in input_forms or "M" in named:
         for value in (*inputs, *attrs):
@@ -219,8 +212,8 @@ def _check_step(step: Any, sampled: set[str]) -> None:
 
 
 @lru_cache(maxsize=8192)
-def _fits(kind: str, *forms: str) -> bool:
-    return all(pattern.fullmatch(form) for pattern, form in zip(_PATTERNS[kind], forms, strict=True))
+def _fits(kind: str, form: str) -> bool:
+    return _PATTERNS[kind].fullmatch(form) is not None
 
 
 def _form(value: Any) -> str:
@@ -240,11 +233,6 @@ def _form(value: Any) -> str:
 
 
 def _text_form(text: str) -> str:
-    # Long texts are rare, and would be kept in memory.
-    return _short_form(text) if len(text) <= _SHORT else _any_form(text)
-
-
-def _any_form(text: str) -> str:
     if _VARIABLE.fullmatch(text):
         return text[0]
     if text == "None":
@@ -254,9 +242,6 @@ def _any_form(text: str) -> str:
     return "M" if text[:1] == "{" and text[-1:] == "}" else "-"
 
 
-_short_form = lru_cache(maxsize=8192)(_any_form)
-
-
 def _list_form(values: list[Any]) -> str:
     if not values:
         return "E"
@@ -264,50 +249,41 @@ def _list_form(values: list[Any]) -> str:
         return "-"
     kinds = {type(value) for value in values}
     if kinds <= {int, bool}:
-        return "L" if _are_small(values) else "-"
+        return "L" if all(-_MOST_INT < value < _MOST_INT for value in values) else "-"
     if kinds <= {int, float}:
         return "F" if all(0 <= value <= 1 for value in values) else "-"
     return "R" if kinds == {str} and all(_text_form(value) == "b" for value in values) else "-"
 
 
-def _are_small(values: Iterable[int]) -> bool:
-    return all(-_MOST_INT < value < _MOST_INT for value in values)
-
-
 def _is_annotation(kind: str, key: Any, inputs: list[Any], input_forms: str) -> bool:
     if type(key) is not str or key not in _ANNOTATIONS:
         return False
-    letters, pattern = _ANNOTATIONS[key]
     if kind == "Unannotate":
         return True
-    if input_forms[1:] not in tuple(letters):
+    if input_forms[1:] not in tuple(_ANNOTATIONS[key]):
         return False
+    pattern = _ANNOTATION_TEXTS.get(key)
     return pattern is None or bool(pattern.fullmatch(inputs[1]))
 
 
 def _check_decision(decision: Any, steps: list[Any]) -> None:
     """A decision is the place of a sampling instruction, and a number, or factors of one and more."""
-    if (
-        type(decision) is not list
-        or len(decision) != 2
-        or type(decision[0]) is not int
-        or not 0 <= decision[0] < len(steps)
-    ):
+    if type(decision) is not list or len(decision) != 2:
         raise TraceRefusedError("a decision is not [instruction, value]")
     place, value = decision
-    step = steps[place]
-    if step[0] == "SamplePerfectTile":
+    if type(place) is not int or not 0 <= place < len(steps):
+        raise TraceRefusedError("a decision is not [instruction, value]")
+    kind, _, attrs, outputs = steps[place]
+    if kind == "SamplePerfectTile":
         is_fine = (
             type(value) is list
-            and len(value) == len(step[3])
+            and len(value) == len(outputs)
             and all(type(each) is int and 0 < each < _MOST_INT for each in value)
         )
-    elif step[0] == "SampleCategorical":
-        is_fine = type(value) is int and 0 <= value < len(step[2][0])
+    elif kind == "SampleCategorical":
+        is_fine = type(value) is int and 0 <= value < len(attrs[0])
     else:
-        is_fine = (
-            step[0] == "SampleComputeLocation" and type(value) is int and -3 < value < _MOST_INSTRUCTIONS
-        )
+        is_fine = kind == "SampleComputeLocation" and type(value) is int and -3 < value < _MOST_INSTRUCTIONS
     if not is_fine:
         raise TraceRefusedError("a decision does not fit its instruction", f"instruction {place}")
 

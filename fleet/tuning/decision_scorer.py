@@ -7,6 +7,7 @@ torch at the first question.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cached_property
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from transfer.features.extractor import Extractor
     from transfer.features.summary import Decided
     from transfer.language.trace_values import CompiledSpace
+    from transfer.model.fleet_tlp import FleetTLP
     from transfer.search.decisions import Design
     from transfer.search.population import Individual
 
@@ -49,19 +51,15 @@ class DecisionScorer:
     def __init__(self, ranker: CandidateRanker, device_id: DeviceId) -> None:
         self._ranker = ranker
         self._device_id = device_id
-        self._extractor: Extractor | None = None
         #: By identity of the design, which is kept alive beside it.
         self._spaces: dict[int, tuple[Design, CompiledSpace]] = {}
-        #: The champion of the first question judges to the end: what was learnt of one says little of others.
-        self._is_champion_read = False
-        self._head: Adapted | None = None
         #: The champion's version; empty without one.
         self.version = ""
 
     @property
     def serves(self) -> bool:
         """Whether there is a champion that can be asked."""
-        return self._champion() is not None
+        return self._champion is not None
 
     def of_genes(
         self, workload: Workload, individuals: Sequence[Individual], *, draft: bool = False
@@ -81,39 +79,42 @@ class DecisionScorer:
 
     def validity(self, judged: Judged) -> NDArray[np.float64]:
         """(N,) chances that candidates build and run; 1 where no failure was ever learnt from."""
-        from transfer.model.fleet_tlp import FleetTLP
-
-        head = self._champion()
-        model = None if head is None else head.model
-        if not isinstance(model, FleetTLP) or not model.tells_validity(self._device_id):
+        model = self._fleet_model
+        if model is None or not model.tells_validity(self._device_id):
             return np.ones(len(judged.block))
         return model.validity(judged.block, self._device_id)
 
     def _judged(self, workload: Workload, decided: Sequence[Decided], *, draft: bool = False) -> Judged:
         from transfer.features.extractor import DEFAULT_SPEC
         from transfer.features.flat import flat_inputs
-        from transfer.model.fleet_tlp import FleetTLP
 
-        head = self._champion()
-        model = None if head is None else head.model
-        layout = None if model is None else model.layout
-        block = self._reader.extract_decided(workload, decided, layout)
-        ours = model if isinstance(model, FleetTLP) else None
-        features = flat_inputs(block, DEFAULT_SPEC.category_sizes) if ours is None else ours.flat(block)
+        head, model = self._champion, self._fleet_model
+        block = self._reader.extract_decided(workload, decided, None if head is None else head.model.layout)
+        features = flat_inputs(block, DEFAULT_SPEC.category_sizes) if model is None else model.flat(block)
         if head is None or not len(block):
             return Judged(features, np.zeros(len(block)), block)
-        if draft and ours is not None:
-            drafted = ours.draft(features, self._device_id)
+        if draft and model is not None:
+            drafted = model.draft(features, self._device_id)
             if drafted is not None:
                 return Judged(features, np.clip(drafted, np.log(_LEAST_SCORE), 0.0), block)
         return Judged(features, np.log(np.maximum(head.score_unseen(block), _LEAST_SCORE)), block)
 
+    @cached_property
     def _champion(self) -> Adapted | None:
-        if not self._is_champion_read:
-            self._is_champion_read = True
-            if (head := self._ranker.head(self._device_id)) is not None:
-                self._head, self.version = head[0], head[1].version
-        return self._head
+        """That of the first question judges to the end: what was learnt of one says little of others."""
+        head = self._ranker.head(self._device_id)
+        if head is None:
+            return None
+        self.version = head[1].version
+        return head[0]
+
+    @cached_property
+    def _fleet_model(self) -> FleetTLP | None:
+        """The champion's model, if it has trees that draft and chances that candidates run."""
+        from transfer.model.fleet_tlp import FleetTLP
+
+        model = None if self._champion is None else self._champion.model
+        return model if isinstance(model, FleetTLP) else None
 
     def _decided(self, workload: Workload, individual: Individual) -> Decided:
         from transfer.features.summary import Decided
@@ -125,10 +126,8 @@ class DecisionScorer:
             cached = self._spaces[id(design)] = design, space
         return Decided(cached[1], design.decisions(individual.genes))
 
-    @property
+    @cached_property
     def _reader(self) -> Extractor:
-        if self._extractor is None:
-            from transfer.features.extractor import Extractor
+        from transfer.features.extractor import Extractor
 
-            self._extractor = Extractor()
-        return self._extractor
+        return Extractor()

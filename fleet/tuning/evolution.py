@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 import numpy as np
 from msgspec.structs import replace
@@ -19,10 +19,11 @@ from numpy.typing import NDArray
 from agents.records import Candidate, CandidateId, Outcome, Record, Workload
 from fleet.planner.settings import Clock
 from fleet.tuning.decision_scorer import DecisionScorer
-from fleet.tuning.search import Search, choose
-
-if TYPE_CHECKING:
-    from transfer.search.population import Individual
+from fleet.tuning.search import Search, choose, unmeasured
+from transfer.errors import TraceError
+from transfer.search.decisions import DesignTable
+from transfer.search.learner import Learner
+from transfer.search.population import EvolutionSettings, Individual, evolve, turned
 
 #: Random candidates that the agent draws first: they show the design spaces and compute locations.
 FIRST = 48
@@ -62,10 +63,16 @@ class Evolution:
     #: Traces of the best candidates of like devices.
     foreign: Sequence[str] = ()
     _drawn: list[Candidate] = field(default_factory=list)
-    _state: _State | None = None
+    _table: DesignTable = field(default_factory=DesignTable)
+    _learner: Learner = field(default_factory=Learner)
+    #: Measured, asked for, or refused.
+    _excluded: set[Individual] = field(default_factory=set)
     #: Measured candidates that were taken in, and those of them that can evolve, in the learner's order.
     _met: set[CandidateId] = field(default_factory=set)
     _learnt: list[CandidateId] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self._individuals(self.foreign)
 
     def learn(self, records: Iterable[Record]) -> None:
         """Take in what was measured; of a candidate its first latency until the next proposal."""
@@ -76,55 +83,45 @@ class Evolution:
         if not fresh:
             return
         self._met |= fresh.keys()
-        state, evolvable = self._ready(), []
+        evolvable = []
         for record in fresh.values():
-            if state.meet(record.trace):
+            if individuals := self._individuals([record.trace]):
+                self._excluded.update(individuals)
                 evolvable.append(record)
         judged = self.judge.of_traces(self.workload, [record.trace for record in evolvable])
         latency = np.array([record.latency_secs for record in evolvable])
-        state.learner.learn(judged.features, judged.log_scores, latency)
+        self._learner.learn(judged.features, judged.log_scores, latency)
         self._learnt += [record.candidate_id for record in evolvable]
 
     def propose(self, search: Search, count: int, seed: int) -> list[Candidate]:
         """Candidates to measure, at most `count`; none where the space gives no more."""
-        state = self._ready()
         place = f"{seed}/{search.tried}"
-        if not self._drawn or not state.table.designs:
-            self._draw(search, state)
+        if not self._drawn or not self._table.designs:
+            self._draw(search)
         is_blind = not self.judge.serves and search.tried < _HEADLESS_UNTIL
         share = _HEADLESS if is_blind else _EXPLORATION
         at_random = min(count, max(1, round(count * share))) if count > 1 else 0
         proposed: dict[CandidateId, Candidate] = {}
-        if state.table.designs:
-            self._evolved(search, state, count - at_random, place, proposed)
+        if self._table.designs:
+            self._evolved(search, count - at_random, place, proposed)
         if search.tried >= _TURNED_FROM:
-            from transfer.search.population import turned
-
-            leaders = state.individuals(search.parents[:_LEADERS])
-            self._make(search, state, turned(leaders, state.excluded), "evolved", count, proposed)
-        remaining = [
-            candidate
-            for candidate in self._drawn
-            if candidate.candidate_id not in search.excluded | proposed.keys()
-        ]
-        if len(remaining) < count - len(proposed):
-            self._draw(search, state)
-            remaining = [
-                candidate
-                for candidate in self._drawn
-                if candidate.candidate_id not in search.excluded | proposed.keys()
-            ]
+            leaders = self._individuals(search.parents[:_LEADERS])
+            self._make(search, turned(leaders, self._excluded), "evolved", count, proposed)
+        excluded = search.excluded | proposed.keys()
+        if len(unmeasured(self._drawn, excluded)) < count - len(proposed):
+            self._draw(search)
         # Where evolution gives fewer than asked, more are drawn at random.
+        remaining = unmeasured(self._drawn, excluded)
         return [*proposed.values(), *choose(remaining, count - len(proposed), 1.0, place)]
 
     def _evolved(
-        self, search: Search, state: _State, count: int, place: str, proposed: dict[CandidateId, Candidate]
+        self, search: Search, count: int, place: str, proposed: dict[CandidateId, Candidate]
     ) -> None:
         """Evolve a population, choose a batch of it, and make that into candidates."""
         with self.clock.part("rank"):
             # Leaders are timed again: one that was fast by chance would hide what is left to gain.
-            state.learner.retime(np.array([search.latency(candidate_id) for candidate_id in self._learnt]))
-            ranked = self._ranked(search, state, count, place)
+            self._learner.retime(np.array([search.latency(candidate_id) for candidate_id in self._learnt]))
+            ranked = self._ranked(search, count, place)
         if not search.tried and self.judge.version:
             self._plain(search, count, proposed)
         if not search.tried:
@@ -133,12 +130,11 @@ class Evolution:
             for candidate in fresh[: round(count * _PAIRED)]:
                 proposed.setdefault(candidate.candidate_id, replace(candidate, origin="paired"))
         # Without a champion too: what the search has learnt chose them, so they judge no head.
-        self._make(search, state, ranked, "model", count, proposed)
+        self._make(search, ranked, "model", count, proposed)
 
     def _make(
         self,
         search: Search,
-        state: _State,
         individuals: list[Individual],
         origin: str,
         count: int,
@@ -154,7 +150,7 @@ class Evolution:
             requested, individuals = individuals[:asking], individuals[asking:]
             derived = self.derive([individual.design.trace(individual.genes) for individual in requested])
             # Asked for again it would come back again: refused, or another name of a known one.
-            state.excluded.update(requested)
+            self._excluded.update(requested)
             for candidate in derived:
                 if candidate.candidate_id not in search.excluded and len(proposed) < count:
                     proposed.setdefault(candidate.candidate_id, replace(candidate, origin=origin))
@@ -162,87 +158,49 @@ class Evolution:
     def _plain(self, search: Search, count: int, proposed: dict[CandidateId, Candidate]) -> None:
         """The head's first choices of the random candidates."""
         with self.clock.part("rank"):
-            candidates = [
-                candidate for candidate in self._drawn if candidate.candidate_id not in search.excluded
-            ]
+            candidates = unmeasured(self._drawn, search.excluded)
             judged = self.judge.of_traces(self.workload, [candidate.trace for candidate in candidates])
             order = np.argsort(-judged.log_scores, kind="stable")[: round(count * _PLAIN)]
         proposed |= {
             candidates[at].candidate_id: replace(candidates[at], origin="model") for at in order.tolist()
         }
 
-    def _ranked(self, search: Search, state: _State, count: int, place: str) -> list[Individual]:
+    def _ranked(self, search: Search, count: int, place: str) -> list[Individual]:
         """The batch, and some more that take the places of those that make no program."""
-        from transfer.search.population import EvolutionSettings, evolve
-
-        elites = state.individuals(search.parents or self.foreign)
-        population = evolve(state.table, elites, self._draft, state.excluded, EvolutionSettings(), place)
+        elites = self._individuals(search.parents or self.foreign)
+        population = evolve(self._table, elites, self._draft, self._excluded, EvolutionSettings(), place)
         like = [
-            individual for individual in state.individuals(self.foreign) if individual not in state.excluded
+            individual for individual in self._individuals(self.foreign) if individual not in self._excluded
         ]
         drafted = [*population.individuals[:_DRAFTED], *like]
         if not drafted:
             search.expect(0.0)
             return []
         whole = self.judge.of_genes(self.workload, drafted)
-        speeds = state.learner.log_speeds(whole.features, whole.log_scores)
+        speeds = self._learner.log_speeds(whole.features, whole.log_scores)
         best = np.argsort(-speeds, kind="stable")[:_FINAL]
         final = [drafted[at] for at in best.tolist()]
         judged = whole.take(best)
         likely = judged.log_scores + np.log(np.maximum(self.judge.validity(judged), 1e-3))
-        order = state.learner.choose(judged.features, likely, round(2 * count * _SPARE), _BOLDNESS)
+        order = self._learner.choose(judged.features, likely, round(2 * count * _SPARE), _BOLDNESS)
         batch = order[:count]
-        search.expect(state.learner.gain(judged.features[batch], judged.log_scores[batch], search.tried))
+        search.expect(self._learner.gain(judged.features[batch], judged.log_scores[batch], search.tried))
         return [final[at] for at in order]
 
     def _draft(self, individuals: Sequence[Individual]) -> NDArray[np.float64]:
         judged = self.judge.of_genes(self.workload, individuals, draft=True)
-        return self._ready().learner.log_speeds(judged.features, judged.log_scores)
+        return self._learner.log_speeds(judged.features, judged.log_scores)
 
-    def _draw(self, search: Search, state: _State) -> None:
+    def _draw(self, search: Search) -> None:
         exclude = search.excluded | {candidate.candidate_id for candidate in self._drawn}
         fresh = self.draw(FIRST, exclude)
         self._drawn += fresh
-        for candidate in fresh:
-            state.meet(candidate.trace, is_measured=False)
+        self._individuals(candidate.trace for candidate in fresh)
 
-    def _ready(self) -> _State:
-        if self._state is None:
-            self._state = _State()
-            for trace in self.foreign:
-                self._state.meet(trace, is_measured=False)
-        return self._state
-
-
-class _State:
-    """Designs, and what was learnt of them. Made at the first use: it loads numpy's company."""
-
-    def __init__(self) -> None:
-        from transfer.search.decisions import DesignTable
-        from transfer.search.learner import Learner
-
-        self.table = DesignTable()
-        self.learner = Learner()
-        #: Measured, asked for, or refused.
-        self.excluded: set[Individual] = set()
-
-    def meet(self, trace: str, *, is_measured: bool = True) -> bool:
-        """Take up the design of a trace; False where it is none that can evolve."""
-        from transfer.errors import TraceError
-        from transfer.search.population import Individual
-
-        try:
-            individual = Individual(*self.table.read(trace))
-        except TraceError:
-            return False
-        if is_measured:
-            self.excluded.add(individual)
-        return True
-
-    def individuals(self, traces: Iterable[str]) -> list[Individual]:
-        """Candidates of traces that can evolve."""
-        from transfer.search.population import Individual
-
-        return [
-            Individual(*self.table.read(trace)) for trace in traces if self.meet(trace, is_measured=False)
-        ]
+    def _individuals(self, traces: Iterable[str]) -> list[Individual]:
+        """Those of traces that can evolve; their designs are taken up."""
+        individuals = []
+        for trace in traces:
+            with suppress(TraceError):
+                individuals.append(Individual(*self._table.read(trace)))
+        return individuals

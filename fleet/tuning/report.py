@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from itertools import pairwise
+from itertools import pairwise, starmap
 from pathlib import Path
 
 from fleet.json_types import Json
@@ -56,13 +56,11 @@ def report_search(result: Json, folder: Path, created_at_secs: float, command: s
 def headline(result: Json) -> list[str]:
     """The result in sentences."""
     ran = [workload for workload in result["workloads"] if workload["best_secs"]]
-    said = [
+    measured = (
         f"{result['trials']:,} candidates of {len(result['workloads'])} workloads were measured on "
         f"{result['device']}; {result['failed']:,} failed, and {len(ran)} workloads have a schedule."
-    ]
-    for name, delivery in result["whole_networks"].items():
-        said.append(network_sentence(name, delivery))
-    return said
+    )
+    return [measured, *starmap(network_sentence, result["whole_networks"].items())]
 
 
 def network_sentence(name: str, delivery: Json) -> str:
@@ -118,13 +116,12 @@ def short_name(network: str) -> str:
 def _tiles(report: Json) -> list[tuple[str, str]]:
     tiles = [("candidates measured", f"{report['trials']:,}"), ("workloads", f"{len(report['workloads']):,}")]
     for name, delivery in report["whole_networks"].items():
-        if delivery.get("kept"):
-            short = short_name(name)
-            tiles.append((f"one run of {short}", millis(delivery["secs"][delivery["kept"]])))
-            secs, kept = delivery["secs"], delivery["kept"]
+        if kept := delivery.get("kept"):
+            short, secs = short_name(name), delivery["secs"]
             others = [side for side in secs if not side.startswith("tvm")] or ["tvm_untuned"]
-            rival = min(others, key=lambda side: secs[side])
+            rival = min(others, key=secs.__getitem__)
             ratio = f"{secs[rival] / secs[kept]:.2f}{_TIMES}"
+            tiles.append((f"one run of {short}", millis(secs[kept])))
             tiles.append((f"{short}: speed compared with {SIDE_NAMES[rival]}", ratio))
     return [*tiles, ("wall time", f"{sum(report['seconds'].values()):.0f} s")]
 
@@ -184,17 +181,13 @@ def _latencies(name: str, delivery: Json) -> Plot:
     shown = [side for side in secs if side != "tvm_untuned"] or list(secs)
     top = max(max(delivery["turns"][side]) for side in shown)
     rows = []
-    for side in sorted(secs, key=lambda side: secs[side]):
+    for side in sorted(secs, key=secs.__getitem__):
         turns = delivery["turns"][side]
-        marks = (
-            []
-            if side not in shown
-            else [
-                Mark("bar", 0, series=0 if side.startswith("tvm") else 1, end=100 * secs[side] / top),
-                Mark("span", 100 * min(turns) / top, series=2, end=100 * max(turns) / top),
-            ]
-        )
-        rows.append((SIDE_NAMES[side], marks, millis(secs[side])))
+        marks = [
+            Mark("bar", 0, series=0 if side.startswith("tvm") else 1, end=100 * secs[side] / top),
+            Mark("span", 100 * min(turns) / top, series=2, end=100 * max(turns) / top),
+        ]
+        rows.append((SIDE_NAMES[side], marks if side in shown else [], millis(secs[side])))
     return Plot(
         f"latency-{name}",
         f"One run of {short_name(name)}",

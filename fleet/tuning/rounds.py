@@ -6,12 +6,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
 
 from msgspec.structs import replace
 
 from agents.records import Candidate, CandidateId, DeviceId, Record, Workload, WorkloadId, is_live
 from fleet.drivers.session import EngineSession
+from fleet.models.registry_reader import RegistryReader
 from fleet.planner.candidate_ranker import CandidateRanker
 from fleet.planner.imported_candidates import devices_of_family, ours
 from fleet.planner.selection import best_traces
@@ -47,23 +49,21 @@ class Rounds:
         self,
         engine: EngineSession,
         device_id: DeviceId,
-        workloads: Sequence[Workload],
-        ranker: CandidateRanker,
+        models: Path,
         clock: Clock,
-        seed: int = 0,
+        seed: int,
     ) -> None:
-        self._engine = engine
-        self._device_id = device_id
-        self._ranker = ranker
-        self._clock = clock
-        self._seed = seed
-        self._judge = DecisionScorer(ranker, device_id)
+        self._engine, self._device_id, self._clock, self._seed = engine, device_id, clock, seed
+        self._ranker = CandidateRanker(RegistryReader(models))
+        self._judge = DecisionScorer(self._ranker, device_id)
         self._evolutions: dict[WorkloadId, Evolution] = {}
-        self._foreign: Mapping[WorkloadId, list[str]] = {}
+        self._environment_id = ""
+        #: Traces of the best candidates of source devices.
+        self._foreign: dict[WorkloadId, list[str]] = {}
         #: Whether the device runs programs; one that answers from records always gives the same latency.
         self.is_live = False
         #: In the order of the workloads.
-        self.searches = [Search(workload) for workload in workloads]
+        self.searches: list[Search] = []
         #: Version of the model that ranks; empty until one did.
         self.version = ""
         #: By what share latencies of the device differ where nothing changed.
@@ -83,19 +83,20 @@ class Rounds:
             return "its designs are all measured: none was left to rank"
         return self._ranker.why_not(self._device_id) or f"no model serves {self._device_id} yet"
 
-    def read(self, environment_id: str) -> None:
-        """Read the store: the device in its present environment, and its source devices."""
+    def read(self, workloads: Sequence[Workload]) -> None:
+        """Read what the store knows of workloads: the device in its present environment, source devices."""
+        self.searches = [Search(workload) for workload in workloads]
+        self._environment_id = self._engine.environment_id(self._device_id)
         store = self._engine.store()
         devices = store.devices()
         self.is_live = is_live(devices[self._device_id].spec)
         floor = noise_floor(self._records(store, self._device_id))
         self.noise_floor = floor.median_change if floor is not None else _FLOOR
         records_by_workload: dict[WorkloadId, list[Record]] = {}
-        for search, measured in self.measured(store, environment_id):
+        for search, measured in self.measured():
             search.know(measured)
             records_by_workload[search.workload.workload_id] = measured
-        workload_ids = [search.workload.workload_id for search in self.searches]
-        traces_by_workload: dict[WorkloadId, list[str]] = {}
+        workload_ids = [workload.workload_id for workload in workloads]
         for source_device in devices_of_family(
             devices, devices[self._device_id].spec.family, live=self.is_live
         ):
@@ -103,17 +104,14 @@ class Rounds:
                 continue
             best = best_traces(self._records(store, source_device), workload_ids, _FOREIGN)
             for workload_id, traces in best.items():
-                traces_by_workload.setdefault(workload_id, []).extend(traces)
-        self._foreign = traces_by_workload
+                self._foreign.setdefault(workload_id, []).extend(traces)
         if self.is_live:
-            for search in self.searches:
-                workload_id = search.workload.workload_id
-                evolution = self._evolution(search.workload, traces_by_workload.get(workload_id, []))
-                self._evolutions[workload_id] = evolution
+            for workload in workloads:
+                evolution = self._evolutions[workload.workload_id] = self._evolution(workload)
                 with self._clock.part("learn"):
-                    evolution.learn(records_by_workload.get(workload_id, []))
+                    evolution.learn(records_by_workload.get(workload.workload_id, []))
 
-    def _evolution(self, workload: Workload, foreign: Sequence[str]) -> Evolution:
+    def _evolution(self, workload: Workload) -> Evolution:
         def draw(count: int, exclude: Iterable[CandidateId]) -> list[Candidate]:
             # The same seed gives the same draws, less what is excluded.
             with self._clock.part("draw"):
@@ -125,13 +123,14 @@ class Rounds:
             with self._clock.part("draw"):
                 return list(self._engine.derive(self._device_id, workload, traces).result().candidates)
 
+        foreign = self._foreign.get(workload.workload_id, [])
         return Evolution(workload, self._judge, draw, derive, self._clock, foreign)
 
-    def measured(self, store: StoreReader, environment_id: str) -> Iterator[tuple[Search, list[Record]]]:
-        """Give what the device has measured in an environment, search by search; none without a record."""
+    def measured(self) -> Iterator[tuple[Search, list[Record]]]:
+        """Give what the device has measured in its environment, search by search; none without a record."""
         of: dict[WorkloadId, list[Record]] = {}
-        for record in self._records(store, self._device_id):
-            if record.environment_id == environment_id:
+        for record in self._records(self._engine.store(), self._device_id):
+            if record.environment_id == self._environment_id:
                 of.setdefault(record.workload_id, []).append(record)
         for search in self.searches:
             if search.workload.workload_id in of:

@@ -15,7 +15,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
@@ -33,11 +33,9 @@ from agents.records import (
 from fleet.drivers.session import EngineSession
 from fleet.errors import FleetError
 from fleet.json_types import Json, JsonDict
-from fleet.models.registry_reader import RegistryReader
 from fleet.onboarding.day_zero import serve_at_once
-from fleet.planner.candidate_ranker import CandidateRanker
 from fleet.planner.collect import Collection
-from fleet.planner.settings import Clock, CollectSettings, Display
+from fleet.planner.settings import Clock, CollectSettings, Display, Watcher
 from fleet.store.reader import StoreReader
 from fleet.tuning.database import present_database, update_database
 from fleet.tuning.delivery import Untuned, check_all, deliver_all, labels_of
@@ -70,26 +68,17 @@ class TuneOptions:
     minutes: float | None = None
 
 
-@dataclass(slots=True)
-class _Round:
+class _Round(Watcher):
     """A watcher that keeps the records of a round and lets a display show the whole search."""
 
-    display: Display
-    records: list[Record] = field(default_factory=list)
-
-    def phase(self, name: str, total: int, most_secs: float = math.inf) -> None:
-        """The search has one phase."""
-
-    def proposed(self, workload: Workload, candidates: int) -> None:
-        """Drawing is a part of the round."""
-
-    def refused(self, workload: Workload, reasons: Mapping[str, int]) -> None:
-        """A search derives nothing from imported candidates."""
+    def __init__(self, display: Display) -> None:
+        self._display = display
+        self.records: list[Record] = []
 
     def stored(self, device_id: DeviceId, records: Sequence[Record]) -> None:
         """Records are durable."""
         self.records += records
-        self.display.stored(device_id, records)
+        self._display.stored(device_id, records)
 
 
 def tune_device(
@@ -118,7 +107,7 @@ def tune_device(
     """
     target, labels = spec.device_id, labels_of(settings.workloads.networks)
     present_database(options.out, canonical_json(spec.target))
-    clock = Clock()
+    search = _DeviceSearch(engine, settings, spec, options, display)
     with tempfile.TemporaryDirectory(prefix="tensor-fleet-untuned-") as folder:
         checking: Future[dict[str, Untuned]] = Future()
         if any(read_network_name(text).is_graph for text in labels):
@@ -129,15 +118,17 @@ def tune_device(
             checking.set_result({})
         with display.live():
             try:
-                begun = _begin(engine, settings, spec, options, display, clock)
+                search.begin()
             except Exception:
                 checking.result()  # a refused network is the better reason
                 raise
-            with clock.part("check"):
+            with search.clock.part("check"):
                 untuned = checking.result()
-            result = _search(engine, settings, spec, options, begun, clock)
+            result = search.run(list(labels.values()))
         rivals = settings.tuning.rivals
-        return result | conclude(result, engine.store(), labels, options.out, clock, display, untuned, rivals)
+        return result | conclude(
+            result, engine.store(), labels, options.out, search.clock, display, untuned, rivals
+        )
 
 
 def _beside(future: Future[_Result], work: Callable[[], _Result]) -> None:
@@ -152,102 +143,119 @@ def _beside(future: Future[_Result], work: Callable[[], _Result]) -> None:
     threading.Thread(target=run, name="first run", daemon=True).start()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Begun:
-    """What a search has before its first round."""
+class _DeviceSearch:
+    """The rounds of one search on one device."""
 
-    watcher: _Round
-    collection: Collection
-    rounds: Rounds
-    environment_id: str
+    def __init__(
+        self,
+        engine: EngineSession,
+        settings: FleetConfig,
+        spec: DeviceSpec,
+        options: TuneOptions,
+        display: Display,
+    ) -> None:
+        self._engine, self._settings, self._spec = engine, settings, spec
+        self._options, self._display = options, display
+        self.clock = Clock()
+        self._round = _Round(display)
+        how = CollectSettings(samples=ROUND, seed=settings.training.seed)
+        self._collection = Collection(engine, {spec.device_id: spec}, how, self._round)
+        self._rounds = Rounds(engine, spec.device_id, options.models, self.clock, settings.training.seed)
 
+    def begin(self) -> None:
+        """Choose the workloads, let a head serve, read what is known: all that needs no measurement."""
+        networks = self._settings.workloads.networks
+        with self.clock.part("probe"):
+            listed = self._collection.network_workloads(networks)
+            workloads = choose_searched(listed, self._options.workloads, networks)
+        with self.clock.part("first_head"):
+            serve_at_once(self._engine, self._settings, self._spec, self._options.models)
+        with self.clock.part("read"):
+            self._rounds.read(workloads)
 
-def _begin(
-    engine: EngineSession,
-    settings: FleetConfig,
-    spec: DeviceSpec,
-    options: TuneOptions,
-    display: Display,
-    clock: Clock,
-) -> _Begun:
-    """Choose the workloads, let a head serve, read what is known: all that needs no measurement."""
-    watcher = _Round(display)
-    how = CollectSettings(samples=ROUND, seed=settings.training.seed)
-    collection = Collection(engine, {spec.device_id: spec}, how, watcher)
-    with clock.part("probe"):
-        listed = collection.network_workloads(settings.workloads.networks)
-        workloads = choose_searched(listed, options.workloads, settings.workloads.networks)
-    with clock.part("first_head"):
-        serve_at_once(engine, settings, spec, options.models)
-    ranker = CandidateRanker(RegistryReader(options.models))
-    rounds = Rounds(engine, spec.device_id, workloads, ranker, clock, settings.training.seed)
-    with clock.part("read"):
-        environment_id = engine.environment_id(spec.device_id)
-        rounds.read(environment_id)
-    return _Begun(watcher=watcher, collection=collection, rounds=rounds, environment_id=environment_id)
+    def run(self, networks: Sequence[str]) -> JsonDict:
+        """Search the workloads; what `tune_device` returns but for what `conclude` adds.
 
+        Args:
+            networks: Their labels.
+        """
+        rounds, options, device_id = self._rounds, self._options, self._spec.device_id
+        remaining, began_at = options.trials, time.monotonic()
+        most_secs = math.inf if options.minutes is None else 60 * options.minutes
+        self._display.phase("tune", options.trials, most_secs)
+        ends_at = began_at + most_secs
+        curves: dict[str, list[tuple[float, float]]] = {network: [] for network in networks}
+        while not (ended := _why_end(remaining, rounds, ends_at)):
+            now = time.monotonic()
+            expected = expected_trials(remaining, options.trials - remaining, now - began_at, ends_at - now)
+            search, candidates, version = rounds.draw(remaining, expected)
+            if not candidates:
+                continue
+            remaining -= len(candidates)
+            workload_id = search.workload.workload_id
+            self._round.records.clear()
+            with self.clock.part("measure"):
+                self._collection.measure({self._spec.family: {workload_id: candidates}}, version)
+            mine = [record for record in self._round.records if record.workload_id == workload_id]
+            rounds.learn(search, candidates, mine)
+            with self.clock.part("confirm"):
+                self._confirm(search)
+            extend_curves(curves, rounds.searches, self.clock.wall_secs)
+        self._display.finish()
+        # A leader of one round may be timed again in a later one, and beside another workload.
+        for search, records in rounds.measured():
+            search.see(records)
+        if rounds.is_live:
+            with self.clock.part("confirm"):
+                self._settle(_SETTLING * (time.monotonic() - began_at))
+        searches = rounds.searches
+        extend_curves(curves, searches, self.clock.wall_secs)
+        failed = sum(search.failed for search in searches)
+        if not any(math.isfinite(search.best_secs) for search in searches):
+            why = f"the search ended before a candidate was measured ({ended}); give it more time"
+            if failed:
+                store = self._settings.store.path
+                why = f"none of {failed} candidates ran; `fleet status --store {store}` shows their outcomes"
+            raise FleetError(f"device {device_id}, {len(searches)} workloads: {why}")
+        return {
+            "device": device_id,
+            "model": rounds.version or None,
+            "why_no_model": rounds.why_no_model,
+            "trials": sum(search.tried for search in searches),
+            "ended": ended,
+            "noise_floor": rounds.noise_floor,
+            "failed": failed,
+            "networks": {
+                network: {**secs, "curve": curves[network]}
+                for network, secs in network_seconds(searches, networks).items()
+            },
+            "workloads": [_workload_row(search) for search in searches],
+        }
 
-def _search(
-    engine: EngineSession,
-    settings: FleetConfig,
-    spec: DeviceSpec,
-    options: TuneOptions,
-    begun: _Begun,
-    clock: Clock,
-) -> JsonDict:
-    """Search the workloads; what `tune_device` returns but for what `conclude` adds."""
-    target, labels = spec.device_id, labels_of(settings.workloads.networks)
-    watcher, rounds, display = begun.watcher, begun.rounds, begun.watcher.display
-    remaining, began_at = options.trials, time.monotonic()
-    most_secs = math.inf if options.minutes is None else 60 * options.minutes
-    display.phase("tune", options.trials, most_secs)
-    ends_at = began_at + most_secs
-    curves: dict[str, list[tuple[float, float]]] = {label: [] for label in labels.values()}
-    while not (ended := _why_end(remaining, rounds, ends_at)):
-        now = time.monotonic()
-        expected = expected_trials(remaining, options.trials - remaining, now - began_at, ends_at - now)
-        search, candidates, version = rounds.draw(remaining, expected)
-        if not candidates:
-            continue
-        remaining -= len(candidates)
-        watcher.records.clear()
-        with clock.part("measure"):
-            pool = {spec.family: {search.workload.workload_id: candidates}}
-            begun.collection.measure(pool, version)
-        mine = [r for r in watcher.records if r.workload_id == search.workload.workload_id]
-        rounds.learn(search, candidates, mine)
-        with clock.part("confirm"):
-            _confirm(engine, target, search)
-        extend_curves(curves, rounds.searches, clock.wall_secs)
-    display.finish()
-    # A leader of one round may be timed again in a later one, and beside another workload.
-    for search, records in rounds.measured(engine.store(), begun.environment_id):
-        search.see(records)
-    if rounds.is_live:
-        with clock.part("confirm"):
-            _settle(engine, target, rounds.searches, _SETTLING * (time.monotonic() - began_at))
-    extend_curves(curves, rounds.searches, clock.wall_secs)
-    searches = rounds.searches
-    if not any(math.isfinite(search.best_secs) for search in searches):
-        why = f"the search ended before a candidate was measured ({ended}); give it more time"
-        if failed := sum(search.failed for search in searches):
-            store = settings.store.path
-            why = f"none of {failed} candidates ran; `fleet status --store {store}` shows their outcomes"
-        raise FleetError(f"device {target}, {len(searches)} workloads: {why}")
-    return {
-        "device": target,
-        "model": rounds.version or None,
-        "why_no_model": rounds.why_no_model,
-        "trials": sum(search.tried for search in searches),
-        "ended": ended,
-        "noise_floor": rounds.noise_floor,
-        "failed": sum(search.failed for search in searches),
-        "networks": {
-            label: {**secs, "curve": curves[label]}
-            for label, secs in network_seconds(searches, list(labels.values())).items()
-        },
-        "workloads": [_workload_row(search) for search in searches],
-    }
+    def _confirm(self, search: Search) -> None:
+        """Time a doubtful leader once more, alone: the median of three counts then."""
+        if doubt := search.doubtful():
+            trace, attempt = doubt
+            self._time_again(search, [trace], attempt)
+
+    def _settle(self, secs: float) -> None:
+        """Time programs that may be the fastest again, some of a workload in turn, until leaders are settled.
+
+        Workloads that take most of the networks' time come first. After `secs` no further turn begins.
+        """
+        ends_at = time.monotonic() + secs
+        ran = [search for search in self._rounds.searches if math.isfinite(search.best_secs)]
+        for search in sorted(ran, key=lambda search: -search.workload.weight * search.best_secs):
+            for _ in range(_TURNS):
+                traces, attempt = search.contenders()
+                if not traces or time.monotonic() >= ends_at:
+                    break
+                self._time_again(search, traces, attempt)
+
+    def _time_again(self, search: Search, traces: Sequence[str], attempt: int) -> None:
+        workload_id = search.workload.workload_id
+        again = [Candidate(workload_id=workload_id, trace=trace, origin=CONFIRM) for trace in traces]
+        search.see(self._engine.measure(self._spec.device_id, again, attempt=attempt).result())
 
 
 def conclude(
@@ -328,41 +336,6 @@ def _why_end(remaining: int, rounds: Rounds, ends_at: float) -> str:
     return "nothing left to gain" if worth - {USED_UP} else USED_UP
 
 
-def _confirm(engine: EngineSession, device_id: DeviceId, search: Search) -> None:
-    """Time a doubtful leader once more, alone: the median of three counts then."""
-    doubt = search.doubtful()
-    if doubt is not None:
-        trace, attempt = doubt
-        _time_again(engine, device_id, search, [trace], attempt)
-
-
-def _settle(engine: EngineSession, device_id: DeviceId, searches: Sequence[Search], secs: float) -> None:
-    """Time programs that may be the fastest again, some of a workload in turn, until the leaders are settled.
-
-    Args:
-        engine: Measures.
-        device_id: The device.
-        searches: Of workloads; those that take most of the networks' time come first.
-        secs: After these no further turn begins.
-    """
-    ends_at = time.monotonic() + secs
-    ran = [search for search in searches if math.isfinite(search.best_secs)]
-    for search in sorted(ran, key=lambda search: -search.workload.weight * search.best_secs):
-        for _ in range(_TURNS):
-            traces, attempt = search.contenders()
-            if not traces or time.monotonic() >= ends_at:
-                break
-            _time_again(engine, device_id, search, traces, attempt)
-
-
-def _time_again(
-    engine: EngineSession, device_id: DeviceId, search: Search, traces: Sequence[str], attempt: int
-) -> None:
-    workload_id = search.workload.workload_id
-    again = [Candidate(workload_id=workload_id, trace=trace, origin=CONFIRM) for trace in traces]
-    search.see(engine.measure(device_id, again, attempt=attempt).result())
-
-
 def network_seconds(searches: Sequence[Search], networks: Sequence[str]) -> dict[str, dict[str, float]]:
     """Seconds that the tuned workloads of each network take in one run of it, before and after.
 
@@ -420,19 +393,23 @@ def choose_searched(
 
 
 def _workload_row(search: Search) -> JsonDict:
-    ran = math.isfinite(search.best_secs)
+    best_secs, workload = _finite(search.best_secs), search.workload
     return {
-        "name": search.workload.name,
-        "workload_id": search.workload.workload_id,
-        "weight": search.workload.weight,
-        "networks": dict(search.workload.networks),
-        "flops": search.workload.flops,
-        "before_secs": search.before_secs if math.isfinite(search.before_secs) else None,
-        "best_secs": search.best_secs if ran else None,
-        "gflops_per_s": search.workload.flops / search.best_secs / 1e9 if ran else None,
+        "name": workload.name,
+        "workload_id": workload.workload_id,
+        "weight": workload.weight,
+        "networks": dict(workload.networks),
+        "flops": workload.flops,
+        "before_secs": _finite(search.before_secs),
+        "best_secs": best_secs,
+        "gflops_per_s": workload.flops / best_secs / 1e9 if best_secs else None,
         "trials": search.tried,
         "failed": search.failed,
         "may_gain": search.may_gain,
         "ended": search.ended or None,
-        "curve": [[tried, best if math.isfinite(best) else None] for tried, best in search.curve],
+        "curve": [[tried, _finite(best)] for tried, best in search.curve],
     }
+
+
+def _finite(secs: float) -> float | None:
+    return secs if math.isfinite(secs) else None

@@ -60,11 +60,12 @@ def keep_attentions(program: Any) -> tuple[Any, Mapping[str, Any]] | None:
 def _mask(node: Any, constants: Mapping[str, Any]) -> Any:
     import torch
 
-    query, key, mask, _, is_causal, _, _ = _arguments(node)
+    arguments = _arguments(node)
+    query, key, mask = (arguments[name] for name in ("query", "key", "attn_mask"))
     shape = (*query.meta["val"].shape[:-1], key.meta["val"].shape[-2])
     if query.meta["val"].dtype != torch.float32 or len(shape) != 4:
         raise _NotConstantError
-    allowed = torch.ones(shape[-2:], dtype=torch.bool).tril() if is_causal else None
+    allowed = torch.ones(shape[-2:], dtype=torch.bool).tril() if arguments["is_causal"] else None
     if mask is not None:
         allowed = _constant(mask, constants)
     if allowed is None or (allowed.dtype == torch.bool and bool(allowed.all())):
@@ -80,32 +81,27 @@ def _mask(node: Any, constants: Mapping[str, Any]) -> Any:
     return added.flatten(0, 1).numpy() if bool(added.any()) else None
 
 
-def _constant(value: Any, constants: Mapping[str, Any]) -> Any:
+def _constant(node: Any, constants: Mapping[str, Any]) -> Any:
     """Compute a node of the graph that depends on no input."""
-    import torch
+    from torch.fx.node import map_arg
 
-    if isinstance(value, tuple | list):
-        return type(value)(_constant(item, constants) for item in value)
-    if not isinstance(value, torch.fx.Node):
-        return value
-    if value.op == "placeholder" and constants.get(value.name) is not None:
-        return constants[value.name].detach()
-    if value.op != "call_function":
+    if node.op == "placeholder" and constants.get(node.name) is not None:
+        return constants[node.name].detach()
+    if node.op != "call_function":
         raise _NotConstantError
-    arguments = [_constant(argument, constants) for argument in value.args]
-    named = {name: _constant(argument, constants) for name, argument in value.kwargs.items()}
-    operator: Any = value.target
-    return operator(*arguments, **named)
+    args, named = map_arg((node.args, node.kwargs), lambda argument: _constant(argument, constants))
+    return node.target(*args, **named)
 
 
-def _arguments(node: Any) -> tuple[Any, ...]:
-    """Query, key, mask, value, whether it is causal, scale, and whether heads share keys."""
-    defaults = {"attn_mask": None, "dropout_p": 0.0, "is_causal": False, "scale": None, "enable_gqa": False}
-    names = ("query", "key", "value", *defaults)
-    named = defaults | dict(zip(names, node.args, strict=False)) | dict(node.kwargs)
-    return tuple(
-        named[name] for name in ("query", "key", "attn_mask", "value", "is_causal", "scale", "enable_gqa")
+def _arguments(node: Any) -> dict[str, Any]:
+    """The arguments of an attention by name."""
+    from torch.fx.operator_schemas import normalize_function
+
+    normalised: Any = normalize_function(
+        node.target, node.args, node.kwargs, normalize_to_only_use_kwargs=True
     )
+    arguments: dict[str, Any] = normalised.kwargs
+    return arguments
 
 
 def attention(masks: Mapping[str, Any]) -> Callable[[Any, Any], Any]:
@@ -118,10 +114,11 @@ def attention(masks: Mapping[str, Any]) -> Callable[[Any, Any], Any]:
     def convert(node: Any, importer: Any) -> Any:
         from tvm import relax
 
-        query_node, key_node, _, value_node, _, scale, shares = _arguments(node)
-        query, key, value = (importer.env[argument] for argument in (query_node, key_node, value_node))
+        arguments = _arguments(node)
+        key_node, value_node, scale = arguments["key"], arguments["value"], arguments["scale"]
+        query, key, value = (importer.env[arguments[name]] for name in ("query", "key", "value"))
         images, heads, rows, width = (int(extent) for extent in query.ty.shape)
-        if shares:
+        if arguments["enable_gqa"]:
             repeats = heads // int(key.ty.shape[1])
             key, value = relax.op.repeat(key, repeats, 1), relax.op.repeat(value, repeats, 1)
         columns = int(key_node.meta["val"].shape[-2])
@@ -186,6 +183,5 @@ def _padded_mask(mask: Any, extents: tuple[int, int], padded: tuple[int, int]) -
     if mask is None:
         mask = np.zeros((1, 1, columns), "float32")
     mask = np.broadcast_to(mask, (*mask.shape[:2], columns))
-    after = [(0, 0), (0, long - rows if mask.shape[1] > 1 else 0), (0, 0)]
-    mask = np.pad(mask, after)
+    mask = np.pad(mask, [(0, 0), (0, long - rows if mask.shape[1] > 1 else 0), (0, 0)])
     return np.pad(mask, [(0, 0), (0, 0), (0, wide - columns)], constant_values=-np.inf)
