@@ -151,17 +151,15 @@ _PRIORITY: _Numbers = {
 #: Of itself too, and without new limits, which are the third argument.
 _LIMITS: _Numbers = {"prlimit64": (302, 261)}
 #: Calls that name the process in the second argument; the first must have the value for "a process".
-_OF_ITSELF_SECOND: tuple[tuple[_Numbers, int], ...] = (
-    ({"setpriority": (141, 140)}, 0),
-    ({"ioprio_set": (251, 30)}, 1),
-)
+_SET_PRIORITY: _Numbers = {"setpriority": (141, 140)}
+_SET_IO_PRIORITY: _Numbers = {"ioprio_set": (251, 30)}
 _PROGRAMS: _Numbers = {"execve": (59, 221), "execveat": (322, 281), "fork": (57, None), "vfork": (58, None)}
 _CLONE: _Numbers = {"clone": (56, 220)}
 _SOCKET: _Numbers = {"socket": (41, 198)}
 _CONNECT: _Numbers = {"connect": (42, 203)}
 _SERVE: _Numbers = {"bind": (49, 200), "listen": (50, 201)}
-#: Where each opening call has its flags.
-_OPEN: tuple[tuple[_Numbers, int], ...] = (({"open": (2, None)}, 1), ({"openat": (257, 56)}, 2))
+_OPEN: _Numbers = {"open": (2, None)}
+_OPEN_AT: _Numbers = {"openat": (257, 56)}
 #: F_SETOWN, F_SETSIG and F_SETOWN_EX have the kernel send signals; F_SETLEASE makes others wait.
 _FCNTL: _Numbers = {"fcntl": (72, 25)}
 _FCNTL_COMMANDS = (8, 10, 15, 1024)
@@ -219,10 +217,36 @@ def filter_program(machine: str, pid: int, needs: Needs) -> bytes:
     """
     architecture, column = _ARCHITECTURES[machine]
 
-    def numbers(calls: _Numbers) -> list[int]:
-        call_numbers = (each[column] for each in calls.values())
-        return [number for number in call_numbers if number is not None]
-
+    refused = dict(_REFUSED)
+    if not needs.programs:
+        refused |= _PROGRAMS
+    if not needs.network:
+        refused |= _CONNECT
+    if not needs.gpu:
+        refused |= _SERVE | _PRIORITY | _UNCOUNTED
+    if not (needs.programs or needs.network or needs.gpu):
+        refused |= _SOCKET_PAIRS
+    of_itself = _only((0, pid))
+    families = [(_AND, 0, 0, 0xFF00), *_none_of(_IOCTL_FAMILIES), _PASS]
+    # What is refused comes first: a rule for the same call further down is not reached.
+    rules: list[tuple[_Numbers, list[_Instruction]]] = [
+        (refused, [_DENY]),
+        (_ABSENT, [_MISSING]),
+        (_WITHOUT_EFFECT, [_IGNORE]),
+        (_OF_ITSELF | _PRIORITY, [_argument(0), *of_itself]),
+        (_LIMITS, [*_null(2), _argument(0), *of_itself]),
+        (_SET_PRIORITY, [_argument(0), (_EQUAL, 1, 0, 0), _DENY, _argument(1), *of_itself]),
+        (_SET_IO_PRIORITY, [_argument(0), (_EQUAL, 1, 0, 1), _DENY, _argument(1), *of_itself]),
+        (_OPEN, _opening(flags_at=1)),
+        (_OPEN_AT, _opening(flags_at=2)),
+        (_CLONE, _cloning(needs.programs)),
+        (_SOCKET, _sockets(needs)),
+        (_FCNTL, [_argument(1), *_none_of(_FCNTL_COMMANDS), _PASS]),
+        (_IOCTL, [_argument(1), *_none_of(_IOCTL_COMMANDS), *families]),
+        (_PRCTL, [_argument(0), *_none_of(_PRCTL_COMMANDS), _PASS]),
+    ]
+    if not needs.gpu:
+        rules.append((_MAP, _mapping(needs.shared_files)))
     instructions: list[_Instruction] = [
         (_LOAD, 0, 0, _ARCHITECTURE_AT),
         # A call made the way of another architecture, such as 32-bit x86, has other numbers.
@@ -232,36 +256,9 @@ def filter_program(machine: str, pid: int, needs: Needs) -> bytes:
         (_GREATER, 0, 1, _NEWEST),
         _MISSING,
     ]
-    instructions += _each(numbers(_REFUSED), [_DENY])
-    instructions += _each(numbers(_ABSENT), [_MISSING])
-    instructions += _each(numbers(_WITHOUT_EFFECT), [_IGNORE])
-    instructions += _each(numbers(_OF_ITSELF), [_argument(0), *_only((0, pid))])
-    instructions += _each(numbers(_LIMITS), [*_null(2), _argument(0), *_only((0, pid))])
-    if needs.gpu:
-        instructions += _each(numbers(_PRIORITY), [_argument(0), *_only((0, pid))])
-    else:
-        instructions += _each(numbers(_PRIORITY), [_DENY])
-        instructions += _each(numbers(_UNCOUNTED), [_DENY])
-        instructions += _each(numbers(_MAP), _mapping(needs.shared_files))
-    if not (needs.gpu or needs.network or needs.programs):
-        instructions += _each(numbers(_SOCKET_PAIRS), [_DENY])
-    for calls, which in _OF_ITSELF_SECOND:
-        body = [_argument(0), (_EQUAL, 1, 0, which), _DENY, _argument(1), *_only((0, pid))]
-        instructions += _each(numbers(calls), body)
-    for calls, flags_at in _OPEN:
-        instructions += _each(numbers(calls), _opening(flags_at))
-    instructions += _each(numbers(_CLONE), _cloning(needs.programs))
-    if not needs.programs:
-        instructions += _each(numbers(_PROGRAMS), [_DENY])
-    instructions += _each(numbers(_SOCKET), _sockets(needs))
-    if not needs.network:
-        instructions += _each(numbers(_CONNECT), [_DENY])
-    if not needs.gpu:
-        instructions += _each(numbers(_SERVE), [_DENY])
-    instructions += _each(numbers(_FCNTL), [_argument(1), *_none_of(_FCNTL_COMMANDS), _PASS])
-    families = [(_AND, 0, 0, 0xFF00), *_none_of(_IOCTL_FAMILIES), _PASS]
-    instructions += _each(numbers(_IOCTL), [_argument(1), *_none_of(_IOCTL_COMMANDS), *families])
-    instructions += _each(numbers(_PRCTL), [_argument(0), *_none_of(_PRCTL_COMMANDS), _PASS])
+    for calls, body in rules:
+        numbers = [call[column] for call in calls.values()]
+        instructions += _each([number for number in numbers if number is not None], body)
     return b"".join(_INSTRUCTION.pack(*instruction) for instruction in [*instructions, _PASS])
 
 
