@@ -24,7 +24,6 @@ from agents.records import (
     Outcome,
     Workload,
     WorkloadId,
-    unknown_descriptor,
 )
 
 if TYPE_CHECKING:
@@ -106,7 +105,7 @@ class ReplayRecords:
     @property
     def descriptor(self) -> Descriptor:
         """What the probe saw of the recorded device; nearly empty if it was never probed."""
-        return self.recorded.descriptor or unknown_descriptor(self.recorded.spec.device_id)
+        return self.recorded.descriptor or Descriptor(host=self.recorded.spec.device_id)
 
     def candidates(self, workload_id: WorkloadId, *, failed: bool) -> list[CandidateId]:
         """List the recorded candidates of a workload by id; with `failed` those without a latency too."""

@@ -12,8 +12,6 @@ from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from typing import Any, Final, NamedTuple
 
-from msgspec.structs import replace
-
 from agents.host.gpu_sheets import gpu_sheet
 from agents.records import (
     ANSOR_HARDWARE_PARAMS,
@@ -23,7 +21,6 @@ from agents.records import (
     DeviceSpec,
     Family,
     canonical_json,
-    unknown_descriptor,
 )
 from fleet.interchange.logs.json_values import MAX_TIMESTAMP, Rejected, excerpt
 
@@ -230,8 +227,8 @@ def device_from_log(device_id: DeviceId, machine: Machine) -> tuple[DeviceSpec, 
         cores=tuple(range(threads)),
         note="known from imported logs only",
     )
-    descriptor = replace(
-        unknown_descriptor(""),
+    descriptor = Descriptor(
+        host="",
         arch=_architecture(machine),
         physical_cores=cores if is_cpu else 0,
         vector_bytes=max(0, hardware.get("vector_unit_bytes", 0)) if is_cpu else 0,
