@@ -8,7 +8,6 @@ agent has to see of it, memory and threads, is looked at from outside, as an age
 from __future__ import annotations
 
 import errno
-import json
 import mmap
 import os
 import resource
@@ -18,10 +17,11 @@ import sys
 import tempfile
 import threading
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from enum import StrEnum
 from pathlib import Path
 
+import msgspec
 import psutil
 
 from agents.errors import AgentError
@@ -110,7 +110,7 @@ def try_confinement() -> Trial:
             watchdog.start()
             try:
                 return _watched(process, tempfile.gettempdir())
-            except (OSError, ValueError, KeyError) as error:
+            except (OSError, msgspec.MsgspecError) as error:
                 process.kill()
                 errors.seek(0)
                 last = errors.read().strip().rpartition("\n")[2] or f"it did not answer: {error}"
@@ -130,15 +130,11 @@ def _watched(process: subprocess.Popen[str], folder: str) -> Trial:
     before = footprint_of(process.pid, with_group=False)
     limit_memory(process.pid, 0.0)
     print(file=process.stdin, flush=True)
-    report = json.loads(process.stdout.readline())
+    trial = msgspec.json.decode(process.stdout.readline(), type=Trial)
     held = footprint_of(process.pid, with_group=False)
-    attempts = [
-        Attempt(**attempt | {"aspect": Aspect(attempt["aspect"]), "by": Means(attempt["by"])})
-        for attempt in report.pop("attempts")
-    ]
-    return Trial(
-        **report,
-        attempts=(*attempts, *_unseen(before, held)),
+    return replace(
+        trial,
+        attempts=(*trial.attempts, *_unseen(before, held)),
         memory_folder=folder if _is_memory(Path(folder)) else "",
     )
 
@@ -328,7 +324,8 @@ def main(arguments: list[str]) -> None:
     threads = [threading.Thread(target=done.wait) for _ in range(_SEEN_THREADS)]
     for thread in threads:
         thread.start()
-    print(json.dumps({**asdict(applied), "attempts": [asdict(attempt) for attempt in attempts]}), flush=True)
+    trial = Trial(**asdict(applied), attempts=tuple(attempts))
+    print(msgspec.json.encode(trial).decode(), flush=True)
     sys.stdin.readline()  # it was looked at
     del held
     done.set()
