@@ -101,35 +101,35 @@ class DeviceSpec(Value, frozen=True, kw_only=True):
 
 
 class Descriptor(Value, frozen=True, kw_only=True):
-    """What the probe saw on the host of one device. Sizes in bytes, clocks in MHz; 0 means unknown."""
+    """What the probe saw on the host of one device. Bytes and MHz; 0 and empty mean unknown."""
 
     host: str
-    arch: str
-    cpu_model: str
-    physical_cores: int
-    logical_cores: int
+    arch: str = ""
+    cpu_model: str = ""
+    physical_cores: int = 0
+    logical_cores: int = 0
     #: Logical CPUs this process may use.
-    usable_cores: tuple[int, ...]
-    isa_flags: tuple[str, ...]
+    usable_cores: tuple[int, ...] = ()
+    isa_flags: tuple[str, ...] = ()
     #: Widest vector register the CPU offers, in bytes.
-    vector_bytes: int
-    l1d_bytes: int
-    l2_bytes: int
-    l3_bytes: int
-    cache_line_bytes: int
-    memory_bytes: int
-    clock_min_mhz: float
-    clock_max_mhz: float
-    clock_now_mhz: float
+    vector_bytes: int = 0
+    l1d_bytes: int = 0
+    l2_bytes: int = 0
+    l3_bytes: int = 0
+    cache_line_bytes: int = 0
+    memory_bytes: int = 0
+    clock_min_mhz: float = 0.0
+    clock_max_mhz: float = 0.0
+    clock_now_mhz: float = 0.0
     #: Frequency governor; empty where the host hides it (virtual machines).
-    governor: str
+    governor: str = ""
     #: True where two logical CPUs share a core.
-    smt: bool
-    kernel: str
+    smt: bool = False
+    kernel: str = ""
     #: Versions of what makes and runs the programs: tvm, llvm, python, driver...
-    versions: tuple[tuple[str, str], ...]
+    versions: tuple[tuple[str, str], ...] = ()
     #: Ansor's eight hardware parameters, in the order of `ANSOR_HARDWARE_PARAMS`.
-    ansor_params: tuple[int, ...]
+    ansor_params: tuple[int, ...] = (0,) * len(ANSOR_HARDWARE_PARAMS)
     #: One mapping a CUDA device, as sorted (name, value) pairs; empty where there is none.
     cuda_devices: tuple[tuple[tuple[str, str], ...], ...] = ()
     #: The same of AMD's GPUs.
@@ -137,14 +137,3 @@ class Descriptor(Value, frozen=True, kw_only=True):
     #: What the canaries measured, as sorted (name, value) pairs (`agents.programs.canaries.roofline`); empty
     #: before the first reading.
     roofline: tuple[tuple[str, float], ...] = ()
-
-
-def unknown_descriptor(host: str) -> Descriptor:
-    """The descriptor of a device of which nothing else is known."""
-    counts = ("physical_cores", "logical_cores", "vector_bytes")
-    sizes = ("l1d_bytes", "l2_bytes", "l3_bytes", "cache_line_bytes", "memory_bytes")
-    unknown: dict[str, Any] = dict.fromkeys((*counts, *sizes), 0)
-    unknown |= dict.fromkeys(("clock_min_mhz", "clock_max_mhz", "clock_now_mhz"), 0.0)
-    unknown |= dict.fromkeys(("arch", "cpu_model", "governor", "kernel"), "")
-    unknown |= dict.fromkeys(("usable_cores", "isa_flags", "versions"), ())
-    return Descriptor(host=host, smt=False, ansor_params=(0,) * len(ANSOR_HARDWARE_PARAMS), **unknown)

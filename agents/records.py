@@ -24,7 +24,6 @@ from agents.devices import DeviceKind as DeviceKind
 from agents.devices import DeviceSpec as DeviceSpec
 from agents.devices import Family as Family
 from agents.devices import Replay as Replay
-from agents.devices import unknown_descriptor as unknown_descriptor
 from agents.protocol import Protocol as Protocol
 from agents.values import Identified, Value
 

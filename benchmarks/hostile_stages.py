@@ -182,11 +182,11 @@ def replay_spec(work: Work, records: Path, family: Family = Family.CPU) -> Devic
 def replay_all(spec: DeviceSpec) -> None:
     """Propose, evolve and measure on a replay device."""
     from agents.device.messages import Batch
-    from agents.device.replay import ReplayWorker
+    from agents.device.replay import ReplayWorker, open_records
     from agents.programs.networks import NETWORKS
     from benchmarks.harness import drawn
 
-    with closing(ReplayWorker(spec)) as worker:
+    with closing(open_records(spec)) as records, closing(ReplayWorker(spec, records)) as worker:
         for workload in worker.network_workloads(sorted(NETWORKS))[:_REPLAYED]:
             candidates = drawn(worker, workload, _REPLAYED)
             parents = [candidate.trace for candidate in candidates[:2]]

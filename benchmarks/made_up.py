@@ -29,7 +29,6 @@ from agents.records import (
     Workload,
     WorkloadId,
     canonical_json,
-    unknown_descriptor,
 )
 from fleet.config.device_changes import DeviceFiles
 from fleet.errors import FleetError
@@ -201,7 +200,7 @@ def put_measured(
     """Put a device of this host, workloads of ours and what it measured of them into a store."""
     device_id = DeviceId(name)
     spec = DeviceSpec(device_id=device_id, kind=DeviceKind.LOCAL, family=Family.CPU, target_json=TARGET)
-    store.put_device(spec, descriptor or unknown_descriptor(device_id))
+    store.put_device(spec, descriptor or Descriptor(host=device_id))
     store.put_workloads(workloads, own=True)
     store.append(records)
 

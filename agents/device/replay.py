@@ -71,12 +71,11 @@ class ReplayWorker:
 
     Args:
         spec: The device.
+        records: What it answers from (`open_records`); whoever opened it closes it.
         spool: Where records wait instead, durably; it is closed with the worker.
-        records: What it answers from, already open and left open; opened here when None. Many devices that
-            replay the same one share it.
 
     Raises:
-        DeviceRefusedError: As `open_records`; or the records belong to another family or target.
+        DeviceRefusedError: The records belong to another family or target.
 
     Attributes:
         descriptor: That of the recorded device; nearly empty where it was never probed.
@@ -85,21 +84,12 @@ class ReplayWorker:
     One thread at a time may use it.
     """
 
-    def __init__(
-        self,
-        spec: DeviceSpec,
-        *,
-        spool: Spool | None = None,
-        records: ReplayRecords | None = None,
-    ) -> None:
-        self._is_owner = records is None
-        self._records = open_records(spec) if records is None else records
+    def __init__(self, spec: DeviceSpec, records: ReplayRecords, spool: Spool | None = None) -> None:
+        self._records = records
         assert spec.replay is not None
         self.spec, self._replay = spec, spec.replay
         recorded = self._records.recorded.spec
         if (recorded.family, recorded.target) != (spec.family, spec.target):
-            if self._is_owner:
-                self._records.close()
             raise DeviceRefusedError(
                 f"device {spec.device_id} is refused: its file says family {spec.family} and target "
                 f"{spec.target_json}, the recorded device {recorded.device_id} has {recorded.family} and "
@@ -117,10 +107,8 @@ class ReplayWorker:
         self._spool: Spool | MemorySpool = MemorySpool() if spool is None else spool
 
     def close(self) -> None:
-        """Close the spool, and the file of records unless others share it."""
+        """Close the spool."""
         self._spool.close()
-        if self._is_owner:
-            self._records.close()
 
     @property
     def busy(self) -> Activity:
@@ -306,7 +294,7 @@ class ReplayWorkerFactory:
         if self._spooled:
             spool = Spool(Path(start.spool_folder), lock_timeout_secs=_SPOOL_WAIT_SECS)
         try:
-            return ReplayWorker(start.spec, spool=spool, records=self._records[key])
+            return ReplayWorker(start.spec, self._records[key], spool)
         except BaseException:
             if spool is not None:
                 spool.close()

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable, Sequence
+from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,24 +25,19 @@ from agents.records import (
     Outcome,
     Workload,
     WorkloadId,
-    unknown_descriptor,
 )
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-#: Columns that are held; `trace` is read when it is asked for.
-_COLUMNS = (
-    *("candidate_id", "workload_id", "dialect", "outcome", "run_secs", "warmup_secs", "number"),
-    *("build_secs", "wait_secs", "timing_secs", "measured_at", "attempt", "error", "environment"),
-    *("environment_id", "protocol", "quality", "schema", "counts"),
-)
 #: Columns of seconds; a file that did not come from `fleet export` may hold anything.
 _SECONDS = ("build_secs", "wait_secs", "timing_secs", "measured_at")
 _SECONDS_LISTS = ("run_secs", "warmup_secs")
 #: Columns of texts and of whole numbers that every record has.
 _TEXTS = ("environment_id", "candidate_id", "workload_id", "dialect", "error", "environment", "protocol")
 _WHOLE = ("number", "attempt", "schema")
+#: Columns that are held; `trace` is read when it is asked for.
+_COLUMNS = (*_TEXTS, *_WHOLE, *_SECONDS, *_SECONDS_LISTS, "outcome", "quality", "counts")
 #: Row groups whose traces are kept decoded, some 30 MB each.
 _GROUPS_KEPT = 4
 #: Candidates whose measurements are kept decoded, some kilobytes each.
@@ -83,7 +79,8 @@ class ReplayRecords:
         except BaseException:
             self.close()
             raise
-        self._traces: dict[int, Any] = {}
+        #: The traces of one row group, decoded.
+        self._group = lru_cache(_GROUPS_KEPT)(self._read_traces)
         self._rows: dict[CandidateId, list[int]] = {}
         #: Measurements of the candidates that were asked for last.
         self._answers: dict[CandidateId, list[dict[str, Any]]] = {}
@@ -106,7 +103,7 @@ class ReplayRecords:
     @property
     def descriptor(self) -> Descriptor:
         """What the probe saw of the recorded device; nearly empty if it was never probed."""
-        return self.recorded.descriptor or unknown_descriptor(self.recorded.spec.device_id)
+        return self.recorded.descriptor or Descriptor(host=self.recorded.spec.device_id)
 
     def candidates(self, workload_id: WorkloadId, *, failed: bool) -> list[CandidateId]:
         """List the recorded candidates of a workload by id; with `failed` those without a latency too."""
@@ -288,22 +285,17 @@ class ReplayRecords:
             workload_id: dict(sorted(group.items())) for workload_id, group in self._candidates.items()
         }
 
-    def _group(self, group: int) -> Any:
-        """The traces of one row group, decoded."""
+    def _read_traces(self, group: int) -> Any:
         import pyarrow as pa
 
-        if group not in self._traces:
-            while len(self._traces) >= _GROUPS_KEPT:
-                del self._traces[next(iter(self._traces))]
-            try:
-                table = self._file.read_row_group(group, columns=["trace"], use_threads=False)
-            except (OSError, pa.ArrowException) as error:
-                raise AgentError(f"{self._path} is damaged: {error}; export it again") from error
-            column = table.column("trace").combine_chunks()
-            if column.null_count or not _is_text(column.type):
-                raise AgentError(f"{self._path}: trace: expected a text in every row; export it again")
-            self._traces[group] = column
-        return self._traces[group]
+        try:
+            table = self._file.read_row_group(group, columns=["trace"], use_threads=False)
+        except (OSError, pa.ArrowException) as error:
+            raise AgentError(f"{self._path} is damaged: {error}; export it again") from error
+        column = table.column("trace").combine_chunks()
+        if column.null_count or not _is_text(column.type):
+            raise AgentError(f"{self._path}: trace: expected a text in every row; export it again")
+        return column
 
 
 def check_apart(path: Path, device_id: DeviceId) -> None:

@@ -211,7 +211,7 @@ class DeviceWorker:
                     Candidate(workload_id=request.workload.workload_id, trace=trace, origin=origin)
                     for trace in answer["traces"]
                 )
-                yield request, Derivation(candidates, answer.get("refused", {}))
+                yield request, Derivation(candidates, answer["refused"])
 
     def measure(self, batch: Batch, tag: LeaseTag | None = None) -> list[Record]:
         """Measure a batch in one window; the records are on disk in the spool before they are returned.
@@ -306,19 +306,17 @@ class DeviceWorker:
 
 
 def _question(request: ProposeRequest, family: Family) -> dict[str, Any]:
-    """What a process is asked to grant a wish."""
-    space = {"workload_id": request.workload.workload_id, "family": family}
-    if request.foreign:
-        return {"op": "derive", "traces": list(request.foreign), **space}
-    how: dict[str, Any] = {
+    """The question of a request for candidates."""
+    return {
+        "op": "propose",
+        "workload_id": request.workload.workload_id,
+        "family": family,
         "count": request.count,
         "seed": request.seed,
         "exclude": sorted(request.exclude),
-        **space,
+        "parents": request.parents,
+        "foreign": request.foreign,
     }
-    if request.parents:
-        how["parents"] = list(request.parents)
-    return {"op": "evolve" if request.parents else "propose", **how}
 
 
 def _canary(value: Mapping[str, Any]) -> Canary:

@@ -25,13 +25,19 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import IO
 
-from agents.host.process_control import CHILD_MAIN, command, cut_output, environment, signal_name
+from agents.host.process_control import (
+    CHILD_MAIN,
+    command,
+    cut_output,
+    environment,
+    output_tail,
+    signal_name,
+)
 
 #: How often a child's output is looked at.
 _LOOK_SECS = 1.0
 #: Longest standard output, whose last line is the answer: the workloads of six networks take some 20 MiB.
 MOST_ANSWER_BYTES = 32 << 20
-_TAIL_BYTES = 2000
 #: Of the last line of standard error, in a message of one line.
 _LINE_CHARS = 400
 #: After which a killed process is given up: it hangs in the kernel.
@@ -75,7 +81,7 @@ class ChildProcess:
     ) -> None:
         self._folder = folder
         self._code: int | None = None
-        self._stdout_end = self._stderr_end = b""
+        self._stdout_end = self._stderr_end = ""
         self._end_reason = ""
         self._has_flooded = False
         self._kill_at = self._deadline_secs = float("inf")
@@ -155,11 +161,11 @@ class ChildProcess:
 
     def answer(self) -> str:
         """The last line that it printed, broken if that was too long; once it has ended."""
-        return self._stdout_end.decode(errors="replace").strip().rsplit("\n", 1)[-1]
+        return self._stdout_end.rsplit("\n", 1)[-1]
 
     def stderr_tail(self) -> str:
         """The end of its standard error; once it has ended."""
-        return self._stderr_end.decode(errors="replace").strip()
+        return self._stderr_end
 
     def how_it_ended(self) -> str:
         """Deadline, exit code or signal in words; once it has ended."""
@@ -228,7 +234,7 @@ class ChildProcess:
         with self._lock:
             self._code = self._process.wait()
         self._has_flooded |= cut_output(out, MOST_ANSWER_BYTES)
-        self._stdout_end, self._stderr_end = _end_of(out, MOST_ANSWER_BYTES), _end_of(err, _TAIL_BYTES)
+        self._stdout_end, self._stderr_end = output_tail(out, MOST_ANSWER_BYTES), output_tail(err)
 
     def _signal(self, number: int) -> None:
         with self._lock:
@@ -307,8 +313,3 @@ def _is_readable(descriptor: int, timeout_secs: float) -> bool:
     poll = select.poll()  # `select.select` knows no number above 1,023, and a daemon has thousands of files
     poll.register(descriptor, select.POLLIN)
     return bool(poll.poll(1e3 * max(0.0, timeout_secs)))
-
-
-def _end_of(descriptor: int, most_bytes: int) -> bytes:
-    size = os.fstat(descriptor).st_size
-    return os.pread(descriptor, most_bytes, max(0, size - most_bytes))

@@ -134,8 +134,7 @@ def gpu_state(index: int) -> dict[str, Any]:
         (per cent of the last moment in which any program ran on it) and `throttle_reasons` (sorted names of
         what holds the clock down; `gpu_idle` is one). Empty without the library, a driver or that device.
     """
-    nvml = _open_nvml()
-    handle = _nvml_handle(index, os.environ.get("CUDA_VISIBLE_DEVICES")) if nvml else None
+    nvml, handle = _open_nvml(), _nvml_handle(index, os.environ.get("CUDA_VISIBLE_DEVICES"))
     if nvml is None or handle is None:
         return {}
     readers: dict[str, Callable[[], Any]] = {
@@ -147,14 +146,7 @@ def gpu_state(index: int) -> dict[str, Any]:
         # Drivers before 535 know no other name of it, and newer ones still answer to this one.
         "throttle_reasons": lambda: throttle_reasons(nvml.nvmlDeviceGetCurrentClocksThrottleReasons(handle)),
     }
-    state = {}
-    for name, read in readers.items():
-        try:
-            state[name] = read()
-        except nvml.NVMLError:
-            # Each card leaves out something: laptops the power, virtual ones the clocks.
-            continue
-    return state
+    return _readable(nvml, readers)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -204,8 +196,7 @@ def computing_processes(index: int) -> list[int]:
 
     Empty if the management library, the driver or the card does not tell.
     """
-    nvml = _open_nvml()
-    handle = _nvml_handle(index, os.environ.get("CUDA_VISIBLE_DEVICES")) if nvml else None
+    nvml, handle = _open_nvml(), _nvml_handle(index, os.environ.get("CUDA_VISIBLE_DEVICES"))
     if nvml is None or handle is None:
         return []
     try:
@@ -314,13 +305,16 @@ def _nvml_device(nvml: Any, index: int, driver: str) -> dict[str, str]:
         "persistence_mode": lambda: "on" if nvml.nvmlDeviceGetPersistenceMode(handle) else "off",
         "cuda_cores": lambda: str(nvml.nvmlDeviceGetNumGpuCores(handle)),
     }
-    for key, read in optional.items():
-        try:
-            properties[key] = read()
-        except (nvml.NVMLError, AttributeError):
-            # Boards of the Jetson line do not offer these, older libraries have no cores.
-            continue
-    return properties
+    return properties | _readable(nvml, optional)
+
+
+def _readable(nvml: Any, readers: Mapping[str, Callable[[], Any]]) -> dict[str, Any]:
+    """The facts that a card shows: laptops leave out the power, virtual cards the clocks, Jetsons more."""
+    facts = {}
+    for name, read in readers.items():
+        with suppress(nvml.NVMLError, AttributeError):  # an older library lacks the whole function
+            facts[name] = read()
+    return facts
 
 
 def _text(value: Any) -> str:

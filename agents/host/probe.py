@@ -21,7 +21,7 @@ from msgspec.structs import replace
 from agents.host import cpu_features as isa
 from agents.host import procfs as host
 from agents.host.cuda import cuda_devices, gpu_state
-from agents.records import Descriptor, DeviceSpec, unknown_descriptor
+from agents.records import Descriptor, DeviceSpec
 
 _ROOT = Path("/")
 
@@ -128,8 +128,8 @@ def remote_descriptor(spec: DeviceSpec, board_descriptor: Descriptor | None = No
     needs = isa.requirement(target if isinstance(target, Mapping) else {}, platform.machine())
     # With a name that the tables do not hold, the flags are only those of the oldest CPU.
     vector = 0 if needs.unlisted else isa.vector_bytes(needs.arch, needs.flags)
-    return replace(
-        unknown_descriptor(place),
+    return Descriptor(
+        host=place,
         arch=needs.arch,
         vector_bytes=vector,
         versions=host_versions,

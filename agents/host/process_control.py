@@ -210,10 +210,16 @@ def stderr_tail(path: Path) -> str:
     """The end of what `keep_stderr` kept; empty if there is none."""
     try:
         with path.open("rb") as stream:
-            stream.seek(max(0, path.stat().st_size - _TAIL_BYTES))
-            return stream.read().decode(errors="replace").strip()
+            return output_tail(stream.fileno())
     except OSError:
         return ""
+
+
+def output_tail(descriptor: int, most_bytes: int = _TAIL_BYTES, *, start: int = 0) -> str:
+    """The end of a file of what a process printed, of which only what lies behind `start` counts."""
+    size = os.fstat(descriptor).st_size
+    start = max(start, size - most_bytes)
+    return os.pread(descriptor, size - start, start).decode(errors="replace").strip()
 
 
 def shows_fault(tail: str) -> bool:

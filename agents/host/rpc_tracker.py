@@ -199,11 +199,8 @@ def ask_board(tracker: str, key: str) -> Board:
     Raises:
         NotYetError: No tracker answers, no server has the key, or none that is free can be reached.
     """
-    listed = listing(tracker)
-    if key not in listed:
-        raise NotYetError(nobody(tracker, key, listed))
-    servers = sorted(listed[key].servers)
-    free = listed[key].free
+    listed = _listed(tracker, key)
+    servers, free = sorted(listed.servers), listed.free
     answering = [server for server in servers[:_MOST_KNOCKS] if knock(server, _KNOCK_SECS)] if free else []
     names = tuple(f"{host}:{port}" for host, port in servers)
     if free and not answering:
@@ -263,7 +260,19 @@ def served(tracker: str, key: str) -> str:
         One sentence, or nothing where a server with the key is registered (free or not).
     """
     try:
-        listed = listing(tracker)
+        _listed(tracker, key)
     except NotYetError as error:
         return str(error)
-    return "" if key in listed else nobody(tracker, key, listed)
+    return ""
+
+
+def _listed(tracker: str, key: str) -> Listed:
+    """Ask a tracker for the servers of a key.
+
+    Raises:
+        NotYetError: No tracker answers there, or no server has the key.
+    """
+    listed = listing(tracker)
+    if key not in listed:
+        raise NotYetError(nobody(tracker, key, listed))
+    return listed[key]

@@ -134,16 +134,25 @@ class ChildWorker:
                 self._retime_all()
             elif operation == "forget":
                 self._retiming.forget()
-            elif operation in ("propose", "evolve", "derive"):
-                self._channel.send(self._propose(message))
-            elif operation == "networks":
-                self._channel.send(handlers.list_workloads(message["networks"]))
-            elif operation == "board":
-                self._channel.send(handlers.board(self._settings))
-            elif operation == "canaries":
-                self._channel.send(handlers.canaries(Family(message["family"])))
             else:
-                raise ValueError(f"unknown operation {operation!r}")
+                self._channel.send(self._answer(message))
+
+    def _answer(self, message: dict[str, Any]) -> dict[str, Any]:
+        """Answer a question that depends on no candidate, or give the reason for a refusal."""
+        try:
+            match message["op"]:
+                case "propose":
+                    return self._propose(message)
+                case "networks":
+                    return handlers.list_workloads(message["networks"])
+                case "board":
+                    return handlers.board(self._settings)
+                case "canaries":
+                    return handlers.canaries(Family(message["family"]))
+                case operation:
+                    raise ValueError(f"unknown operation {operation!r}")
+        except AgentError as error:
+            return {"event": "refused", "error": str(error)}
 
     def _propose(self, message: dict[str, Any]) -> dict[str, Any]:
         """Draw candidates, on the same cores as a builder: that may take as long as building."""

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from agents.sandbox.stages import ChildSettings
-from agents.sandbox.syscall_filter import Needs, filter_program, is_known
+from agents.sandbox.syscall_filter import Needs, call_number, filter_program, is_known
 
 #: A program that prints without end would fill the disk before its time is over.
 MOST_FILE_BYTES = 256 << 20
@@ -33,11 +33,6 @@ _PR_CAP_AMBIENT_CLEAR_ALL = 4
 #: The one capability that is kept: root reads files of other users, such as this program in one's home.
 _CAP_DAC_READ_SEARCH = 2
 _CAPABILITY_VERSION = 0x20080522
-#: System calls: x86-64, AArch64.
-_SECCOMP = {"x86_64": 317, "aarch64": 277}
-_CAPGET = {"x86_64": 125, "aarch64": 90}
-_CAPSET = {"x86_64": 126, "aarch64": 91}
-_LANDLOCK_CREATE, _LANDLOCK_ADD, _LANDLOCK_RESTRICT = 444, 445, 446
 _SECCOMP_SET_FILTER, _SECCOMP_SPEC_ALLOW = 1, 4
 
 # Landlock's rights. Those of reading and of starting programs are left to everybody.
@@ -114,7 +109,7 @@ def confine(scratch: Path | None, needs: Needs, most_file_bytes: int = MOST_FILE
 def landlock_version() -> int:
     """Version of Landlock (ABI) that the kernel has and uses; 0 for none."""
     try:
-        return system_call(_LANDLOCK_CREATE, 0, 0, 1)
+        return system_call(call_number("landlock_create_ruleset"), 0, 0, 1)
     except OSError:
         return 0
 
@@ -148,7 +143,7 @@ def _restrict_files(scratch: Path | None, needs: Needs) -> int:
     network = _BIND_TCP | (0 if needs.network else _CONNECT_TCP)
     attributes = struct.pack("=QQQ", files, network, _SCOPES)
     size = 24 if version >= _SCOPES_ABI else 16 if version >= _NETWORK_ABI else 8
-    rules = system_call(_LANDLOCK_CREATE, attributes, size, 0)
+    rules = system_call(call_number("landlock_create_ruleset"), attributes, size, 0)
     try:
         if scratch is not None:
             _allow(rules, scratch, _ALL_SCRATCH & files)
@@ -160,7 +155,7 @@ def _restrict_files(scratch: Path | None, needs: Needs) -> int:
             # The kernel may forget an entry of /proc that nobody holds, and the rule with it.
             os.open(_OWN_THREADS, os.O_PATH | os.O_CLOEXEC)
             _allow(rules, _OWN_THREADS, (_WRITE | _TRUNCATE) & files)
-        system_call(_LANDLOCK_RESTRICT, rules, 0)
+        system_call(call_number("landlock_restrict_self"), rules, 0)
     finally:
         os.close(rules)
     return version
@@ -169,7 +164,9 @@ def _restrict_files(scratch: Path | None, needs: Needs) -> int:
 def _allow(rules: int, path: Path, rights: int) -> None:
     handle = os.open(path, os.O_PATH | os.O_CLOEXEC)
     try:
-        system_call(_LANDLOCK_ADD, rules, _RULE_BENEATH, struct.pack("=Qi", rights, handle), 0)
+        system_call(
+            call_number("landlock_add_rule"), rules, _RULE_BENEATH, struct.pack("=Qi", rights, handle), 0
+        )
     finally:
         os.close(handle)
 
@@ -178,22 +175,22 @@ def _filter_calls(needs: Needs) -> bool:
     machine = os.uname().machine
     if not is_known(machine):
         return False
+    seccomp = call_number("seccomp")
     program = filter_program(machine, os.getpid(), needs)
     held = ctypes.create_string_buffer(program, len(program))
     instructions = struct.pack("@HP", len(program) // 8, ctypes.addressof(held))
     try:
         # Without this flag older kernels switch off the CPU's speculation: programs would run slower.
-        system_call(_SECCOMP[machine], _SECCOMP_SET_FILTER, _SECCOMP_SPEC_ALLOW, instructions)
+        system_call(seccomp, _SECCOMP_SET_FILTER, _SECCOMP_SPEC_ALLOW, instructions)
     except OSError as error:
         if error.errno != errno.EINVAL:  # before Linux 4.17 there was neither
             raise
-        system_call(_SECCOMP[machine], _SECCOMP_SET_FILTER, 0, instructions)
+        system_call(seccomp, _SECCOMP_SET_FILTER, 0, instructions)
     return True
 
 
 def _drop_capabilities() -> None:
-    machine = os.uname().machine
-    if machine not in _CAPSET:
+    if not is_known(os.uname().machine):
         return
     for capability in range(64):
         if capability != _CAP_DAC_READ_SEARCH and not _prctl(_PR_CAPBSET_DROP, capability):
@@ -201,14 +198,14 @@ def _drop_capabilities() -> None:
     _prctl(_PR_CAP_AMBIENT, _PR_CAP_AMBIENT_CLEAR_ALL)
     retained = _capabilities() & 1 << _CAP_DAC_READ_SEARCH
     header = struct.pack("=Ii", _CAPABILITY_VERSION, 0)
-    system_call(_CAPSET[machine], header, struct.pack("=6I", retained, retained, 0, 0, 0, 0))
+    system_call(call_number("capset"), header, struct.pack("=6I", retained, retained, 0, 0, 0, 0))
 
 
 def _capabilities() -> int:
     """The effective capabilities of this process, as bits."""
     header = struct.pack("=Ii", _CAPABILITY_VERSION, 0)
     held = ctypes.create_string_buffer(24)
-    system_call(_CAPGET[os.uname().machine], header, held)
+    system_call(call_number("capget"), header, held)
     low, _, _, high, _, _ = struct.unpack("=6I", held.raw)
     return int(low | high << 32)
 

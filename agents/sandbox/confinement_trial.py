@@ -8,7 +8,6 @@ agent has to see of it, memory and threads, is looked at from outside, as an age
 from __future__ import annotations
 
 import errno
-import json
 import mmap
 import os
 import resource
@@ -18,23 +17,20 @@ import sys
 import tempfile
 import threading
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from enum import StrEnum
 from pathlib import Path
 
+import msgspec
 import psutil
 
 from agents.errors import AgentError
 from agents.host.process_control import command, environment
 from agents.sandbox.confinement import MOST_FILE_BYTES, Confinement, confine, has_privileges, system_call
 from agents.sandbox.footprint import Footprint, footprint_of, limit_memory
-from agents.sandbox.syscall_filter import Needs
+from agents.sandbox.syscall_filter import Needs, call_number
 
 _TIMEOUT_SECS = 20.0
-#: System calls: x86-64, AArch64.
-_UNSHARE = {"x86_64": 272, "aarch64": 97}
-_PTRACE = {"x86_64": 101, "aarch64": 117}
-_VMSPLICE = {"x86_64": 278, "aarch64": 75}
 _PTRACE_CONT, _MAP_NORESERVE = 7, 0x4000
 _SET_USER_ID = 0o4755
 #: Memory and threads that the trial takes for its parent to see, and memory that goes beyond its limit.
@@ -110,7 +106,7 @@ def try_confinement() -> Trial:
             watchdog.start()
             try:
                 return _watched(process, tempfile.gettempdir())
-            except (OSError, ValueError, KeyError) as error:
+            except (OSError, msgspec.MsgspecError) as error:
                 process.kill()
                 errors.seek(0)
                 last = errors.read().strip().rpartition("\n")[2] or f"it did not answer: {error}"
@@ -130,15 +126,11 @@ def _watched(process: subprocess.Popen[str], folder: str) -> Trial:
     before = footprint_of(process.pid, with_group=False)
     limit_memory(process.pid, 0.0)
     print(file=process.stdin, flush=True)
-    report = json.loads(process.stdout.readline())
+    trial = msgspec.json.decode(process.stdout.readline(), type=Trial)
     held = footprint_of(process.pid, with_group=False)
-    attempts = [
-        Attempt(**attempt | {"aspect": Aspect(attempt["aspect"]), "by": Means(attempt["by"])})
-        for attempt in report.pop("attempts")
-    ]
-    return Trial(
-        **report,
-        attempts=(*attempts, *_unseen(before, held)),
+    return replace(
+        trial,
+        attempts=(*trial.attempts, *_unseen(before, held)),
         memory_folder=folder if _is_memory(Path(folder)) else "",
     )
 
@@ -215,15 +207,15 @@ def _tries_of_memory() -> Iterator[_Try]:
 
 
 def _tries_of_processes(outside: Path) -> Iterator[_Try]:
-    parent, machine = os.getppid(), os.uname().machine
+    parent = os.getppid()
     for what, by, attempt in (
         ("start processes", Means.FILTER, _fork),
         ("start programs", Means.FILTER, lambda: _start(outside / "missing")),
         ("leave its group of processes", Means.FILTER, lambda: os.setpgid(0, 0)),
         ("send signals to other processes", Means.FILTER, lambda: os.kill(parent, 0)),
         ("move other processes to other cores", Means.FILTER, lambda: _move(parent)),
-        ("take hold of other processes", Means.FILTER, lambda: _trace(_PTRACE[machine], parent)),
-        ("make namespaces", Means.FILTER, lambda: system_call(_UNSHARE[machine], 0)),
+        ("take hold of other processes", Means.FILTER, lambda: _trace(parent)),
+        ("make namespaces", Means.FILTER, lambda: system_call(call_number("unshare"), 0)),
         ("gain privileges", Means.PRIVILEGES, _gain_privileges),
     ):
         yield Aspect.PROCESSES, what, by, attempt
@@ -254,7 +246,7 @@ def _share_memory() -> None:
 def _splice() -> None:
     ends = os.pipe()
     try:
-        system_call(_VMSPLICE[os.uname().machine], ends[1])  # nothing: of a page it would be as easy
+        system_call(call_number("vmsplice"), ends[1])  # nothing: of a page it would be as easy
     finally:
         for end in ends:
             os.close(end)
@@ -290,9 +282,9 @@ def _move(pid: int) -> None:
     os.sched_setaffinity(pid, os.sched_getaffinity(pid))
 
 
-def _trace(number: int, pid: int) -> None:
+def _trace(pid: int) -> None:
     try:
-        system_call(number, _PTRACE_CONT, pid)
+        system_call(call_number("ptrace"), _PTRACE_CONT, pid)
     except OSError as error:
         if error.errno != errno.ESRCH:  # it is not traced by us: the call itself may be made
             raise
@@ -328,7 +320,8 @@ def main(arguments: list[str]) -> None:
     threads = [threading.Thread(target=done.wait) for _ in range(_SEEN_THREADS)]
     for thread in threads:
         thread.start()
-    print(json.dumps({**asdict(applied), "attempts": [asdict(attempt) for attempt in attempts]}), flush=True)
+    trial = Trial(**asdict(applied), attempts=tuple(attempts))
+    print(msgspec.json.encode(trial).decode(), flush=True)
     sys.stdin.readline()  # it was looked at
     del held
     done.set()

@@ -11,44 +11,46 @@ from typing import Any
 
 from agents.errors import AgentError
 from agents.programs.canaries import make_canaries
-from agents.programs.design_space import DesignSpace
-from agents.programs.link import LinkLostError, Session
+from agents.programs.derivation import Derivation
+from agents.programs.design_space import DesignSpace, Proposal
+from agents.programs.link import Session
 from agents.programs.rpc_session import DESCRIPTOR_FUNCTION, ENVIRONMENT_FUNCTION, RpcLink, RpcSession
-from agents.programs.workloads import WorkloadRefusedError, network_workloads
+from agents.programs.workloads import network_workloads
 from agents.records import Family, Workload, as_json_dict
 from agents.sandbox.stages import ChildSettings
 
 
 def propose(message: dict[str, Any], workload: Workload) -> dict[str, Any]:
-    """Draw candidates of a workload at random, near those that the message names, or derive them from those.
+    """Draw candidates of a workload at random, near given ones, or derive them from those of others.
 
     Args:
-        message: `op` and `family`; for `propose` and `evolve` also `count`, `seed`, `exclude`, and `parents`
-            to evolve from; for `derive` the `traces`.
+        message: `family`, `count`, `seed`, `exclude`; `parents` to draw near, or `foreign` to derive from.
         workload: What they schedule.
+
+    Raises:
+        AgentError: The workload has no design space.
     """
-    try:
-        space = DesignSpace(workload, Family(message["family"]))
-    except WorkloadRefusedError as error:
-        return {"event": "refused", "error": str(error)}
-    if message["op"] == "derive":
-        derivation = space.derive(message["traces"])
-        traces = [candidate.trace for candidate in derivation.candidates]
-        return {"event": "derived", "traces": traces, "refused": derivation.refused}
-    how: dict[str, Any] = {"seed": message["seed"], "exclude": frozenset(message["exclude"])}
-    if message["op"] == "evolve":
-        proposal = space.evolve(message["parents"], message["count"], **how)
+    space = DesignSpace(workload, Family(message["family"]))
+    count, seed, exclude = message["count"], message["seed"], frozenset(message["exclude"])
+    made: Proposal | Derivation
+    if foreign := message.get("foreign"):
+        made = space.derive(foreign)
+    elif parents := message.get("parents"):
+        made = space.evolve(parents, count, seed=seed, exclude=exclude)
     else:
-        proposal = space.sample(message["count"], **how)
-    return {"event": "proposed", "traces": [candidate.trace for candidate in proposal.candidates]}
+        made = space.sample(count, seed=seed, exclude=exclude)
+    traces = [candidate.trace for candidate in made.candidates]
+    refused = made.refused if isinstance(made, Derivation) else {}
+    return {"event": "proposed", "traces": traces, "refused": refused}
 
 
 def list_workloads(networks: list[str]) -> dict[str, Any]:
-    """List the workloads of networks, or say why not."""
-    try:
-        workloads = network_workloads(networks)
-    except AgentError as error:
-        return {"event": "refused", "error": str(error)}
+    """List the workloads of networks.
+
+    Raises:
+        AgentError: A network is unknown.
+    """
+    workloads = network_workloads(networks)
     return {"event": "workloads", "workloads": [as_json_dict(workload) for workload in workloads]}
 
 
@@ -62,7 +64,11 @@ _ASK_SECS = 5.0
 
 
 def board(settings: ChildSettings) -> dict[str, Any]:
-    """Ask the server of a board what its host is, or say why it is not known."""
+    """Ask the server of a board what its host is.
+
+    Raises:
+        AgentError: It cannot be reached, or says nothing of its host.
+    """
     link = RpcLink(
         settings.tracker,
         settings.key,
@@ -70,13 +76,10 @@ def board(settings: ChildSettings) -> dict[str, Any]:
         cores=settings.timing_cores,
         wait_secs=_ASK_SECS,
     )
-    try:
-        with link.connect() as session:
-            facts = session.host_facts(DESCRIPTOR_FUNCTION)
-    except LinkLostError as error:
-        return {"event": "refused", "error": str(error)}
+    with link.connect() as session:
+        facts = session.host_facts(DESCRIPTOR_FUNCTION)
     if not facts:
-        return {"event": "refused", "error": "its server tells nothing of its host (TVM's own does not)"}
+        raise AgentError("its server tells nothing of its host (TVM's own does not)")
     return {"event": "board", "descriptor": facts}
 
 

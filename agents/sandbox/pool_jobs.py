@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -50,9 +50,9 @@ class PoolRun:
         #: Why the device is out of reach; empty while it is not.
         self.device_lost = ""
         #: Worker processes that each job has killed.
-        self._strikes: dict[int, int] = {}
+        self._strikes = Counter[int]()
         #: Worker processes that died of something else while they had the job.
-        self._excuses: dict[int, int] = {}
+        self._excuses = Counter[int]()
         #: Jobs whose unscheduled program cannot be run in time.
         self._unchecked: set[int] = set()
         #: Jobs that need a process which had no other before: theirs grew too large.
@@ -118,7 +118,7 @@ class PoolRun:
             is_again = self._strike(at.job)
         else:  # the host's doing, such as a timing lock that it may not open
             outcome = Outcome.LOST
-            is_again = self._excuse(at.job)
+            is_again = self._is_tried_again(self._excuses, at.job, MAX_EXCUSES)
         return None if is_again else self._fail(at, outcome, error, self._strikes_quality(at.job))
 
     def overdue(self, at: StageBegan) -> JobResult | None:
@@ -185,29 +185,21 @@ class PoolRun:
         self._unchecked.add(number)
         self.todo.appendleft(number)
 
-    def _strike(self, number: int) -> bool:
-        """Count a death against a job; true if it is to be tried again, after some others."""
-        self._strikes[number] = self._strikes.get(number, 0) + 1
-        if self._strikes[number] >= MAX_STRIKES:
+    def _is_tried_again(self, deaths: Counter[int], number: int, most: int) -> bool:
+        """Count a death of a job's process; up to `most` of them the job waits again, behind some others."""
+        deaths[number] += 1
+        if deaths[number] > most:
             return False
-        self._put_off(number)
-        return True
-
-    def _excuse(self, number: int) -> bool:
-        """Count a death that no candidate can have caused; true if the job is to be tried again, later."""
-        self._excuses[number] = self._excuses.get(number, 0) + 1
-        if self._excuses[number] > MAX_EXCUSES:
-            return False
-        self._put_off(number)
-        return True
-
-    def _put_off(self, number: int) -> None:
-        """Let as many others go first as there are processes."""
-        self.look_ahead(len(self.todo) + self._processes)
+        self.look_ahead(len(self.todo) + self._processes)  # as many as there are processes go first
         self.todo.append(number)
+        return True
+
+    def _strike(self, number: int) -> bool:
+        """Count a death against a job; true if it is to be tried again."""
+        return self._is_tried_again(self._strikes, number, MAX_STRIKES - 1)
 
     def _strikes_quality(self, number: int) -> dict[str, Any]:
-        strikes = self._strikes.get(number, 0)
+        strikes = self._strikes[number]
         quality: dict[str, Any] = {"strikes": strikes} if strikes else {}
         return {**quality, "quarantined": True} if strikes >= MAX_STRIKES else quality
 

@@ -17,7 +17,7 @@ import psutil
 
 from agents.errors import MessageError
 from agents.host.cuda import WORKER_ENVIRONMENT
-from agents.host.process_control import command, environment, signal_name
+from agents.host.process_control import command, environment, output_tail, signal_name
 from agents.records import Protocol, Workload, as_json_dict
 from agents.sandbox.confinement import needs_of
 from agents.sandbox.footprint import Footprint, footprint_of, limit_memory
@@ -28,7 +28,6 @@ from agents.sandbox.worker_messages import MOST_EVENT_BYTES, StageBegan, most_an
 
 #: Importing TVM takes about 3 s on an idle core; a loaded host may need many times that.
 START_TIMEOUT_SECS = 120.0
-_STDERR_TAIL_BYTES = 2000
 _STDERR_KEPT_BYTES = 1 << 20
 #: Stages of one job at most: it waits, builds and times in a few.
 _MOST_STAGES = 32
@@ -139,7 +138,7 @@ class Zygote:
 
     def last_words(self) -> str:
         """The end of what the zygote itself printed: why it could not start."""
-        return _tail(self._stderr)
+        return output_tail(self._stderr.fileno())
 
     def close(self) -> None:
         """End it and every process it forked."""
@@ -311,13 +310,6 @@ class WorkerProcess:
         if fate == "did not end":
             fate = self._zygote.kill(self._token)
         self.channel.close()
-        tail = _tail(self._stderr, self._stderr_start)
+        tail = output_tail(self._stderr.fileno(), start=self._stderr_start)
         self._stderr.close()
         return fate, tail
-
-
-def _tail(printed: IO[bytes], start: int = 0) -> str:
-    """The end of a file of which only what lies behind `start` counts."""
-    size = os.fstat(printed.fileno()).st_size
-    start = max(start, size - _STDERR_TAIL_BYTES)
-    return os.pread(printed.fileno(), size - start, start).decode(errors="replace").strip()

@@ -66,12 +66,6 @@ class ChildSettings:
     #: Entries of the environment of records that replace this host's own.
     environment: dict[str, Any] = field(default_factory=dict)
 
-    @classmethod
-    def from_json(cls, value: dict[str, Any]) -> ChildSettings:
-        """Read what `as_json_dict` made of one."""
-        cores = {key: tuple(value[key]) for key in ("timing_cores", "build_cores")}
-        return cls(**{**value, **cores})
-
     @property
     def builds_where_it_times(self) -> bool:
         """Whether this process may build only while it holds the timing lock."""

@@ -116,12 +116,6 @@ _REFUSED: _Numbers = {
     "vmsplice": (278, 75),
     "setrlimit": (160, 164),
 }
-#: The same for all but the drivers of GPUs; the buffers of many sockets are memory as well.
-_UNCOUNTED: _Numbers = {"memfd_create": (319, 279)}
-_SOCKET_PAIRS: _Numbers = {"socketpair": (53, 199)}
-_MAP: _Numbers = {"mmap": (9, 222)}
-#: Callers fall back on older calls whose arguments a filter can see.
-_ABSENT: _Numbers = {"clone3": (435, 435), "openat2": (437, 437)}
 #: Modes and owners of files, inside the scratch folder too: linkers and copies fail where they are refused.
 _WITHOUT_EFFECT: _Numbers = {
     "chmod": (90, None),
@@ -148,30 +142,22 @@ _PRIORITY: _Numbers = {
     "sched_setparam": (142, 118),
     "sched_setattr": (314, 274),
 }
-#: Of itself too, and without new limits, which are the third argument.
-_LIMITS: _Numbers = {"prlimit64": (302, 261)}
-#: Calls that name the process in the second argument; the first must have the value for "a process".
-_OF_ITSELF_SECOND: tuple[tuple[_Numbers, int], ...] = (
-    ({"setpriority": (141, 140)}, 0),
-    ({"ioprio_set": (251, 30)}, 1),
-)
-_PROGRAMS: _Numbers = {"execve": (59, 221), "execveat": (322, 281), "fork": (57, None), "vfork": (58, None)}
-_CLONE: _Numbers = {"clone": (56, 220)}
-_SOCKET: _Numbers = {"socket": (41, 198)}
-_CONNECT: _Numbers = {"connect": (42, 203)}
-_SERVE: _Numbers = {"bind": (49, 200), "listen": (50, 201)}
-#: Where each opening call has its flags.
-_OPEN: tuple[tuple[_Numbers, int], ...] = (({"open": (2, None)}, 1), ({"openat": (257, 56)}, 2))
+#: What the confinement of a process and its trial call by number (`call_number`).
+_OWN: _Numbers = {
+    "seccomp": (317, 277),
+    "capget": (125, 90),
+    "capset": (126, 91),
+    "landlock_create_ruleset": (444, 444),
+    "landlock_add_rule": (445, 445),
+    "landlock_restrict_self": (446, 446),
+}
 #: F_SETOWN, F_SETSIG and F_SETOWN_EX have the kernel send signals; F_SETLEASE makes others wait.
-_FCNTL: _Numbers = {"fcntl": (72, 25)}
 _FCNTL_COMMANDS = (8, 10, 15, 1024)
 #: TIOCSTI and TIOCLINUX type into a terminal; FIOSETOWN and SIOCSPGRP have the kernel send signals.
-_IOCTL: _Numbers = {"ioctl": (16, 29)}
 _IOCTL_COMMANDS = (0x5412, 0x541C, 0x8901, 0x8902)
 #: Whole families of commands: Btrfs (snapshots), XFS and generic flags of files.
 _IOCTL_FAMILIES = (0x9400, 0x5800, 0x6600)
 #: PR_SET_PDEATHSIG: a worker process is to end with its zygote.
-_PRCTL: _Numbers = {"prctl": (157, 167)}
 _PRCTL_COMMANDS = (1,)
 
 #: CLONE_NEWNS, NEWCGROUP, NEWUTS, NEWIPC, NEWUSER, NEWPID, NEWNET.
@@ -212,16 +198,20 @@ def is_known(machine: str) -> bool:
     return machine in _ARCHITECTURES
 
 
+def call_number(name: str) -> int:
+    """Number of a system call of `_OWN` or `_REFUSED` on this host; newer architectures number as AArch64."""
+    _, column = _ARCHITECTURES.get(os.uname().machine, (0, 1))
+    number = (_OWN | _REFUSED)[name][column]
+    assert number is not None
+    return number
+
+
 def filter_program(machine: str, pid: int, needs: Needs) -> bytes:
     """Make the filter of one process: instructions of 8 bytes each (`struct sock_filter`).
 
     The architecture (`machine`) is one that `is_known`.
     """
     architecture, column = _ARCHITECTURES[machine]
-
-    def numbers(calls: _Numbers) -> list[int]:
-        call_numbers = (each[column] for each in calls.values())
-        return [number for number in call_numbers if number is not None]
 
     instructions: list[_Instruction] = [
         (_LOAD, 0, 0, _ARCHITECTURE_AT),
@@ -232,37 +222,48 @@ def filter_program(machine: str, pid: int, needs: Needs) -> bytes:
         (_GREATER, 0, 1, _NEWEST),
         _MISSING,
     ]
-    instructions += _each(numbers(_REFUSED), [_DENY])
-    instructions += _each(numbers(_ABSENT), [_MISSING])
-    instructions += _each(numbers(_WITHOUT_EFFECT), [_IGNORE])
-    instructions += _each(numbers(_OF_ITSELF), [_argument(0), *_only((0, pid))])
-    instructions += _each(numbers(_LIMITS), [*_null(2), _argument(0), *_only((0, pid))])
-    if needs.gpu:
-        instructions += _each(numbers(_PRIORITY), [_argument(0), *_only((0, pid))])
-    else:
-        instructions += _each(numbers(_PRIORITY), [_DENY])
-        instructions += _each(numbers(_UNCOUNTED), [_DENY])
-        instructions += _each(numbers(_MAP), _mapping(needs.shared_files))
-    if not (needs.gpu or needs.network or needs.programs):
-        instructions += _each(numbers(_SOCKET_PAIRS), [_DENY])
-    for calls, which in _OF_ITSELF_SECOND:
-        body = [_argument(0), (_EQUAL, 1, 0, which), _DENY, _argument(1), *_only((0, pid))]
-        instructions += _each(numbers(calls), body)
-    for calls, flags_at in _OPEN:
-        instructions += _each(numbers(calls), _opening(flags_at))
-    instructions += _each(numbers(_CLONE), _cloning(needs.programs))
-    if not needs.programs:
-        instructions += _each(numbers(_PROGRAMS), [_DENY])
-    instructions += _each(numbers(_SOCKET), _sockets(needs))
-    if not needs.network:
-        instructions += _each(numbers(_CONNECT), [_DENY])
-    if not needs.gpu:
-        instructions += _each(numbers(_SERVE), [_DENY])
-    instructions += _each(numbers(_FCNTL), [_argument(1), *_none_of(_FCNTL_COMMANDS), _PASS])
-    families = [(_AND, 0, 0, 0xFF00), *_none_of(_IOCTL_FAMILIES), _PASS]
-    instructions += _each(numbers(_IOCTL), [_argument(1), *_none_of(_IOCTL_COMMANDS), *families])
-    instructions += _each(numbers(_PRCTL), [_argument(0), *_none_of(_PRCTL_COMMANDS), _PASS])
+    for calls, body in _rules(pid, needs):
+        numbers = [call[column] for call in calls.values()]
+        instructions += _each([number for number in numbers if number is not None], body)
     return b"".join(_INSTRUCTION.pack(*instruction) for instruction in [*instructions, _PASS])
+
+
+def _rules(pid: int, needs: Needs) -> list[tuple[_Numbers, list[_Instruction]]]:
+    """System calls, and the instructions that answer them; the first rule for a call counts."""
+    refused = dict(_REFUSED)
+    if not needs.programs:
+        refused |= {"execve": (59, 221), "execveat": (322, 281), "fork": (57, None), "vfork": (58, None)}
+    if not needs.network:
+        refused |= {"connect": (42, 203)}
+    if not needs.gpu:
+        # Memory without a name is for the drivers of GPUs only.
+        refused |= {"bind": (49, 200), "listen": (50, 201), "memfd_create": (319, 279)} | _PRIORITY
+    if not (needs.programs or needs.network or needs.gpu):
+        refused |= {"socketpair": (53, 199)}  # the buffers of many sockets are memory as well
+    of_itself = _only((0, pid))
+    families = [(_AND, 0, 0, 0xFF00), *_none_of(_IOCTL_FAMILIES), _PASS]
+    rules: list[tuple[_Numbers, list[_Instruction]]] = [
+        (refused, [_DENY]),
+        # Callers fall back on older calls whose arguments a filter can see.
+        ({"clone3": (435, 435), "openat2": (437, 437)}, [_MISSING]),
+        (_WITHOUT_EFFECT, [_IGNORE]),
+        (_OF_ITSELF | _PRIORITY, [_argument(0), *of_itself]),
+        # Of itself too, and without new limits.
+        ({"prlimit64": (302, 261)}, [*_null(2), _argument(0), *of_itself]),
+        # These name the process in the second argument; the first must have the value for "a process".
+        ({"setpriority": (141, 140)}, [_argument(0), (_EQUAL, 1, 0, 0), _DENY, _argument(1), *of_itself]),
+        ({"ioprio_set": (251, 30)}, [_argument(0), (_EQUAL, 1, 0, 1), _DENY, _argument(1), *of_itself]),
+        ({"open": (2, None)}, _opening(flags_at=1)),
+        ({"openat": (257, 56)}, _opening(flags_at=2)),
+        ({"clone": (56, 220)}, _cloning(needs.programs)),
+        ({"socket": (41, 198)}, _sockets(needs)),
+        ({"fcntl": (72, 25)}, [_argument(1), *_none_of(_FCNTL_COMMANDS), _PASS]),
+        ({"ioctl": (16, 29)}, [_argument(1), *_none_of(_IOCTL_COMMANDS), *families]),
+        ({"prctl": (157, 167)}, [_argument(0), *_none_of(_PRCTL_COMMANDS), _PASS]),
+    ]
+    if not needs.gpu:
+        rules.append(({"mmap": (9, 222)}, _mapping(needs.shared_files)))
+    return rules
 
 
 def _each(numbers: list[int], body: list[_Instruction]) -> list[_Instruction]:

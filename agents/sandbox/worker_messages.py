@@ -95,10 +95,7 @@ class _Refused(Value, frozen=True, tag_field="event", tag="refused"):
 
 class _Proposed(Value, frozen=True, tag_field="event", tag="proposed"):
     traces: list[Text]
-
-
-class _Derived(Value, frozen=True, tag_field="event", tag="derived"):
-    traces: list[Text]
+    #: Traces of others that nothing was derived from, by reason.
     refused: dict[Text, Count]
 
 
@@ -121,7 +118,7 @@ class _Board(Value, frozen=True, tag_field="event", tag="board"):
 
 
 #: The answers to questions (`handlers.py`).
-_Answer = _Refused | _Proposed | _Derived | _Workloads | _Canaries | _Board
+_Answer = _Refused | _Proposed | _Workloads | _Canaries | _Board
 #: Stages that a job is in, by the word of its process.
 _JOB_STAGES = AT_WORK | {WorkerStage.REFERENCE, WorkerStage.WAITING}
 
@@ -130,7 +127,7 @@ def most_answer_bytes(question: dict[str, Any]) -> int:
     """Bytes that an honest answer to a question (`handlers.py`) stays below; a refusal stays below each."""
     if (most := _MOST_ANSWER_BYTES.get(question["op"])) is not None:
         return most
-    expected = question["count"] if "count" in question else len(question.get("traces", ()))
+    expected = len(question.get("foreign", ())) or question.get("count", 0)
     return min(_MOST_TRACES_BYTES, MOST_CHARS + _MOST_TRACE_BYTES * expected)
 
 

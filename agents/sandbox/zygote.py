@@ -34,6 +34,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from agents.host.cuda import make_device_files
 from agents.host.host_lock import make_lock, timing_lock
 from agents.host.process_control import close_all_but, die_with_parent, leave_out_torch
@@ -108,7 +110,8 @@ class _Zygote:
                     return
                 request = json.loads(packet)
                 if request["op"] == "fork":
-                    self._fork(request["token"], ChildSettings.from_json(request["settings"]), files)
+                    settings = msgspec.convert(request["settings"], ChildSettings)
+                    self._fork(request["token"], settings, files)
                 else:
                     self._kill(request["token"])
 

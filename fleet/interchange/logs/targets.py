@@ -11,8 +11,6 @@ from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any, Final, NamedTuple
 
-from msgspec.structs import replace
-
 from agents.host.gpu_sheets import gpu_sheet
 from agents.records import (
     ANSOR_HARDWARE_PARAMS,
@@ -22,7 +20,6 @@ from agents.records import (
     DeviceSpec,
     Family,
     canonical_json,
-    unknown_descriptor,
 )
 from fleet.interchange.logs.json_values import MAX_TIMESTAMP, Rejected, seconds_of
 
@@ -207,8 +204,8 @@ def device_from_log(device_id: DeviceId, machine: Machine) -> tuple[DeviceSpec, 
         cores=tuple(range(threads)),
         note="known from imported logs only",
     )
-    descriptor = replace(
-        unknown_descriptor(""),
+    descriptor = Descriptor(
+        host="",
         arch=_architecture(machine),
         physical_cores=cores if is_cpu else 0,
         vector_bytes=max(0, hardware.get("vector_unit_bytes", 0)) if is_cpu else 0,

@@ -15,7 +15,7 @@ from msgspec.structs import replace
 from agents.codec import record_from_json, record_to_json
 from agents.device.measurements import measuring_code
 from agents.device.messages import Activity, Batch
-from agents.device.replay import ReplayWorker
+from agents.device.replay import ReplayWorker, open_records
 from agents.device.worker import DeviceWorker
 from agents.errors import AgentError
 from agents.host.priority import Priority
@@ -88,7 +88,7 @@ def replay(real: Subject, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
         replay=Replay(records=str(folder / "store"), device=real.worker.spec.device_id),
     )
     [spec] = ready({spec.device_id: spec}, folder / "files").values()
-    made = ReplayWorker(spec)
+    made = ReplayWorker(spec, open_records(spec))
     yield Subject(made, real.workload, real.candidates)
     made.close()
 

@@ -21,7 +21,7 @@ from msgspec.structs import replace
 from agents.codec import device_from_json
 from agents.device import replay_file
 from agents.device.messages import Batch
-from agents.device.replay import ReplayWorker
+from agents.device.replay import ReplayWorker, open_records
 from agents.device.worker import DeviceRefusedError
 from agents.errors import AgentError
 from agents.records import (
@@ -67,7 +67,8 @@ def maker(tmp_path: Path) -> Maker:
                 store.append(records)
                 export(store, path, "parquet")
         replay = Replay(records=str(path), device=DeviceId("dev-a"), **options)
-        return ReplayWorker(make_spec("again", kind=DeviceKind.REPLAY, replay=replay))
+        spec = make_spec("again", kind=DeviceKind.REPLAY, replay=replay)
+        return ReplayWorker(spec, open_records(spec))
 
     return make
 
@@ -203,7 +204,7 @@ def test_a_device_that_cannot_be_had_is_refused_in_one_sentence(maker: Maker) ->
     ):
         spec = replace(maker([recorded(1)]).spec, **changes)
         with pytest.raises(DeviceRefusedError, match=words) as refusal:
-            ReplayWorker(spec)
+            ReplayWorker(spec, open_records(spec))
         assert "\n" not in str(refusal.value)
 
 

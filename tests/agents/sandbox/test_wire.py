@@ -92,7 +92,7 @@ def test_a_flood_of_values_takes_little_memory_of_who_reads_it(size: int) -> Non
 ANSWER, STAGE, DONE, RETIMED = map(
     json.loads,
     """
-    {"event": "derived", "traces": ["[]"], "refused": {"too long": 2}}
+    {"event": "proposed", "traces": ["[]"], "refused": {"too long": 2}}
     {"event": "stage", "job": 3, "stage": "timing", "build_secs": 0.1, "wait_secs": 0}
     {"event": "done", "job": 3, "outcome": "ok", "error": "", "run_secs": [1e-3, 2e-3], "number": 4, \
      "environment": {"threads": 1}, "quality": {"checked": true}, "probe_secs": 1e-5, \

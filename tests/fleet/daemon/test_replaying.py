@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from agents.device.messages import Batch
-from agents.device.replay import ReplayWorker
+from agents.device.replay import ReplayWorker, open_records
 from agents.records import (
     DeviceId,
     DeviceKind,
@@ -180,7 +180,7 @@ def test_gpu_that_only_another_tuner_has_measured_answers(tmp_path: Path) -> Non
         import_logs(store, ImportRequest(paths=(tmp_path / "A100.json",), device_id="dev-a"))
     specs = replaying(tmp_path / "store", family="gpu", failures=True)
     [spec] = ready(specs, tmp_path / "replay").values()
-    worker = ReplayWorker(spec)
+    worker = ReplayWorker(spec, open_records(spec))
     (workload,) = worker.network_workloads(["bert-tiny"])
     answered = {json.loads(one.trace)["block_size_x"]: one for one in answers(worker, workload)}
     ran = dict.fromkeys((16, 32, 64), Outcome.OK)
