@@ -27,6 +27,8 @@ KEPT_REQUESTS, KEPT_SECS = 1_000, 30 * 86_400.0
 _DRIVER_GRACE_SECS = 600.0
 #: Later requests that may be begun before a waiting one, and the priority that it has then.
 _MOST_OVERTAKEN, _HIGHEST = 4, RequestKind.ONBOARDING.priority
+#: Fields that clients are shown as they are.
+_DESCRIBED = ("done", "of", "left_secs", "finding", "reason", "changes")
 
 
 class RequestEntry(Struct, forbid_unknown_fields=True):
@@ -80,13 +82,8 @@ class RequestEntry(Struct, forbid_unknown_fields=True):
             "submitted_at": submitted,
             "started_at": started,
             "ended_at": ended,
-            "done": self.done,
-            "of": self.of,
-            "left_secs": self.left_secs,
-            "finding": self.finding,
+            **{name: getattr(self, name) for name in _DESCRIBED},
             "result": dict(self.result),
-            "reason": self.reason,
-            "changes": self.changes,
         }
 
 
