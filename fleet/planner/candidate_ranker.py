@@ -72,28 +72,23 @@ class CandidateRanker:
 
     def head(self, device_id: str) -> tuple[Adapted, ModelRef] | None:
         """The champion of a device and its version; None as of `rank`."""
+        from transfer.errors import TransferError
+
         ref = self._registry.champion(device_id)
         if ref is None or ref in self._refused:
             return None
-        with self._lock:
-            head = self._head(ref)
-        return None if head is None else (head, ref)
+        try:
+            with self._lock:
+                return self._heads.head(ref), ref
+        except (FleetError, TransferError, OSError) as error:
+            # Published versions never change: what cannot be read now will not be later.
+            self._refused[ref] = str(error)
+            return None
 
     def why_not(self, device_id: str) -> str:
         """Why the champion of a device cannot be asked; empty where it can, or where there is none."""
         ref = self._registry.champion(device_id)
         return "" if ref is None else self._refused.get(ref, "")
-
-    def _head(self, ref: ModelRef) -> Adapted | None:
-        """A champion with what belongs to its head; None, and why, where it cannot be read."""
-        from transfer.errors import TransferError
-
-        try:
-            return self._heads.head(ref)
-        except (FleetError, TransferError, OSError) as error:
-            # Published versions never change: what cannot be read now will not be later.
-            self._refused[ref] = str(error)
-            return None
 
 
 def uncertainty(
