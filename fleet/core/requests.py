@@ -67,6 +67,11 @@ class RequestEntry(Struct, forbid_unknown_fields=True):
         grace = _DRIVER_GRACE_SECS if self.request.kind.has_driver else 0.0
         return self.started_at + 60.0 * minutes + grace
 
+    def begin(self, now: float) -> None:
+        """Note that it runs."""
+        self.state, self.started_at = RequestState.RUNNING, now
+        self.changes += 1
+
     def describe(self, wall_ahead_secs: float) -> dict[str, Any]:
         """What clients are shown; JSON-ready. Times in Unix seconds, None before they come."""
         submitted, started, ended = (
@@ -100,10 +105,6 @@ class Requests(Struct, dict=True, forbid_unknown_fields=True):
         """A request; None for one that never was, or ended too long ago."""
         return self.entries.get(request_id)
 
-    def ids(self) -> list[RequestId]:
-        """Of all that are kept, in the order in which they were submitted."""
-        return list(self.entries)
-
     def open(self) -> list[RequestEntry]:
         """Those that have not ended, in that order."""
         return list(self._open.values())
@@ -118,9 +119,10 @@ class Requests(Struct, dict=True, forbid_unknown_fields=True):
         for dropped in (*old, *too_many):
             self.entries.pop(dropped.request.request_id, None)
 
-    def end(self, entry: RequestEntry, state: RequestState, now: float) -> None:
-        """Note the end of a request."""
+    def end(self, entry: RequestEntry, state: RequestState, now: float, reason: str = "") -> None:
+        """Note the end of a request, and why it did not succeed."""
         del self._open[entry.request.request_id]
+        entry.reason = reason
         entry.state, entry.ended_at, entry.left_secs = state, now, None
         entry.changes += 1
 
@@ -196,9 +198,8 @@ def start_drivers(core: Core) -> list[Instruction]:
             entry.overtaken += entry not in chosen and entry not in begun
     instructions: list[Instruction] = []
     for entry in [*begun, *chosen]:
-        entry.state, entry.started_at = RequestState.RUNNING, core.leasing.now
+        entry.begin(core.leasing.now)
         entry.is_measuring = True
-        entry.changes += 1
         request_id = entry.request.request_id
         instructions += [ShowRequest(request_id=request_id), StartDriver(request_id=request_id)]
     return instructions

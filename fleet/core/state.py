@@ -152,7 +152,7 @@ class FleetState:
 
     def request_ids(self) -> list[RequestId]:
         """All requests that are open, and the last of those that have ended, in the order of their coming."""
-        return self._core.requests.ids()
+        return list(self._core.requests.entries)
 
     def request(self, request_id: RequestId) -> dict[str, Any] | None:
         """One request for its clients, JSON-ready (`RequestEntry.describe`); None where none has this id."""
