@@ -18,6 +18,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from types import FrameType
 
@@ -50,7 +51,7 @@ from fleet.errors import StoreError, StoreFull
 from fleet.json_types import JsonDict
 from fleet.models.registry import Registry
 from fleet.models.registry_reader import RegistryReader
-from fleet.planner.candidate_ranker import CandidateRanker, Uncertainty
+from fleet.planner.candidate_ranker import CandidateRanker, uncertainty
 from fleet.refresh.refresher import Refresher, RefreshSettings
 from fleet.store.lanes import LaneSettings
 from fleet.store.store import Store
@@ -191,7 +192,7 @@ def _opened(load: Load, host: Host, recorded: Path) -> Iterator[Fleet]:
             notices=Notices(None),
             trainer=refresher,
             ranker=CandidateRanker(RegistryReader(models)),
-            uncertainty=Uncertainty(RegistryReader(models)).of,
+            uncertainty=partial(uncertainty, RegistryReader(models)),
             clock=clock,
         )
         yield Fleet(coordinator=Coordinator(context), transport=transport, refresher=refresher, host=host)

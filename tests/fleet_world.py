@@ -11,6 +11,7 @@ from agents.records import CandidateId, DeviceId, WorkloadId
 from fleet.core import events as ev
 from fleet.core.events import DeviceState, Event, Instruction, Job, JobId, JobState, Verdict
 from fleet.core.job_state import PATIENCE
+from fleet.core.leases import Leasing
 from fleet.core.state import FleetState
 from fleet.core.state_core import StateError
 from fleet.core.words import Limits, Request, RequestId, RequestKind, RequestState
@@ -60,7 +61,7 @@ class World:
     """Applies events as the coordinator does, and keeps books of its own."""
 
     def __init__(self) -> None:
-        self.state = FleetState(LIMITS)
+        self.state = FleetState(Leasing(LIMITS))
         self.now = 1_000_000.0
         #: What the journal would hold.
         self.journal: list[bytes] = []
@@ -102,7 +103,7 @@ class World:
 
     def replayed(self) -> FleetState:
         """The state that a coordinator gets from the journal."""
-        state = FleetState(LIMITS)
+        state = FleetState(Leasing(LIMITS))
         for line in self.journal:
             state.apply(*ev.decode_events(line))
         return state

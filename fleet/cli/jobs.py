@@ -100,7 +100,7 @@ def collect(
     """Have a collection done, or fingerprints measured; print what came and what the store holds."""
     from fleet.cli.collected import collected, print_collected
     from fleet.daemon.embedded import run
-    from fleet.planner.settings import print_spending, spent_from
+    from fleet.planner.settings import Spent, print_spending
 
     arguments: RequestArguments = request
     if fingerprint:
@@ -119,7 +119,7 @@ def collect(
         print_json({**result, "collected": came})
         return
     if not fingerprint:
-        print_spending(spent_from(result["spent"]))
+        print_spending(Spent(**account) for account in result["spent"])
     for device_id, programs in result.get("ran", {}).items():
         print_text(f"{device_id}: {programs} reference programs ran")
     _print_status(path, beside(path, options.models))

@@ -25,6 +25,13 @@ _HEARD_SHARE = 0.5
 #: States in which an agent has passed its probe, and those in which there is, or may be, one.
 USABLE = frozenset({DeviceState.IDLE, DeviceState.LEASED})
 WITH_AGENT = USABLE | {DeviceState.PROBING}
+#: Fields that status and API show as they are.
+# fmt: off
+_DESCRIBED = (
+    "reason", "family", "incarnation", "fencing_token", "failures", "outages", "expiries", "records", "ok",
+    "late", "jobs_done", "crashes", "environment_id", "champion", "drift",
+)
+# fmt: on
 
 
 class HeldLease(Struct, forbid_unknown_fields=True):
@@ -246,11 +253,8 @@ class Device(Struct, forbid_unknown_fields=True):
         wall = now + wall_ahead_secs
         closed = self.closed(wall)
         return {
+            **{name: getattr(self, name) for name in _DESCRIBED},
             "state": self.state.value,
-            "reason": self.reason,
-            "family": self.family,
-            "incarnation": self.incarnation,
-            "fencing_token": self.fencing_token,
             "leases": [
                 {
                     "job_id": lease.job_id,
@@ -261,16 +265,8 @@ class Device(Struct, forbid_unknown_fields=True):
                 }
                 for lease in self.leases
             ],
-            "failures": self.failures,
-            "outages": self.outages,
-            "expiries": self.expiries,
             "next_start_at": None if self.start_at is None else self.start_at + wall_ahead_secs,
-            "records": self.records,
-            "ok": self.ok,
             "failed": self.records - self.ok,
-            "late": self.late,
-            "jobs_done": self.jobs_done,
-            "crashes": self.crashes,
             "outcomes": dict(self.outcomes),
             "budget": {
                 "hour_secs": self.budget.spent_of_hour(wall + self.utc_offset_secs),
@@ -280,7 +276,4 @@ class Device(Struct, forbid_unknown_fields=True):
                 "device_secs": self.device_secs,
             },
             "closed": closed.reason if closed else "",
-            "environment_id": self.environment_id,
-            "champion": self.champion,
-            "drift": self.drift,
         }

@@ -33,7 +33,7 @@ class Leasing(Struct, dict=True, forbid_unknown_fields=True):
         reserved: Devices that requests measure on (`requests.reserve_devices`): they do nothing else.
     """
 
-    limits: Limits
+    limits: Limits = field(default_factory=Limits)
     now: float = 0.0
     #: How far the wall clock is ahead of `now`.
     wall_ahead_secs: float = 0.0

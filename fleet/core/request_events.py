@@ -69,9 +69,9 @@ def request_ended(core: Core, event: RequestEnded) -> list[Instruction]:
         raise core.impossible(event, "there is no request of this id")
     if entry.state is not RequestState.RUNNING:
         return []
-    entry.result, entry.reason = dict(event.result), event.reason
+    entry.result = dict(event.result)
     state = RequestState.FAILED if event.reason else RequestState.SUCCEEDED
-    core.requests.end(entry, state, core.leasing.now)
+    core.requests.end(entry, state, core.leasing.now, event.reason)
     _train_instead(core, entry.request)
     instructions = without_jobs(core, event.request_id)
     instructions += start_drivers(core) + reserve_devices(core) + fingerprint_devices(core)
@@ -81,17 +81,19 @@ def request_ended(core: Core, event: RequestEnded) -> list[Instruction]:
 def _retire(core: Core, entry: RequestEntry) -> list[Instruction]:
     """Have the file of a device taken away: that it is gone ends the request, as it would without one."""
     if entry.state is RequestState.QUEUED:
-        entry.state, entry.started_at = RequestState.RUNNING, core.leasing.now
-        entry.changes += 1
+        entry.begin(core.leasing.now)
     device_id = DeviceId(str(entry.request.arguments["device"]))
     return [RetireDevice(request_id=entry.request.request_id, device_id=device_id)]
 
 
 def device_is_retired(core: Core, device: Device) -> list[Instruction]:
     """The device has left: the requests that asked for that have their end."""
-    kind = RequestKind.RETIREMENT
-    retirements = [entry for entry in core.requests.open() if entry.request.kind is kind]
-    entries = [entry for entry in retirements if entry.request.arguments["device"] == device.device_id]
+    entries = [
+        entry
+        for entry in core.requests.open()
+        if entry.request.kind is RequestKind.RETIREMENT
+        and entry.request.arguments["device"] == device.device_id
+    ]
     for entry in entries:
         entry.result = {"device": device.device_id, "records": device.records}
         core.requests.end(entry, RequestState.SUCCEEDED, core.leasing.now)
@@ -108,8 +110,7 @@ def drivers_begun(core: Core) -> list[Instruction]:
     for entry in core.requests.open():
         if entry.request.is_embedded:
             reason = "its command has ended; the same command continues from what is stored"
-            entry.reason = reason
-            core.requests.end(entry, RequestState.CANCELLED, core.leasing.now)
+            core.requests.end(entry, RequestState.CANCELLED, core.leasing.now, reason)
             instructions.append(ShowRequest(request_id=entry.request.request_id))
             instructions += without_jobs(core, entry.request.request_id)
         elif entry.request.kind is RequestKind.RETIREMENT:
@@ -147,7 +148,8 @@ def onboard_arrivals(core: Core) -> list[Instruction]:
             continue
         core.triggers.drop(device.device_id, _DEALT_WITH)
         name = f"onboarding-{device.device_id}-{device.incarnation}"
-        instructions += _ask_for_head(core, device, name, samples)
+        arguments = {"device": device.device_id, "samples": samples}
+        instructions += _submit_own(core, name, RequestKind.ONBOARDING, arguments)
     return instructions + start_drivers(core) + reserve_devices(core) if instructions else instructions
 
 
@@ -167,17 +169,10 @@ def onboard_drifted(core: Core, device: Device) -> list[Instruction]:
     device.drifted_at, device.drift_asked_at = None, core.leasing.now
     name = f"drift-{device.device_id}-{core.leasing.now:.0f}"
     # Agents stamp their records by the wall clock.
-    moment = {"since": since + core.leasing.wall_ahead_secs}
-    instructions = _ask_for_head(core, device, name, limits.return_samples, moment)
+    moment = since + core.leasing.wall_ahead_secs
+    arguments = {"device": device.device_id, "samples": limits.return_samples, "since": moment}
+    instructions = _submit_own(core, name, RequestKind.ONBOARDING, arguments)
     return instructions + start_drivers(core) + reserve_devices(core)
-
-
-def _ask_for_head(
-    core: Core, device: Device, name: str, samples: int, more: Mapping[str, Any] | None = None
-) -> list[Instruction]:
-    """Submit an onboarding that nobody asked for, unless it is there already."""
-    arguments = {"device": device.device_id, "samples": samples, **(more or {})}
-    return _submit_own(core, name, RequestKind.ONBOARDING, arguments)
 
 
 def _submit_own(core: Core, name: str, kind: RequestKind, arguments: Mapping[str, Any]) -> list[Instruction]:
@@ -212,9 +207,11 @@ def fingerprint_devices(core: Core) -> list[Instruction]:
     arguments = {"devices": sorted(device.device_id for device in due)}
     name = f"fingerprints-{core.leasing.now:.0f}"
     submitted = _submit_own(core, name, RequestKind.FINGERPRINT, arguments)
-    for device in due if submitted else ():
+    if not submitted:
+        return []
+    for device in due:
         device.fingerprinted_in = device.environment_id
-    return [*submitted, *start_drivers(core)] if submitted else []
+    return submitted + start_drivers(core)
 
 
 def _is_asked(core: Core, device: Device) -> bool:
@@ -280,9 +277,8 @@ def training_runs(core: Core) -> list[Instruction]:
     """The training began: so did the requests that asked for it."""
     entries = [entry for entry in _in_training(core) if entry.state is RequestState.QUEUED]
     for entry in entries:
-        entry.state, entry.started_at = RequestState.RUNNING, core.leasing.now
+        entry.begin(core.leasing.now)
         entry.finding = f"the training for {core.triggers.family} runs"
-        entry.changes += 1
     return _show_requests(entries)
 
 
@@ -300,8 +296,8 @@ def training_is_judged(core: Core, event: TrainingFinished) -> list[Instruction]
             entry.result, entry.finding = result, event.text
             core.requests.end(entry, RequestState.SUCCEEDED, core.leasing.now)
         else:
-            entry.reason = event.text or "no model was judged"
-            core.requests.end(entry, RequestState.FAILED, core.leasing.now)
+            reason = event.text or "no model was judged"
+            core.requests.end(entry, RequestState.FAILED, core.leasing.now, reason)
     return _show_requests(entries)
 
 
@@ -309,8 +305,7 @@ def training_broke(core: Core, reason: str) -> list[Instruction]:
     """The training failed: it is tried again for other reasons, but not for whoever asked for this one."""
     entries = _in_training(core)
     for entry in entries:
-        entry.reason = reason
-        core.requests.end(entry, RequestState.FAILED, core.leasing.now)
+        core.requests.end(entry, RequestState.FAILED, core.leasing.now, reason)
     return _show_requests(entries)
 
 
@@ -326,8 +321,7 @@ def _in_training(core: Core) -> list[RequestEntry]:
 
 def _give_up(core: Core, entry: RequestEntry, state: RequestState, reason: str) -> list[Instruction]:
     was_running = entry.state is RequestState.RUNNING
-    entry.reason = reason
-    core.requests.end(entry, state, core.leasing.now)
+    core.requests.end(entry, state, core.leasing.now, reason)
     request = entry.request
     instructions: list[Instruction] = [ShowRequest(request_id=request.request_id)]
     if request.kind.has_driver:

@@ -27,6 +27,8 @@ KEPT_REQUESTS, KEPT_SECS = 1_000, 30 * 86_400.0
 _DRIVER_GRACE_SECS = 600.0
 #: Later requests that may be begun before a waiting one, and the priority that it has then.
 _MOST_OVERTAKEN, _HIGHEST = 4, RequestKind.ONBOARDING.priority
+#: Fields that clients are shown as they are.
+_DESCRIBED = ("done", "of", "left_secs", "finding", "reason", "changes")
 
 
 class RequestEntry(Struct, forbid_unknown_fields=True):
@@ -65,6 +67,11 @@ class RequestEntry(Struct, forbid_unknown_fields=True):
         grace = _DRIVER_GRACE_SECS if self.request.kind.has_driver else 0.0
         return self.started_at + 60.0 * minutes + grace
 
+    def begin(self, now: float) -> None:
+        """Note that it runs."""
+        self.state, self.started_at = RequestState.RUNNING, now
+        self.changes += 1
+
     def describe(self, wall_ahead_secs: float) -> dict[str, Any]:
         """What clients are shown; JSON-ready. Times in Unix seconds, None before they come."""
         submitted, started, ended = (
@@ -80,13 +87,8 @@ class RequestEntry(Struct, forbid_unknown_fields=True):
             "submitted_at": submitted,
             "started_at": started,
             "ended_at": ended,
-            "done": self.done,
-            "of": self.of,
-            "left_secs": self.left_secs,
-            "finding": self.finding,
+            **{name: getattr(self, name) for name in _DESCRIBED},
             "result": dict(self.result),
-            "reason": self.reason,
-            "changes": self.changes,
         }
 
 
@@ -103,10 +105,6 @@ class Requests(Struct, dict=True, forbid_unknown_fields=True):
         """A request; None for one that never was, or ended too long ago."""
         return self.entries.get(request_id)
 
-    def ids(self) -> list[RequestId]:
-        """Of all that are kept, in the order in which they were submitted."""
-        return list(self.entries)
-
     def open(self) -> list[RequestEntry]:
         """Those that have not ended, in that order."""
         return list(self._open.values())
@@ -121,9 +119,10 @@ class Requests(Struct, dict=True, forbid_unknown_fields=True):
         for dropped in (*old, *too_many):
             self.entries.pop(dropped.request.request_id, None)
 
-    def end(self, entry: RequestEntry, state: RequestState, now: float) -> None:
-        """Note the end of a request."""
+    def end(self, entry: RequestEntry, state: RequestState, now: float, reason: str = "") -> None:
+        """Note the end of a request, and why it did not succeed."""
         del self._open[entry.request.request_id]
+        entry.reason = reason
         entry.state, entry.ended_at, entry.left_secs = state, now, None
         entry.changes += 1
 
@@ -199,9 +198,8 @@ def start_drivers(core: Core) -> list[Instruction]:
             entry.overtaken += entry not in chosen and entry not in begun
     instructions: list[Instruction] = []
     for entry in [*begun, *chosen]:
-        entry.state, entry.started_at = RequestState.RUNNING, core.leasing.now
+        entry.begin(core.leasing.now)
         entry.is_measuring = True
-        entry.changes += 1
         request_id = entry.request.request_id
         instructions += [ShowRequest(request_id=request_id), StartDriver(request_id=request_id)]
     return instructions

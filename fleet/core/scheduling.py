@@ -125,7 +125,7 @@ def plan(
             for device in view.devices.values()
             if device.host in hosts and is_new(device) and device.is_up
         ]
-        shared_hosts = {device.host for device in new if _can_measure(device, view.workloads)}
+        shared_hosts = {device.host for device in new if _choices(device, view.workloads)}
     return [
         ask
         for device in order
@@ -199,12 +199,6 @@ def _choices(device: DeviceView, workloads: Mapping[WorkloadId, float]) -> list[
         for workload_id, cell in cells
         if cell.unpaired > 0 or not cell.is_exhausted
     ]
-
-
-def _can_measure(device: DeviceView, workloads: Mapping[WorkloadId, float]) -> bool:
-    none = Cell()
-    cells = (device.cells.get(workload_id, none) for workload_id in workloads)
-    return any(cell.unpaired > 0 or not cell.is_exhausted for cell in cells)
 
 
 def _worth(weighted_flops: float) -> float:

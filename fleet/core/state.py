@@ -23,8 +23,7 @@ from msgspec import convert, to_builtins
 from agents.records import DeviceId
 from fleet.core import device_events, model_events, request_events
 from fleet.core import events as ev
-from fleet.core.events import Event, Instruction, Job, JobId, JobState, Verdict
-from fleet.core.leases import Leasing
+from fleet.core.events import Event, Instruction, Job, JobId, JobState
 from fleet.core.requests import reserve_devices
 from fleet.core.state_core import Core, StateError, device_of
 from fleet.core.words import Limits, Request, RequestId
@@ -33,15 +32,11 @@ from fleet.core.words import Limits, Request, RequestId
 _SCHEMA = 2
 
 
-class FleetState:
-    """Devices, jobs, leases, budgets, requests and the training of a fleet.
+class FleetState(Core, forbid_unknown_fields=True):
+    """Devices, jobs, leases, budgets, requests and the training of a fleet, for the shell.
 
-    Args:
-        limits: Numbers of the rules until a `CoordinatorStarted` brings others.
+    The limits of its `leasing` hold until a `CoordinatorStarted` brings others.
     """
-
-    def __init__(self, limits: Limits | None = None) -> None:
-        self._core = Core(Leasing(limits or Limits()))
 
     # ---- what the shell calls ----
 
@@ -58,19 +53,19 @@ class FleetState:
         Raises:
             StateError: It cannot have happened. The state is as it was.
         """
-        leasing = self._core.leasing
+        leasing = self.leasing
         before = leasing.now
         leasing.now = max(before, event.at_secs)
         try:
-            instructions = _HANDLERS[type(event)](self._core, event)
+            instructions = _HANDLERS[type(event)](self, event)
         except StateError:
             leasing.now = before
             raise
         device_id = device_of(event)
         if device_id is not None:
-            self._core.remember(device_id, event)
+            self.remember(device_id, event)
         if not leasing.is_stopping and not leasing.is_full:
-            instructions += request_events.ask_for_training(self._core)
+            instructions += request_events.ask_for_training(self)
         return instructions
 
     def is_news(self, event: Event) -> bool:
@@ -78,99 +73,95 @@ class FleetState:
 
         One that is no news must not be applied either, or a replay of the log would miss it.
         """
-        leasing = self._core.leasing
+        leasing = self.leasing
         if isinstance(event, ev.AgentHeartbeat):
             device = leasing.devices.get(event.device_id)
             return device is None or device.is_news(event, leasing.limits)
         if isinstance(event, ev.Tick):
             is_quiet = leasing.is_stopping or leasing.is_full
-            if not is_quiet and self._core.triggers.is_ready(event.at_secs, leasing.limits):
+            if not is_quiet and self.triggers.is_ready(event.at_secs, leasing.limits):
                 return True
-            return min(leasing.next_wake(), self._core.requests.next_secs()) <= event.at_secs
+            return min(leasing.next_wake(), self.requests.next_secs()) <= event.at_secs
         return True
-
-    def verdict(self, device_id: DeviceId, job_id: JobId, fencing_token: int) -> Verdict:
-        """Say what results of a lease are worth now; to be asked before they are stored."""
-        return self._core.verdict(device_id, job_id, fencing_token)
 
     def at_work(self, device_id: DeviceId) -> tuple[JobId, int] | None:
         """Job and fencing token of the lease that a device works on; None where it has no lease."""
-        device = self._core.leasing.devices.get(device_id)
+        device = self.leasing.devices.get(device_id)
         lease = device.front() if device else None
         return (lease.job_id, lease.fencing_token) if lease else None
 
     def job(self, job_id: JobId) -> Job | None:
         """A job that is queued, leased or quarantined; None for one that ended or never was."""
-        entry = self._core.leasing.jobs.get(job_id)
+        entry = self.leasing.jobs.get(job_id)
         return entry.job if entry else None
 
     def jobs(self) -> list[Job]:
         """All jobs that are queued, leased or quarantined, in the order in which they were submitted."""
-        return [entry.job for entry in self._core.leasing.jobs.entries.values()]
+        return [entry.job for entry in self.leasing.jobs.entries.values()]
 
     def job_state(self, job_id: JobId) -> JobState | None:
         """State of a job; None for one that ended or never was."""
-        entry = self._core.leasing.jobs.get(job_id)
+        entry = self.leasing.jobs.get(job_id)
         return entry.state if entry else None
 
     def job_counts(self) -> dict[JobState, int]:
         """Jobs by state; done, quarantined and cancelled ones since the beginning of the event log."""
-        return dict(self._core.leasing.jobs.counts)
+        return dict(self.leasing.jobs.counts)
 
     @property
     def jobs_submitted(self) -> int:
         """Jobs that were ever submitted: the sum of `job_counts`."""
-        return self._core.leasing.jobs.submitted
+        return self.leasing.jobs.submitted
 
     @property
     def wall_ahead_secs(self) -> float:
         """How far the wall clock is ahead of the time of the events."""
-        return self._core.leasing.wall_ahead_secs
+        return self.leasing.wall_ahead_secs
 
     @property
     def limits(self) -> Limits:
         """The rules in force."""
-        return self._core.leasing.limits
+        return self.leasing.limits
 
     def device_ids(self) -> list[DeviceId]:
         """All devices that were ever added, in that order."""
-        return list(self._core.leasing.devices)
+        return list(self.leasing.devices)
 
     def unsteady(self) -> list[DeviceId]:
         """Devices that drift, and were not told to be steady again."""
-        return [device.device_id for device in self._core.leasing.devices.values() if device.is_unsteady]
+        return [device.device_id for device in self.leasing.devices.values() if device.is_unsteady]
 
     def describe(self, device_id: DeviceId) -> dict[str, Any]:
         """One device for status and API, JSON-ready; see `Device.describe`, and `queued` jobs."""
-        leasing = self._core.leasing
+        leasing = self.leasing
         device = leasing.devices[device_id].describe(leasing.now, leasing.wall_ahead_secs)
         return device | {"queued": leasing.jobs.queued(device_id)}
 
     def training(self) -> dict[str, Any]:
         """The training, JSON-ready: state (idle, asked, running), since, family, reasons, last, failures."""
-        return self._core.triggers.describe(self._core.leasing.wall_ahead_secs)
+        return self.triggers.describe(self.leasing.wall_ahead_secs)
 
     def request_ids(self) -> list[RequestId]:
         """All requests that are open, and the last of those that have ended, in the order of their coming."""
-        return self._core.requests.ids()
+        return list(self.requests.entries)
 
     def request(self, request_id: RequestId) -> dict[str, Any] | None:
         """One request for its clients, JSON-ready (`RequestEntry.describe`); None where none has this id."""
-        entry = self._core.requests.get(request_id)
-        return entry.describe(self._core.leasing.wall_ahead_secs) if entry is not None else None
+        entry = self.requests.get(request_id)
+        return entry.describe(self.leasing.wall_ahead_secs) if entry is not None else None
 
     def open_request(self, request_id: RequestId) -> Request | None:
         """One request that has not ended; None where none of this id is open."""
-        entry = self._core.requests.get(request_id)
+        entry = self.requests.get(request_id)
         return None if entry is None or entry.state.is_end else entry.request
 
     def open_requests(self) -> list[Request]:
         """Requests that have not ended, in the order of their coming."""
-        return [entry.request for entry in self._core.requests.open()]
+        return [entry.request for entry in self.requests.open()]
 
     def to_json(self) -> dict[str, Any]:
         """The whole state, JSON-ready, for a snapshot of the event log."""
-        return {"schema": _SCHEMA, "rules": ev.RULES, **to_builtins(self._core)}
+        return {"schema": _SCHEMA, "rules": ev.RULES, **to_builtins(self)}
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> FleetState:
@@ -184,9 +175,8 @@ class FleetState:
         for key, version in versions.items():
             if value.get(key) != version:
                 raise StateError(f"its snapshot has {key} {value.get(key)!r}, this version reads {version}")
-        state = cls()
-        state._core = convert({key: value[key] for key in value.keys() - versions.keys()}, Core)
-        reserve_devices(state._core)
+        state = convert({key: value[key] for key in value.keys() - versions.keys()}, cls)
+        reserve_devices(state)
         return state
 
 

@@ -28,7 +28,7 @@ class StateError(FleetError):
 class Core(Struct, forbid_unknown_fields=True):
     """Everything that events change; a snapshot of the event log holds its fields."""
 
-    leasing: Leasing
+    leasing: Leasing = field(default_factory=Leasing)
     triggers: Triggers = field(default_factory=Triggers)
     requests: Requests = field(default_factory=Requests)
     recent: dict[DeviceId, list[Event]] = field(default_factory=dict)

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 
 from agents.records import CandidateId, DeviceId, Outcome, Record, WorkloadId, is_imported
 from fleet.coverage.candidates import FamilyCandidates, Space
@@ -30,13 +31,17 @@ class _Device:
 
     #: Empty while nobody knows.
     environment_id: str = ""
-    #: Losses under this agent, by candidate, and those of each workload that it has lost too often.
-    losses: Counter[CandidateId] = field(default_factory=Counter)
-    given_up: dict[WorkloadId, set[CandidateId]] = field(default_factory=lambda: defaultdict(set))
+    #: Losses under this agent, by workload and candidate.
+    losses: dict[WorkloadId, Counter[CandidateId]] = field(default_factory=lambda: defaultdict(Counter))
     #: What the file has of it in all environments, and the attempt that comes next of what it lost each time
     #: in the present one. Read when it is asked for.
     tallies: list[Tally] | None = None
     lost: dict[CandidateId, int] | None = None
+
+    def given_up(self, workload_id: WorkloadId) -> set[CandidateId]:
+        """Candidates of a workload that it has lost too often."""
+        losses = self.losses.get(workload_id, {})
+        return {candidate_id for candidate_id, count in losses.items() if count >= MAX_LOSSES}
 
 
 @dataclass(slots=True)
@@ -106,7 +111,6 @@ class Coverage:
         device = self._devices[device_id]
         device.environment_id, device.lost = environment_id, None
         device.losses.clear()
-        device.given_up.clear()
 
     def add(self, records: Iterable[Record]) -> None:
         """Take in new records, which the state file has."""
@@ -135,16 +139,13 @@ class Coverage:
         for record in records:
             candidate_id = record.candidate_id
             if record.outcome is not Outcome.LOST:
-                device.losses.pop(candidate_id, None)
-                device.given_up[workload_id].discard(candidate_id)
+                device.losses[workload_id].pop(candidate_id, None)
                 for frontier in self._frontiers[group].values() if group in self._frontiers else ():
                     frontier.open.pop(candidate_id, None)
                 if record.outcome is Outcome.OK and not record.is_suspect:
                     self._leaders[self.families[device_id], workload_id][device_id] = None
             elif candidate_id not in measured and environment_id == device.environment_id:
-                device.losses[candidate_id] += 1
-                if device.losses[candidate_id] >= MAX_LOSSES:
-                    device.given_up[workload_id].add(candidate_id)
+                device.losses[workload_id][candidate_id] += 1
 
     def counts(
         self, device_id: DeviceId, workload_ids: Iterable[WorkloadId]
@@ -159,7 +160,7 @@ class Coverage:
         measured = {tally.workload_id: tally.measured for tally in self._now(device_id)}
         for workload_id in workload_ids:
             space, count = (family, workload_id), measured.get(workload_id, 0)
-            left_out = self.candidates.blocked(space) | device.given_up.get(workload_id, set())
+            left_out = self.candidates.blocked(space) | device.given_up(workload_id)
             gaps = max(0, self.candidates.count(space) - len(left_out) - count)
             yield workload_id, count, gaps, self.candidates.is_exhausted(space)
 
@@ -194,17 +195,11 @@ class Coverage:
         The order is the same for all devices, so that they measure the same ones. Left out are blocked
         candidates, those that the device keeps losing, and `skipped`.
         """
-        if limit <= 0:
-            return []
         family, device = self.families[device_id], self._devices[device_id]
-        left_out = self.candidates.blocked((family, workload_id)) | device.given_up.get(workload_id, set())
-        gaps: dict[CandidateId, None] = {}
-        for candidate_id in self._open((device_id, device.environment_id, workload_id), family):
-            if candidate_id not in left_out and candidate_id not in skipped:
-                gaps[candidate_id] = None
-                if len(gaps) == limit:
-                    break
-        return list(gaps)
+        left_out = self.candidates.blocked((family, workload_id)) | device.given_up(workload_id)
+        candidate_ids = self._open((device_id, device.environment_id, workload_id), family)
+        gaps = (name for name in candidate_ids if name not in left_out and name not in skipped)
+        return list(islice(gaps, limit))
 
     def _open(self, group: _Group, family: str) -> Iterator[CandidateId]:
         """Yield candidates that a device has not measured."""

@@ -39,7 +39,7 @@ from fleet.engine.notices import Notices
 from fleet.errors import FleetError, disk_errors
 from fleet.models.registry_reader import RegistryReader
 from fleet.models.shipped_model import has_shipped
-from fleet.planner.candidate_ranker import CandidateRanker, Uncertainty
+from fleet.planner.candidate_ranker import CandidateRanker, uncertainty
 from fleet.refresh.refresh_child import refresh_cores
 from fleet.store.store import Store
 from fleet.transport.transport import AgentTransport
@@ -159,7 +159,7 @@ def engine(
                         notices=notices,
                         trainer=trainer,
                         ranker=CandidateRanker(RegistryReader(options.models)),
-                        uncertainty=Uncertainty(RegistryReader(options.models)).of,
+                        uncertainty=partial(uncertainty, RegistryReader(options.models)),
                         clock=clock,
                         launch=launch,
                     )

@@ -145,17 +145,20 @@ class EngineSession:
 
     # ---- what agents do ----
 
-    def ready(self, device_ids: Iterable[DeviceId]) -> None:
+    def ready(self, device_ids: Iterable[DeviceId]) -> list[str]:
         """Wait until devices can measure and the store knows what they are.
+
+        Returns:
+            The environment of the records that each of them makes now.
 
         Raises:
             DeviceUnusableError: One of them cannot.
         """
-        self.ask({"op": "ready", "devices": list(device_ids)}).result()
+        return list(self.ask({"op": "ready", "devices": list(device_ids)}).result())
 
     def environment_id(self, device_id: DeviceId) -> str:
         """The environment of the records that a device makes now."""
-        return str(self.ask({"op": "environment", "device": device_id}).result())
+        return self.ready([device_id])[0]
 
     def network_workloads(self, device_id: DeviceId, networks: Sequence[str]) -> list[Workload]:
         """List the workloads of networks, heaviest first; the store has them afterwards."""

@@ -331,7 +331,7 @@ class Coordinator:
 
     def _known_fleet(self) -> KnownFleet:
         parts = self._parts
-        families = {str(device_id): family for device_id, family in parts.roster.families.items()}
+        families = {str(device_id): str(spec.family) for device_id, spec in parts.roster.all_specs.items()}
         return KnownFleet(
             families=families,
             trains=parts.trainer is not None,

@@ -36,7 +36,7 @@ class DeviceUpdates:
         parts = self._parts
         return ev.DeviceAdded(
             device_id=device_id,
-            family=parts.roster.families[device_id],
+            family=str(parts.roster.specs[device_id].family),
             policy=parts.settings.policy_of(device_id),
             neighbourhood=parts.roster.turns[device_id],
         )

@@ -193,20 +193,15 @@ class DriverQuestions:
             return
         parts = self._parts
         statuses = [parts.state.describe(device_id) for device_id in question.device_ids]
-        waits = [
-            device_id
+        if any(
+            status["state"] not in USABLE or device_id not in parts.up or device_id in parts.descriptors
             for device_id, status in zip(question.device_ids, statuses, strict=True)
-            if status["state"] not in USABLE or device_id not in parts.up or device_id in parts.descriptors
-        ]
-        if waits:
+        ):
             return
         if question.op == "ready":
-            self._answer(key, value=True)
+            self._answer(key, value=[status["environment_id"] for status in statuses])
             return
         device_id = question.device_ids[0]
-        if question.op == "environment":
-            self._answer(key, value=statuses[0]["environment_id"])
-            return
         question.incarnation = parts.up[device_id]
         if question.op == "workloads":
             parts.transport.list_workloads(device_id, question.incarnation, question.values["networks"])

@@ -14,6 +14,7 @@ from msgspec import ValidationError
 from msgspec.structs import replace
 
 from fleet.core.events import Event, Instruction, decode_events, encode_events
+from fleet.core.leases import Leasing
 from fleet.core.state import FleetState
 from fleet.core.words import Limits
 from fleet.errors import FleetError
@@ -126,7 +127,11 @@ class EventLog:
 
 def _replayed(snapshot: bytes | None, groups: Iterable[bytes], limits: Limits) -> FleetState:
     """Apply what a file holds; nothing is carried out."""
-    state = FleetState(limits) if snapshot is None else FleetState.from_json(json.loads(snapshot)["state"])
+    state = (
+        FleetState(Leasing(limits))
+        if snapshot is None
+        else FleetState.from_json(json.loads(snapshot)["state"])
+    )
     for group in groups:
         for event in decode_events(group):
             state.apply(event)

@@ -276,9 +276,10 @@ class Ingest:
         self.acknowledge += intake.acknowledge
         self._drivers.questions.stored(intake.fresh)
         for device_id, records in intake.fresh.items():
+            spec = parts.roster.all_specs[device_id]
             if parts.trainer is not None:
-                parts.trainer.records_stored(device_id, parts.roster.families[device_id], len(records))
-            if not is_live(parts.roster.all_specs[device_id]):
+                parts.trainer.records_stored(device_id, str(spec.family), len(records))
+            if not is_live(spec):
                 continue  # what it answers was suspect when it was measured; it drifts never
             said = parts.steadiness.add(device_id, records)
             if said and parts.steadiness.is_drifting(device_id):

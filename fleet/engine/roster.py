@@ -25,7 +25,6 @@ class Roster:
     Attributes:
         specs: Devices that are looked after.
         all_specs: These, and those that left or that only the store knows, as they were last.
-        families: Family of every known device.
         sharing: Name under which every known device shares candidates (`sharing_names`).
         live_names: Families with live devices, by the name under which these share candidates.
         protocols: How each device is timed; equal ones are one object, which goes over the wire once.
@@ -40,7 +39,6 @@ class Roster:
         self._equal: dict[Protocol, Protocol] = {}
         self.specs: dict[DeviceId, DeviceSpec] = {}
         self.all_specs = dict(stored)
-        self.families = {device_id: str(spec.family) for device_id, spec in stored.items()}
         self.sharing: dict[DeviceId, str] = {}
         self.live_names: dict[str, Family] = {}
         self.protocols: dict[DeviceId, Protocol] = {}
@@ -78,7 +76,6 @@ class Roster:
     def _note(self, spec: DeviceSpec) -> None:
         device_id, protocol = spec.device_id, spec.protocol(self._common)
         self.specs[device_id] = self.all_specs[device_id] = spec
-        self.families[device_id] = str(spec.family)
         self.protocols[device_id] = self._equal.setdefault(protocol, protocol)
         self.spaces[device_id], self.turns[device_id] = space_of(spec), turn_of(spec)
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 import shutil
 import time
 import uuid
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -307,9 +307,7 @@ class Registry(RegistryReader):
         Raises:
             RegistryError: The device has no champion, or there is none before it.
         """
-        present = self.champions().get(DeviceId(device_id))
-        if present is None:
-            raise RegistryError(_no_champion(device_id, self.champions()))
+        present = _champion_of(device_id, self.champions())
         if version := self.previous(present):
             return version
         raise RegistryError(
@@ -324,9 +322,7 @@ class Registry(RegistryReader):
             RegistryError: The device has no champion, or is not pinned.
         """
         with self._changing() as file:
-            present = file.state().champions.get(DeviceId(device_id))
-            if present is None:
-                raise RegistryError(_no_champion(device_id, file.state().champions))
+            present = _champion_of(device_id, file.state().champions)
             if present.pinned_at is None:
                 raise RegistryError(f"{device_id} is not pinned; {present.version} serves it")
             champion, change = pinned(present, self._clock(), reason, lets_go=True)
@@ -364,5 +360,8 @@ class Registry(RegistryReader):
             yield file
 
 
-def _no_champion(device_id: str, champions: Collection[str]) -> str:
-    return f"device {device_id!r} has no champion; devices with one: {', '.join(champions) or 'none'}"
+def _champion_of(device_id: str, champions: Mapping[DeviceId, Champion]) -> Champion:
+    if champion := champions.get(DeviceId(device_id)):
+        return champion
+    served = ", ".join(champions) or "none"
+    raise RegistryError(f"device {device_id!r} has no champion; devices with one: {served}")

@@ -267,7 +267,6 @@ def _make(path: Path) -> None:
     """Make the file, unless another process was first. It comes whole, so an empty one is a damaged one."""
     if path.exists():
         return
-    refuse_older(path)
     with closing(sqlite3.connect(":memory:", isolation_level=None)) as connection:
         numbers = f"PRAGMA application_id={APPLICATION_ID}", f"PRAGMA user_version={REGISTRY_LAYOUT}"
         connection.executescript(";".join((*_TABLES, *numbers)))
@@ -307,19 +306,6 @@ def _check_tables(connection: sqlite3.Connection, path: Path) -> None:
     tables = [text for (text,) in connection.execute("SELECT sql FROM sqlite_master ORDER BY rowid")]
     if [*heads, *tables] != ["delete", APPLICATION_ID, REGISTRY_LAYOUT, *_TABLES]:
         raise _damage(path, "another version or another program wrote it: read it with that one")
-
-
-def refuse_older(path: Path) -> None:
-    """Refuse a folder whose champions stand in files of an earlier version.
-
-    Raises:
-        RegistryError: It is one.
-    """
-    if path.with_name("champions.json").exists():
-        raise RegistryError(
-            f"{path.parent} was made by an older version, whose champions nobody reads; train anew into "
-            "another folder, or delete this one"
-        )
 
 
 def _damage(path: Path, fault: str) -> RegistryError:

@@ -7,19 +7,19 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 import time
 from collections.abc import Collection
 from contextlib import suppress
-from dataclasses import asdict
 from math import isfinite
 from pathlib import Path
 from stat import S_ISREG
 from typing import TYPE_CHECKING
 
+from msgspec import to_builtins
+
 from agents.files import read_regular
-from agents.records import DeviceId, ModelRef, canonical_json
+from agents.records import DeviceId, ModelRef
 from fleet.json_types import JsonDict
 from fleet.models.registry_file import (
     REGISTRY,
@@ -29,7 +29,6 @@ from fleet.models.registry_file import (
     State,
     latest,
     opened,
-    refuse_older,
     version_number,
     versions,
 )
@@ -85,7 +84,6 @@ class RegistryReader:
         if mark == last_mark:
             return state
         if mark == _NO_FILE:
-            refuse_older(path)
             state = State()
         else:
             with opened(path) as file:
@@ -256,6 +254,5 @@ def _mark(path: Path) -> _Mark:
 
 def as_json(champion: Champion) -> JsonDict:
     """A champion as plain values."""
-    fields = json.loads(canonical_json(asdict(champion)))
-    assert isinstance(fields, dict)
+    fields: JsonDict = to_builtins(champion)
     return fields

@@ -72,61 +72,43 @@ class CandidateRanker:
 
     def head(self, device_id: str) -> tuple[Adapted, ModelRef] | None:
         """The champion of a device and its version; None as of `rank`."""
+        from transfer.errors import TransferError
+
         ref = self._registry.champion(device_id)
         if ref is None or ref in self._refused:
             return None
-        with self._lock:
-            head = self._head(ref)
-        return None if head is None else (head, ref)
+        try:
+            with self._lock:
+                return self._heads.head(ref), ref
+        except (FleetError, TransferError, OSError) as error:
+            # Published versions never change: what cannot be read now will not be later.
+            self._refused[ref] = str(error)
+            return None
 
     def why_not(self, device_id: str) -> str:
         """Why the champion of a device cannot be asked; empty where it can, or where there is none."""
         ref = self._registry.champion(device_id)
         return "" if ref is None else self._refused.get(ref, "")
 
-    def _head(self, ref: ModelRef) -> Adapted | None:
-        """A champion with what belongs to its head; None, and why, where it cannot be read."""
-        from transfer.errors import TransferError
 
-        try:
-            return self._heads.head(ref)
-        except (FleetError, TransferError, OSError) as error:
-            # Published versions never change: what cannot be read now will not be later.
-            self._refused[ref] = str(error)
-            return None
+def uncertainty(
+    registry: RegistryReader, device_id: DeviceId, workloads: Mapping[WorkloadId, Workload]
+) -> dict[WorkloadId, float]:
+    """How wide the interval of a device's head is on each workload.
 
-
-class Uncertainty:
-    """Knows what the champions of a registry were judged to be."""
-
-    def __init__(self, registry: RegistryReader) -> None:
-        self._registry = registry
-        self._widths: dict[DeviceId, tuple[Any, int, dict[WorkloadId, float]]] = {}
-
-    def of(self, device_id: DeviceId, workloads: Mapping[WorkloadId, Workload]) -> Mapping[WorkloadId, float]:
-        """Say how wide the interval of a device's head is on each workload.
-
-        Args:
-            device_id: The device.
-            workloads: What it measures; the same object as long as it does not change.
-
-        Returns:
-            Width of the 90 % interval of the share of pairs that it puts right, 0 to 1. A workload that it
-            was not judged on has the mean of its operator, or that of all where no other of the operator was
-            judged. Empty where there is no champion, or it was not judged.
-        """
-        try:
-            champion = self._registry.state().champions.get(device_id)
-        except (FleetError, OSError):
-            # Readers of models report the damage; the plan does without the scores.
-            return {}
-        if champion is None or not champion.judged:
-            return {}
-        cached = self._widths.get(device_id)
-        if cached is None or cached[0] is not champion or cached[1] != id(workloads):
-            widths = spread(champion.judged.get("by_workload", {}), workloads)
-            cached = self._widths[device_id] = champion, id(workloads), widths
-        return cached[2]
+    Returns:
+        Width of the 90 % interval of the share of pairs that it puts right, 0 to 1. A workload that it was
+        not judged on has the mean of its operator, or that of all if no other of the operator was judged.
+        Empty if there is no champion, or it was not judged.
+    """
+    try:
+        champion = registry.state().champions.get(device_id)
+    except (FleetError, OSError):
+        # Readers of models report the damage; the plan does without the scores.
+        return {}
+    if champion is None or not champion.judged:
+        return {}
+    return spread(champion.judged.get("by_workload", {}), workloads)
 
 
 def spread(

@@ -18,7 +18,7 @@ from fleet.planner.candidate_ranker import CandidateRanker
 from fleet.planner.imported_candidates import ImportedCandidates
 from fleet.store.trace_lookup import StoreThread
 
-#: How unsure the head of a device is of some workloads (`fleet.planner.candidate_ranker.Uncertainty.of`).
+#: How unsure the head of a device is of some workloads (`fleet.planner.candidate_ranker.uncertainty`).
 UncertaintyOf = Callable[[DeviceId, Mapping[WorkloadId, Workload]], Mapping[WorkloadId, float]]
 
 

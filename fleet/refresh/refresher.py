@@ -60,8 +60,8 @@ class Refresher:
     """One refresh at a time, in a process of its own.
 
     Call it from one thread, which must live as long as its processes: they end with it. `folder` is its own,
-    for requests and what killed ones leave. Events and waits go by the seconds of `clock`, stamps for people
-    by the Unix seconds of `wall`.
+    for requests and what killed ones leave. Waits go by the seconds of `clock`, stamps for people by the Unix
+    seconds of `wall`. Whoever takes the events up gives them their time.
     """
 
     def __init__(
@@ -124,9 +124,9 @@ class Refresher:
             self._launch(replace(fresh, reasons=reasons_of_both))
         except OSError as error:
             text = f"the training could not be started in {fresh.folder}: {error}"
-            self._events.append(TrainingFailed(at_secs=self._clock(), family=family, reason=text))
+            self._events.append(TrainingFailed(family=family, reason=text))
             return
-        self._events.append(TrainingStarted(at_secs=self._clock(), family=family))
+        self._events.append(TrainingStarted(family=family))
 
     def stop(self, family: str) -> None:
         """End the training of a family for good; nothing of it comes out of `poll` any more."""
@@ -213,7 +213,7 @@ class Refresher:
             self._last = {"at": self._wall(), "ok": True, **answer}
             # What was published comes before the end of the training that published it.
             self._tell_changes()
-            self._events.append(_finished(answer, child.request.family, self._clock()))
+            self._events.append(_finished(answer, child.request.family))
             self._kills.pop(child.request.family, None)
             self._note_start(answer, child.request.family)
             child.forget()
@@ -225,14 +225,9 @@ class Refresher:
         if child.was_late:
             reason += " (daemon.training_deadline_secs)"
         self._last = {"at": self._wall(), "ok": False, "family": family, "text": reason}
-        failed = TrainingFailed(
-            at_secs=self._clock(),
-            family=family,
-            reason=reason,
-            is_hopeless=child.was_late,
-            wants_records=bool(lack),
+        self._events.append(
+            TrainingFailed(family=family, reason=reason, is_hopeless=child.was_late, wants_records=bool(lack))
         )
-        self._events.append(failed)
         self._kills[family] += 1
         if not child.was_killed or self._kills[family] >= _MOST_KILLS:
             del self._kills[family]
@@ -278,7 +273,6 @@ class Refresher:
             del self._without_start[family]
 
     def _looked(self, answer: JsonDict | None, child: RefreshChild) -> None:
-        now = self._clock()
         if answer is None:
             self._last_look = {"at": self._wall(), "error": child.failure()}
             return
@@ -290,7 +284,7 @@ class Refresher:
             elif alarmed.get(device_id) != look["version"]:
                 alarmed[device_id] = look["version"]
                 text = f"{look['version']}: {look['text']}"
-                self._events.append(DriftAlarm(at_secs=now, device_id=DeviceId(device_id), text=text))
+                self._events.append(DriftAlarm(device_id=DeviceId(device_id), text=text))
 
     # ---- champions ----
 
@@ -307,7 +301,6 @@ class Refresher:
                     continue
                 self._events.append(
                     ModelRolledBack(
-                        at_secs=self._clock(),
                         device_id=change.device_id,
                         version=change.version,
                         reason=change.reason,
@@ -322,17 +315,15 @@ class Refresher:
             if isinstance(last, ModelPublished) and last.version == version:
                 self._events[-1] = structs.replace(last, device_ids=(*last.device_ids, device_id))
             else:
-                now = self._clock()
-                self._events.append(ModelPublished(at_secs=now, version=version, device_ids=(device_id,)))
+                self._events.append(ModelPublished(version=version, device_ids=(device_id,)))
 
 
-def _finished(answer: Json, family: str, now: float) -> TrainingFinished:
+def _finished(answer: Json, family: str) -> TrainingFinished:
     """What a refresh answered, as an event."""
     reasons: dict[bool, dict[str, str]] = {True: {}, False: {}}
     for device_id, verdict in answer.get("verdicts", {}).items():
         reasons[bool(verdict["serves"])][device_id] = str(verdict["reason"])
     return TrainingFinished(
-        at_secs=now,
         family=family,
         version=str(answer.get("version", "")),
         text=str(answer.get("text", "")),

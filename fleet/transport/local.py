@@ -41,7 +41,6 @@ class LocalTransport(AgentTransport):
             self._shelf.open, host="here", heartbeat_secs=heartbeat_secs, most_waiting=float("inf")
         )
         self._taken_count = 0
-        self._fetched: list[Message] = []
 
     def start(self, spec: DeviceSpec, incarnation: int) -> None:
         """See `AgentTransport`.
@@ -70,12 +69,8 @@ class LocalTransport(AgentTransport):
 
     def poll(self, timeout_secs: float) -> list[Message]:
         """Do what was asked, then see `AgentTransport`."""
-        is_idle = False
-        for _ in range(self._requests_per_poll):
-            if is_idle := not self._host.work():
-                break
-        self._fetch(timeout_secs if is_idle and not self._fetched else 0.0)
-        messages, self._fetched = self._fetched, []
+        is_idle = any(not self._host.work() for _ in range(self._requests_per_poll))
+        self._taken_count, messages = self._host.take(self._taken_count, timeout_secs if is_idle else 0.0)
         return messages
 
     def close(self, timeout_secs: float = 0.0) -> None:
@@ -86,8 +81,3 @@ class LocalTransport(AgentTransport):
 
     def _ask(self, request: AgentRequest) -> None:
         self._host.ask([request])
-
-    def _fetch(self, timeout_secs: float) -> None:
-        """Take what the agents say."""
-        self._taken_count, messages = self._host.take(self._taken_count, timeout_secs)
-        self._fetched += messages

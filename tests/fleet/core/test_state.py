@@ -17,6 +17,7 @@ from msgspec.structs import replace
 from agents.records import DeviceId
 from fleet.core import events as ev
 from fleet.core.events import Instruction, JobId
+from fleet.core.leases import Leasing
 from fleet.core.state import FleetState
 from fleet.core.state_core import StateError
 from fleet.core.words import Limits, Request, RequestId, RequestKind
@@ -115,7 +116,7 @@ class Scenario:
             case "begin":
                 self.play(SCENARIOS[rest])
             case "limits":
-                self.state = FleetState(convert(values, Limits))
+                self.state = FleetState(Leasing(convert(values, Limits)))
             case "reopen":
                 self.state = reopened(self.state)
             case "pass":

@@ -71,14 +71,6 @@ def test_damage_is_told_with_the_file_and_a_cure(damage: str, tmp_path: Path) ->
     assert sorted(one.name for one in path.parent.iterdir()) == [REGISTRY, "v000001"]
 
 
-def test_a_folder_of_an_older_version_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "champions.json").write_text("{}")
-    for act in (Registry(tmp_path).champions, lambda: added(Registry(tmp_path))):
-        with pytest.raises(RegistryError, match=r"was made by an older version.*train anew"):
-            act()
-    assert [one.name for one in tmp_path.iterdir()] == ["champions.json"]
-
-
 # ---- several at once ----
 
 

@@ -13,7 +13,7 @@ from agents.records import Candidate, DeviceId
 from fleet.models.registry import Registry
 from fleet.models.registry_file import REGISTRY
 from fleet.models.registry_reader import RegistryReader
-from fleet.planner.candidate_ranker import CandidateRanker, Uncertainty
+from fleet.planner.candidate_ranker import CandidateRanker, uncertainty
 from tests.record_fixtures import make_workload
 from tests.refresh_fixtures import candidates_of, small_model, unlike_workload
 from transfer.features.extractor import Extractor
@@ -82,19 +82,21 @@ def test_without_a_champion_that_can_be_read_nothing_is_ranked(registry: Registr
 
 
 def test_a_head_is_as_unsure_as_it_was_judged_else_as_of_its_operator_or_all(registry: Registry) -> None:
-    uncertainty = Uncertainty(registry)
     mean = pytest.approx(0.2)
     first = {JUDGED.workload_id: 0.1, SIBLING.workload_id: mean, STRANGER.workload_id: mean}
-    assert uncertainty.of(BOX, WORKLOADS) == first
-    assert uncertainty.of(BOX, WORKLOADS) is uncertainty.of(BOX, WORKLOADS), "it is worked out once"
-    assert set(uncertainty.of(BOX, {JUDGED.workload_id: JUDGED})) == {JUDGED.workload_id}
-    assert uncertainty.of(DeviceId("box.b"), WORKLOADS) == uncertainty.of(DeviceId("ghost"), WORKLOADS) == {}
+    assert uncertainty(registry, BOX, WORKLOADS) == first
+    assert set(uncertainty(registry, BOX, {JUDGED.workload_id: JUDGED})) == {JUDGED.workload_id}
+    assert (
+        uncertainty(registry, DeviceId("box.b"), WORKLOADS)
+        == uncertainty(registry, DeviceId("ghost"), WORKLOADS)
+        == {}
+    )
     registry.publish(registry.add(small_model("box.a"), {}), {"box.a": {"judged": {"tau": [0.5, 0.4, 0.6]}}})
-    assert uncertainty.of(BOX, WORKLOADS) == {}, "figures without workloads say nothing of them"
+    assert uncertainty(registry, BOX, WORKLOADS) == {}, "figures without workloads say nothing of them"
     registry.use("box.a", registry.before("box.a"), reason="worse")
-    assert uncertainty.of(BOX, WORKLOADS) == first
+    assert uncertainty(registry, BOX, WORKLOADS) == first
     # Whoever looks after the models tells of a registry that is damaged or cannot be read.
     with mock.patch.object(RegistryReader, "state", side_effect=PermissionError("Permission denied")):
-        assert Uncertainty(registry).of(BOX, WORKLOADS) == {}
+        assert uncertainty(registry, BOX, WORKLOADS) == {}
     (registry.folder / REGISTRY).write_text("{")
-    assert Uncertainty(Registry(registry.folder)).of(BOX, WORKLOADS) == {}
+    assert uncertainty(Registry(registry.folder), BOX, WORKLOADS) == {}
