@@ -32,7 +32,7 @@ from fleet.api.connections import (
     GuardedConnection,
     fitting_limits,
 )
-from fleet.api.dashboard import add_dashboard, add_pages, static_files
+from fleet.api.dashboard import add_dashboard, add_pages
 from fleet.api.requests import ANSWER_SECS, add_requests
 from fleet.api.requests import PATH as REQUESTS_PATH
 from fleet.api.score_service import ScoreService
@@ -131,7 +131,7 @@ class ApiServer:
         most_secs = _FOLLOWED_SHARE * limits.request_secs
         add_requests(app, sources.desk, answer_secs, most_secs, lambda: self._server.should_exit)
         add_sessions(app, self._keyring)
-        add_pages(app, static_files())
+        add_pages(app)
         add_dashboard(app, sources.dashboard, self._scores, sources.webhook)
         return Gate(app, self._keyring, connections, bodies), connections
 
