@@ -23,9 +23,8 @@ from fleet.api.score_service import ScoreBusyError, ScoreService
 from fleet.api.scores import ScoreQuestion
 from fleet.api.webhook import Webhook
 from fleet.comparison.compared import CompareError
-from fleet.dashboard.dashboard import Dashboard, DashboardMissing, Name, PageOf
-from fleet.dashboard.store_view import PageError
-from fleet.dashboard.workload_view import CandidateError
+from fleet.dashboard.dashboard import Dashboard, Name, PageOf
+from fleet.dashboard.store_view import DashboardMissing, PageError
 from fleet.errors import FleetError, StoreError
 from fleet.json_types import JsonDict
 from fleet.store.trace_lookup import find_candidates
@@ -38,7 +37,6 @@ _STATUSES: dict[type[FleetError], int] = {
     PageError: 400,
     CompareError: 400,
     DashboardMissing: 404,
-    CandidateError: 404,
     StoreError: 503,
 }
 

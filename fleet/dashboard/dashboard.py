@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import pyarrow.compute as pc
 from fastapi import Depends, Query
@@ -27,6 +27,7 @@ from fleet.dashboard.device_timeline import (
 )
 from fleet.dashboard.store_view import (
     MOST_TEXT,
+    DashboardMissing,
     DashboardStore,
     PageQuery,
     StoreSummary,
@@ -34,7 +35,6 @@ from fleet.dashboard.store_view import (
 )
 from fleet.dashboard.tunings import tuning_rows
 from fleet.dashboard.workload_view import CandidateMatrix, candidate_view
-from fleet.errors import FleetError
 from fleet.json_types import Json, JsonDict
 from fleet.models.registry_file import RegistryError
 from fleet.models.registry_reader import RegistryReader
@@ -52,10 +52,6 @@ PageOf = Annotated[PageQuery, Depends()]
 Name = Annotated[str, Query(max_length=MOST_TEXT)]
 
 
-class DashboardMissing(FleetError):  # noqa: N818 - a state of what was asked for, named so
-    """There is no such thing to show."""
-
-
 class Dashboard:
     """Makes the views. Threads may share it.
 
@@ -67,9 +63,6 @@ class Dashboard:
     ) -> None:
         self.view, self._registry, self._requests = view, registry, requests
         self.store = DashboardStore(store)
-        #: Values from the registry's files by name; made again when these change.
-        self._registry_mark: tuple[object, ...] = ()
-        self._of_registry: JsonDict = {}
 
     def close(self) -> None:
         """End what reads the store."""
@@ -118,31 +111,17 @@ class Dashboard:
     def _ladder(self, device_id: str) -> JsonDict:
         """The steps of a device's champions; `damaged` has the reason if the registry cannot be read."""
         try:
-            ladder = self._kept(f"ladder {device_id}", lambda: champion_ladder(self._registry, device_id))
-            return {**ladder, "damaged": ""}
+            return {**champion_ladder(self._registry, device_id), "damaged": ""}
         except RegistryError as error:
             return {"champion": None, "steps": [], "of": 0, "damaged": str(error)}
-
-    def _kept(self, name: str, make: Callable[[], Any]) -> Any:
-        """A value made from the registry's files, kept as long as these are the same.
-
-        A training may add a version and remove one, so their names are compared, not their number.
-        """
-        mark = self._registry.state().serial, *self._registry.versions()
-        if mark != self._registry_mark:
-            self._registry_mark, self._of_registry = mark, {}
-        of_registry = self._of_registry
-        if name not in of_registry:
-            of_registry[name] = make()
-        return of_registry[name]
 
     def models(self) -> JsonDict:
         """All versions, the newest first, and the champion of each device with its figures."""
         try:
-            versions = self._kept("versions", lambda: list_versions(self._registry))
+            versions = list_versions(self._registry)
         except RegistryError as error:
             return {"damaged": str(error), "versions": [], "notes": {}}
-        notes = self._kept("notes", lambda: champion_notes(self._registry))
+        notes = champion_notes(self._registry)
         return {"damaged": "", "versions": versions[::-1][:_MOST_VERSIONS], "notes": notes}
 
     def tunings(self) -> JsonDict:
@@ -216,7 +195,7 @@ class Dashboard:
         """One candidate; see `fleet.dashboard.workload_view`.
 
         Raises:
-            CandidateError: There is none.
+            DashboardMissing: There is none.
         """
         summary = self.store.summary()
         # The device of the page before is looked at first.
@@ -239,7 +218,7 @@ class Dashboard:
         """All alerts, the newest first."""
         view = self.view()
         try:
-            changes = self._kept("alerts", lambda: model_alerts(self._registry))
+            changes = model_alerts(self._registry)
         except RegistryError as error:
             changes = [{"at": view["now"], "device_id": "", "text": str(error), "kind": "training"}]
         return alerts.alert_list(view["alarms"], changes)

@@ -44,6 +44,10 @@ Row = Json
 Key = Callable[[Row], Any]
 
 
+class DashboardMissing(FleetError):  # noqa: N818 - a state of what was asked for, named so
+    """There is no such thing to show."""
+
+
 class PageError(FleetError):
     """A list was requested in an order or with a size that does not exist."""
 
