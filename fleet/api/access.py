@@ -1,6 +1,6 @@
 """What a path of the API asks of whoever uses it: nothing, one of the tokens, or the owner's.
 
-Every path declares it with `needs`; one that does not is the owner's.
+Every path declares it, with `needs` or by the class of its route; one that does not is the owner's.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ def needs(access: Access) -> Callable[[_Endpoint], _Endpoint]:
 
 def declared(route: BaseRoute) -> Access | None:
     """What a route declares; None where it declares nothing."""
-    access: Access | None = getattr(getattr(route, "endpoint", None), _MARK, None)
-    return access
+    endpoint_access: Access | None = getattr(getattr(route, "endpoint", None), _MARK, None)
+    return getattr(route, "access", endpoint_access)
 
 
 def needed(routes: Iterable[BaseRoute], scope: Scope) -> Access:

@@ -14,7 +14,6 @@ import msgspec
 from fastapi import FastAPI, Header, HTTPException, Request, Response
 from fastapi.responses import FileResponse, JSONResponse, PlainTextResponse
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
-from pydantic import TypeAdapter
 from starlette.requests import ClientDisconnect
 
 from fleet.api.access import Access, needs
@@ -33,7 +32,6 @@ from fleet.requests.request_kind import listed
 from fleet.terminal_text import in_utf8
 from transfer.checked_folder import TENSORS_NAME
 
-_ANY: TypeAdapter[Any] = TypeAdapter(Any)
 #: Status of an answer that nobody hears.
 _GONE = 499
 SCORE_PATH = "/v1/score"
@@ -51,9 +49,9 @@ class FleetAnswer(JSONResponse):
     def render(self, content: Any) -> bytes:
         """See `JSONResponse`; numbers that are not finite become null."""
         try:
-            return _ANY.dump_json(content)
-        except ValueError:
-            return _ANY.dump_json(_written_out(content))
+            return msgspec.json.encode(content)
+        except UnicodeEncodeError:
+            return msgspec.json.encode(_written_out(content))
 
 
 def _written_out(value: Any) -> Any:

@@ -1,14 +1,13 @@
 """Who may hold a connection of the API and for how long: strangers must not use up what the fleet needs.
 
-`fleet.api.server` puts this between the sockets and uvicorn, whose own limits are for requests: a connection
-that sends none, or a byte now and then, it would keep for ever. What a connection is allowed depends on the
-token, which `Gate` looks at before anything else of a request.
+`fleet.api.server` gives this to uvicorn, whose own limits are for requests: a connection that sends none, or
+a byte now and then, it would keep for ever. What a connection is allowed depends on the token, which `Gate`
+looks at before anything else of a request.
 """
 
 from __future__ import annotations
 
 import asyncio
-import json
 import resource
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, MutableMapping
@@ -16,6 +15,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from fastapi import FastAPI, HTTPException, Request
+from fastapi.responses import JSONResponse
+from uvicorn.protocols.http.h11_impl import H11Protocol
+from uvicorn.protocols.utils import get_remote_addr
 
 from fleet.api.access import Access, needed
 from fleet.api.sessions import Keyring
@@ -31,16 +33,17 @@ Send = Callable[[Message], Awaitable[None]]
 #: ones have come, or a flood of them would push it out.
 _MOST, _LEAST = 128, 32
 _REFUSED = (
-    b'{"detail":"this API needs the token of the daemon\'s folder (api.token), '
-    b'sent as `Authorization: Bearer TOKEN`; a browser logs in with `fleet dashboard`"}'
+    "this API needs the token of the daemon's folder (api.token), "
+    "sent as `Authorization: Bearer TOKEN`; a browser logs in with `fleet dashboard`"
 )
 _READER_ONLY = (
-    b'{"detail":"this path needs the owner\'s token (api.token); the token that was sent is the read-only '
-    b'one (api.read-token)"}'
+    "this path needs the owner's token (api.token); the token that was sent is the read-only "
+    "one (api.read-token)"
 )
 #: What an answer says before which the body was not read to its end.
 CLOSE = {"Connection": "close"}
-_NO_BODY = b'{"detail":"this path takes requests without a body only"}'
+_AUTHENTICATE = {**CLOSE, "WWW-Authenticate": "Bearer"}
+_NO_BODY = "this path takes requests without a body only"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,7 +83,7 @@ class Connections:
         self.limits = limits
         self.refused: Counter[str] = Counter(crowd=0, time=0)
         #: By the client's address and port; the oldest first.
-        self._open: dict[tuple[str, int], GuardedConnection] = {}
+        self._open: dict[tuple[str, int] | None, GuardedConnection] = {}
 
     @property
     def count(self) -> int:
@@ -97,7 +100,7 @@ class Connections:
             if oldest is None:
                 return False
             self.discard(oldest)
-            oldest.abort()
+            oldest.transport.abort()
         self._open[connection.client] = connection
         return True
 
@@ -106,7 +109,7 @@ class Connections:
         if self._open.get(connection.client) is connection:
             del self._open[connection.client]
 
-    def trust(self, client: tuple[str, int], is_trusted: bool) -> None:
+    def trust(self, client: tuple[str, int] | None, is_trusted: bool) -> None:
         """Note that the connection of a client begins a request with the token, or has its answer."""
         connection = self._open.get(client)
         if connection is not None:
@@ -114,78 +117,48 @@ class Connections:
             connection.limit(self.limits.request_secs if is_trusted else self.limits.head_secs)
 
 
-class GuardedConnection(asyncio.Protocol):
-    """Passes what happens to a connection on to uvicorn's protocol, and ends it when its time is over.
+class GuardedConnection(H11Protocol):
+    """A connection as uvicorn serves it, counted and ended when its time is over.
 
     Args:
-        inner: Uvicorn's protocol for it.
-        connections: Where it is counted.
+        guard: Where it is counted.
+        options: As of uvicorn's protocol.
 
     Attributes:
-        client: The other end's address and port.
         is_trusted: Whether a request with the token is being answered.
     """
 
-    def __init__(self, inner: asyncio.Protocol, connections: Connections) -> None:
-        self._inner, self._connections = inner, connections
-        self._transport: asyncio.Transport | None = None
+    def __init__(self, guard: Connections, **options: Any) -> None:
+        super().__init__(**options)
+        self._guard = guard
         self._timer: asyncio.TimerHandle | None = None
-        self._is_in = False
-        self.client = ("", 0)
         self.is_trusted = False
 
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """See `asyncio.Protocol`."""
-        assert isinstance(transport, asyncio.Transport)
-        self._transport = transport
-        host, port, *_ = transport.get_extra_info("peername") or ("", 0)
-        self.client = (str(host), int(port))
-        self._is_in = self._connections.add(self)
-        if not self._is_in:
+        self.transport, self.client = transport, get_remote_addr(transport)
+        if not self._guard.add(self):
             transport.abort()
             return
-        self._inner.connection_made(transport)
-        self.limit(self._connections.limits.head_secs)
-
-    def data_received(self, data: bytes) -> None:
-        """See `asyncio.Protocol`."""
-        if self._is_in:
-            self._inner.data_received(data)
-
-    def eof_received(self) -> bool | None:
-        """See `asyncio.Protocol`."""
-        return self._inner.eof_received() if self._is_in else None
+        super().connection_made(transport)
+        self.limit(self._guard.limits.head_secs)
 
     def connection_lost(self, exc: Exception | None) -> None:
         """See `asyncio.Protocol`."""
-        self._connections.discard(self)
+        self._guard.discard(self)
         if self._timer is not None:
             self._timer.cancel()
-        if self._is_in:
-            self._inner.connection_lost(exc)
-
-    def pause_writing(self) -> None:
-        """See `asyncio.Protocol`."""
-        self._inner.pause_writing()
-
-    def resume_writing(self) -> None:
-        """See `asyncio.Protocol`."""
-        self._inner.resume_writing()
+        super().connection_lost(exc)
 
     def limit(self, secs: float) -> None:
         """End it after so many seconds, whatever comes in or goes out until then."""
         if self._timer is not None:
             self._timer.cancel()
-        self._timer = asyncio.get_running_loop().call_later(secs, self._expire)
-
-    def abort(self) -> None:
-        """End it at once."""
-        assert self._transport is not None
-        self._transport.abort()
+        self._timer = self.loop.call_later(secs, self._expire)
 
     def _expire(self) -> None:
-        self._connections.refused["time"] += 1
-        self.abort()
+        self._guard.refused["time"] += 1
+        self.transport.abort()
 
 
 class Gate:
@@ -212,13 +185,13 @@ class Gate:
         headers = dict(scope["headers"])
         access, least = self._keyring.access(scope, headers), needed(self._app.routes, scope)
         is_trusted = access > Access.OPEN
+        refusal = None
         if least > access:
-            if is_trusted:
-                await _answer(send, 403, _READER_ONLY)
-            else:
-                await _answer(send, 401, _REFUSED, (b"www-authenticate", b"Bearer"))
-        elif refusal := self._body_refusal(scope, headers, is_trusted):
-            await _answer(send, 413, refusal)
+            refusal = _refusal(403, _READER_ONLY) if is_trusted else _refusal(401, _REFUSED, _AUTHENTICATE)
+        elif why := self._body_refusal(scope, headers, is_trusted):
+            refusal = _refusal(413, why)
+        if refusal is not None:
+            await refusal(scope, receive, send)
         elif not is_trusted:
             await self._app(scope, receive, _closing(send))
         else:
@@ -228,29 +201,22 @@ class Gate:
             finally:
                 self._connections.trust(scope["client"], False)
 
-    def _body_refusal(self, scope: Scope, headers: Mapping[bytes, bytes], is_trusted: bool) -> bytes:
+    def _body_refusal(self, scope: Scope, headers: Mapping[bytes, bytes], is_trusted: bool) -> str:
         """Why a body may not come; empty where it may, or where there is none."""
         length = headers.get(b"content-length", b"0")
         if length == b"0" and b"transfer-encoding" not in headers:
-            return b""
+            return ""
         most = self._bodies.get(scope["path"]) if is_trusted and scope["method"] == "POST" else None
         if most is None:
             return _NO_BODY
         # The parser of requests lets digits through only.
         if int(length) > most:
-            return json.dumps({"detail": too_large(most, int(length))}).encode()
-        return b""
+            return too_large(most, int(length))
+        return ""
 
 
-async def _answer(send: Send, status: int, body: bytes, *headers: tuple[bytes, bytes]) -> None:
-    about = [
-        (b"content-type", b"application/json"),
-        (b"content-length", str(len(body)).encode()),
-        (b"connection", b"close"),
-        *headers,
-    ]
-    await send({"type": "http.response.start", "status": status, "headers": about})
-    await send({"type": "http.response.body", "body": body})
+def _refusal(status: int, why: str, headers: Mapping[str, str] = CLOSE) -> JSONResponse:
+    return JSONResponse({"detail": why}, status, headers=headers)
 
 
 def _closing(send: Send) -> Send:

@@ -5,17 +5,17 @@ Called by `fleet.api.server`. The files hold no data. A page asks again every se
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Callable, Mapping, Sequence
-from importlib import resources
-from typing import Annotated, Any, TypeVar
+from typing import Any
 
 import msgspec
 import numpy as np
-from fastapi import Depends, FastAPI, Header, HTTPException, Query, Request, Response
+from fastapi import FastAPI, HTTPException, Request, Response
 from fastapi.concurrency import run_in_threadpool
-from fastapi.responses import JSONResponse
+from fastapi.responses import HTMLResponse, JSONResponse
+from fastapi.routing import APIRoute
+from fastapi.staticfiles import StaticFiles
 
 from agents.records import CandidateId, DeviceId
 from fleet.api.access import Access, needs
@@ -23,9 +23,8 @@ from fleet.api.score_service import ScoreBusyError, ScoreService
 from fleet.api.scores import ScoreQuestion
 from fleet.api.webhook import Webhook
 from fleet.comparison.compared import CompareError
-from fleet.dashboard.dashboard import Dashboard, DashboardMissing
-from fleet.dashboard.store_view import PAGE_ROWS, PageError, PageQuery
-from fleet.dashboard.workload_view import CandidateError
+from fleet.dashboard.dashboard import Dashboard, Name, PageOf
+from fleet.dashboard.store_view import DashboardMissing, PageError
 from fleet.errors import FleetError, StoreError
 from fleet.json_types import JsonDict
 from fleet.store.trace_lookup import find_candidates
@@ -33,42 +32,19 @@ from fleet.store.trace_lookup import find_candidates
 PREFIX = "/v1/dashboard"
 #: Candidates that are scored at a time.
 MOST_SCORED = 64
-#: Length of a filter, and of a name.
-_MOST_TEXT = 200
 #: Status of an answer by the error that stands behind it.
 _STATUSES: dict[type[FleetError], int] = {
     PageError: 400,
     CompareError: 400,
     DashboardMissing: 404,
-    CandidateError: 404,
     StoreError: 503,
 }
 
-_Endpoint = TypeVar("_Endpoint", bound=Callable[..., Any])
-Name = Annotated[str, Query(max_length=_MOST_TEXT)]
 
+class OwnerRoute(APIRoute):
+    """A route of the dashboard; all of them are the owner's."""
 
-def page_query(
-    sort: Annotated[str, Query(max_length=40)] = "",
-    descending: bool = False,
-    text: Name = "",
-    offset: int = 0,
-    size: int = PAGE_ROWS,
-) -> PageQuery:
-    """Which part of a list, from the query of a request."""
-    return PageQuery(sort=sort, is_descending=descending, text=text, offset=offset, size=size)
-
-
-PageOf = Annotated[PageQuery, Depends(page_query)]
-
-
-def _view(app: FastAPI, path: str) -> Callable[[_Endpoint], _Endpoint]:
-    """Declare a view of the dashboard; all of them are the owner's."""
-
-    def declare(endpoint: _Endpoint) -> _Endpoint:
-        return app.get(PREFIX + path)(needs(Access.OWNER)(endpoint))
-
-    return declare
+    access = Access.OWNER
 
 
 def add_dashboard(app: FastAPI, dashboard: Dashboard, scores: ScoreService, webhook: Webhook | None) -> None:
@@ -80,76 +56,36 @@ def add_dashboard(app: FastAPI, dashboard: Dashboard, scores: ScoreService, webh
 
         app.add_exception_handler(error, refused)
 
-    @_view(app, "/fleet")
-    def fleet(query: PageOf) -> JsonDict:
-        """The devices, those that need somebody first."""
-        return dashboard.fleet(query)
-
-    @_view(app, "/devices/{device_id}")
-    def device(device_id: str) -> JsonDict:
-        """One device: environments with canaries and A/A runs, champions and challengers, onboarding."""
-        return dashboard.device(device_id)
-
-    @_view(app, "/models")
-    def models() -> JsonDict:
-        """The versions, and the champion of each device with its figures."""
-        return dashboard.models()
-
-    @_view(app, "/tunings")
-    def tunings() -> JsonDict:
-        """How fast networks are: the latest tunings with their curves."""
-        return dashboard.tunings()
-
-    @_view(app, "/tunings/{request_id}/report")
     def report(request_id: str) -> Response:
         """The page that a tuning wrote."""
-        return Response(dashboard.report(request_id), media_type=_TYPES[".html"], headers=_REPORT_HEADERS)
+        return HTMLResponse(dashboard.report(request_id), headers=_REPORT_HEADERS)
 
-    @_view(app, "/comparable")
-    def comparable() -> JsonDict:
-        """Names of devices and versions that may be compared."""
-        return dashboard.comparable()
-
-    @_view(app, "/compare")
-    def compared(query: PageOf, before: Name, after: Name, all: bool = False) -> JsonDict:
-        """Two devices, days (`DEVICE@YYYY-MM-DD`) or versions; insignificant rows with `all` only."""
-        return dashboard.compare((before, after), query, shows_all=all)
-
-    @_view(app, "/workloads")
-    def workloads(query: PageOf) -> JsonDict:
-        """The workloads with records."""
-        return dashboard.workloads(query)
-
-    @_view(app, "/workloads/{workload_id}")
-    def workload(workload_id: str, query: PageOf, candidates_from: int = 0) -> JsonDict:
-        """One workload: spread of latencies by device, and the matrix of candidates and devices."""
-        return dashboard.workload(workload_id, query, max(0, candidates_from))
-
-    @_view(app, "/workloads/{workload_id}/candidates/{candidate_id}")
-    def candidate(workload_id: str, candidate_id: str, best_on: Name = "") -> JsonDict:
-        """One candidate: raw repeats, its schedule beside the best one's, a script to build it again."""
-        return dashboard.candidate(workload_id, candidate_id, best_on)
-
-    _add_daemon_views(app, dashboard, webhook)
-    _add_predictions(app, dashboard, scores)
-
-
-def _add_daemon_views(app: FastAPI, dashboard: Dashboard, webhook: Webhook | None) -> None:
-    @_view(app, "/alerts")
     def alerts(query: PageOf) -> JsonDict:
         """Alarms and changes of models, with whose fault each is."""
         return {**dashboard.alerts(query), "webhook": None if webhook is None else webhook.view}
 
-    @_view(app, "/requests")
-    def requests(query: PageOf) -> JsonDict:
-        """The requests without their results, those that have not ended first."""
-        return dashboard.requests(query)
+    views: dict[str, Callable[..., Any]] = {
+        "/fleet": dashboard.fleet,
+        "/devices/{device_id}": dashboard.device,
+        "/models": dashboard.models,
+        "/tunings": dashboard.tunings,
+        "/tunings/{request_id}/report": report,
+        "/comparable": dashboard.comparable,
+        "/compare": dashboard.compare,
+        "/workloads": dashboard.workloads,
+        "/workloads/{workload_id}": dashboard.workload,
+        "/workloads/{workload_id}/candidates/{candidate_id}": dashboard.candidate,
+        "/workloads/{workload_id}/predictions": _predictions(dashboard, scores),
+        "/alerts": alerts,
+        "/requests": dashboard.requests,
+    }
+    for path, endpoint in views.items():
+        app.router.add_api_route(PREFIX + path, endpoint, route_class_override=OwnerRoute)
 
 
-def _add_predictions(app: FastAPI, dashboard: Dashboard, scores: ScoreService) -> None:
-    """Add the path of predictions to an application."""
+def _predictions(dashboard: Dashboard, scores: ScoreService) -> Callable[..., Any]:
+    """The view of predictions."""
 
-    @_view(app, "/workloads/{workload_id}/predictions")
     async def predictions(request: Request, workload_id: str, device: Name) -> JsonDict:
         """Scores of a device's champion for candidates that it has measured, beside their speeds."""
         latencies, chosen, body = await run_in_threadpool(_score_question, dashboard, workload_id, device)
@@ -165,6 +101,8 @@ def _add_predictions(app: FastAPI, dashboard: Dashboard, scores: ScoreService) -
         if status != 200:
             raise HTTPException(status, str(answer.get("detail", "no scores")))
         return {"version": answer["version"], **predicted(chosen, latencies, answer["scores"])}
+
+    return predictions
 
 
 def _score_question(
@@ -236,14 +174,6 @@ def predicted(
     }
 
 
-#: Where the files are, beside the page itself.
-STATIC_PATH = "/static/"
-_TYPES = {
-    ".html": "text/html; charset=utf-8",
-    ".css": "text/css; charset=utf-8",
-    ".js": "text/javascript; charset=utf-8",
-    ".svg": "image/svg+xml",
-}
 _POLICY = "; ".join(
     (
         "default-src 'none'",
@@ -273,42 +203,26 @@ _REPORT_HEADERS = {
 }
 
 
-#: Content, media type and entity tag of a file.
-StaticFile = tuple[bytes, str, str]
+class PageFiles(StaticFiles):
+    """The files of the page. A browser asks each time whether they are the same."""
+
+    def file_response(self, *args: Any, **options: Any) -> Response:
+        """See `StaticFiles`."""
+        response = super().file_response(*args, **options)
+        response.headers.update({**SAFE_HEADERS, "Cache-Control": "no-cache"})
+        return response
 
 
-def static_files() -> dict[str, StaticFile]:
-    """The files by path."""
-    files: dict[str, StaticFile] = {}
-    for file in resources.files("fleet").joinpath("dashboard", "static").iterdir():
-        suffix = f".{file.name.rpartition('.')[2]}"
-        if suffix in _TYPES:
-            path = "/" if file.name == "index.html" else STATIC_PATH + file.name
-            content = file.read_bytes()
-            tag = f'"{hashlib.sha256(content).hexdigest()[:32]}"'
-            files[path] = content, _TYPES[suffix], tag
-    return files
-
-
-def add_pages(app: FastAPI, files: Mapping[str, StaticFile]) -> None:
+def add_pages(app: FastAPI) -> None:
     """Add the paths of the files."""
+    files = PageFiles(packages=[("fleet", "dashboard/static")])
 
     @app.get("/", include_in_schema=False)
     @needs(Access.OPEN)
-    def page(if_none_match: Annotated[str, Header()] = "") -> Response:
-        return _answer(files["/"], if_none_match)
+    async def page(request: Request) -> Response:
+        return await files.get_response("index.html", request.scope)
 
-    @app.get(STATIC_PATH + "{name}", include_in_schema=False)
+    @app.get("/static/{name}", include_in_schema=False)
     @needs(Access.OPEN)
-    def file(name: str, if_none_match: Annotated[str, Header()] = "") -> Response:
-        if STATIC_PATH + name not in files:
-            raise HTTPException(404, f"no file {name!r:.80} belongs to the dashboard")
-        return _answer(files[STATIC_PATH + name], if_none_match)
-
-
-def _answer(file: StaticFile, client_tags: str) -> Response:
-    content, kind, tag = file
-    headers = {**SAFE_HEADERS, "ETag": tag, "Cache-Control": "no-cache"}
-    if tag in (client_tag.strip() for client_tag in client_tags.split(",")):
-        return Response(status_code=304, headers=headers)
-    return Response(content, media_type=kind, headers=headers)
+    async def file(name: str, request: Request) -> Response:
+        return await files.get_response(name, request.scope)

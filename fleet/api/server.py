@@ -5,7 +5,6 @@ Called by `fleet up`. The tokens are made once and stay, so that clients and Pro
 
 from __future__ import annotations
 
-import asyncio
 import ipaddress
 import json
 import os
@@ -16,11 +15,10 @@ import threading
 import time
 from contextlib import suppress
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
-from typing import Any
 
 import uvicorn
-from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from agents.host.process_control import ProcessName
 from fleet.api.app import SCORE_PATH, ApiSources, make_app
@@ -32,7 +30,7 @@ from fleet.api.connections import (
     GuardedConnection,
     fitting_limits,
 )
-from fleet.api.dashboard import add_dashboard, add_pages, static_files
+from fleet.api.dashboard import add_dashboard, add_pages
 from fleet.api.requests import ANSWER_SECS, add_requests
 from fleet.api.requests import PATH as REQUESTS_PATH
 from fleet.api.score_service import ScoreService
@@ -131,7 +129,7 @@ class ApiServer:
         most_secs = _FOLLOWED_SHARE * limits.request_secs
         add_requests(app, sources.desk, answer_secs, most_secs, lambda: self._server.should_exit)
         add_sessions(app, self._keyring)
-        add_pages(app, static_files())
+        add_pages(app)
         add_dashboard(app, sources.dashboard, self._scores, sources.webhook)
         return Gate(app, self._keyring, connections, bodies), connections
 
@@ -167,7 +165,7 @@ def _uvicorn_config(gate: Gate, connections: Connections) -> uvicorn.Config:
     return uvicorn.Config(
         gate,
         # Names of modules that may be installed or not decide nothing here.
-        http=_guarded(connections),
+        http=partial(GuardedConnection, connections),  # type: ignore[arg-type]
         loop="asyncio",
         ws="none",
         h11_max_incomplete_event_size=_HEAD_BYTES,
@@ -196,13 +194,3 @@ def _listen(host: str, port: int) -> socket.socket:
             f"the API cannot listen on {host}, port {port}: {error.strerror}; set daemon.api_port to a free "
             "port, or to 0 for any"
         ) from error
-
-
-def _guarded(connections: Connections) -> type[asyncio.Protocol]:
-    """What uvicorn makes for each connection."""
-
-    class Guarded(GuardedConnection):
-        def __init__(self, **options: Any) -> None:
-            super().__init__(H11Protocol(**options), connections)
-
-    return Guarded

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 from collections import Counter
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -120,24 +121,12 @@ def busiest_programs(daemon_pid: int | None) -> list[str]:
 
     own = fleet_processes(daemon_pid)
     others = [process for process in psutil.process_iter(["name"]) if process.pid not in own]
-
-    def cpu_secs() -> dict[psutil.Process, float]:
-        secs_by_process = {}
+    used: dict[psutil.Process, float] = {}
+    for wait_secs in (0.0, _WATCH_SECS):  # the first look begins the time of the second
+        time.sleep(wait_secs)
         for process in others:
-            try:
-                times = process.cpu_times()
-            except psutil.Error:
-                continue
-            secs_by_process[process] = times.user + times.system
-        return secs_by_process
-
-    before = cpu_secs()
-    time.sleep(_WATCH_SECS)
-    used = {
-        process: (secs - before[process]) / _WATCH_SECS
-        for process, secs in cpu_secs().items()
-        if process in before
-    }
+            with suppress(psutil.Error):
+                used[process] = process.cpu_percent() / 100
     top = sorted(used, key=lambda process: -used[process])[:3]
     return [f"{_command(process)} ({used[process]:.0%} of a core)" for process in top if used[process] >= 0.1]
 

@@ -1,4 +1,4 @@
-"""The views of the dashboard as plain values: what `fleet.api.dashboard` sends.
+"""The views of the dashboard as plain values. `fleet.api.dashboard` has the path of each.
 
 Each view is made from the coordinator's last view, the registry's files, and what `DashboardStore` reads.
 Nothing here waits for the coordinator.
@@ -9,9 +9,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Annotated
 
 import pyarrow.compute as pc
+from fastapi import Depends, Query
 
 from agents.files import read_regular
 from fleet.comparison.compared import compare
@@ -24,10 +25,16 @@ from fleet.dashboard.device_timeline import (
     model_alerts,
     onboardings,
 )
-from fleet.dashboard.store_view import DashboardStore, PageQuery, StoreSummary, page_of_comparison
+from fleet.dashboard.store_view import (
+    MOST_TEXT,
+    DashboardMissing,
+    DashboardStore,
+    PageQuery,
+    StoreSummary,
+    page_of_comparison,
+)
 from fleet.dashboard.tunings import tuning_rows
 from fleet.dashboard.workload_view import CandidateMatrix, candidate_view
-from fleet.errors import FleetError
 from fleet.json_types import Json, JsonDict
 from fleet.models.registry_file import RegistryError
 from fleet.models.registry_reader import RegistryReader
@@ -40,10 +47,9 @@ _MOST_VERSIONS, _MOST_REPORT_BYTES = 100, 16 << 20
 #: Gives the coordinator's last view (`fleet.engine.fleet_view`), and all requests as its desk shows them.
 View = Callable[[], Json]
 Requests = Callable[[], Iterable[Json]]
-
-
-class DashboardMissing(FleetError):  # noqa: N818 - a state of what was asked for, named so
-    """There is no such thing to show."""
+#: Values of a request's query.
+PageOf = Annotated[PageQuery, Depends()]
+Name = Annotated[str, Query(max_length=MOST_TEXT)]
 
 
 class Dashboard:
@@ -57,15 +63,12 @@ class Dashboard:
     ) -> None:
         self.view, self._registry, self._requests = view, registry, requests
         self.store = DashboardStore(store)
-        #: Values from the registry's files by name; made again when these change.
-        self._registry_mark: tuple[object, ...] = ()
-        self._of_registry: JsonDict = {}
 
     def close(self) -> None:
         """End what reads the store."""
         self.store.close()
 
-    def fleet(self, query: PageQuery) -> JsonDict:
+    def fleet(self, query: PageOf) -> JsonDict:
         """The table of the fleet."""
         view, summary, rows = self._rows()
         return {
@@ -108,31 +111,17 @@ class Dashboard:
     def _ladder(self, device_id: str) -> JsonDict:
         """The steps of a device's champions; `damaged` has the reason if the registry cannot be read."""
         try:
-            ladder = self._kept(f"ladder {device_id}", lambda: champion_ladder(self._registry, device_id))
-            return {**ladder, "damaged": ""}
+            return {**champion_ladder(self._registry, device_id), "damaged": ""}
         except RegistryError as error:
             return {"champion": None, "steps": [], "of": 0, "damaged": str(error)}
-
-    def _kept(self, name: str, make: Callable[[], Any]) -> Any:
-        """A value made from the registry's files, kept as long as these are the same.
-
-        A training may add a version and remove one, so their names are compared, not their number.
-        """
-        mark = self._registry.state().serial, *self._registry.versions()
-        if mark != self._registry_mark:
-            self._registry_mark, self._of_registry = mark, {}
-        of_registry = self._of_registry
-        if name not in of_registry:
-            of_registry[name] = make()
-        return of_registry[name]
 
     def models(self) -> JsonDict:
         """All versions, the newest first, and the champion of each device with its figures."""
         try:
-            versions = self._kept("versions", lambda: list_versions(self._registry))
+            versions = list_versions(self._registry)
         except RegistryError as error:
             return {"damaged": str(error), "versions": [], "notes": {}}
-        notes = self._kept("notes", lambda: champion_notes(self._registry))
+        notes = champion_notes(self._registry)
         return {"damaged": "", "versions": versions[::-1][:_MOST_VERSIONS], "notes": notes}
 
     def tunings(self) -> JsonDict:
@@ -154,9 +143,9 @@ class Dashboard:
         except OSError as error:
             raise DashboardMissing(f"{path} cannot be read: {error.strerror}") from None
 
-    def compare(self, sides: tuple[str, str], query: PageQuery, *, shows_all: bool) -> JsonDict:
-        """Two things side by side; see `fleet.comparison.compared.compare`."""
-        comparison = compare(self.store.reader, self._registry, sides, shows_all=shows_all)
+    def compare(self, query: PageOf, before: Name, after: Name, all: bool = False) -> JsonDict:
+        """Two devices, days (`DEVICE@YYYY-MM-DD`) or versions; insignificant rows with `all` only."""
+        comparison = compare(self.store.reader, self._registry, (before, after), shows_all=all)
         return page_of_comparison(comparison, query)
 
     def comparable(self) -> JsonDict:
@@ -164,13 +153,13 @@ class Dashboard:
         names = sorted(str(device_id) for device_id in self.view()["devices"])
         return {"devices": names[:500], "versions": self._registry.versions()[-100:]}
 
-    def workloads(self, query: PageQuery) -> JsonDict:
+    def workloads(self, query: PageOf) -> JsonDict:
         """The list of workloads with records."""
         summary = self.store.summary()
         rows = workload_view.workload_rows(summary.cells, summary.workloads)
         return {"digest": summary.progress(), **workload_view.WORKLOADS.page(rows, query)}
 
-    def workload(self, workload_id: str, query: PageQuery, candidates_from: int) -> JsonDict:
+    def workload(self, workload_id: str, query: PageOf, candidates_from: int = 0) -> JsonDict:
         """One workload: its devices with their spread of latencies, and its candidates on them.
 
         Raises:
@@ -193,7 +182,7 @@ class Dashboard:
             "workload_id": workload_id,
             "workload": dict(summary.workloads.get(workload_id, {"name": workload_id})),
             "devices": devices,
-            "matrix": matrix.page(candidates_from, workload_view.PAGE_CANDIDATES),
+            "matrix": matrix.page(max(0, candidates_from), workload_view.PAGE_CANDIDATES),
         }
 
     def matrix(self, reader: StoreReader, workload_id: str, device_ids: list[str]) -> CandidateMatrix:
@@ -202,11 +191,11 @@ class Dashboard:
         rows = device_rows(reader, workload_view.MATRIX_COLUMNS, device_ids, where=where)
         return CandidateMatrix(device_ids, rows)
 
-    def candidate(self, workload_id: str, candidate_id: str, best_on: str) -> JsonDict:
+    def candidate(self, workload_id: str, candidate_id: str, best_on: Name = "") -> JsonDict:
         """One candidate; see `fleet.dashboard.workload_view`.
 
         Raises:
-            CandidateError: There is none.
+            DashboardMissing: There is none.
         """
         summary = self.store.summary()
         # The device of the page before is looked at first.
@@ -216,7 +205,7 @@ class Dashboard:
         view = candidate_view(self.store.reader(), workload_id, candidate_id, devices, best_on)
         return {"workload": dict(facts), **view}
 
-    def alerts(self, query: PageQuery) -> JsonDict:
+    def alerts(self, query: PageOf) -> JsonDict:
         """What people should know, the newest first."""
         every_alert = self.all_alerts()
         return {
@@ -229,12 +218,12 @@ class Dashboard:
         """All alerts, the newest first."""
         view = self.view()
         try:
-            changes = self._kept("alerts", lambda: model_alerts(self._registry))
+            changes = model_alerts(self._registry)
         except RegistryError as error:
             changes = [{"at": view["now"], "device_id": "", "text": str(error), "kind": "training"}]
         return alerts.alert_list(view["alarms"], changes)
 
-    def requests(self, query: PageQuery) -> JsonDict:
+    def requests(self, query: PageOf) -> JsonDict:
         """The requests, the open ones first."""
         rows = fleet_rows.request_rows(self._requests())
         return {"now": self.view()["now"], **fleet_rows.REQUESTS.page(rows, query)}

@@ -12,10 +12,11 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import pyarrow as pa
 import pyarrow.compute as pc
+from pydantic import Field
 
 from agents.records import NOISE, DeviceId, Workload, WorkloadId
 from fleet.comparison.device_rows import device_rows
@@ -36,9 +37,15 @@ from fleet.store.store import Store
 
 #: Rows of a page, unless another number is asked for, and at most.
 PAGE_ROWS, MOST_ROWS = 50, 500
+#: Characters of a filter, and of a name.
+MOST_TEXT = 200
 
 Row = Json
 Key = Callable[[Row], Any]
+
+
+class DashboardMissing(FleetError):  # noqa: N818 - a state of what was asked for, named so
+    """There is no such thing to show."""
 
 
 class PageError(FleetError):
@@ -49,10 +56,10 @@ class PageError(FleetError):
 class PageQuery:
     """Which part of a list, and in which order."""
 
-    sort: str = ""
-    is_descending: bool = False
+    sort: Annotated[str, Field(max_length=40)] = ""
+    descending: bool = False
     #: Part of a text in the row; case does not matter.
-    text: str = ""
+    text: Annotated[str, Field(max_length=MOST_TEXT)] = ""
     offset: int = 0
     size: int = PAGE_ROWS
 
@@ -75,7 +82,7 @@ class Listing:
         Raises:
             PageError: There is no such order, or the page has no or too many rows.
         """
-        sort, is_descending = query.sort, query.is_descending
+        sort, is_descending = query.sort, query.descending
         if not sort:
             sort, is_descending = next(iter(self.keys)), is_descending or self.is_descending
         if sort not in self.keys:

@@ -21,8 +21,8 @@ from fleet.comparison.device_rows import PATH, device_rows
 from fleet.comparison.schedules import schedule_lines, side_by_side
 from fleet.comparison.series import object_of
 from fleet.coverage.lookup import MeasuredOn, reproducer
-from fleet.dashboard.store_view import Listing, WorkloadCell
-from fleet.errors import FleetError, StoreError
+from fleet.dashboard.store_view import DashboardMissing, Listing, WorkloadCell
+from fleet.errors import StoreError
 from fleet.json_types import Json, JsonDict
 from fleet.store.reader import StoreReader
 
@@ -38,10 +38,6 @@ _RECORD_FIELDS = (
     "error",
 )
 _WIDE = ("candidate_id", *_RECORD_FIELDS, "quality", "protocol", "dialect", "trace")
-
-
-class CandidateError(FleetError):
-    """A candidate that the store does not have."""
 
 
 def candidate_view(
@@ -62,7 +58,7 @@ def candidate_view(
         and `script` with `why_no_script`.
 
     Raises:
-        CandidateError: None of the devices has measured it.
+        DashboardMissing: None of the devices has measured it.
         StoreError: The store cannot be read.
     """
     looked = list(devices[:MOST_DEVICES])
@@ -74,7 +70,7 @@ def candidate_view(
         if mine_rows.num_rows:
             paths[name] = set(mine_rows.column(PATH).to_pylist())
     if not paths:
-        raise CandidateError(
+        raise DashboardMissing(
             f"no record of candidate {candidate_id!r:.80} of workload {workload_id!r:.80} on "
             f"{len(looked)} of the {len(devices)} devices that measured that workload"
         )

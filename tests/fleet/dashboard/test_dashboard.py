@@ -88,7 +88,7 @@ def test_a_page_says_what_it_leaves_out_and_rows_without_a_value_come_last() -> 
         page["rows"] = [row["name"] for row in page["rows"]]
         assert page | yaml.safe_load(expected) == page
     for descending in (False, True):
-        rows = page_of(sort="size", is_descending=descending, size=23)["rows"]
+        rows = page_of(sort="size", descending=descending, size=23)["rows"]
         sizes = [row["size"] for row in rows]
         assert sizes[18:] == [None] * 5
         assert sizes[:18] == sorted(sizes[:18], reverse=descending)

@@ -17,7 +17,7 @@ from fleet.api.dashboard import MOST_SCORED, predicted, sample
 from fleet.comparison.device_rows import device_rows
 from fleet.coverage.lookup import script
 from fleet.dashboard.alerts import BEFORE_SECS, alert_list
-from fleet.dashboard.dashboard import Dashboard, DashboardMissing
+from fleet.dashboard.dashboard import Dashboard
 from fleet.dashboard.device_timeline import (
     MOST_POINTS,
     TIMELINE_COLUMNS,
@@ -26,7 +26,8 @@ from fleet.dashboard.device_timeline import (
     model_alerts,
     onboardings,
 )
-from fleet.dashboard.workload_view import MATRIX_COLUMNS, CandidateError, CandidateMatrix, candidate_view
+from fleet.dashboard.store_view import DashboardMissing
+from fleet.dashboard.workload_view import MATRIX_COLUMNS, CandidateMatrix, candidate_view
 from fleet.models.registry import Registry
 from fleet.store.reader import StoreReader
 from fleet.store.store import Store
@@ -190,7 +191,7 @@ def test_a_candidate_stands_beside_the_best_one(measured: Path) -> None:
     assert {one["device_id"] for one in found["records"]} == {"box.a", "box.b"}
     assert found["why_no_script"] == ""
     assert found["script"]
-    with pytest.raises(CandidateError, match="no record of candidate"):
+    with pytest.raises(DashboardMissing, match="no record of candidate"):
         candidate_view(reader, workload_id, "nothing", ["box.a"])
 
 
