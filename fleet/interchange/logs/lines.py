@@ -90,7 +90,7 @@ class LogLines:
             if length > self._limit:
                 pieces = []
         if length:
-            whole = b"".join(pieces) if length <= self._limit else LONG_LINE
+            whole: bytes | Unreadable = b"".join(pieces) if length <= self._limit else LONG_LINE
             yield CUT_LINE if self.damage else whole
 
     def chunks(self) -> Iterator[bytes]:

@@ -186,7 +186,7 @@ def test_what_is_there_is_replaced_only_when_asked_and_put_back_where_the_new_on
         export(store, path, "parquet")
 
     def fail(self: Path, target: Path) -> Path:
-        if self.name.endswith(".tmp") and target == path:
+        if not self.name.endswith(".old") and target == path:
             raise OSError(errno.EIO, "Input/output error")
         return move(self, target)
 
