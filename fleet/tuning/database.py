@@ -144,7 +144,7 @@ def read_database(folder: Path, target: str) -> TunedDatabase:
                 )
             text = canonical_json(trace)
             read_trace(text)
-            secs = [float(secs_value) for secs_value in run_secs]
+            secs = list(map(float, run_secs))
             normalised = f"[{text},{json.dumps(secs)},{target},{canonical_json(arguments)}]"
             schedule = Schedule(statistics.fmean(secs), text, normalised)
             database.schedules.setdefault(ids[place], []).append(schedule)
