@@ -45,12 +45,12 @@ def local(question: JsonDict) -> JsonDict:
     import tvm
     from tvm.s_tir import meta_schedule as ms
 
-    from agents.programs.build import replay
+    from agents.programs.build import scheduled
 
     target = tvm.target.Target(question["target"])
     # Replayed before the clock starts: in its measuring loop TVM holds the schedules already.
     scheduled = [
-        (replay(tvm.ir.load_json(module), trace), tvm.ir.load_json(module))
+        (scheduled(tvm.ir.load_json(module), trace).mod, tvm.ir.load_json(module))
         for module, trace in question["candidates"]
     ]
     builder = ms.builder.LocalBuilder(max_workers=question["workers"], timeout_sec=_TIMEOUT_SECS)

@@ -26,11 +26,12 @@ _ANCHORS: Final = (
 )
 _PATTERNS: Final = tuple((re.compile(rf"(?:^|_)(?:{part})\d*(?=_|$)"), kind) for part, kind in _ANCHORS)
 #: Parts that only move numbers: a program of nothing else computes nothing.
-_MOVES: Final = re.compile(
+_MOVE: Final = (
     r"(?:reshape|transpose|permute_dims|squeeze|expand_dims|strided_slice|concatenate|split|pad|flatten|"
     r"broadcast_to|cast|repeat|tile|flip|full|zeros|ones|arange|layout_transform|where|triu|tril|roll|stack)"
     r"\d*"
 )
+_MOVES: Final = re.compile(f"{_MOVE}(?:_{_MOVE})*")
 #: How `convolutions.py` names programs whose data and weights have their channels in the last axes.
 _CHANNELS_LAST: Final = re.compile(r"(?:^|_)conv2d_(?:nhwc|winograd)\d*(?=_|$)")
 #: Axes of a convolution's data and weights.
@@ -58,7 +59,7 @@ def operator_kind(name: str, arg_shapes: Sequence[Sequence[int]]) -> str:
                 return kind
             is_last = _CHANNELS_LAST.search(words) is not None
             return _grouped(kind, arg_shapes, channels=-1 if is_last else 1, inputs=-2 if is_last else 1)
-    return "data_movement" if _only_moves(words) else "elementwise"
+    return "data_movement" if _MOVES.fullmatch(words) else "elementwise"
 
 
 def _matmul(arg_shapes: Sequence[Sequence[int]]) -> str:
@@ -83,13 +84,3 @@ def _grouped(kind: str, arg_shapes: Sequence[Sequence[int]], *, channels: int, i
     if group_channels >= all_channels or all_channels % group_channels:
         return kind
     return f"depthwise_{kind}" if group_channels == 1 else f"group_{kind}"
-
-
-def _only_moves(words: str) -> bool:
-    rest = words
-    while rest:
-        match = _MOVES.match(rest)
-        if match is None or (match.end() < len(rest) and rest[match.end()] != "_"):
-            return False
-        rest = rest[match.end() + 1 :]
-    return True

@@ -55,15 +55,6 @@ def scheduled(module: Any, trace: str) -> Any:
     return schedule
 
 
-def replay(module: Any, trace: str) -> Any:
-    """Apply a trace (JSON text) to an unscheduled `tvm.IRModule` and return the scheduled one.
-
-    Raises:
-        CandidateRefused: As of `scheduled`.
-    """
-    return scheduled(module, trace).mod
-
-
 @cache
 def _leave_out() -> Any:
     """The `PassInstrument` by which TVM leaves out passes."""
@@ -125,13 +116,13 @@ def build(module: Any, trace: str, target: Any) -> Built:
     import tvm
 
     started = time.perf_counter()
-    scheduled = replay(module, trace)
+    program = scheduled(module, trace).mod
     try:
         instruments = [_leave_out()] if target.kind.name == "llvm" else []
         # CUDA's compiler learns the architecture from the target in scope only; else it asks this host's GPU.
         with target:
             runtime = compiled(
-                lambda: tvm.tirx.build(scheduled, target=target),
+                lambda: tvm.tirx.build(program, target=target),
                 instruments,
                 config={"tirx.disable_assert": True},
             )

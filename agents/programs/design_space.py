@@ -195,12 +195,12 @@ class Proposal:
 
 def plain_json(value: Any) -> Any:
     """Turn the JSON-like value of a TVM object into Python lists, numbers and text."""
-    if value is None or isinstance(value, bool | int | float | str):
-        # TVM's own str, int and float subclasses become the plain types.
-        for kind in (bool, int, float, str):
-            if isinstance(value, kind):
-                return kind(value)
+    if value is None:
         return None
+    for kind in (bool, int, float, str):
+        # TVM's own str, int and float subclasses become the plain types.
+        if isinstance(value, kind):
+            return kind(value)
     if hasattr(value, "value"):  # IntImm, FloatImm
         return plain_json(value.value)
     if hasattr(value, "items"):

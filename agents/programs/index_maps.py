@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable
 from functools import lru_cache
 from typing import Any
 
@@ -35,6 +34,7 @@ _FIELDS = {
     "tirx.IndexMap": {"initial_indices", "final_indices", "inverse_index_map"},
     **{kind: {"span", "ty", "a", "b"} for kind in _ARITHMETIC},
 }
+_KINDS = {"None", "int", "ffi.String", "ffi.Array", *_FIELDS}
 
 
 #: Kinds of older TVMs; those of the oldest by what they are called since.
@@ -189,19 +189,20 @@ class _Graph:
     def _check_node(self, node: Any) -> None:
         kind = node.get("type") if isinstance(node, dict) else None
         data: Any = node.get("data") if isinstance(node, dict) else None
-        checks: dict[str, Callable[[], bool]] = {
-            "None": lambda: data is None,
-            "int": lambda: type(data) is int and abs(data) < _MOST_INT,
-            "ffi.String": lambda: isinstance(data, str) and bool(_NAME.fullmatch(data)),
-            "ffi.Array": lambda: isinstance(data, list) and all(type(member) is int for member in data),
-        }
-        if not isinstance(kind, str) or not (kind in checks or kind in _FIELDS):
+        if not isinstance(kind, str) or kind not in _KINDS:
             raise IndexMapRefusedError(f"it holds a node of type {str(kind)[:60]!r}")
         if not node.keys() <= {"type", "data"}:
             raise IndexMapRefusedError(f"its node of type {kind} has other keys than type and data")
-        is_fine = (
-            checks[kind]() if kind in checks else isinstance(data, dict) and data.keys() == _FIELDS[kind]
-        )
+        if kind == "None":
+            is_fine = data is None
+        elif kind == "int":
+            is_fine = type(data) is int and abs(data) < _MOST_INT
+        elif kind == "ffi.String":
+            is_fine = isinstance(data, str) and _NAME.fullmatch(data) is not None
+        elif kind == "ffi.Array":
+            is_fine = isinstance(data, list) and all(type(member) is int for member in data)
+        else:
+            is_fine = isinstance(data, dict) and data.keys() == _FIELDS[kind]
         if kind == "ir.PrimType" and is_fine:
             is_fine = data["dtype"] in ("int32", "int64")
         if not is_fine:

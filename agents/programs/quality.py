@@ -279,9 +279,6 @@ class DriftMonitor:
         Args:
             readings: Seconds of each canary by name. One that is missing or no positive finite number could
                 not be timed: it is left out, and says nothing.
-
-        Raises:
-            ValueError: More canaries than a monitor keeps, or a name that is empty or too long.
         """
         off: list[str] = []
         adopted: list[str] = []
@@ -289,14 +286,8 @@ class DriftMonitor:
         for name, secs in sorted(readings.items()):
             if not (math.isfinite(secs) and secs > 0) or abs(math.log(secs)) > _MOST_LOG:
                 continue
-            if name not in self._canaries:
-                if not 0 < len(name) <= _MOST_NAME or len(self._canaries) >= _MOST_CANARIES:
-                    raise ValueError(
-                        f"canary {name[:_MOST_NAME]!r} cannot be kept: a monitor holds at most "
-                        f"{_MOST_CANARIES}, with names of 1 to {_MOST_NAME} characters"
-                    )
-                self._canaries[name] = _Canary()
-            is_off, log_ratio, is_adopted = self._canaries[name].observe(math.log(secs))
+            canary = self._canaries.setdefault(name, _Canary())
+            is_off, log_ratio, is_adopted = canary.observe(math.log(secs))
             ratios[name] = round(math.exp(log_ratio), 4)
             if is_off:
                 off.append(name)

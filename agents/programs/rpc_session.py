@@ -17,6 +17,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -125,36 +126,26 @@ class RpcSession:
         _shut_down(self._sockets)
 
 
+@dataclass(frozen=True, slots=True)
 class RpcLink:
-    """One device behind an RPC tracker, or several equal ones behind one key.
+    """One device behind an RPC tracker, or several equal ones behind one key."""
 
-    Args:
-        tracker: Address of the RPC tracker, `host:port`.
-        key: Key of the device there.
-        device: TVM's name of the kind of device (`cpu`, `cuda`).
-        index: Ordinal among the devices of its kind at the server.
-        threads: Threads that a program gets.
-        cores: Logical CPUs of the server that they may use; TVM silently ignores numbers that it lacks.
-        wait_secs: How long `connect` waits for a server to come back or to come free.
-        session_secs: Time after which the server ends a session, whatever it does: what frees a device whose
-            client was killed in the middle of a run.
-    """
-
-    def __init__(
-        self,
-        tracker: str,
-        key: str,
-        *,
-        device: str = "cpu",
-        index: int = 0,
-        threads: int = 1,
-        cores: Sequence[int] = (0,),
-        wait_secs: float = 60.0,
-        session_secs: float = 120.0,
-    ) -> None:
-        self.tracker, self.key, self.device, self.index = tracker, key, device, index
-        self._threads, self._cores = threads, tuple(cores)
-        self._wait_secs, self._session_secs = wait_secs, session_secs
+    #: Address of the RPC tracker, `host:port`.
+    tracker: str
+    #: Key of the device there.
+    key: str
+    #: TVM's name of the kind of device (`cpu`, `cuda`), and its ordinal there among those of its kind.
+    device: str = "cpu"
+    index: int = 0
+    #: Threads that a program gets.
+    threads: int = 1
+    #: Logical CPUs of the server that they may use; TVM silently ignores numbers that it lacks.
+    cores: Sequence[int] = (0,)
+    #: How long `connect` waits for a server to come back or to come free.
+    wait_secs: float = 60.0
+    #: Time after which the server ends a session, whatever it does: what frees a device whose client was
+    #: killed in the middle of a run.
+    session_secs: float = 120.0
 
     @contextlib.contextmanager
     def connect(self) -> Iterator[RpcSession]:
@@ -164,7 +155,7 @@ class RpcLink:
             LinkLostError: No session within `wait_secs` (and the seconds that opening one may take), or the
                 server cannot give the threads.
         """
-        session = self._session(time.monotonic() + self._wait_secs)
+        session = self._session(time.monotonic() + self.wait_secs)
         try:
             yield session
         finally:
@@ -184,9 +175,7 @@ class RpcLink:
                 if time.monotonic() >= deadline:
                     last = "" if refusal == f"{error}; " else str(error)
                     what = f"{refusal}{last}".removesuffix("; ")
-                    raise LinkLostError(
-                        f"waited {self._wait_secs:.0f} s for an RPC device: {what}"
-                    ) from error
+                    raise LinkLostError(f"waited {self.wait_secs:.0f} s for an RPC device: {what}") from error
             time.sleep(min(_POLL_SECS, seconds_left(deadline)))
 
     def _turn(self, deadline: float) -> tuple[str, int, str]:
@@ -225,7 +214,7 @@ class RpcLink:
 
         try:
             with _limited(_OPEN_SECS, cut):
-                remote = rpc.connect(host, port, match_key, self._session_secs)
+                remote = rpc.connect(host, port, match_key, self.session_secs)
                 threads = self._configure(remote)
             if expired.is_set():
                 raise TimeoutError
@@ -237,11 +226,11 @@ class RpcLink:
                 f"the server {host}:{port} with the key {self.key!r} opened no session ({why}): restart it"
             ) from error
         session = RpcSession(self, remote, (host, port), opened())
-        if threads != self._threads:
+        if threads != self.threads:
             session.close()
             raise LinkLostError(
                 f"the server {host}:{port} with the key {self.key!r} gives a program {threads} threads, the "
-                f"device file asks for {self._threads}: correct threads and cores there, or start the server "
+                f"device file asks for {self.threads}: correct threads and cores there, or start the server "
                 "without TVM_NUM_THREADS"
             )
         return session
@@ -249,9 +238,9 @@ class RpcLink:
     def _configure(self, remote: Any) -> int:
         """Apply threads and cores to the session's process; returns the threads that it now has."""
         # An array cannot cross the wire, but one that was made over there can be named.
-        cores = remote.get_function("ffi.Array")(*map(str, self._cores))
+        cores = remote.get_function("ffi.Array")(*map(str, self.cores))
         configure = remote.get_function("runtime.config_threadpool")
-        configure(_SHARE_CORES, self._threads, cores, self._threads)
+        configure(_SHARE_CORES, self.threads, cores, self.threads)
         return int(remote.get_function("runtime.NumThreads")())
 
 

@@ -57,8 +57,8 @@ class TunedDatabase:
         """
         for workload_id, line in other.lines.items():
             self.lines.setdefault(workload_id, line)
-            schedule_by_line = {schedule.line: schedule for schedule in self.schedules.get(workload_id, [])}
-            schedule_by_line |= {schedule.line: schedule for schedule in other.schedules.get(workload_id, [])}
+            both = [*self.schedules.get(workload_id, []), *other.schedules.get(workload_id, [])]
+            schedule_by_line = {schedule.line: schedule for schedule in both}
             timings: dict[str, list[Schedule]] = {}
             for schedule in sorted(schedule_by_line.values(), key=_MEAN_SECS):
                 timings.setdefault(schedule.trace, []).append(schedule)
@@ -144,7 +144,7 @@ def read_database(folder: Path, target: str) -> TunedDatabase:
                 )
             text = canonical_json(trace)
             read_trace(text)
-            secs = [float(secs_value) for secs_value in run_secs]
+            secs = list(map(float, run_secs))
             normalised = f"[{text},{json.dumps(secs)},{target},{canonical_json(arguments)}]"
             schedule = Schedule(statistics.fmean(secs), text, normalised)
             database.schedules.setdefault(ids[place], []).append(schedule)

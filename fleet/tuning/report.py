@@ -207,9 +207,8 @@ def _curves(workloads: Sequence[Json]) -> Plot:
         for workload in workloads
         if workload["best_secs"] and any(best for _, best in workload["curve"])
     ]
-    for workload in sorted(improved, key=lambda workload: -workload["best_secs"] * workload["weight"])[
-        :_MOST_CURVES
-    ]:
+    improved.sort(key=lambda workload: -workload["best_secs"] * workload["weight"])
+    for workload in improved[:_MOST_CURVES]:
         points = [(tried, best) for tried, best in workload["curve"] if best]
         last, low = points[-1][0], workload["best_secs"]
         high = max(best for _, best in points)

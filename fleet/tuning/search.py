@@ -105,11 +105,8 @@ class Search:
             chosen: What was to be measured.
             records: What came of it, second measurements of the leaders among them.
         """
-        was, chosen_ids, failed = (
-            self.best_secs,
-            {candidate.candidate_id for candidate in chosen},
-            set[CandidateId](),
-        )
+        was, failed = self.best_secs, set[CandidateId]()
+        chosen_ids = {candidate.candidate_id for candidate in chosen}
         for record in records:
             self._take(record)
             if record.outcome is not Outcome.OK and record.candidate_id in chosen_ids:
@@ -240,16 +237,10 @@ def end_where_nothing_is_left(searches: Sequence[Search], noise_floor: float) ->
     That is so where the gain that may still be is below the noise floor, of the workload's own latency or of
     all workloads' time together: nobody could tell it from chance.
     """
-    total = sum(
-        search.workload.weight * search.best_secs for search in searches if math.isfinite(search.best_secs)
-    )
-    for search in searches:
-        if (
-            search.ended
-            or search.tried < _LEAST_TRIED
-            or not search.idle_rounds
-            or not math.isfinite(search.best_secs)
-        ):
+    ran = [search for search in searches if math.isfinite(search.best_secs)]
+    total = sum(search.workload.weight * search.best_secs for search in ran)
+    for search in ran:
+        if search.ended or search.tried < _LEAST_TRIED or not search.idle_rounds:
             continue
         if search.may_gain < noise_floor:
             search.ended = "nothing left to gain"

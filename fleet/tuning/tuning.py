@@ -35,7 +35,7 @@ from fleet.errors import FleetError
 from fleet.json_types import Json, JsonDict
 from fleet.onboarding.day_zero import serve_at_once
 from fleet.planner.collect import Collection
-from fleet.planner.settings import Clock, CollectSettings, Display, Watcher
+from fleet.planner.settings import Clock, CollectSettings, Display
 from fleet.store.reader import StoreReader
 from fleet.tuning.database import present_database, update_database
 from fleet.tuning.delivery import Untuned, check_all, deliver_all, labels_of
@@ -68,12 +68,21 @@ class TuneOptions:
     minutes: float | None = None
 
 
-class _Round(Watcher):
+class _Round:
     """A watcher that keeps the records of a round and lets a display show the whole search."""
 
     def __init__(self, display: Display) -> None:
         self._display = display
         self.records: list[Record] = []
+
+    def phase(self, name: str, total: int, most_secs: float = math.inf) -> None:
+        """The search has one phase."""
+
+    def proposed(self, workload: Workload, candidates: int) -> None:
+        """Drawing is a part of the round."""
+
+    def refused(self, workload: Workload, reasons: Mapping[str, int]) -> None:
+        """A search derives nothing from imported candidates."""
 
     def stored(self, device_id: DeviceId, records: Sequence[Record]) -> None:
         """Records are durable."""

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from agents.programs.build import replay
+from agents.programs.build import scheduled
 from agents.programs.design_space import DesignSpace
 from agents.programs.workloads import operator_workload
 from agents.records import Family, Workload
@@ -130,7 +130,7 @@ def test_gpu_candidates_evolve_without_a_gpu(product: Workload, gpu_space: Desig
     module = tvm.ir.load_json(product.module_json)
     for child in children:
         assert min(changes(child.trace, parent) for parent in parents) == 1
-        assert "threadIdx.x" in replay(module, child.trace).script()
+        assert "threadIdx.x" in scheduled(module, child.trace).mod.script()
 
 
 def test_a_gpu_space_is_not_used_up_by_the_candidates_that_are_known(gpu_space: DesignSpace) -> None:
