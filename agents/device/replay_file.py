@@ -49,26 +49,19 @@ class Recorded:
     descriptor: Descriptor | None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Head:
-    """What the footer of an exported file says."""
-
-    devices: Mapping[DeviceId, Recorded]
-    #: Version of the store that it was exported from.
-    table_version: int
-
-
-def footer(head: Head, workloads: Iterable[Workload]) -> dict[bytes, bytes]:
-    """Make the footer's entries of a new file."""
+def footer(
+    devices: Mapping[DeviceId, Recorded], workloads: Iterable[Workload], table_version: int
+) -> dict[bytes, bytes]:
+    """Make the footer's entries of a new file, which is exported from this version of a store."""
     value = {
         "version": VERSION,
-        "table_version": head.table_version,
+        "table_version": table_version,
         "devices": {
             device_id: {
                 "spec": as_json_dict(recorded.spec),
                 "descriptor": None if recorded.descriptor is None else as_json_dict(recorded.descriptor),
             }
-            for device_id, recorded in head.devices.items()
+            for device_id, recorded in devices.items()
         },
     }
     packed = zlib.compress(canonical_json([as_json_dict(workload) for workload in workloads]).encode())
@@ -104,8 +97,8 @@ def open_file(path: Path) -> pq.ParquetFile:
     return file
 
 
-def read_head(file: pq.ParquetFile, path: Path) -> Head:
-    """Read what an exported file says of itself.
+def read_devices(file: pq.ParquetFile, path: Path) -> dict[DeviceId, Recorded]:
+    """Read what an exported file says of its devices.
 
     Raises:
         AgentError: It is another Parquet file, damaged, or of another version.
@@ -116,13 +109,10 @@ def read_head(file: pq.ParquetFile, path: Path) -> Head:
         raise AgentError(f"{path}: its footer does not say its version; export it again")
     if version != VERSION:
         raise AgentError(f"{path} has version {version}, this version reads {VERSION}; export it again")
-    devices, table_version = value.get("devices"), value.get("table_version")
-    if not isinstance(devices, dict) or type(table_version) is not int:
-        raise AgentError(f"{path}: its footer names no devices or no version of a store; export it again")
-    return Head(
-        devices={DeviceId(name): _recorded(path, recorded) for name, recorded in devices.items()},
-        table_version=table_version,
-    )
+    devices = value.get("devices")
+    if not isinstance(devices, dict):
+        raise AgentError(f"{path}: its footer names no devices; export it again")
+    return {DeviceId(name): _recorded(path, recorded) for name, recorded in devices.items()}
 
 
 def read_workloads(file: pq.ParquetFile, path: Path) -> list[Workload]:

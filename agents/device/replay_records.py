@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from agents.codec import bounded_json, check_schema, protocol_from_json
 from agents.device.bounded_parquet import RowBudget, is_bounded
-from agents.device.replay_file import Recorded, open_file, read_head, read_workloads
+from agents.device.replay_file import Recorded, open_file, read_devices, read_workloads
 from agents.errors import AgentError
 from agents.host.limited_reader import answer, read_limited
 from agents.records import (
@@ -69,11 +69,11 @@ class ReplayRecords:
         self._path = path
         self._file = open_file(path)
         try:
-            head = read_head(self._file, path)
-            if device_id not in head.devices:
-                device_ids = ", ".join(sorted(head.devices)) or "none"
+            devices = read_devices(self._file, path)
+            if device_id not in devices:
+                device_ids = ", ".join(sorted(devices)) or "none"
                 raise AgentError(f"{path} has no device {device_id!r}; it has {device_ids}")
-            self.recorded: Recorded = head.devices[device_id]
+            self.recorded: Recorded = devices[device_id]
             known_workloads = read_workloads(self._file, path)
             self._table, self.environment_id, self.left_out = self._read(device_id)
         except BaseException:

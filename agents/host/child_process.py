@@ -134,6 +134,15 @@ class ChildProcess:
             self._remover.join(None if timeout_secs is None else max(0.0, ends_at - time.monotonic()))
         return not self._watcher.is_alive()
 
+    def join(self) -> None:
+        """Wait for its end, however long that takes; if the wait is interrupted, end it."""
+        try:
+            self.wait()
+        except BaseException:  # a Ctrl-C
+            self.end()
+            self.wait(_KILL_SECS)
+            raise
+
     def limit(self, secs: float) -> None:
         """Set a new deadline, so many seconds from now, in the place of the one before."""
         self._deadline_secs, self._kill_at = secs, time.monotonic() + secs
@@ -241,31 +250,6 @@ class ChildProcess:
             if self._code is None:
                 with suppress(ProcessLookupError, PermissionError):
                     os.killpg(self.pid, number)
-
-
-def run_child(
-    program: Sequence[str],
-    *,
-    question: bytes = b"",
-    variables: Mapping[str, str] = _NOTHING,
-    cores: Sequence[int] = (),
-    deadline_secs: float = float("inf"),
-) -> ChildProcess:
-    """Run a child to its end, and wait for that; the arguments are those of `ChildProcess`.
-
-    Raises:
-        OSError: There is no room, or no process to be had.
-    """
-    child = ChildProcess(
-        program, question=question, variables=variables, cores=cores, deadline_secs=deadline_secs
-    )
-    try:
-        child.wait()
-    except BaseException:  # a Ctrl-C
-        child.end()
-        child.wait(_KILL_SECS)
-        raise
-    return child
 
 
 def discard_folder(folder: Path, wait: Callable[[], None] = lambda: None) -> threading.Thread | None:

@@ -69,7 +69,7 @@ def cuda_devices() -> tuple[dict[str, str], ...]:
         limits that a TVM target needs, and what `gpu_sheet` has, from the driver where it tells. Unknown
         values are left out. Empty without the library or a driver.
     """
-    chosen = visible(_by_bus(_from_nvml() or ()), os.environ.get("CUDA_VISIBLE_DEVICES"))
+    chosen = visible(_from_nvml() or (), os.environ.get("CUDA_VISIBLE_DEVICES"))
     return tuple({"index": str(index), **_with_sheet(device)} for index, device in enumerate(chosen))
 
 
@@ -239,11 +239,6 @@ def visible(devices: Sequence[dict[str, str]], setting: str | None) -> list[dict
     return chosen
 
 
-def _by_bus(devices: Sequence[dict[str, str]]) -> list[dict[str, str]]:
-    """Sort by PCI bus id; the libraries do not promise that order. Ids are hexadecimal of fixed width."""
-    return sorted(devices, key=lambda device: device.get("pci_bus_id", "").lower())
-
-
 def _nvml() -> Any | None:
     """The management library, opened; None without its Python module or a driver."""
     try:
@@ -265,7 +260,7 @@ _open_nvml = cache(_nvml)
 def _nvml_handle(index: int, setting: str | None) -> Any | None:
     """Find the handle of one visible device by its unique id; None where there is no such device."""
     nvml = _open_nvml()
-    devices = visible(_by_bus(_from_nvml() or ()), setting)
+    devices = visible(_from_nvml() or (), setting)
     if nvml is None or not 0 <= index < len(devices):
         return None
     try:
@@ -275,13 +270,15 @@ def _nvml_handle(index: int, setting: str | None) -> Any | None:
 
 
 def _from_nvml() -> list[dict[str, str]] | None:
-    """Ask the management library; None where its Python module or the driver is missing."""
+    """The devices by PCI bus, as the management library has them; None without its module or a driver."""
     nvml = _nvml()
     if nvml is None:
         return None
     try:
         driver = _text(nvml.nvmlSystemGetDriverVersion())
-        return [_nvml_device(nvml, index, driver) for index in range(nvml.nvmlDeviceGetCount())]
+        devices = [_nvml_device(nvml, index, driver) for index in range(nvml.nvmlDeviceGetCount())]
+        # The library does not promise this order. Ids are hexadecimal of fixed width.
+        return sorted(devices, key=lambda device: device["pci_bus_id"].lower())
     except nvml.NVMLError:
         return None
     finally:

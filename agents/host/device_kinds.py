@@ -152,7 +152,14 @@ class RpcDevice(HostDevice):
 
     def differences(self, spec: DeviceSpec, descriptor: Descriptor) -> list[str]:
         """See `HostDevice.differences`."""
-        return _address_differences(spec)
+        faults = []
+        try:
+            host_and_port(spec.tracker)
+        except ValueError:
+            faults.append(f"the address of its RPC tracker is {spec.tracker!r}: write tracker as host:port")
+        if not spec.key:
+            faults.append("its RPC key is missing: write the key that its server gives to the tracker")
+        return faults
 
     def absence(self, spec: DeviceSpec) -> str:
         """See `HostDevice.absence`; the tracker is asked for a server with the key."""
@@ -250,17 +257,6 @@ def environment_id(snapshot: Mapping[str, Any], spec: DeviceSpec, protocol: Prot
         canonical_json(place),
         canonical_json(timing),
     )
-
-
-def _address_differences(spec: DeviceSpec) -> list[str]:
-    faults = []
-    try:
-        host_and_port(spec.tracker)
-    except ValueError:
-        faults.append(f"the address of its RPC tracker is {spec.tracker!r}: write tracker as host:port")
-    if not spec.key:
-        faults.append("its RPC key is missing: write the key that its server gives to the tracker")
-    return faults
 
 
 def _isa_differences(spec: DeviceSpec, descriptor: Descriptor) -> list[str]:

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from typing import Any
 
 from agents.errors import AgentError
-from agents.host.child_process import run_child
+from agents.host.child_process import ChildProcess
 
 #: Bytes of data that the process may hold: with its libraries it stays below 1 GiB.
 MOST_BYTES = 768 << 20
@@ -28,7 +28,8 @@ def read_limited(module: str, *arguments: str) -> Any:
     Raises:
         AgentError: What the module refused; or it needed more memory than it may, or ended in another way.
     """
-    child = run_child([module, *arguments], variables=_PLAIN | _THREADS)
+    child = ChildProcess([module, *arguments], variables=_PLAIN | _THREADS)
+    child.join()
     try:
         reply = json.loads(child.answer())
     except ValueError:

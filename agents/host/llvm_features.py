@@ -14,7 +14,7 @@ from typing import Any
 
 from agents.errors import AgentError
 from agents.host import cpu_features as isa
-from agents.host.child_process import run_child
+from agents.host.child_process import ChildProcess
 from agents.host.process_control import leave_out_torch
 
 # Importing TVM takes two to five seconds on an idle core; a board or a busy host needs longer.
@@ -40,9 +40,10 @@ def ask_llvm(target: Mapping[str, Any], arch: str) -> tuple[frozenset[str], tupl
     question = {key: target[key] for key in ("kind", "mcpu", "mattr", "mtriple") if key in target}
     question.setdefault("mtriple", f"{arch}-linux-gnu")
     try:
-        child = run_child(
+        child = ChildProcess(
             ["agents.host.llvm_features"], question=json.dumps(question).encode(), deadline_secs=_TIMEOUT_SECS
         )
+        child.join()
     except OSError as error:
         raise LlvmSilentError(f"TVM cannot be started: {error}") from error
     if child.poll():

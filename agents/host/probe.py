@@ -102,9 +102,13 @@ def core_groups(root: Path = _ROOT) -> tuple[tuple[int, ...], ...]:
 
 
 def _program_versions(root: Path) -> dict[str, str]:
+    driver = host.cuda_driver(root)
+    return _package_versions() | ({CUDA_DRIVER: driver} if driver else {})
+
+
+def _package_versions() -> dict[str, str]:
     versions = {package: installed_version(package) for package in _PROGRAM_PACKAGES}
-    versions[CUDA_DRIVER] = host.cuda_driver(root)
-    return {name: version for name, version in versions.items() if version}
+    return {package: version for package, version in versions.items() if version}
 
 
 def remote_descriptor(spec: DeviceSpec, board_descriptor: Descriptor | None = None) -> Descriptor:
@@ -119,8 +123,7 @@ def remote_descriptor(spec: DeviceSpec, board_descriptor: Descriptor | None = No
         The host is `tracker/key` and the versions are those of the programs that build here. Without
         `board_descriptor` everything that only a probe on the device could tell is 0 or empty.
     """
-    versions = {package: installed_version(package) for package in _PROGRAM_PACKAGES}
-    host_versions = tuple(sorted((name, version) for name, version in versions.items() if version))
+    host_versions = tuple(sorted(_package_versions().items()))
     place = f"{spec.tracker}/{spec.key}"
     if board_descriptor is not None:
         return replace(board_descriptor, host=place, versions=host_versions, roofline=())

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 from agents.codec import bounded_json, workload_from_json
 from agents.errors import AgentError, first_line
-from agents.host.child_process import run_child
+from agents.host.child_process import ChildProcess
 from agents.host.cuda import WORKER_ENVIRONMENT, make_device_files
 from agents.networks.cache import keep, kept_workloads
 from agents.networks.graph import merged
@@ -174,13 +174,14 @@ def ask(
         make_device_files()
     with scratch_folder("tensor-fleet-network-") as temporary:
         scratch = folder or temporary
-        child = run_child(
+        child = ChildProcess(
             [_MODULE, str(scratch)],
             question=json.dumps(question).encode(),
             variables=_environment(scratch, threads, has_gpu),
             cores=cores,
             deadline_secs=timeout_secs,
         )
+        child.join()
     try:
         decoded = bounded_json(child.answer(), _MOST_ANSWER_VALUES)
     except (ValueError, RecursionError):

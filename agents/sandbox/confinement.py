@@ -116,8 +116,7 @@ def landlock_version() -> int:
 
 def has_privileges() -> bool:
     """Whether this process has capabilities beyond reading, or programs that it starts may gain some."""
-    is_set = _libc().prctl(ctypes.c_int(_PR_GET_NO_NEW_PRIVS), *[ctypes.c_ulong(0)] * 4) == 1
-    return not is_set or bool(_capabilities() & ~(1 << _CAP_DAC_READ_SEARCH))
+    return _prctl(_PR_GET_NO_NEW_PRIVS) != 1 or bool(_capabilities() & ~(1 << _CAP_DAC_READ_SEARCH))
 
 
 def system_call(number: int, *arguments: int | bytes | ctypes.Array[ctypes.c_char]) -> int:
@@ -193,7 +192,7 @@ def _drop_capabilities() -> None:
     if not is_known(os.uname().machine):
         return
     for capability in range(64):
-        if capability != _CAP_DAC_READ_SEARCH and not _prctl(_PR_CAPBSET_DROP, capability):
+        if capability != _CAP_DAC_READ_SEARCH and _prctl(_PR_CAPBSET_DROP, capability):
             break  # not root, or there are no more
     _prctl(_PR_CAP_AMBIENT, _PR_CAP_AMBIENT_CLEAR_ALL)
     retained = _capabilities() & 1 << _CAP_DAC_READ_SEARCH
@@ -217,10 +216,10 @@ def _libc() -> ctypes.CDLL:
     return libc
 
 
-def _prctl(option: int, argument: int) -> bool:
+def _prctl(option: int, argument: int = 0) -> int:
     zero = ctypes.c_ulong(0)
     result: int = _libc().prctl(ctypes.c_int(option), ctypes.c_ulong(argument), zero, zero, zero)
-    return result == 0
+    return result
 
 
 def _warn(what: str, error: OSError) -> None:

@@ -9,7 +9,6 @@ from __future__ import annotations
 from typing import Any
 
 import msgspec
-from msgspec import UNSET, UnsetType
 
 from agents.errors import AgentError, MessageError
 from agents.programs.gate import Repeats
@@ -85,8 +84,8 @@ WorkerEvent = Ready | StageBegan | JobDone | RetimingBegan | Retimed | Rested
 class _Quality(Value, frozen=True):
     """What a process may say of its number; all else is said of it by who does not run the candidate."""
 
-    stopped_early: bool | UnsetType = UNSET
-    checked: bool | UnsetType = UNSET
+    stopped_early: bool = False
+    checked: bool = False
 
 
 class _Refused(Value, frozen=True, tag_field="event", tag="refused"):

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
-from agents.device.replay_file import open_file, read_head
+from agents.device.replay_file import open_file, read_devices
 from agents.device.replay_records import check_apart
 from agents.errors import AgentError
 from agents.records import DeviceId, DeviceKind, DeviceSpec
@@ -70,7 +70,7 @@ def _ready(spec: DeviceSpec, folder: Path) -> DeviceSpec:
             path = source
             check_apart(path, replay.device)
         with open_file(path) as file:
-            devices = read_head(file, path).devices
+            devices = read_devices(file, path)
     except (FleetError, AgentError, OSError) as error:
         raise FleetError(f"device {spec.device_id}: records: {error}") from error
     if replay.device not in devices:

@@ -24,7 +24,7 @@ from pydantic import ValidationError
 
 from agents.codec import bounded_json
 from agents.device.bounded_parquet import RowBudget
-from agents.device.replay_file import MOST_FILE_BYTES, Recorded, open_file, read_head, read_workloads
+from agents.device.replay_file import MOST_FILE_BYTES, Recorded, open_file, read_devices, read_workloads
 from agents.errors import AgentError
 from agents.files import check_regular, read_regular
 from agents.records import DeviceId, Workload, record_id_of
@@ -126,7 +126,7 @@ def read_published(folder: Path, sha256: str = "") -> PublishedDataset:
     path = folder / RECORDS
     try:
         with open_file(path) as file:
-            devices, workloads = read_head(file, path).devices, read_workloads(file, path)
+            devices, workloads = read_devices(file, path), read_workloads(file, path)
         for kind, names in (
             ("device", devices),
             ("workload", [workload.workload_id for workload in workloads]),

@@ -17,7 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from agents.device.replay_file import Head, Recorded, footer
+from agents.device.replay_file import Recorded, footer
 from agents.programs.trace_rules import replay_fault
 from agents.records import Outcome, Record, Workload, WorkloadId, canonical_json, claimed_id
 from fleet.errors import FleetError
@@ -87,8 +87,7 @@ def write_parquet(path: Path, sources: Sequence[Source], *, is_small: bool = Fal
             for source in sources
             if source.spec is not None
         }
-        head = Head(devices=devices, table_version=sources[0].reader.version)
-        writer.add_key_value_metadata(footer(head, used.values()))
+        writer.add_key_value_metadata(footer(devices, used.values(), sources[0].reader.version))
     return count
 
 

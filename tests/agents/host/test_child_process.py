@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from agents.host import child_process, process_control
-from agents.host.child_process import ChildProcess, discard_folder, remove_discarded, run_child
+from agents.host.child_process import ChildProcess, discard_folder, remove_discarded
 from tests.conftest import running, until
 from tests.table_fixtures import rows
 
@@ -181,7 +181,8 @@ def test_how_it_ended_is_one_line(
 ) -> None:
     (tmp_path / "a_program.py").write_text(program)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    child = run_child(["a_program"])
+    child = ChildProcess(["a_program"])
+    child.join()
     assert child.failure_line().startswith(failure)
     assert "\n" not in child.failure_line()
 
