@@ -141,9 +141,6 @@ def test_an_onboarded_device_is_served_by_what_was_judged(
     scorer = load_scorer(registry.path(name), NEW, [workload])
     assert scorer._head.correction is not None  # what it scores by is that of the file
     np.testing.assert_array_equal(scorer._head.score_unseen(block), expected)
-    # A scorer keeps what belongs to its head.
-    scorer.save(tmp_path / "own")
-    np.testing.assert_array_equal(load_adapted(tmp_path / "own", NEW).score_unseen(block), expected)
 
 
 def test_an_evaluation_judges_what_serves(
