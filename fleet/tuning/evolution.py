@@ -176,11 +176,11 @@ class Evolution:
         from transfer.search.population import EvolutionSettings, evolve
 
         elites = state.individuals(search.parents or self.foreign)
-        population = evolve(state.table, elites, self._draft, state.excluded, EvolutionSettings(), place)
+        evolved = evolve(state.table, elites, self._draft, state.excluded, EvolutionSettings(), place)
         like = [
             individual for individual in state.individuals(self.foreign) if individual not in state.excluded
         ]
-        drafted = [*population.individuals[:_DRAFTED], *like]
+        drafted = [*evolved[:_DRAFTED], *like]
         if not drafted:
             search.expect(0.0)
             return []

@@ -26,7 +26,7 @@ from transfer.features.hardware import HARDWARE_NAMES
 from transfer.features.live_traces import LiveReader
 from transfer.features.slots import CATEGORY_SIZES, NUMBER_NAMES, StepTable, laid_out
 from transfer.features.summary import SUMMARY_NAMES, Decided, StepRows, Summariser, tiled_block
-from transfer.language.dialects import default_readers
+from transfer.language.dialects import READERS
 from transfer.language.meta_schedule import MetaScheduleReader
 from transfer.language.primitives import Kind, Primitive, vocabulary_hash
 
@@ -149,7 +149,7 @@ class Extractor:
                 f"project fills spec {DEFAULT_SPEC.hash} (version {FEATURE_VERSION}); train the model again"
             )
         self.spec = spec
-        self._readers = default_readers()
+        self._readers = {dialect: make() for dialect, make in READERS.items()}
         self._live = LiveReader()
         self._table = StepTable(_TABLE_LIMIT)
         self._rows = StepRows(self._table, self._crop_places)
