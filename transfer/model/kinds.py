@@ -30,7 +30,7 @@ def model_kind(manifest: Mapping[str, Any]) -> str:
 
 def reads_published(names: Iterable[str]) -> bool:
     """Whether one of some kinds reads the published features of TLP, which are made only if one does."""
-    return MTL_TLP in names
+    return MTL_TLP in set(names)
 
 
 def is_extensible(name: str) -> bool:
