@@ -7,13 +7,12 @@ Knows nothing of what the files hold, and does not load torch.
 from __future__ import annotations
 
 import hashlib
-import os
 import shutil
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
-from agents.files import read_regular
+from agents.files import fsync, fsync_all, read_regular
 from transfer.errors import TransferError
 
 TENSORS_NAME = "model.safetensors"
@@ -49,38 +48,18 @@ def put_folder(directory: Path, files: Mapping[str, bytes]) -> None:
     part = Path(tempfile.mkdtemp(prefix=f".{directory.name}.", suffix=".part", dir=directory.parent))
     try:
         for name, raw in files.items():
-            _write_synced(part / name, raw)
+            (part / name).write_bytes(raw)
         # Readers of the registry may be other users.
         part.chmod(0o755)
-        _sync_folder(part)
+        fsync_all([*(part / name for name in files), part])
         try:
             # An empty folder only would be replaced.
             part.rename(directory)
         except OSError as error:
             raise CheckpointError(f"{directory}: could not be put in place: {error}") from error
-        _sync_folder(directory.parent)
+        fsync(directory.parent)
     finally:
         shutil.rmtree(part, ignore_errors=True)
-
-
-def put_file(path: Path, raw: bytes) -> None:
-    """Replace a file that can be made again: it appears whole or not at all, and may go with a power cut.
-
-    Args:
-        path: Its parent is made as needed.
-        raw: What it shall hold.
-
-    Raises:
-        OSError: There is no room, or no permission; nothing is left behind then.
-    """
-    path.parent.mkdir(parents=True, exist_ok=True)
-    beside = path.with_suffix(f".{os.getpid()}.part")
-    try:
-        beside.write_bytes(raw)
-        beside.replace(path)
-    except OSError:
-        beside.unlink(missing_ok=True)
-        raise
 
 
 def read_file(directory: Path, name: str, most_bytes: int = MOST_FILE_BYTES) -> bytes:
@@ -118,18 +97,3 @@ def read_checked(directory: Path, name: str, expected: str, cure: str = "restore
             f"{expected[:12]}); {cure}"
         )
     return raw
-
-
-def _write_synced(path: Path, raw: bytes) -> None:
-    with path.open("xb") as file:
-        file.write(raw)
-        file.flush()
-        os.fsync(file.fileno())
-
-
-def _sync_folder(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -26,16 +25,13 @@ from msgspec.structs import replace
 
 from agents.records import Candidate, Workload, WorkloadId, canonical_json
 from transfer.adapt.base import Adapted
-from transfer.adapt.kept import files_of, load_adapted
-from transfer.adapt.source_devices import SourceCorrection
+from transfer.adapt.kept import load_adapted
 from transfer.arrays import Floats, Ints, Singles
 from transfer.errors import TraceError, TransferError
 from transfer.features.blocks import FeatureBlock
-from transfer.features.extractor import DEFAULT_SPEC, Extractor, FeatureSpec
+from transfer.features.extractor import DEFAULT_SPEC, Extractor
 from transfer.features.flat import flat_inputs
-from transfer.model import checkpoint
 from transfer.model.inputs import torch_threads
-from transfer.model.tlp_model import TlpModel
 from transfer.model.trees import bounded_scores
 from transfer.search.learner import Learner
 
@@ -49,85 +45,33 @@ _LEAST_LEARNT = 1e-3
 _FAILED_SECS = 1e9
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SearchMeasurement:
-    """What TVM measured of one candidate during a search, for whoever keeps records."""
-
-    workload_id: WorkloadId
-    #: The schedule trace as canonical JSON.
-    trace: str
-    #: Seconds of one run, one value a repeat; empty where it failed.
-    run_secs: tuple[float, ...]
-    #: Why it failed; empty where it ran.
-    error: str
-
-
 class Scorer:
     """Scores the schedules of known workloads for one device; not safe between threads.
 
     Args:
-        model: Has a head for the device.
-        device_id: The device to tune for.
+        head: The head of the device to tune for.
         workloads: Workloads that may be asked about, as the model was trained on them.
         describe: Makes the `Workload` of a `tvm.IRModule` that is not among `workloads`, such as
             `agents.programs.workloads.workload_from_module` with a name and an operator. Without it those are
             refused.
-        on_measured: Told of what TVM measured after each round.
         learns: Let the rounds of a search move its scores; without it they stay the head's. The model itself
             stays as it is: keep the records, and train or adapt afterwards.
-        spec: Features that a FleetTLP reads.
-        correction: What belongs to the head (`transfer.adapt.kept`).
-
-    Raises:
-        TransferError: The model has no such head, or reads other features.
     """
 
     def __init__(
         self,
-        model: TlpModel,
-        device_id: str,
+        head: Adapted,
         workloads: Iterable[Workload] = (),
         *,
         describe: Callable[[Any], Workload] | None = None,
-        on_measured: Callable[[Sequence[SearchMeasurement]], None] | None = None,
         learns: bool = True,
-        spec: FeatureSpec = DEFAULT_SPEC,
-        correction: SourceCorrection | None = None,
     ) -> None:
+        self._head = head
         self._learns = learns
         self._learners: dict[WorkloadId, Learner] = {}
-        self.device_id = device_id
-        self.on_measured = on_measured
-        self._spec = spec
         self._describe = describe
         self._workloads = {workload.workload_id: workload for workload in workloads}
-        self._extractor = Extractor(spec)
-        self._head = self._checked(Adapted(device_id=device_id, model=model, correction=correction))
-
-    @property
-    def model(self) -> TlpModel:
-        """The model whose head is served."""
-        return self._head.model
-
-    def load(self, folder: Path) -> None:
-        """Serve the same head of another checkpoint.
-
-        Raises:
-            CheckpointError: The checkpoint is missing, damaged, or reads other features.
-            TransferError: It has no head for the device.
-        """
-        self._head = self._checked(load_adapted(folder, self.device_id, self._spec))
-        self._learners.clear()
-
-    def save(self, folder: Path) -> None:
-        """Keep the model as a checkpoint in a new folder.
-
-        Raises:
-            CheckpointError: The folder exists.
-        """
-        checkpoint.save(
-            folder, self._head.model, {"served_head": self.device_id}, beside=files_of(self._head)
-        )
+        self._extractor = Extractor()
 
     def workload_of(self, module: Any) -> Workload:
         """The workload of a `tvm.IRModule`, found by its structural hash.
@@ -217,7 +161,7 @@ class Scorer:
             return self._head.score_unseen(block)
 
     def _flat(self, block: FeatureBlock) -> Singles:
-        return flat_inputs(block, self._spec.category_sizes)
+        return flat_inputs(block, self._extractor.spec.category_sizes)
 
     def _extract(self, workload: Workload, schedules: Sequence[Any]) -> FeatureBlock:
         layout = self._head.model.layout
@@ -234,16 +178,6 @@ class Scorer:
             return False
         return True
 
-    def _checked(self, head: Adapted) -> Adapted:
-        head.model.head(self.device_id)
-        settings = head.model.settings()
-        made = head.model.features_hash(settings, self._spec)
-        if settings["spec_hash"] != made:
-            raise TransferError(
-                f"the model reads features {settings['spec_hash']}, this program makes {made}; train it again"
-            )
-        return head
-
 
 def load_scorer(
     folder: Path,
@@ -251,7 +185,7 @@ def load_scorer(
     workloads: Iterable[Workload] = (),
     *,
     describe: Callable[[Any], Workload] | None = None,
-    on_measured: Callable[[Sequence[SearchMeasurement]], None] | None = None,
+    learns: bool = True,
 ) -> Scorer:
     """The scorer of a checkpoint's head; arguments as for `Scorer`.
 
@@ -260,14 +194,7 @@ def load_scorer(
         TransferError: It has no head for the device.
     """
     head = load_adapted(folder, device_id, DEFAULT_SPEC)
-    return Scorer(
-        head.model,
-        device_id,
-        workloads,
-        describe=describe,
-        on_measured=on_measured,
-        correction=head.correction,
-    )
+    return Scorer(head, workloads, describe=describe, learns=learns)
 
 
 def cost_model(scorer: Scorer) -> Any:
@@ -287,24 +214,11 @@ def cost_model(scorer: Scorer) -> Any:
     class FleetCostModel(PyCostModel):  # type: ignore[misc]  # tvm publishes no types
         """A head of a fleet's model."""
 
-        def load(self, path: str) -> None:
-            scorer.load(Path(path))
-
-        def save(self, path: str) -> None:
-            scorer.save(Path(path))
-
         def update(self, context: Any, candidates: Sequence[Any], results: Sequence[Any]) -> None:
-            """Learn the round, and hand its results on."""
+            """Learn the round."""
             workload = scorer.workload_of(context.mod)
             latency = [_latency_secs(result) for result in results]
             scorer.learn(workload, [candidate.sch for candidate in candidates], latency)
-            if scorer.on_measured is not None:
-                scorer.on_measured(
-                    [
-                        _measured(workload.workload_id, candidate, result)
-                        for candidate, result in zip(candidates, results, strict=True)
-                    ]
-                )
 
         def predict(self, context: Any, candidates: Sequence[Any]) -> Floats:
             workload = scorer.workload_of(context.mod)
@@ -322,15 +236,6 @@ def _latency_secs(result: Any) -> float | None:
 def _logarithms(scores: Floats) -> Floats:
     logarithms: Floats = np.log(np.maximum(scores, _LEAST_LEARNT))
     return logarithms
-
-
-def _measured(workload_id: WorkloadId, candidate: Any, result: Any) -> SearchMeasurement:
-    return SearchMeasurement(
-        workload_id=workload_id,
-        trace=stored_trace(candidate.sch),
-        run_secs=tuple(float(secs) for secs in result.run_secs or ()),
-        error=str(result.error_msg) if result.error_msg is not None else "",
-    )
 
 
 def stored_trace(schedule: Any) -> str:

@@ -87,10 +87,10 @@ def answered(registry: RegistryReader, heads: HeadCache, store: Path, body: byte
     from fleet.models.opponents import score_candidates
     from transfer.errors import TraceError
     from transfer.features.extractor import Extractor
-    from transfer.language.dialects import default_readers
+    from transfer.language.dialects import READERS
 
     request = _parsed(body)
-    dialects = sorted(default_readers())
+    dialects = sorted(READERS)
     if request.dialect not in dialects:
         raise ScoreRefusalError(
             422, f"dialect: got {request.dialect!r}, expected one of {', '.join(dialects)}"

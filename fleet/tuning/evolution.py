@@ -168,11 +168,11 @@ class Evolution:
     def _ranked(self, search: Search, count: int, place: str) -> list[Individual]:
         """The batch, and some more that take the places of those that make no program."""
         elites = self._individuals(search.parents or self.foreign)
-        population = evolve(self._table, elites, self._draft, self._excluded, EvolutionSettings(), place)
+        evolved = evolve(self._table, elites, self._draft, self._excluded, EvolutionSettings(), place)
         like = [
             individual for individual in self._individuals(self.foreign) if individual not in self._excluded
         ]
-        drafted = [*population.individuals[:_DRAFTED], *like]
+        drafted = [*evolved[:_DRAFTED], *like]
         if not drafted:
             search.expect(0.0)
             return []

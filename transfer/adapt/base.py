@@ -81,14 +81,6 @@ class Adapted:
             return self.model.score(block, self.device_id)
         return self.correction.score_unseen(self.model, block)
 
-    @property
-    def size_bytes(self) -> int:
-        """Bytes that the device adds to the model: its head and the correction."""
-        head = sum(p.numel() * p.element_size() for p in self.model.head(self.device_id).parameters())
-        if self.correction is None:
-            return head
-        return head + sum(array.nbytes for array in self.correction.arrays().values())
-
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class FewShotTask:

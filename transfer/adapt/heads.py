@@ -7,8 +7,7 @@ target's visible latencies are present.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -76,10 +75,10 @@ def most_similar_heads(source: FleetTLP, part: Dataset, target_device: str) -> t
     right = ordered_pairs(source, part, target_device)
     best = max(right.values(), default=0)
     tied = [device_id for device_id, count in right.items() if count == best]
-    distance = hardware_distances(part, target_device, tied)
-    comparable = [device_id for device_id in tied if device_id in distance]
-    if len(comparable) < len(tied):
+    if not set(tied) <= set(part.device_ids):
         return tuple(tied)
+    apart = vector_distances(part.hardware, part.column(target_device))
+    distance = {device_id: apart[part.column(device_id)] for device_id in tied}
     least = min(distance.values(), default=0.0)
     return tuple(device_id for device_id in tied if distance[device_id] <= least)
 
@@ -97,19 +96,6 @@ def ordered_pairs(source: FleetTLP, part: Dataset, target_device: str) -> dict[s
             scores = source.score(features, device_id)
             right[device_id] = int((faster & (scores[:, None] > scores[None, :])).sum())
     return right
-
-
-def hardware_distances(dataset: Dataset, target_device: str, devices: Sequence[str]) -> dict[str, float]:
-    """Distance of the hardware vectors to the target's, each slot in units of its spread over all devices.
-
-    Devices that the dataset lacks are left out.
-    """
-    apart = vector_distances(dataset.hardware, dataset.column(target_device))
-    return {
-        device_id: float(apart[dataset.column(device_id)])
-        for device_id in devices
-        if device_id in dataset.device_ids
-    }
 
 
 # The loop that fine-tuning strategies share, and the choice of a learning rate on the few-shot set.
@@ -148,28 +134,13 @@ def tune(
                 if after_step is not None:
                     after_step()
         model.eval()
-    for parameter in model.parameters():
-        parameter.grad = None
+    model.zero_grad()
 
 
 def shortened(config: TrainConfig, epoch_share: float, rate_share: float = 1.0) -> TrainConfig:
     """A configuration with shares of its epochs (one at least) and of its learning rate."""
     epochs = max(1, round(config.epochs * epoch_share))
     return replace(config, epochs=epochs, learning_rate=config.learning_rate * rate_share)
-
-
-@contextmanager
-def head_alone(model: FleetTLP, device_id: str) -> Iterator[None]:
-    """Inside the block only the head of a device needs gradients."""
-    free = {id(parameter) for parameter in model.head(device_id).parameters()}
-    before = [(parameter, parameter.requires_grad) for parameter in model.parameters()]
-    try:
-        for parameter, _ in before:
-            parameter.requires_grad_(id(parameter) in free)
-        yield
-    finally:
-        for parameter, needed in before:
-            parameter.requires_grad_(needed)
 
 
 def choose_rate(
@@ -246,10 +217,10 @@ class FineTuneHead:
         how = shortened(task.config, _EPOCH_SHARE)
 
         def fit(visible: Dataset, rate: float) -> FleetTLP:
-            model = start.copy()
-            with head_alone(model, target):
-                tune(model, visible, (target,), replace(how, learning_rate=rate), seed)
-            return model
+            model = start.copy().requires_grad_(False)
+            model.head(target).requires_grad_(True)
+            tune(model, visible, (target,), replace(how, learning_rate=rate), seed)
+            return model.requires_grad_(True)
 
         rates = [share * task.config.learning_rate for share in _RATE_SHARES]
         rate, tried = choose_rate(start, part, target, rates, seed, fit)

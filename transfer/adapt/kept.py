@@ -26,9 +26,6 @@ from transfer.features.extractor import FeatureSpec
 from transfer.model import checkpoint
 from transfer.model.tlp_model import TlpModel
 
-#: Most bytes that a device may add to a model.
-MOST_BYTES = 2_000_000
-
 
 def file_of(device_id: str) -> str:
     """Name of the file of a device's correction inside the folder of a version."""
@@ -36,16 +33,7 @@ def file_of(device_id: str) -> str:
 
 
 def files_of(adapted: Adapted) -> dict[str, bytes]:
-    """What is kept beside the model's tensors, by file name; nothing where the head is all.
-
-    Raises:
-        TransferError: The device would add more than `MOST_BYTES`.
-    """
-    if adapted.size_bytes > MOST_BYTES:
-        raise TransferError(
-            f"the head of {adapted.device_id!r} and what belongs to it take {adapted.size_bytes:,} bytes; at "
-            f"most {MOST_BYTES:,} are kept for a device: use fewer networks, or another strategy"
-        )
+    """What is kept beside the model's tensors, by file name; nothing where the head is all."""
     correction = adapted.correction
     if correction is None:
         return {}

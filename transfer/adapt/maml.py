@@ -25,11 +25,12 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from agents.files import write_durably
 from agents.records import canonical_json, content_hash
 from transfer.adapt.base import Adapted, FewShotTask
 from transfer.adapt.heads import choose_rate, with_target_head
 from transfer.arrays import Ints
-from transfer.checked_folder import put_file, read_file
+from transfer.checked_folder import read_file
 from transfer.data.dataset import Dataset
 from transfer.errors import TransferError
 from transfer.model.fleet_tlp import FleetTLP, scoped_seed
@@ -177,7 +178,8 @@ class Maml:
                 # A folder that cannot be written keeps none.
                 with suppress(OSError):
                     if path is not None:
-                        put_file(path, save_tensors(start.tensors()))
+                        path.parent.mkdir(parents=True, exist_ok=True)
+                        write_durably(path, save_tensors(start.tensors()))
             # One at a time: a start is as large as a model.
             self._starts.clear()
             self._starts[key] = start
@@ -228,8 +230,7 @@ class Maml:
                             (loss / self.tasks).backward()  # type: ignore[no-untyped-call]
                     nn.utils.clip_grad_norm_(both, config.gradient_clip)
                     optimizer.step()
-        for parameter in model.parameters():
-            parameter.grad = None
+        model.zero_grad()
         return MetaStart(model, {name: rate.detach().exp() for name, rate in log_rates.items()})
 
     def _meta_loss(

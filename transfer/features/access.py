@@ -75,6 +75,11 @@ def template_access(name: str, arguments: Sequence[Any]) -> BlockAccess | None:
     )
 
 
+def _whole(extents: Sequence[int]) -> list[_Index]:
+    """Each axis as a dimension of its own."""
+    return [_Index(extent, ((axis, 1),)) for axis, extent in enumerate(extents)]
+
+
 _Buffers = tuple[tuple[tuple[_Index, ...], bool], ...]
 
 
@@ -96,38 +101,36 @@ def _convolution(
         for out, stride, tap, dilation in ((height, down, rows, wide), (width, right, columns, far))
     ]
 
-    def whole(axis: int) -> _Index:
-        return _Index(extents[axis], ((axis, 1),))
-
-    source = whole(channel) if depthwise else whole(4)
-    window = [whole(rows), whole(columns)]
+    whole = _whole(extents)
+    source = whole[channel] if depthwise else whole[4]
+    window = [whole[rows], whole[columns]]
     if on_gpu and _CHANNELS_FIRST_ON_GPU.search(name):
-        data = (whole(n), source, *reach)
-        kernel = (whole(channel), *window) if depthwise else (whole(channel), source, *window)
-        output = (whole(n), whole(channel), whole(height), whole(width))
+        data = (whole[n], source, *reach)
+        kernel = (whole[channel], *window) if depthwise else (whole[channel], source, *window)
+        output = (whole[n], whole[channel], whole[height], whole[width])
         spatial: tuple[int, ...] = (n, channel, height, width)
     else:
-        data = (whole(n), *reach, source)
-        kernel = (*window, whole(channel)) if depthwise else (*window, source, whole(channel))
-        output = (whole(n), whole(height), whole(width), whole(channel))
+        data = (whole[n], *reach, source)
+        kernel = (*window, whole[channel]) if depthwise else (*window, source, whole[channel])
+        output = (whole[n], whole[height], whole[width], whole[channel])
         spatial = (n, height, width, channel)
     return (*spatial, *range(4, len(extents))), ((data, False), (kernel, False), (output, True))
 
 
 def _winograd(extents: Sequence[int]) -> _Buffers:
     """Products of the transformed kernel (b, c, k) and data (b, c, p): (b, k, p)."""
-    b, k, p, c = (_Index(extent, ((axis, 1),)) for axis, extent in enumerate(extents))
+    b, k, p, c = _whole(extents)
     return ((b, c, k), False), ((b, c, p), False), ((b, k, p), True)
 
 
 def _dense(extents: Sequence[int], *, packed: bool) -> _Buffers:
     """Rows of the data times rows of the weight; a packed weight has its rows innermost."""
-    y, x, k = (_Index(extent, ((axis, 1),)) for axis, extent in enumerate(extents))
+    y, x, k = _whole(extents)
     return ((y, k), False), ((k, x) if packed else (x, k), False), ((y, x), True)
 
 
 def _batch_matmul(arguments: Sequence[Any], extents: Sequence[int]) -> _Buffers:
-    b, y, x, k = (_Index(extent, ((axis, 1),)) for axis, extent in enumerate(extents))
+    b, y, x, k = _whole(extents)
     if any(len(matrices[1]) != 3 for matrices in arguments[:2]):
         raise ValueError("not two batches of matrices")
     first, second = are_transposed(arguments)

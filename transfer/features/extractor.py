@@ -26,7 +26,7 @@ from transfer.features.hardware import HARDWARE_NAMES
 from transfer.features.live_traces import LiveReader
 from transfer.features.slots import CATEGORY_SIZES, NUMBER_NAMES, StepTable, laid_out
 from transfer.features.summary import SUMMARY_NAMES, Decided, StepRows, Summariser, tiled_block
-from transfer.language.dialects import default_readers
+from transfer.language.dialects import READERS
 from transfer.language.meta_schedule import MetaScheduleReader
 from transfer.language.primitives import Kind, Primitive, vocabulary_hash
 
@@ -91,9 +91,6 @@ def workload_vector(workload: Workload) -> Singles:
     return np.array(values, dtype=np.float32)
 
 
-#: Raise it when a slot changes its meaning without changing its name.
-FEATURE_VERSION = 2
-
 #: Distinct primitives that one extractor keeps before its table starts over.
 _TABLE_LIMIT = 200_000
 #: Candidates whose slots are laid out densely in one go, to summarise them.
@@ -115,7 +112,8 @@ class FeatureSpec:
     workload_names: tuple[str, ...] = WORKLOAD_NAMES
     hardware_names: tuple[str, ...] = HARDWARE_NAMES
     summary_names: tuple[str, ...] = SUMMARY_NAMES
-    version: int = FEATURE_VERSION
+    #: Raise it when a slot changes its meaning without changing its name.
+    version: int = 2
 
     @property
     def category_sizes(self) -> tuple[int, ...]:
@@ -135,21 +133,9 @@ class Extractor:
     """Makes features. Keeps caches between calls, so hold on to one; not safe between threads."""
 
     def __init__(self, spec: FeatureSpec = DEFAULT_SPEC) -> None:
-        """Make an extractor.
-
-        Args:
-            spec: Slots to fill; only `max_steps` may differ from `DEFAULT_SPEC`.
-
-        Raises:
-            TransferError: This version of the project cannot fill the slots of `spec`.
-        """
-        if replace(spec, max_steps=DEFAULT_SPEC.max_steps) != DEFAULT_SPEC or spec.max_steps < 1:
-            raise TransferError(
-                f"cannot extract features of spec {spec.hash} (version {spec.version}): this version of the "
-                f"project fills spec {DEFAULT_SPEC.hash} (version {FEATURE_VERSION}); train the model again"
-            )
+        """Make an extractor; `spec` differs from `DEFAULT_SPEC` in `max_steps` at most."""
         self.spec = spec
-        self._readers = default_readers()
+        self._readers = {dialect: make() for dialect, make in READERS.items()}
         self._live = LiveReader()
         self._table = StepTable(_TABLE_LIMIT)
         self._rows = StepRows(self._table, self._crop_places)

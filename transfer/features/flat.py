@@ -3,7 +3,7 @@
 A summary says how many producers there are and the largest numbers of all of them. Programs of several
 reductions (softmax, norms) differ in nothing else than where each of them is computed and how it is split,
 so trees could not tell their candidates apart. So the vector also says where a candidate computes its
-producers, step by step. Who changes the meaning of these numbers raises `FEATURE_VERSION`.
+producers, step by step. Who changes the meaning of these numbers raises `FeatureSpec.version`.
 
 Legend: N candidates, n rows of a call, L steps, C category slots, F number slots, P columns, Q numbers of
 locations.

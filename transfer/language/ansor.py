@@ -22,7 +22,6 @@ from transfer.language.ansor_stages import AnsorLoop, StageLoops, StageOrder, To
 from transfer.language.ansor_steps import (
     ANNOTATIONS,
     TILED_LENGTHS,
-    check_text,
     is_well_formed,
     parse_steps,
 )
@@ -54,7 +53,7 @@ class AnsorReader:
         Raises:
             TraceError: The text is not such a list, or is larger than any schedule.
         """
-        return _Walk(is_checked=check_text(trace)).take(parse_steps(trace))
+        return _Walk().take(parse_steps(trace))
 
 
 def read_steps(steps: list[Any]) -> tuple[Primitive, ...]:
@@ -89,9 +88,7 @@ class _BadFieldsError(Exception):
 class _Walk:
     """Walks the steps of one schedule."""
 
-    def __init__(self, *, is_checked: bool = False) -> None:
-        #: Whether all steps are known to be well-formed.
-        self._is_checked = is_checked
+    def __init__(self) -> None:
         self._order = StageOrder()
         self._loops = StageLoops()
         #: Roles by stage, as plain text: what is not here is `OTHER`.
@@ -110,7 +107,7 @@ class _Walk:
         for index, step in enumerate(steps):
             self._index = index
             made = None
-            if self._is_checked or is_well_formed(step):
+            if is_well_formed(step):
                 with suppress(_BadFieldsError, TooManyLoopsError):
                     made = _HANDLERS[step[0]](self, self._order.number_at(step[1]), *step[2:])
             raw.append(made)

@@ -8,11 +8,10 @@ of single steps only: not what they do to loops, nor anything of records, files 
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from typing import Any
 
-from transfer.language.primitives import MAX_NUMBER, MAX_TEXT, parse_list
+from transfer.language.primitives import MAX_NUMBER, parse_list
 
 #: Annotations in the order of Ansor's enumeration; blocks and threads alternate.
 ANNOTATIONS = (
@@ -71,14 +70,6 @@ _LIST_PLACE = {
 }
 _INTEGERS = frozenset({int})
 _MOST = {"P": MAX_POSITION, "L": MAX_POSITION, "N": MAX_NUMBER, "F": MAX_NUMBER}
-_PATTERNS = {
-    "P": r"\d{1,3}+",
-    "N": r"\d{1,18}+",
-    "T": rf'"[^"\\]{{0,{_NAME}}}+"',
-    "L": rf"\[(?:\d{{1,3}}+(?:,\d{{1,3}}+){{0,{MAX_ITEMS - 1}}}+)?\]",
-    "F": rf"\[\d{{1,18}}+(?:,\d{{1,18}}+){{0,{MAX_ITEMS - 1}}}+\]",
-    "B": "[01]",
-}
 
 
 def _forms(fields: str) -> frozenset[tuple[type, ...]]:
@@ -88,22 +79,6 @@ def _forms(fields: str) -> frozenset[tuple[type, ...]]:
 
 
 _FORMS = {tag: _forms(fields) for tag, fields in _FIELDS.items()}
-
-
-def _canonical() -> re.Pattern[str]:
-    """Steps in canonical JSON, one alternative for all tags with the same fields."""
-    tags_of: dict[str, list[str]] = {}
-    for tag, fields in _FIELDS.items():
-        tags_of.setdefault(fields, []).append(tag)
-    forms = (
-        ",".join([f'(?:{"|".join(tags)})"', *map(_PATTERNS.__getitem__, fields)])
-        for fields, tags in tags_of.items()
-    )
-    step = rf'\["(?:{"|".join(forms)})\]'
-    return re.compile(rf"\[(?:{step}(?:,{step})*+)?\]")
-
-
-_CANONICAL = _canonical()
 
 
 def parse_steps(trace: str) -> list[Any]:
@@ -118,9 +93,9 @@ def parse_steps(trace: str) -> list[Any]:
 def check_steps(value: object) -> str:
     """Say why a value is no list of transform steps, "" where it plausibly is one.
 
-    Looks at types only, since an importer asks this of every line; `check_text` is faster still where the
-    steps are there as canonical text. A step with an unknown tag passes as long as it begins with a name,
-    and numbers out of bounds pass: the reader makes unknown steps of both, and counts them.
+    Looks at types only, since an importer asks this of every line. A step with an unknown tag passes as
+    long as it begins with a name, and numbers out of bounds pass: the reader makes unknown steps of both,
+    and counts them.
 
     Args:
         value: What JSON gave.
@@ -147,14 +122,6 @@ def check_steps(value: object) -> str:
         if step[0] in TAGS:
             return f"malformed {step[0]} step"
     return ""
-
-
-def check_text(text: str) -> bool:
-    """Whether a text is a list of well-formed steps in bounds, in canonical JSON (no spaces, flags 0 or 1).
-
-    False says nothing bad yet: the text may hold unknown tags, or be written in another way.
-    """
-    return len(text) <= MAX_TEXT and _CANONICAL.fullmatch(text) is not None
 
 
 def is_well_formed(step: Any) -> bool:

@@ -21,8 +21,3 @@ READERS: Final[Mapping[str, Callable[[], Reader]]] = {
     "meta_schedule": MetaScheduleReader,
     "knobs": KnobReader,
 }
-
-
-def default_readers() -> dict[str, Reader]:
-    """A fresh reader of each dialect."""
-    return {dialect: make() for dialect, make in READERS.items()}

@@ -29,13 +29,13 @@ from agents.records import Workload
 from transfer.errors import TraceError
 from transfer.language.primitives import (
     MAX_NUMBER,
-    MAX_TEXT,
     REDUCTION,
     SPATIAL,
     Kind,
     Primitive,
     Role,
     extent_product,
+    parse_json,
 )
 
 #: Knobs of one configuration at most, and values within them.
@@ -145,12 +145,7 @@ class KnobReader:
         Raises:
             TraceError: The text is no configuration, or is larger than any.
         """
-        if len(trace) > MAX_TEXT:
-            raise TraceError(f"configuration has {len(trace)} characters, at most {MAX_TEXT} are read")
-        try:
-            value = json.loads(trace)
-        except (ValueError, RecursionError) as error:
-            raise TraceError(f"configuration is not JSON ({error}); it begins {trace[:60]!r}") from error
+        value = parse_json(trace, "configuration")
         if fault := check_knobs(value):
             raise TraceError(f"{fault}; the configuration begins {trace[:60]!r}")
         knobs = dict(item for name in sorted(value) for item in _items(name, value[name]))

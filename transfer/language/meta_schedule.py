@@ -20,7 +20,7 @@ from typing import Any
 
 from agents.records import Workload
 from transfer.errors import BudgetError, TraceError
-from transfer.language.primitives import MAX_NUMBER, MAX_TEXT, Primitive, WalkBudget
+from transfer.language.primitives import MAX_NUMBER, MAX_TEXT, Primitive, WalkBudget, parse_json
 from transfer.language.program import ProgramStage, program_stages
 from transfer.language.trace_stages import StageTable
 from transfer.language.trace_steps import HANDLERS, PREFIX, other_step
@@ -272,10 +272,7 @@ def _parse(trace: str) -> tuple[list[Any], list[Any]]:
     Raises:
         TraceError: It is not JSON, or not `[instructions, decisions]`.
     """
-    try:
-        value = json.loads(trace)
-    except (ValueError, RecursionError) as error:
-        raise TraceError(f"MetaSchedule trace is not JSON ({error}); it begins {trace[:60]!r}") from error
+    value = parse_json(trace, "MetaSchedule trace")
     if not (isinstance(value, list) and len(value) == 2 and all(isinstance(part, list) for part in value)):
         raise TraceError(f"MetaSchedule trace must be [instructions, decisions], begins {trace[:60]!r}")
     for place, instruction in enumerate(value[0]):

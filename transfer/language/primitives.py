@@ -87,6 +87,20 @@ class WalkBudget:
 MAX_TEXT = 1 << 20
 
 
+def parse_json(text: str, what: str) -> Any:
+    """Parse the JSON of a schedule; `what` it is, is for the message.
+
+    Raises:
+        TraceError: It is not JSON, or is larger than any schedule.
+    """
+    if len(text) > MAX_TEXT:
+        raise TraceError(f"{what} has {len(text)} characters, at most {MAX_TEXT} are read")
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise TraceError(f"{what} is not JSON ({error}); it begins {text[:60]!r}") from error
+
+
 def parse_list(text: str, *, what: str, items: str, most: int) -> list[Any]:
     """Parse a list.
 
@@ -99,12 +113,7 @@ def parse_list(text: str, *, what: str, items: str, most: int) -> list[Any]:
     Raises:
         TraceError: It is not a JSON list of at most `most` items.
     """
-    if len(text) > MAX_TEXT:
-        raise TraceError(f"{what} has {len(text)} characters, at most {MAX_TEXT} are read")
-    try:
-        value = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise TraceError(f"{what} is not JSON ({error}); it begins {text[:60]!r}") from error
+    value = parse_json(text, what)
     if not isinstance(value, list):
         raise TraceError(f"{what} must be a list of {items}, begins {text[:60]!r}")
     if len(value) > most:

@@ -13,12 +13,6 @@ FLEET_TLP, MTL_TLP = "fleet_tlp", "mtl_tlp"
 #: A way to train, not a kind: a FleetTLP whose trees go on from those of another one, which it is else.
 BOOSTED = "boosted"
 
-
-#: Kinds whose models read the published features of TLP, which are made only where somebody asks for them.
-_READING_PUBLISHED = frozenset({MTL_TLP})
-#: Kinds whose models take heads of new devices, and that a later training goes on from; models of another
-#: kind are trained from nothing each time.
-_EXTENSIBLE = frozenset({FLEET_TLP})
 #: Kinds that are trained, in the order in which they are judged, by value of the setting `training.model`.
 KINDS: Mapping[str, tuple[str, ...]] = {
     FLEET_TLP: (FLEET_TLP,),
@@ -35,10 +29,10 @@ def model_kind(manifest: Mapping[str, Any]) -> str:
 
 
 def reads_published(names: Iterable[str]) -> bool:
-    """Whether a model of one of some kinds reads published features; an unknown kind reads none."""
-    return not _READING_PUBLISHED.isdisjoint(names)
+    """Whether one of some kinds reads the published features of TLP, which are made only if one does."""
+    return MTL_TLP in set(names)
 
 
 def is_extensible(name: str) -> bool:
-    """Whether new heads and later trainings start from a model of a kind; not from one of an unknown kind."""
-    return name in _EXTENSIBLE
+    """Whether new heads and later trainings start from a model of a kind; others are trained from nothing."""
+    return name == FLEET_TLP

@@ -52,18 +52,6 @@ class EvolutionSettings:
     crossed: float = 0.35
 
 
-@dataclass(slots=True, eq=False)
-class Population:
-    """Scored candidates, the best first."""
-
-    individuals: list[Individual]
-    scores: Floats
-
-    def __len__(self) -> int:
-        """Number of candidates."""
-        return len(self.individuals)
-
-
 def evolve(
     table: DesignTable,
     elites: Sequence[Individual],
@@ -71,8 +59,8 @@ def evolve(
     excluded: Collection[Individual],
     settings: EvolutionSettings,
     seed: str,
-) -> Population:
-    """Evolve candidates of one workload.
+) -> list[Individual]:
+    """Evolve candidates of one workload; gives all that were scored, the best first.
 
     Args:
         table: Designs to draw from; at least one.
@@ -113,7 +101,7 @@ def evolve(
         individuals = individuals + children
         scores = np.concatenate([scores, score(children)])
     order = np.argsort(-scores, kind="stable")
-    return Population([individuals[place] for place in order.tolist()], scores[order])
+    return [individuals[place] for place in order.tolist()]
 
 
 def turned(leaders: Iterable[Individual], excluded: Collection[Individual]) -> list[Individual]:

@@ -62,8 +62,7 @@ class Stepper:
             return None
         # A head without a pair in the batch gets no gradient at all: weight decay must not touch it.
         shares = usable[:, heads] / usable[:, heads].sum(axis=0) / len(heads)
-        for parameter in self._parameters:
-            parameter.grad = None
+        self.optimizer.zero_grad()
         loss = (self._losses(data, parts, heads, shares > 0) * self._move(shares.T)).sum()
         loss.backward()  # type: ignore[no-untyped-call]  # torch publishes no type for it
         norm = nn.utils.clip_grad_norm_(self._parameters, self._config.gradient_clip)

@@ -110,12 +110,8 @@ def train_mtl_tlp(
         for _ in range(config.epochs):
             network.train()
             shuffled = random.permutation(training)
-            for start, batch in zip(
-                range(0, len(training), config.batch),
-                batches(steps, rows[shuffled], config.batch, config.torch_device),
-                strict=True,
-            ):
-                loss = _loss(network(batch), labels[shuffled[start : start + config.batch]])
+            for batch, batch_labels in _batches(steps, rows[shuffled], labels[shuffled], config):
+                loss = _loss(network(batch), batch_labels)
                 if loss is not None:
                     optimizer.zero_grad(set_to_none=True)
                     loss.backward()  # type: ignore[no-untyped-call]  # torch publishes no type for it
@@ -132,11 +128,14 @@ def train_mtl_tlp(
     return model.to("cpu").eval(), tuple(history)
 
 
-def batches(steps: Singles, rows: Rows, size: int, torch_device: str) -> Iterator[Tensor]:
-    """(size, L, E) features of some rows, a batch at a time, where torch computes."""
-    for start in range(0, len(rows), size):
-        batch = torch.from_numpy(np.asarray(steps[rows[start : start + size]], dtype=np.float32))
-        yield batch.to(torch_device)
+def _batches(
+    steps: Singles, rows: Rows, labels: Singles, config: TlpConfig
+) -> Iterator[tuple[Tensor, Singles]]:
+    """(size, L, E) features of some rows, a batch at a time, where torch computes; and their labels."""
+    for start in range(0, len(rows), config.batch):
+        part = slice(start, start + config.batch)
+        batch = torch.from_numpy(np.asarray(steps[rows[part]], dtype=np.float32))
+        yield batch.to(config.torch_device), labels[part]
 
 
 def _loss(scores: Tensor, labels: Singles) -> Tensor | None:
@@ -158,10 +157,10 @@ def _validate(
     config: TlpConfig,
 ) -> float:
     network.eval()
-    total, size = 0.0, config.batch
+    total = 0.0
     with torch.no_grad():
-        for number, batch in enumerate(batches(steps, rows, size, config.torch_device)):
-            loss = _loss(network(batch), labels[number * size : (number + 1) * size])
+        for batch, batch_labels in _batches(steps, rows, labels, config):
+            loss = _loss(network(batch), batch_labels)
             total += 0.0 if loss is None else float(loss)
     return total
 

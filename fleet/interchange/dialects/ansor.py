@@ -29,7 +29,7 @@ from fleet.interchange.logs.json_values import (
 )
 from fleet.interchange.logs.operators import MAX_TENSORS, Operator, shape_of
 from fleet.interchange.logs.targets import Machine, parse_target
-from transfer.language.ansor_steps import check_steps, check_text, main_stage_flops
+from transfer.language.ansor_steps import check_steps, main_stage_flops
 
 DIALECT = "ansor"
 
@@ -60,7 +60,7 @@ def _read(value: dict[str, Any], catalog: Catalog, _context: None) -> Measuremen
         raise Rejected("task is not [workload key, target, ...]", got=task)
     check_key(key_text)
     trace = checked_trace(steps)
-    if not check_text(trace) and (fault := check_steps(steps)):
+    if fault := check_steps(steps):
         raise Rejected(fault, got=steps)
     workload = catalog.workload((DIALECT, cache_key(key_text)), lambda: _workload(key_text))
     if not workload.workload.flops and workload.estimates < _ESTIMATES:

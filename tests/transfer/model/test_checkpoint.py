@@ -177,12 +177,10 @@ def test_sizes_that_the_tensors_do_not_have_build_no_model(saved, sizes, monkeyp
 
 
 def test_interrupted_save_leaves_no_folder_of_that_name(tmp_path, model, monkeypatch):
-    def fail(path: Path, raw: bytes) -> None:
-        if path.name == checked_folder.MANIFEST_NAME:
-            raise OSError(28, "No space left on device")
-        path.write_bytes(raw)
+    def fail(_paths: list[Path]) -> None:
+        raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(checked_folder, "_write_synced", fail)
+    monkeypatch.setattr(checked_folder, "fsync_all", fail)
     with pytest.raises(OSError, match="No space left"):
         save(tmp_path / "v1", model, {})
     assert list(tmp_path.iterdir()) == []
