@@ -90,15 +90,15 @@ class Proposer:
         pools: Pools = {}
         for family in self._families:
             self._survey(family, {workload_id: targets[workload_id] for workload_id in by_id})
-            known = self._known_candidates[family]
-            pool = pools[family] = {name: list(known[name].candidates.values()) for name in by_id}
+            surveys = self._known_candidates[family]
+            pool = pools[family] = {name: list(surveys[name].candidates.values()) for name in by_id}
             self._derive(family, pool, workloads, targets)
             draws: list[_Draw] = []
             for workload_id, workload in by_id.items():
                 size, target = len(pool[workload_id]), targets[workload_id]
                 least = target if self._settings.minimum is None else self._settings.minimum
                 still_random = random_share(target, least, self._settings.exploration)
-                still_random -= size - len(known[workload_id].evolved)
+                still_random -= size - len(surveys[workload_id].evolved)
                 draws.append(_Draw(workload, min(target - size, still_random)))
             self._fill(family, pool, draws)
         return pools
