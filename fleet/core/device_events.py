@@ -8,6 +8,7 @@ from __future__ import annotations
 from fleet.core import events as ev
 from fleet.core.device_state import WITH_AGENT, Device
 from fleet.core.events import DeviceState, Instruction, JobState, Verdict
+from fleet.core.leases import stop_agent
 from fleet.core.model_events import enter_environment
 from fleet.core.request_events import (
     device_is_retired,
@@ -123,9 +124,7 @@ def device_changed(core: Core, event: ev.DeviceChanged) -> list[Instruction]:
     instructions: list[Instruction] = []
     if device.state in WITH_AGENT:
         # At once: one that ended in order would hold its spool, and time as it was told before.
-        instructions.append(
-            ev.StopAgent(device_id=device.device_id, incarnation=device.incarnation, kill=True)
-        )
+        instructions.append(stop_agent(device, kill=True))
     leasing.release(device)
     device.proved()
     device.probe_by = device.wanted_at = None
@@ -138,11 +137,7 @@ def device_left_out(core: Core, event: ev.DeviceLeftOut) -> list[Instruction]:
     leasing, device = core.leasing, core.device(event)
     if device.state is DeviceState.RETIRED:
         return []
-    instructions = _stop(device)
-    leasing.release(device)
-    device.state, device.reason = DeviceState.ABSENT, event.reason
-    device.start_at = device.probe_by = device.wanted_at = None
-    return instructions + leasing.settle(device)
+    return _take_out(core, device, DeviceState.ABSENT, event.reason) + leasing.settle(device)
 
 
 def device_retired(core: Core, event: ev.DeviceRetired) -> list[Instruction]:
@@ -150,8 +145,7 @@ def device_retired(core: Core, event: ev.DeviceRetired) -> list[Instruction]:
     leasing, device = core.leasing, core.device(event)
     if device.state is DeviceState.RETIRED:
         return []
-    instructions = _stop(device)
-    leasing.release(device)
+    instructions = _take_out(core, device, DeviceState.RETIRED, event.reason)
     ended = [core.entry(job_id) for job_id in leasing.jobs.of_device(device.device_id)]
     # No lease expired: what the spool holds of them is still to be stored when the device comes back.
     for fencing_token in sorted(entry.fencing_token for entry in ended if entry.fencing_token is not None):
@@ -159,16 +153,18 @@ def device_retired(core: Core, event: ev.DeviceRetired) -> list[Instruction]:
     for entry in ended:
         leasing.jobs.end(entry, JobState.CANCELLED)
     core.triggers.drop(device.device_id)
-    device.state, device.reason = DeviceState.RETIRED, event.reason
-    device.start_at = device.probe_by = device.wanted_at = None
     return instructions + leasing.settle(device) + device_is_retired(core, device)
 
 
-def _stop(device: Device) -> list[Instruction]:
-    """Let the agent, if there is one, do what it was asked, and end."""
-    if device.state not in WITH_AGENT:
-        return []
-    return [ev.StopAgent(device_id=device.device_id, incarnation=device.incarnation, kill=False)]
+def _take_out(core: Core, device: Device, state: DeviceState, reason: str) -> list[Instruction]:
+    """Let the agent, if there is one, do what it was asked, and end; no other is started."""
+    instructions: list[Instruction] = []
+    if device.state in WITH_AGENT:
+        instructions.append(stop_agent(device, kill=False))
+    core.leasing.release(device)
+    device.state, device.reason = state, reason
+    device.start_at = device.probe_by = device.wanted_at = None
+    return instructions
 
 
 def agent_started(core: Core, event: ev.AgentStarted) -> list[Instruction]:
@@ -205,8 +201,11 @@ def probe_refused(core: Core, event: ev.ProbeRefused) -> list[Instruction]:
     device = core.device(event)
     if not core.is_current(device, event):
         return []
-    stop = ev.StopAgent(device_id=device.device_id, incarnation=device.incarnation, kill=False)
-    return [stop, *core.leasing.fail(device, event.reason), *core.leasing.settle(device)]
+    return [
+        stop_agent(device, kill=False),
+        *core.leasing.fail(device, event.reason),
+        *core.leasing.settle(device),
+    ]
 
 
 def agent_heartbeat(core: Core, event: ev.AgentHeartbeat) -> list[Instruction]:

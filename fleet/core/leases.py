@@ -239,7 +239,7 @@ class Leasing(Struct, dict=True, forbid_unknown_fields=True):
             and device.probe_by <= self.now
         ):
             late = f"its agent had not passed its probe after {self.limits.start_secs:g} s"
-            return [self._kill(device), *self.fail(device, late)]
+            return [stop_agent(device, kill=True), *self.fail(device, late)]
         if not self.is_full and any(lease.deadline_secs <= self.now for lease in device.leases):
             return self._expire(device)
         return []
@@ -250,7 +250,7 @@ class Leasing(Struct, dict=True, forbid_unknown_fields=True):
         An agent that lives and gets no further is its job's doing. Silence is nobody's; the job at work waits
         behind the others all the same.
         """
-        instructions: list[Instruction] = [self._kill(device)]
+        instructions: list[Instruction] = [stop_agent(device, kill=True)]
         front = device.front()
         assert front is not None
         is_to_blame = device.is_stalled(self.now, self.limits)
@@ -276,9 +276,6 @@ class Leasing(Struct, dict=True, forbid_unknown_fields=True):
     def _is_for_requests(self, device: Device) -> bool:
         return self.limits.requests_only or device.device_id in self.reserved
 
-    def _kill(self, device: Device) -> StopAgent:
-        return StopAgent(device_id=device.device_id, incarnation=device.incarnation, kill=True)
-
     def _next_time(self, device: Device) -> float:
         times = [math.inf]
         if device.start_at is not None and not self.is_stopping:
@@ -295,3 +292,8 @@ class Leasing(Struct, dict=True, forbid_unknown_fields=True):
             if self._is_low(device) and device.wanted_at is not None and is_usable:
                 times.append(device.wanted_at + self.limits.want_secs)
         return min(times)
+
+
+def stop_agent(device: Device, *, kill: bool) -> StopAgent:
+    """End the present agent of a device."""
+    return StopAgent(device_id=device.device_id, incarnation=device.incarnation, kill=kill)

@@ -59,8 +59,8 @@ class Judge:
         shipped: Heads of the shipped model for the devices of the registry and the store.
         snapshot: What was measured.
         judged: Which measurements no model chose, and which are not suspect: those that are both judge.
-        trained: Workloads that the challengers have learnt from.
-        inherited: Those that the version has which one of them went on from (`training_workloads`).
+        learnt: Workloads that the challengers have learnt from, or what they went on from
+            (`training_workloads`).
     """
 
     def __init__(
@@ -69,14 +69,13 @@ class Judge:
         shipped: ShippedHeads,
         snapshot: DatasetSnapshot,
         judged: JudgedRows,
-        trained: Collection[WorkloadId],
-        inherited: Collection[WorkloadId] = (),
+        learnt: Collection[WorkloadId],
     ) -> None:
         self._shipped, self._snapshot = shipped, snapshot
         self._floors, self._heads = judged.floors, HeadCache(shipped.registry)
         dataset = snapshot.dataset
         held = held_out(snapshot.workloads[workload_id] for workload_id in dataset.workload_ids)
-        self._held = held.difference(trained, inherited)
+        self._held = held.difference(learnt)
         #: (N, D) masks.
         self._not_ranked, self._steady = judged.not_ranked(dataset), judged.steady(dataset)
         self._grounds: dict[str, _Ground] = {}

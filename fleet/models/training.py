@@ -129,9 +129,9 @@ def train_challengers(training: Training) -> tuple[dict[str, Challenger], Judge]
         shipped=training.shipped,
         snapshot=snapshot,
         judged=training.judged,
-        trained=learnt,
-        inherited=(start.workloads if start else frozenset())
-        | (box.trained_workloads if box else frozenset()),
+        learnt=frozenset(learnt).union(
+            start.workloads if start else (), box.trained_workloads if box else ()
+        ),
     )
     verdicts = judge.verdicts([challenger.model for challenger in trained.values()], heads)
     origins: dict[str, JsonDict] = {}

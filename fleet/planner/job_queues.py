@@ -29,7 +29,6 @@ class Queues:
     def __init__(self) -> None:
         self._jobs: dict[JobId, Job] = {}
         self._job_by_candidate: dict[DeviceId, dict[CandidateId, JobId]] = {}
-        self._counts: dict[DeviceId, Counter[WorkloadId]] = {}
         #: Candidates that were measured and the seconds that they took; the older, the less they count.
         self._took: dict[DeviceId, tuple[float, float]] = {}
 
@@ -48,9 +47,6 @@ class Queues:
         self._job_by_candidate.setdefault(job.device_id, {}).update(
             dict.fromkeys(job.candidate_ids, job.job_id)
         )
-        counts = self._counts.setdefault(job.device_id, Counter())
-        for workload_id in job.workload_ids:
-            counts[workload_id] += _share(job)
 
     def closed(self, job_id: JobId) -> None:
         """Note the end of a job."""
@@ -61,8 +57,6 @@ class Queues:
         for candidate_id in job.candidate_ids:
             if job_by_candidate.get(candidate_id) == job_id:
                 del job_by_candidate[candidate_id]
-        for workload_id in job.workload_ids:
-            self._counts[job.device_id][workload_id] -= _share(job)
 
     def took(self, device_id: DeviceId, candidates: int, device_secs: float) -> None:
         """Learn how long a candidate takes, from any part of a batch."""
@@ -83,31 +77,26 @@ class Queues:
         Those of the background may have to wait for the request that asks.
         """
         job_by_candidate = self._job_by_candidate.get(device_id, {})
-        jobs = {
-            candidate_id: self._jobs[job_by_candidate[candidate_id]]
-            for candidate_id in candidate_ids
-            if candidate_id in job_by_candidate
-        }
-        return {
-            candidate_id: job
-            for candidate_id, job in jobs.items()
-            if job.attempt == attempt and job.request_id
-        }
+        jobs: dict[CandidateId, Job] = {}
+        for candidate_id in job_by_candidate.keys() & set(candidate_ids):
+            job = self._jobs[job_by_candidate[candidate_id]]
+            if job.attempt == attempt and job.request_id:
+                jobs[candidate_id] = job
+        return jobs
 
-    def waiting(self, device_id: DeviceId, workload_id: WorkloadId) -> int:
-        """About how many of them are of a workload."""
-        counts = self._counts.get(device_id)
-        return max(0, counts[workload_id]) if counts is not None else 0
+    def waiting(self, device_id: DeviceId) -> Counter[WorkloadId]:
+        """About how many candidates of each workload are in these jobs: it only matters for their balance."""
+        counts: Counter[WorkloadId] = Counter()
+        for job_id in set(self._job_by_candidate.get(device_id, {}).values()):
+            job = self._jobs[job_id]
+            for workload_id in job.workload_ids:
+                counts[workload_id] += round(len(job.candidate_ids) / len(job.workload_ids))
+        return counts
 
     def candidate_secs(self, device_id: DeviceId) -> float:
         """Seconds of a device that a candidate takes; 0 while nobody knows."""
         count, secs = self._took.get(device_id, (0.0, 0.0))
         return secs / count if count else 0.0
-
-
-def _share(job: Job) -> int:
-    """About how many candidates each workload of a job has: it matters for the balance between them only."""
-    return round(len(job.candidate_ids) / len(job.workload_ids))
 
 
 class Chosen(NamedTuple):
@@ -257,8 +246,9 @@ class PlanViews:
     ) -> dict[WorkloadId, Cell]:
         cells: dict[WorkloadId, Cell] = {}
         family, imports = self._coverage.families[device_id], self._context.imports
+        waiting = self._queues.waiting(device_id)
         for workload_id, measured, gaps, is_exhausted in self._coverage.counts(device_id, workloads):
-            queued = self._queues.waiting(device_id, workload_id)
+            queued = waiting[workload_id]
             cells[workload_id] = Cell(
                 measured=measured,
                 queued=queued,

@@ -86,22 +86,19 @@ class Proposer:
         candidates each workload gets.
         """
         self._watcher.phase("propose", len(workloads) * len(self._families))
+        by_id = {workload.workload_id: workload for workload in workloads}
         pools: Pools = {}
         for family in self._families:
-            self._survey(
-                family, {workload.workload_id: targets[workload.workload_id] for workload in workloads}
-            )
-            pool = pools[family] = {
-                workload.workload_id: list(self._known(family, workload).candidates.values())
-                for workload in workloads
-            }
+            self._survey(family, {workload_id: targets[workload_id] for workload_id in by_id})
+            surveys = self._known_candidates[family]
+            pool = pools[family] = {name: list(surveys[name].candidates.values()) for name in by_id}
             self._derive(family, pool, workloads, targets)
             draws: list[_Draw] = []
-            for workload in workloads:
-                size, target = len(pool[workload.workload_id]), targets[workload.workload_id]
+            for workload_id, workload in by_id.items():
+                size, target = len(pool[workload_id]), targets[workload_id]
                 least = target if self._settings.minimum is None else self._settings.minimum
                 still_random = random_share(target, least, self._settings.exploration)
-                still_random -= size - len(self._known(family, workload).evolved)
+                still_random -= size - len(surveys[workload_id].evolved)
                 draws.append(_Draw(workload, min(target - size, still_random)))
             self._fill(family, pool, draws)
         return pools
@@ -122,29 +119,27 @@ class Proposer:
             How many were added.
         """
         added = 0
+        by_id = {workload.workload_id: workload for workload in workloads}
         for family in self._families:
             pool = pools[family]
-            missing = {
-                workload.workload_id: targets[workload.workload_id] - len(pool[workload.workload_id])
-                for workload in workloads
-            }
-            short = [workload for workload in workloads if missing[workload.workload_id] > 0]
+            missing = {workload_id: targets[workload_id] - len(pool[workload_id]) for workload_id in by_id}
+            short = [workload_id for workload_id, count in missing.items() if count > 0]
             if not short:
                 continue
             self._watcher.phase("evolve", len(short))
             before = sum(map(len, pool.values()))
-            parents = self._parents(family, [workload.workload_id for workload in short])
+            parents = self._parents(family, short)
             steps = GENERATIONS - generation
             draws = [
-                _Draw(workload, -(-missing[workload.workload_id] // steps), parents[workload.workload_id])
-                for workload in short
-                if parents[workload.workload_id]
+                _Draw(by_id[workload_id], -(-missing[workload_id] // steps), parents[workload_id])
+                for workload_id in short
+                if parents[workload_id]
             ]
             self._fill(family, pool, draws)
             if steps == 1:
                 rest = [
-                    _Draw(workload, targets[workload.workload_id] - len(pool[workload.workload_id]))
-                    for workload in short
+                    _Draw(by_id[workload_id], targets[workload_id] - len(pool[workload_id]))
+                    for workload_id in short
                 ]
                 self._fill(family, pool, [draw for draw in rest if draw.count > 0])
             added += sum(map(len, pool.values())) - before
@@ -166,9 +161,6 @@ class Proposer:
         self._known_candidates[family] = surveys
         for known_candidates in surveys.values():
             self.quarantined |= {(family, candidate_id) for candidate_id in known_candidates.quarantined}
-
-    def _known(self, family: Family, workload: Workload) -> KnownCandidates:
-        return self._known_candidates[family][workload.workload_id]
 
     def _derive(
         self,
@@ -199,7 +191,7 @@ class Proposer:
         for workload in workloads:
             workload_id = workload.workload_id
             draw = _Draw(workload, 0, [traces[name] for name in chosen.get(workload_id, ())])
-            known_ids = self._known(family, workload).ids
+            known_ids = self._known_candidates[family][workload_id].ids
             # One after the other: the traces of many workloads would fill the memory on their way.
             for _, derivation in self._answers(family, [draw] if draw.traces else [], derive):
                 if derivation.refused:
@@ -215,15 +207,16 @@ class Proposer:
         """Add new candidates of workloads: near the traces of a draw where it has some, else random ones."""
 
         def ask(device_id: DeviceId, draw: _Draw) -> Future[list[Candidate]]:
-            candidates = pool[draw.workload.workload_id]
-            excluded = self._known(family, draw.workload).ids | {
-                candidate.candidate_id for candidate in candidates
+            workload_id = draw.workload.workload_id
+            excluded = self._known_candidates[family][workload_id].ids | {
+                candidate.candidate_id for candidate in pool[workload_id]
             }
             # Draws of a seed are the same each time, less what is excluded: right for random candidates, but
             # parents may be the same again, and their next children should not be.
             seed = self._settings.seed + (len(excluded) if draw.traces else 0)
-            how = draw.count, seed, sorted(excluded), draw.traces
-            return self._engine.propose(device_id, draw.workload, *how)
+            return self._engine.propose(
+                device_id, draw.workload, draw.count, seed, sorted(excluded), draw.traces
+            )
 
         for draw, candidates in self._answers(family, [draw for draw in draws if draw.count > 0], ask):
             pool[draw.workload.workload_id] += candidates

@@ -12,6 +12,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from agents.device.device_cores import quiet_cores
 from agents.files import write_durably
 from agents.host.child_process import ChildProcess, discard_folder
@@ -23,7 +25,6 @@ from fleet.refresh.request import (
     REQUEST,
     RefreshRequest,
     read_request,
-    request_bytes,
     warm_epochs,
 )
 from transfer.train import CURVES_NAME
@@ -48,7 +49,7 @@ class RefreshChild(ChildProcess):
             discard_folder(folder)
         folder.mkdir(parents=True, exist_ok=True)
         path = folder / REQUEST
-        write_durably(path, request_bytes(request))
+        write_durably(path, msgspec.json.encode(request))
         super().__init__(
             [_MODULE, str(path)],
             folder,

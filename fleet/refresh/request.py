@@ -62,18 +62,13 @@ class RefreshRequest(TrainingChoices):
 
 
 def read_request(path: Path) -> RefreshRequest:
-    """Read a request.
+    """Read a request, which was written as JSON.
 
     Raises:
         OSError: There is no such file.
         ValueError: It is no request.
     """
     return msgspec.json.decode(path.read_bytes(), type=RefreshRequest)
-
-
-def request_bytes(request: RefreshRequest) -> bytes:
-    """What `read_request` reads."""
-    return msgspec.json.encode(request)
 
 
 def warm_epochs(epochs: int) -> int:

@@ -162,7 +162,7 @@ class Scenario:
                 return {job.attempt: [job.origin, len(job.candidate_ids)] for job in self.lab.jobs}
             case "idle", _:
                 return planner.is_idle
-        return len(planner.queues.candidate_ids(A)) + planner.queues.waiting(A, WORKLOAD.workload_id)
+        return len(planner.queues.candidate_ids(A)) + planner.queues.waiting(A)[WORKLOAD.workload_id]
 
 
 SCENARIOS = read_scenarios(Path(__file__).with_name("planner_scenarios.txt"))
