@@ -143,15 +143,17 @@ class Dashboard:
         except OSError as error:
             raise DashboardMissing(f"{path} cannot be read: {error.strerror}") from None
 
-    def compare(self, query: PageOf, before: Name, after: Name, all: bool = False) -> JsonDict:
-        """Two devices, days (`DEVICE@YYYY-MM-DD`) or versions; insignificant rows with `all` only."""
-        comparison = compare(self.store.reader, self._registry, (before, after), shows_all=all)
-        return page_of_comparison(comparison, query)
+    def compare(self, query: PageOf, before: Name = "", after: Name = "", all: bool = False) -> JsonDict:
+        """Two devices, days (`DEVICE@YYYY-MM-DD`) or versions; insignificant rows with `all` only.
 
-    def comparable(self) -> JsonDict:
-        """Names that may be compared: devices and versions."""
-        names = sorted(str(device_id) for device_id in self.view()["devices"])
-        return {"devices": names[:500], "versions": self._registry.versions()[-100:]}
+        The names of devices and versions come along, and alone without two sides.
+        """
+        devices = sorted(str(device_id) for device_id in self.view()["devices"])
+        names = {"devices": devices[:500], "versions": self._registry.versions()[-100:]}
+        if not (before and after):
+            return names
+        comparison = compare(self.store.reader, self._registry, (before, after), shows_all=all)
+        return names | page_of_comparison(comparison, query)
 
     def workloads(self, query: PageOf) -> JsonDict:
         """The list of workloads with records."""
