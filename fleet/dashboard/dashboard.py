@@ -33,7 +33,6 @@ from fleet.dashboard.store_view import (
     StoreSummary,
     page_of_comparison,
 )
-from fleet.dashboard.tunings import tuning_rows
 from fleet.dashboard.workload_view import CandidateMatrix, candidate_view
 from fleet.json_types import Json, JsonDict
 from fleet.models.registry_file import RegistryError
@@ -125,8 +124,8 @@ class Dashboard:
         return {"damaged": "", "versions": versions[::-1][:_MOST_VERSIONS], "notes": notes}
 
     def tunings(self) -> JsonDict:
-        """How fast networks are; see `fleet.dashboard.tunings`."""
-        return {"now": self.view()["now"], "tunings": tuning_rows(self._requests())}
+        """How fast networks are; see `fleet.dashboard.fleet_rows`."""
+        return {"now": self.view()["now"], "tunings": fleet_rows.tuning_rows(self._requests())}
 
     def report(self, request_id: str) -> bytes:
         """The page that a tuning wrote.
