@@ -13,6 +13,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import msgspec
+from msgspec import Struct
+
 from agents.host.process_control import ProcessName, is_alive
 from fleet.errors import FleetError
 from fleet.json_types import JsonDict
@@ -148,6 +151,14 @@ class DaemonClient:
         return httpx.Client(timeout=timeout_secs, trust_env=False, headers=headers)
 
 
+class _Address(Struct):
+    """What a daemon writes about itself."""
+
+    url: str
+    pid: int
+    started: int
+
+
 def find_daemon(root: Path) -> DaemonClient | None:
     """The daemon that runs on a folder, if one of this host does.
 
@@ -155,15 +166,15 @@ def find_daemon(root: Path) -> DaemonClient | None:
         FleetError: It cannot be told, or its token cannot be read.
     """
     try:
-        address = json.loads((root / ADDRESS).read_text())
-        url, token = str(address["url"]), read_private(root / TOKEN).strip()
-        daemon = ProcessName(pid=int(address["pid"]), started=int(address["started"]))
+        address = msgspec.json.decode((root / ADDRESS).read_bytes(), type=_Address)
+        token = read_private(root / TOKEN).strip()
     except (FileNotFoundError, NotADirectoryError):
         return None
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError) as error:
         raise FleetError(f"{root / ADDRESS}: cannot be read ({error}); start `fleet up` again") from error
     # A killed daemon leaves its address behind. Whoever listens there now must not get the token.
-    return DaemonClient(url, token, daemon.pid) if _is_here(daemon, root) else None
+    daemon = ProcessName(pid=address.pid, started=address.started)
+    return DaemonClient(address.url, token, daemon.pid) if _is_here(daemon, root) else None
 
 
 def ask(root: Path, path: str) -> Any:

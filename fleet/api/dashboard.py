@@ -70,7 +70,6 @@ def add_dashboard(app: FastAPI, dashboard: Dashboard, scores: ScoreService, webh
         "/models": dashboard.models,
         "/tunings": dashboard.tunings,
         "/tunings/{request_id}/report": report,
-        "/comparable": dashboard.comparable,
         "/compare": dashboard.compare,
         "/workloads": dashboard.workloads,
         "/workloads/{workload_id}": dashboard.workload,

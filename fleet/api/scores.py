@@ -7,12 +7,11 @@ best = found.order[0]
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
-from msgspec import Meta, Struct, to_builtins
+from msgspec import Meta, Struct, convert, to_builtins
 
 from agents.records import Workload
 from fleet.api.client import find_daemon
@@ -36,8 +35,7 @@ class ScoreQuestion(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     version: str = ""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ScoreAnswer:
+class ScoreAnswer(Struct, frozen=True, kw_only=True):
     """What a champion makes of some schedules."""
 
     device_id: str
@@ -47,7 +45,7 @@ class ScoreAnswer:
     #: where a trace cannot be read.
     scores: tuple[float | None, ...]
     #: Why, by place.
-    refused: Mapping[int, str]
+    refused: dict[int, str]
 
     @property
     def order(self) -> list[int]:
@@ -89,9 +87,5 @@ def score(
     answer = None if daemon is None else daemon.post("/v1/score", to_builtins(question), _TIMEOUT_SECS)
     if answer is None:
         raise FleetError(f"no daemon runs on {root}; start `fleet up`, or name its folder (daemon.root)")
-    return ScoreAnswer(
-        device_id=answer["device_id"],
-        version=answer["version"],
-        scores=tuple(answer["scores"]),
-        refused={int(place): why for place, why in answer["refused"].items()},
-    )
+    # JSON has texts as keys.
+    return convert(answer, ScoreAnswer, strict=False)

@@ -66,7 +66,6 @@ class ApiServer:
     Attributes:
         app: The application behind the gate.
         url: Where it listens.
-        is_loopback: Whether only this host can reach it.
 
     Raises:
         FleetError: Nobody can listen there, or the folder cannot be written.
@@ -93,7 +92,6 @@ class ApiServer:
         listening = _listen(host, port)
         bound_host, bound_port = listening.getsockname()[:2]
         self.url = f"http://{f'[{bound_host}]' if ':' in bound_host else bound_host}:{bound_port}"
-        self.is_loopback = ipaddress.ip_address(bound_host).is_loopback
         self._server = uvicorn.Server(_uvicorn_config(gate, connections))
         self._thread = threading.Thread(
             target=self._server.run, kwargs={"sockets": [listening]}, name="api", daemon=True

@@ -22,6 +22,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
+import msgspec
 from fastapi import FastAPI, HTTPException, Request, Response
 
 from fleet.api.access import Access, needs
@@ -151,9 +152,8 @@ def _read_sessions(path: Path | None) -> dict[str, float]:
     if path is None:
         return {}
     try:
-        value = json.loads(read_private(path))
-        return {str(key): float(end) for key, end in value.items()}
-    except (OSError, NotPrivateError, ValueError, TypeError, AttributeError, RecursionError):
+        return msgspec.json.decode(read_private(path), type=dict[str, float])
+    except (OSError, NotPrivateError, ValueError, RecursionError):
         return {}
 
 

@@ -145,32 +145,29 @@ def engine(
             cores = partial(_quiet_cores, devices)
             launch = launcher(root / DRIVERS, settings, options.models, cores)
         with Store.open(settings.store.path) as store, ExitStack() as files:
-            transport = _transport(settings, options, specs, clock, is_embedded=is_embedded)
-            try:
+            with ExitStack() as parts:
+                transport = _transport(settings, options, specs, clock, is_embedded=is_embedded)
+                parts.callback(transport.close, _CLOSE_SECS)
                 trains = coordinator_settings.limits.trains
                 trainer = _trainer(settings, options, devices, clock) if trains else None
-                try:
-                    context = EngineContext(
-                        root=root,
-                        store=store,
-                        transport=transport,
-                        source=devices,
-                        settings=coordinator_settings,
-                        notices=notices,
-                        trainer=trainer,
-                        ranker=CandidateRanker(RegistryReader(options.models)),
-                        uncertainty=partial(uncertainty, RegistryReader(options.models)),
-                        clock=clock,
-                        launch=launch,
-                    )
-                    coordinator = Coordinator(context)
-                    files.callback(coordinator.release)
-                    yield coordinator, devices, notices
-                finally:
-                    if trainer is not None:
-                        trainer.close()
-            finally:
-                transport.close(_CLOSE_SECS)
+                if trainer is not None:
+                    parts.callback(trainer.close)
+                context = EngineContext(
+                    root=root,
+                    store=store,
+                    transport=transport,
+                    source=devices,
+                    settings=coordinator_settings,
+                    notices=notices,
+                    trainer=trainer,
+                    ranker=CandidateRanker(RegistryReader(options.models)),
+                    uncertainty=partial(uncertainty, RegistryReader(options.models)),
+                    clock=clock,
+                    launch=launch,
+                )
+                coordinator = Coordinator(context)
+                files.callback(coordinator.release)
+                yield coordinator, devices, notices
             coordinator.close()
 
 

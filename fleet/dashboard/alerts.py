@@ -39,28 +39,21 @@ class Fault(StrEnum):
     DATA = "data"
 
 
-#: What a person may do next, by the kind of an alert.
-_STEPS = {
-    "drift": "`fleet doctor` names the cause; stop it, then `fleet collect --remeasure 50`",
-    "environment": "nothing: the device is onboarded again by itself",
-    "quarantine": "`fleet probe --device DEVICE` shows what is wrong",
-    "device_file": "correct the file; the daemon reads it again",
-    "disk": "free some space; the fleet continues by itself",
-    "storage": "`fleet store verify`",
-    "refused": "compare the versions of agent and coordinator",
-    "import": "correct the file, and import it again",
-    "training": "nothing: the next training tries again",
-    "rollback": "nothing: the version before it serves",
-    "regression": "nothing: the active model stays",
-}
+#: Of each kind of alert: its fault before anything else is known, and what a person may do next.
 _KINDS = {
-    Fault.DEVICE: ("drift", "environment", "quarantine", "device_file"),
-    Fault.HOST: ("disk", "storage"),
-    Fault.DATA: ("refused", "import"),
-    Fault.MODEL: ("training", "rollback", "regression"),
+    "drift": (Fault.DEVICE, "`fleet doctor` names the cause; stop it, then `fleet collect --remeasure 50`"),
+    "environment": (Fault.DEVICE, "nothing: the device is onboarded again by itself"),
+    "quarantine": (Fault.DEVICE, "`fleet probe --device DEVICE` shows what is wrong"),
+    "device_file": (Fault.DEVICE, "correct the file; the daemon reads it again"),
+    "disk": (Fault.HOST, "free some space; the fleet continues by itself"),
+    "storage": (Fault.HOST, "`fleet store verify`"),
+    "refused": (Fault.DATA, "compare the versions of agent and coordinator"),
+    "import": (Fault.DATA, "correct the file, and import it again"),
+    "training": (Fault.MODEL, "nothing: the next training tries again"),
+    "rollback": (Fault.MODEL, "nothing: the version before it serves"),
+    "regression": (Fault.MODEL, "nothing: the active model stays"),
 }
-#: The fault of an alert by its kind, before anything else is known.
-_FAULTS = {kind: fault for fault, kinds in _KINDS.items() for kind in kinds}
+_UNKNOWN = (None, "")
 
 
 def alert_list(alarms: Iterable[Json], changes: Iterable[Json]) -> list[JsonDict]:
@@ -79,7 +72,7 @@ def alert_list(alarms: Iterable[Json], changes: Iterable[Json]) -> list[JsonDict
         kind, at = source.get("kind") or "note", source["at"]
         device_id, text = in_utf8(source["device_id"]), in_utf8(source["text"])
         name = content_hash(kind, device_id, text, f"{at:.0f}")[:16]
-        step = _STEPS.get(kind, "").replace("DEVICE", device_id)
+        step = _KINDS.get(kind, _UNKNOWN)[1].replace("DEVICE", device_id)
         alert_by_id[name] = {
             "id": name,
             "at": at,
@@ -92,12 +85,16 @@ def alert_list(alarms: Iterable[Json], changes: Iterable[Json]) -> list[JsonDict
     return [alert | _blame(alert, ordered) for alert in ordered[:MOST_ALERTS]]
 
 
+def _fault(alert: Json) -> Fault | None:
+    return _KINDS.get(alert["kind"], _UNKNOWN)[0]
+
+
 def _blame(alert: Json, alerts: Sequence[Json]) -> dict[str, str]:
-    fault = _FAULTS.get(str(alert["kind"]))
+    fault = _fault(alert)
     if fault is Fault.MODEL and alert["device_id"]:
         for other in alerts:
             is_before = 0.0 <= float(alert["at"]) - float(other["at"]) <= BEFORE_SECS
             is_same = other["device_id"] == alert["device_id"]
-            if is_before and is_same and _FAULTS.get(str(other["kind"])) is Fault.DEVICE:
+            if is_before and is_same and _fault(other) is Fault.DEVICE:
                 return {"fault": Fault.DEVICE.value, "because": f"shortly before: {other['text']}"}
     return {"fault": "" if fault is None else fault.value, "because": ""}

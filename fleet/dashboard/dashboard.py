@@ -33,7 +33,6 @@ from fleet.dashboard.store_view import (
     StoreSummary,
     page_of_comparison,
 )
-from fleet.dashboard.tunings import tuning_rows
 from fleet.dashboard.workload_view import CandidateMatrix, candidate_view
 from fleet.json_types import Json, JsonDict
 from fleet.models.registry_file import RegistryError
@@ -125,8 +124,8 @@ class Dashboard:
         return {"damaged": "", "versions": versions[::-1][:_MOST_VERSIONS], "notes": notes}
 
     def tunings(self) -> JsonDict:
-        """How fast networks are; see `fleet.dashboard.tunings`."""
-        return {"now": self.view()["now"], "tunings": tuning_rows(self._requests())}
+        """How fast networks are; see `fleet.dashboard.fleet_rows`."""
+        return {"now": self.view()["now"], "tunings": fleet_rows.tuning_rows(self._requests())}
 
     def report(self, request_id: str) -> bytes:
         """The page that a tuning wrote.
@@ -143,15 +142,17 @@ class Dashboard:
         except OSError as error:
             raise DashboardMissing(f"{path} cannot be read: {error.strerror}") from None
 
-    def compare(self, query: PageOf, before: Name, after: Name, all: bool = False) -> JsonDict:
-        """Two devices, days (`DEVICE@YYYY-MM-DD`) or versions; insignificant rows with `all` only."""
-        comparison = compare(self.store.reader, self._registry, (before, after), shows_all=all)
-        return page_of_comparison(comparison, query)
+    def compare(self, query: PageOf, before: Name = "", after: Name = "", all: bool = False) -> JsonDict:
+        """Two devices, days (`DEVICE@YYYY-MM-DD`) or versions; insignificant rows with `all` only.
 
-    def comparable(self) -> JsonDict:
-        """Names that may be compared: devices and versions."""
-        names = sorted(str(device_id) for device_id in self.view()["devices"])
-        return {"devices": names[:500], "versions": self._registry.versions()[-100:]}
+        The names of devices and versions come along, and alone without two sides.
+        """
+        devices = sorted(str(device_id) for device_id in self.view()["devices"])
+        names = {"devices": devices[:500], "versions": self._registry.versions()[-100:]}
+        if not (before and after):
+            return names
+        comparison = compare(self.store.reader, self._registry, (before, after), shows_all=all)
+        return names | page_of_comparison(comparison, query)
 
     def workloads(self, query: PageOf) -> JsonDict:
         """The list of workloads with records."""

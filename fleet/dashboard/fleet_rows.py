@@ -1,4 +1,4 @@
-"""The rows of the fleet's table, which of them a person should look at first, and why; requests.
+"""The rows of the fleet's table, which of them a person should look at first, and why; requests, tunings.
 
 Made from the coordinator's view, the store's records and the champions. Pure.
 """
@@ -8,11 +8,13 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from enum import IntEnum
+from pathlib import Path
 
 from fleet.dashboard.device_timeline import spark
 from fleet.dashboard.store_view import Listing, StoreSummary
 from fleet.json_types import Json, JsonDict
 from fleet.models.views import NO_CHAMPION
+from fleet.tuning.report import SIDE_NAMES, short_name
 
 #: Share of a device's last records that failed, and that drifted, from which that is worth a look.
 FAILING_SHARE, DRIFTING_SHARE = 0.5, 0.5
@@ -177,4 +179,53 @@ def request_rows(requests: Iterable[Json]) -> list[JsonDict]:
         {name: value for name, value in request.items() if name not in ("result", "arguments")}
         | {"text": str(request["arguments"])}
         for request in requests
+    ]
+
+
+#: Tunings that are shown, the newest.
+MOST_TUNINGS = 20
+
+
+def tuning_rows(requests: Iterable[Json]) -> list[JsonDict]:
+    """The tunings, the newest first.
+
+    Args:
+        requests: All requests, as the coordinator's desk shows them.
+
+    Returns:
+        Each with `request` (without its result), `title`, `device`, `has_report`, and `networks`: `name`,
+        `best_secs` (all its programs, each timed alone), `curve` ([seconds of the search, seconds of the
+        programs]), `why_not` (no library), and `sides`, the fastest first: `name`, `secs` of one run,
+        `is_kept`.
+    """
+    tunings = [request for request in requests if request["kind"] == "tuning"]
+    tunings.sort(key=lambda request: -float(request["submitted_at"] or 0.0))
+    return [_tuning_row(request) for request in tunings[:MOST_TUNINGS]]
+
+
+def _tuning_row(request: Json) -> JsonDict:
+    result, names = request["result"] or {}, request["arguments"].get("networks") or ()
+    return {
+        "request": {name: value for name, value in request.items() if name not in ("result", "arguments")},
+        "title": ", ".join(Path(short_name(name)).name for name in names) or "networks",
+        "device": request["arguments"].get("device", ""),
+        "has_report": bool(result.get("report")),
+        "networks": [
+            {
+                "name": name,
+                "best_secs": found.get("best_secs"),
+                "curve": found.get("curve", []),
+                "why_not": result["whole_networks"].get(name, {}).get("why_not") or "",
+                "sides": _tuning_sides(result["whole_networks"].get(name, {})),
+            }
+            for name, found in result.get("networks", {}).items()
+        ],
+    }
+
+
+def _tuning_sides(delivery: Json) -> list[JsonDict]:
+    secs = delivery.get("secs") or {}
+    return [
+        {"name": SIDE_NAMES.get(side, side), "secs": secs[side], "is_kept": side == delivery.get("kept")}
+        for side in sorted(secs, key=lambda side: float(secs[side]))
     ]

@@ -40,15 +40,7 @@ def measure_fingerprint(engine: EngineSession, collection: Collection, spec: Dev
     pool: dict[WorkloadId, list[Candidate]] = {}
     for workload in _reference_workloads(engine, spec.device_id):
         drawn = engine.propose(spec.device_id, workload, PER_WORKLOAD, SEED, ()).result()
-        pool[workload.workload_id] = [
-            Candidate(
-                workload_id=candidate.workload_id,
-                trace=candidate.trace,
-                dialect=candidate.dialect,
-                origin=ORIGIN,
-            )
-            for candidate in drawn
-        ]
+        pool[workload.workload_id] = [replace(candidate, origin=ORIGIN) for candidate in drawn]
     if any(pool.values()):
         collection.measure({spec.family: pool})
     programs = {candidate.candidate_id for several in pool.values() for candidate in several}

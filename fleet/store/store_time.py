@@ -9,15 +9,16 @@ times. Without that file nothing is old enough to be deleted until it has been o
 
 from __future__ import annotations
 
-import json
 import time
 from pathlib import Path
-from typing import Any
+from typing import Literal
+
+import msgspec
+from msgspec import Struct
 
 from agents.files import write_durably
 
 UPKEEP = "upkeep.json"
-_SCHEMA = 1
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 #: Least seconds between two versions that are noted.
 _NOTE_SECS = 600.0
@@ -34,6 +35,16 @@ def boot_id() -> str:
         return _BOOT_ID.read_text().strip()
     except OSError:
         return ""
+
+
+class _Upkeep(Struct, frozen=True, kw_only=True):
+    """What the file says: the count, which start of the host it is of, and how long that had run."""
+
+    schema: Literal[1] = 1
+    boot_id: str
+    running_secs: float
+    secs: float
+    noted: list[tuple[float, int]]
 
 
 class StoreTime:
@@ -53,9 +64,12 @@ class StoreTime:
         #: (time, newest version then), oldest first.
         self._noted: list[tuple[float, int]] = []
         try:
-            self._read(json.loads(self._path.read_bytes()))
-        except (OSError, ValueError, KeyError, TypeError):
-            self._noted = []
+            before = msgspec.json.decode(self._path.read_bytes(), type=_Upkeep)
+        except (OSError, ValueError):
+            return
+        self._secs, self._noted = before.secs, before.noted
+        if self._boot_id and before.boot_id == self._boot_id:
+            self._secs += max(0.0, self._began - before.running_secs)
 
     def now(self) -> float:
         """The time, in seconds."""
@@ -72,14 +86,8 @@ class StoreTime:
             self._noted.append((now, version))
         while len(self._noted) > 1 and self._noted[1][0] <= now - keep_secs:
             del self._noted[0]
-        value = {
-            "schema": _SCHEMA,
-            "boot_id": self._boot_id,
-            "running_secs": running_secs(),
-            "secs": now,
-            "noted": self._noted,
-        }
-        write_durably(self._path, json.dumps(value).encode())
+        upkeep = _Upkeep(boot_id=self._boot_id, running_secs=running_secs(), secs=now, noted=self._noted)
+        write_durably(self._path, msgspec.json.encode(upkeep))
 
     def version_before(self, secs: float, newest: int) -> int | None:
         """A version that was the newest so long ago; who opened the store later sees it or a later one.
@@ -90,12 +98,3 @@ class StoreTime:
         now = self.now()
         noted = [*self._noted, (now, newest)]
         return max((version for at, version in noted if at <= now - secs), default=None)
-
-    def _read(self, value: dict[str, Any]) -> None:
-        if value["schema"] != _SCHEMA:
-            return
-        noted = [(float(at), int(version)) for at, version in value["noted"]]
-        secs, before = float(value["secs"]), float(value["running_secs"])
-        if self._boot_id and value["boot_id"] == self._boot_id:
-            secs += max(0.0, self._began - before)
-        self._secs, self._noted = secs, noted

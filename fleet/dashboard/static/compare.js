@@ -6,26 +6,17 @@ import { coded, empty, note, table } from "./lists.js";
 
 export const title = () => "Compare";
 
-let names = null;
-
-export function path(query) {
-  return query.before && query.after ? ["/v1/dashboard/compare", query] : ["/v1/dashboard/comparable", {}];
-}
+export const path = (query) => ["/v1/dashboard/compare", query];
 
 export function draw(data, context) {
-  if (data.devices) names = data;
-  else if (!names) {
-    names = { devices: [], versions: [] };
-    context.get("/v1/dashboard/comparable").then((answer) => { names = answer; }, () => { names = null; });
-  }
   return [
     h("h1", {}, "Compare"),
-    choice(context),
+    choice(data, context),
     data.summary ? result(data, context) : empty("Choose two devices, two days of one device (DEVICE@2026-11-24), or two model versions."),
   ];
 }
 
-function choice({ query, go }) {
+function choice({ versions, devices }, { query, go }) {
   const submit = (event) => {
     event.preventDefault();
     const [before, after] = event.currentTarget.querySelectorAll("input[type=text]");
@@ -33,7 +24,7 @@ function choice({ query, go }) {
   };
   const field = { type: "text", list: "comparable", maxlength: "180", spellcheck: "false", autocomplete: "off", required: true };
   const input = (label, value) => h("label", {}, label, h("input", { ...field, value: value || "" }));
-  const options = [...[...names.versions].reverse(), ...names.devices].map((name) => h("option", { value: name }));
+  const options = [...versions.reverse(), ...devices].map((name) => h("option", { value: name }));
   return h("form", { class: "choice", onsubmit: submit },
     input("Before, or the first", query.before), input("After, or the second", query.after),
     h("datalist", { id: "comparable" }, options), h("button", { type: "submit" }, "Compare"));
