@@ -101,15 +101,15 @@ def draw_tile(powers: dict[int, int], count: int, most_innermost: int, draws: ra
 
 def prime_powers(number: int) -> dict[int, int]:
     """The exponent of each prime in a positive number; what has no small factors counts as a prime."""
-    powers: dict[int, int] = {}
+    powers = Counter[int]()
     divisor = 2
     while divisor <= _LARGEST_DIVISOR and divisor * divisor <= number:
         while number % divisor == 0:
-            powers[divisor] = powers.get(divisor, 0) + 1
+            powers[divisor] += 1
             number //= divisor
         divisor += 1
     if number > 1:
-        powers[number] = powers.get(number, 0) + 1
+        powers[number] += 1
     return powers
 
 
