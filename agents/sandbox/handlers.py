@@ -21,7 +21,7 @@ from agents.sandbox.stages import ChildSettings
 
 
 def propose(message: dict[str, Any], workload: Workload) -> dict[str, Any]:
-    """Draw candidates of a workload at random, near given ones, or derive them from those of others.
+    """Draw candidates of a workload at random or near parents, or derive them from foreign traces.
 
     Args:
         message: `family`, `count`, `seed`, `exclude`; `parents` to draw near, or `foreign` to derive from.
