@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 from msgspec.structs import replace
@@ -20,6 +21,14 @@ class FaultyTransport(LocalTransport):
         super().__init__(**options)
         #: Requests to frozen agents, and messages that they had not sent yet.
         self._frozen: dict[_Key, tuple[list[AgentRequest], list[Message]]] = {}
+        #: Messages for the next `poll`.
+        self._fetched: list[Message] = []
+
+    def poll(self, timeout_secs: float) -> list[Message]:
+        """See `AgentTransport`; what frozen agents say waits."""
+        fresh = self._of_others(super().poll(0.0 if self._fetched else timeout_secs))
+        messages, self._fetched = [*self._fetched, *fresh], []
+        return messages
 
     def stop(self, device_id: DeviceId, incarnation: int, *, kill: bool) -> None:
         """See `AgentTransport`."""
@@ -45,11 +54,11 @@ class FaultyTransport(LocalTransport):
         """
         while is_done and self._host.work():
             pass
-        self._fetch(0.0)
+        self._fetch()
         self.stop(device_id, incarnation, kill=True)
         while self._host.work():
             pass  # its worker lets go of the spool
-        self._fetch(0.0)
+        self._fetch()
         name = (device_id, incarnation)
         remaining: list[Message] = []
         for message in self._fetched:
@@ -63,7 +72,7 @@ class FaultyTransport(LocalTransport):
 
     def freeze(self, device_id: DeviceId, incarnation: int) -> None:
         """Let an agent say nothing and begin nothing from now on, as SIGSTOP would."""
-        self._fetch(0.0)
+        self._fetch()
         self._frozen[device_id, incarnation] = ([], [])
 
     def thaw(self, device_id: DeviceId, incarnation: int) -> None:
@@ -79,13 +88,17 @@ class FaultyTransport(LocalTransport):
         else:
             super()._ask(request)
 
-    def _fetch(self, timeout_secs: float) -> None:
-        earlier, self._fetched = self._fetched, []
-        super()._fetch(timeout_secs)
-        fresh, self._fetched = self._fetched, earlier
-        for message in fresh:
+    def _fetch(self) -> None:
+        self._taken_count, messages = self._host.take(self._taken_count, 0.0)
+        self._fetched += self._of_others(messages)
+
+    def _of_others(self, messages: Iterable[Message]) -> list[Message]:
+        """The messages of agents that are not frozen; those of the others wait with them."""
+        passing: list[Message] = []
+        for message in messages:
             frozen = self._frozen.get((message.device_id, message.incarnation))
             if frozen is None:
-                self._fetched.append(message)
+                passing.append(message)
             elif not isinstance(message, Heartbeat):
                 frozen[1].append(message)
+        return passing

@@ -89,7 +89,9 @@ def _family(path: Path) -> str:
 
     tuning = path.with_name(path.name.replace("_workload", "_tuning_record"))
     _, lines = LineReader().open(tuning if workload_file(tuning) == path else path, with_companion=False)
-    measured = (entry.environment.family.value for entry in lines if isinstance(entry, Measurement))
+    measured = (
+        entry.environment.machine.target.family.value for entry in lines if isinstance(entry, Measurement)
+    )
     return next(measured, "unknown")
 
 

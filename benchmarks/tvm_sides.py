@@ -49,7 +49,7 @@ def local(question: JsonDict) -> JsonDict:
 
     target = tvm.target.Target(question["target"])
     # Replayed before the clock starts: in its measuring loop TVM holds the schedules already.
-    scheduled = [
+    replayed = [
         (scheduled(tvm.ir.load_json(module), trace).mod, tvm.ir.load_json(module))
         for module, trace in question["candidates"]
     ]
@@ -59,12 +59,12 @@ def local(question: JsonDict) -> JsonDict:
         evaluator_config=ms.runner.EvaluatorConfig(**EVALUATOR, enable_cpu_cache_flush=False),
     )
     elapsed = stopwatch()
-    built = builder.build([ms.builder.BuilderInput(module, target) for module, _ in scheduled])
+    built = builder.build([ms.builder.BuilderInput(module, target) for module, _ in replayed])
     inputs = [
         ms.runner.RunnerInput(
             result.artifact_path, "cpu", ms.arg_info.ArgInfo.from_prim_func(original["main"])
         )
-        for result, (_, original) in zip(built, scheduled, strict=True)
+        for result, (_, original) in zip(built, replayed, strict=True)
         if result.artifact_path is not None
     ]
     results = [*built, *(future.result() for future in runner.run(inputs))]

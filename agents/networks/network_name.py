@@ -20,7 +20,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO, Final, Literal
+from typing import Any, Final, Literal
 
 from agents.errors import AgentError
 from agents.networks.corpus import CORPUS, CORPUS_NAME
@@ -102,7 +102,7 @@ class NetworkName:
         if self.path is not None:
             self._opened().close()
 
-    def _opened(self) -> BinaryIO:
+    def _opened(self) -> BufferedReader:
         import socket
 
         try:

@@ -65,7 +65,8 @@ class Seen:
     def repeated(self) -> NDArray[np.uint64]:
         """The first eight bytes of ids that were there before, sorted."""
         ids = np.sort(np.concatenate(self.ids or [np.empty(0, np.uint64)]))
-        return ids[1:][ids[1:] == ids[:-1]]
+        again: NDArray[np.uint64] = ids[1:][ids[1:] == ids[:-1]]
+        return again
 
 
 def file_faults(

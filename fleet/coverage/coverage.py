@@ -40,7 +40,7 @@ class _Device:
 
     def given_up(self, workload_id: WorkloadId) -> set[CandidateId]:
         """Candidates of a workload that it has lost too often."""
-        losses = self.losses.get(workload_id, {})
+        losses: Mapping[CandidateId, int] = self.losses.get(workload_id, {})
         return {candidate_id for candidate_id, count in losses.items() if count >= MAX_LOSSES}
 
 
