@@ -19,8 +19,9 @@ import json
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from io import BufferedReader
 from pathlib import Path
-from typing import Any, BinaryIO, Final, Literal
+from typing import Any, Final, Literal
 
 from agents.errors import AgentError
 from agents.networks.corpus import CORPUS, CORPUS_NAME
@@ -102,7 +103,7 @@ class NetworkName:
         if self.path is not None:
             self._opened().close()
 
-    def _opened(self) -> BinaryIO:
+    def _opened(self) -> BufferedReader:
         import socket
 
         try:
