@@ -8,6 +8,7 @@ kept. Imports torch when called.
 from __future__ import annotations
 
 import shutil
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -181,11 +182,11 @@ def _challenger(training: Training, way: str, init: FleetTLP | None, rows: np.nd
         stop_rows=stop,
         run=TrainRun(init=init, folder=folder, on_epoch=training.on_epoch),
     )
+    started = time.perf_counter()
     trained = train_model(way, task)
+    seconds = time.perf_counter() - started
     manifest = {
-        **manifest_of(
-            snapshot, seed=seed, config=trained.config, seconds=trained.seconds, sources=training.heads
-        ),
+        **manifest_of(snapshot, seed=seed, config=trained.config, seconds=seconds, sources=training.heads),
         "epochs_done": trained.epochs_done,
         "best_epoch": trained.best_epoch,
         "resumed_epochs": trained.resumed_epochs,

@@ -15,7 +15,7 @@ from agents.records import Candidate, Workload, WorkloadId
 from transfer.arrays import Ints, Singles
 from transfer.errors import TraceError
 from transfer.features.blocks import FeatureBlock, PublishedLayout, published_features
-from transfer.features.extractor import Extractor
+from transfer.features.extractor import Extractor, workload_vector
 from transfer.features.slots import StepTable
 from transfer.language.primitives import Primitive
 
@@ -78,7 +78,7 @@ class BlockBuilder:
         if fault is None:
             fault = ""
             try:
-                self._extractor.workload_vector(workload)
+                workload_vector(workload)
                 float(workload.weight)
             except (ArithmeticError, TypeError, ValueError) as error:
                 why = f"{type(error).__name__}: {str(error)[:200]}"
@@ -129,7 +129,7 @@ class BlockBuilder:
     def _workload_row(self, workload: Workload) -> int:
         row_and_vector = self._vectors.get(workload.workload_id)
         if row_and_vector is None:
-            row_and_vector = len(self._vectors), self._extractor.workload_vector(workload)
+            row_and_vector = len(self._vectors), workload_vector(workload)
             self._vectors[workload.workload_id] = row_and_vector
         return row_and_vector[0]
 

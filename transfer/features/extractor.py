@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from agents.records import Candidate, Workload, WorkloadId, canonical_json, content_hash
+from agents.records import Candidate, Workload, canonical_json, content_hash
 from transfer.arrays import Groups, Singles
 from transfer.errors import TraceError, TransferError
 from transfer.features.blocks import FeatureBlock, PublishedLayout, published_features
@@ -141,7 +141,6 @@ class Extractor:
         self._rows = StepRows(self._table, self._crop_places)
         self._decided = MetaScheduleReader()
         self._summariser = Summariser()
-        self._vectors: dict[WorkloadId, Singles] = {}
 
     def extract(
         self, workload: Workload, candidates: Sequence[Candidate], layout: PublishedLayout | None = None
@@ -280,13 +279,6 @@ class Extractor:
             )
         return summary
 
-    def workload_vector(self, workload: Workload) -> Singles:
-        """(V,) numbers that describe a workload, made once."""
-        vector = self._vectors.get(workload.workload_id)
-        if vector is None:
-            vector = self._vectors[workload.workload_id] = workload_vector(workload)
-        return vector
-
     def _steps_block(
         self,
         workload: Workload,
@@ -304,7 +296,7 @@ class Extractor:
             step_categories=categories,
             step_numbers=numbers,
             workload_rows=np.zeros(len(steps), dtype=np.int32),
-            workload_vectors=np.stack([self.workload_vector(workload)]),
+            workload_vectors=workload_vector(workload)[None],
             summary=summary,
         )
 

@@ -8,7 +8,6 @@ alone, an MTL-TLP is trained as published.
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass, field
@@ -187,8 +186,6 @@ class Trained:
     """A trained model and how it came about."""
 
     model: TlpModel
-    #: Wall seconds.
-    seconds: float
     #: Of its training, as plain values.
     config: Mapping[str, Any]
     epochs_done: int
@@ -222,7 +219,6 @@ def _train_fleet_tlp(task: TrainingTask) -> Trained:
     best = result.history[result.best_epoch - 1]
     return Trained(
         model=result.model,
-        seconds=result.seconds,
         config=asdict(task.config),
         epochs_done=len(result.history),
         best_epoch=result.best_epoch,
@@ -238,7 +234,6 @@ def _train_fleet_tlp(task: TrainingTask) -> Trained:
 
 def _train_boosted(task: TrainingTask) -> Trained:
     """The model of `TrainRun.init`, which has a head for each device; trees are added to its trees."""
-    started = time.perf_counter()
     assert task.run.init is not None  # boosting goes on from it
     rows = np.union1d(task.rows, task.stop_rows)
     model = task.run.init.copy()
@@ -249,7 +244,6 @@ def _train_boosted(task: TrainingTask) -> Trained:
     )
     return Trained(
         model=model.eval(),
-        seconds=time.perf_counter() - started,
         config=asdict(task.config),
         epochs_done=0,
         best_epoch=0,
@@ -259,7 +253,7 @@ def _train_boosted(task: TrainingTask) -> Trained:
 
 def _train_mtl_tlp(task: TrainingTask) -> Trained:
     """From nothing; it holds back rows of its own to choose the epoch by, as published."""
-    started, config = time.perf_counter(), published_config(task.config)
+    config = published_config(task.config)
     model, losses = train_mtl_tlp(
         task.dataset,
         np.union1d(task.rows, task.stop_rows),
@@ -270,7 +264,6 @@ def _train_mtl_tlp(task: TrainingTask) -> Trained:
     )
     return Trained(
         model=model,
-        seconds=time.perf_counter() - started,
         config=asdict(config),
         epochs_done=config.epochs,
         best_epoch=1 + int(np.argmin(losses)) if losses else config.epochs,

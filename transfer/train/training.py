@@ -111,8 +111,6 @@ class TrainResult:
 
     model: FleetTLP
     history: tuple[EpochReport, ...]
-    #: Wall seconds of this call.
-    seconds: float
     #: Epoch whose weights the model has: the last one, or the best on the validation rows.
     best_epoch: int
     #: Epochs that an interrupted run had done before; 0 for a fresh one.
@@ -171,7 +169,6 @@ def train(
         TransferError: Nothing to learn from; the inputs or the loss are not finite; or the run folder holds
             another run.
     """
-    started = time.perf_counter()
     rows = np.asarray(rows, dtype=np.int64)
     device_ids = tuple(devices) if devices is not None else trainable_devices(dataset, rows)
     held = np.asarray([] if validation_rows is None else validation_rows, dtype=np.int64)
@@ -210,7 +207,6 @@ def train(
     return TrainResult(
         model=model.to("cpu").eval(),
         history=tuple(progress.history),
-        seconds=time.perf_counter() - started,
         best_epoch=len(progress.history) if progress.best is None else progress.best[1],
         resumed_epochs=resumed,
     )

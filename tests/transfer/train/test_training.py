@@ -43,7 +43,6 @@ def test_learns_to_order_candidates_of_workloads_it_never_saw():
         assert order_found(result.model, dataset, device_id, held) > 0.8
     assert result.history[-1].train_loss < 0.7 * result.history[0].train_loss
     assert [report.epoch for report in result.history] == list(range(1, 31))
-    assert result.seconds > 0
 
 
 def test_rows_outside_of_the_training_rows_have_no_influence():
