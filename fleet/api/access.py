@@ -39,8 +39,9 @@ def needs(access: Access) -> Callable[[_Endpoint], _Endpoint]:
 
 def declared(route: BaseRoute) -> Access | None:
     """What a route declares; None where it declares nothing."""
-    endpoint_access: Access | None = getattr(getattr(route, "endpoint", None), _MARK, None)
-    return getattr(route, "access", endpoint_access)
+    of_endpoint = getattr(getattr(route, "endpoint", None), _MARK, None)
+    access: Access | None = getattr(route, "access", of_endpoint)
+    return access
 
 
 def needed(routes: Iterable[BaseRoute], scope: Scope) -> Access:

@@ -110,9 +110,8 @@ class Contents:
 
     def note(self, name: str) -> bytes | None:
         """A small text by its name; None where there is none."""
-        return next(
-            (bytes(body) for (body,) in self._rows("SELECT body FROM note WHERE name = ?", name)), None
-        )
+        row = self._row("SELECT body FROM note WHERE name = ?", name)
+        return None if row is None else bytes(row[0])
 
     def faults(self, *, is_thorough: bool = False) -> Iterator[str]:
         """Yield what is not as it was written: rows that are nowhere else, and the pages of a small file.

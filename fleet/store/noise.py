@@ -171,13 +171,11 @@ def grade(outcome: Outcome, *, is_suspect: bool, is_second: bool) -> int:
 
 
 def _aa_pairs(attempts: dict[int, _Timed]) -> list[tuple[_Timed, _Timed]]:
+    noise = {attempt: timed for attempt, timed in attempts.items() if timed.is_noise}
     return [
-        (earlier, attempts[attempt + 1])
-        for attempt, earlier in attempts.items()
-        if attempt % 2 == 1
-        and earlier.is_noise
-        and attempt + 1 in attempts
-        and attempts[attempt + 1].is_noise
+        (earlier, noise[attempt + 1])
+        for attempt, earlier in noise.items()
+        if attempt % 2 == 1 and attempt + 1 in noise
     ]
 
 
