@@ -123,7 +123,7 @@ class Run:
             "sabotage": self.sabotage,
         }
 
-    def die(self, load: str, *, at: int, fault: str, with_power: bool = False) -> None:
+    def die(self, load: str, *, at: int, fault: str, with_power: bool) -> None:
         """One life that ends at a step, if it has so many."""
         code = self._forks.run(load, self.arguments(at=at, fault=fault))
         self.ended(load, code, fault)

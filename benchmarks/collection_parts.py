@@ -46,7 +46,8 @@ BATCH = BATCH_SIZE
 _SMALL_ROUND = 16
 #: A steady measurement that is off by more than this is wrong.
 _WRONG = 0.1
-#: Measurements of everything, for how numbers repeat: each pair of them is a comparison.
+#: Measurements of everything, for how numbers repeat (each pair of them is a comparison), and of a hung
+#: kernel.
 _PASSES = 3
 
 
@@ -282,17 +283,16 @@ class Bench:
             "outcomes": outcomes,
             "before": before,
             "after": after,
-            "extra_memory_mb": after["memory_mb"] - before["memory_mb"],
         }
 
-    def hung_kernel(self, times: int = 3) -> Figures:
+    def hung_kernel(self) -> Figures:
         """How long after its time-out a kernel that never returns is gone."""
         protocol = Protocol(run_timeout_secs=2.0)
         workload, candidate = hung()
         late: list[float] = []
         with closing(self._worker("hung")) as worker:
             pool = worker.pool
-            for _ in range(times):
+            for _ in range(_PASSES):
                 pool.ask({"op": "networks", "networks": []})
                 with ThreadPoolExecutor(1) as watcher:
                     end_at = watcher.submit(end_of, pool.pids[1])
@@ -305,7 +305,6 @@ class Bench:
         return {
             "hung_kernel_secs_after_timeout": max(late),
             "run_timeout_secs": protocol.run_timeout_secs,
-            "times": times,
         }
 
     def _worker(self, name: str) -> DeviceWorker:

@@ -41,8 +41,8 @@ class FaultyTransport(LocalTransport):
         device_id: DeviceId,
         incarnation: int,
         *,
-        is_done: bool = False,
-        is_blameless: bool = False,
+        is_done: bool,
+        is_blameless: bool,
     ) -> None:
         """End an agent as a kill of its process would: what it has not said in a `poll` is lost.
 

@@ -28,6 +28,7 @@ from benchmarks.rivals.trees import by_changes
 from benchmarks.unlike_ways import together_best
 from fleet.interchange.dialects import kernel_tuner
 from fleet.interchange.logs.catalog import Catalog
+from fleet.interchange.logs.json_items import JsonItems
 from fleet.interchange.logs.json_values import Rejected
 from fleet.interchange.logs.lines import LogLines
 from fleet.interchange.logs.targets import device_from_log
@@ -100,8 +101,6 @@ def _read(name: str, path: Path) -> tuple[dict[str, tuple[float, ...]], Any]:
 
 
 def _space(kernel: str, files: dict[str, Path], read: dict[str, tuple[dict[str, Any], Any]]) -> Space:
-    import json
-
     devices = tuple(read)
     common = set.intersection(*(set(cache) for cache, _ in read.values()))
     traces = tuple(sorted(common))

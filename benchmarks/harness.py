@@ -75,7 +75,6 @@ def option(
     least: float | None = None,
     choices: Sequence[str] | None = None,
     may_be_empty: bool = False,
-    parse: Callable[[str], object] | None = None,
     quick: object = None,
 ) -> Any:
     """A field of a benchmark's options, and how it is given on the command line.
@@ -88,7 +87,6 @@ def option(
         least: Smallest number that is allowed.
         choices: Values that are allowed, of each item where there are several.
         may_be_empty: Of several values: none are allowed too.
-        parse: Makes the value of its text; the field's type unless given.
         quick: Value with `--quick`, where nothing else is given.
     """
     about = {
@@ -96,7 +94,6 @@ def option(
         "least": least,
         "choices": choices,
         "may_be_empty": may_be_empty,
-        "parse": parse,
         "quick": quick,
     }
     return field(default=default, metadata=about)
@@ -203,7 +200,7 @@ def _add(parser: argparse.ArgumentParser, one: Field[Any], kind: Any) -> None:
     if one.default not in (MISSING, None, ()):
         text = f"{text} ({one.default})".strip()
     details: Figures = {
-        "type": about.get("parse") or _bounded(kind, about.get("least")),
+        "type": _bounded(kind, about.get("least")),
         "help": text,
         "choices": about.get("choices"),
     }
@@ -308,16 +305,13 @@ class Ended:
     errors: str
 
 
-def run_bounded(
-    command: Sequence[str], secs: float | None, *, question: str = "", more: Mapping[str, str] | None = None
-) -> Ended:
+def run_bounded(command: Sequence[str], secs: float | None, *, question: str = "") -> Ended:
     """Run a program in a session of its own, and end it with all that it started.
 
     Args:
         command: What is run.
         secs: How long at most; None for no limit.
         question: Sent to its standard input.
-        more: Environment beside that which our own programs have.
     """
     with tempfile.TemporaryFile("w+") as printed, tempfile.TemporaryFile("w+") as errors:
         process = subprocess.Popen(
@@ -325,7 +319,7 @@ def run_bounded(
             stdin=subprocess.PIPE,
             stdout=printed,
             stderr=errors,
-            env={**environment(), **(more or {})},
+            env=environment(),
             start_new_session=True,
             text=True,
         )

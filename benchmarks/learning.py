@@ -21,6 +21,7 @@ import torch
 from agents.programs.build import scheduled
 from agents.records import DeviceId, Workload, is_imported
 from benchmarks.harness import Figures, benchmark, option, working_folder
+from benchmarks.onboarding_parts import LOGGED
 from benchmarks.rivals.base import EachDevice, need, of_device, training_labels
 from benchmarks.rivals.named import PUBLISHED, RIVALS, make_rival, run_kept_fits
 from benchmarks.tables import command_of, page, write_page
@@ -261,8 +262,6 @@ def tvm_features(reader: StoreReader, snapshot: DatasetSnapshot) -> PerStoreFeat
     return join_features([parts[row] for row in range(len(dataset))])
 
 
-#: Devices of the logs that are told apart; `x86_hokusai` is the i7-3770 again.
-DEVICES = ("arm-cortex-a72", "x86-amd3700x", "x86-inteli7-3770")
 _NOTE = "In brackets: 90 % intervals (bootstrap over workloads and seeds); differences are paired."
 #: Most candidates of a workload to learn from, and to be judged on.
 _EACH, _JUDGED = 64, 256
@@ -308,12 +307,11 @@ def compared(options: Options, folder: Path) -> Figures:
     """
     store: Path = options.store or folder / "store"
     if options.store is None:
-        import_devices(store)
+        import_devices(store, LOGGED)
     reader = Store.read(store)
-    chosen = options.device or (DEVICES if options.store is None else ())
     reads_published = bool(set(options.rankers) & set(PUBLISHED))
     snapshot = load_snapshot(
-        reader, device_ids=[DeviceId(device_id) for device_id in chosen], published=reads_published
+        reader, device_ids=[DeviceId(device_id) for device_id in options.device], published=reads_published
     )
     # Few measured candidates of each workload.
     whole = snapshot.dataset

@@ -194,7 +194,7 @@ def put_measured(
     store: Store,
     name: str,
     workloads: Sequence[Workload],
-    records: Sequence[Record] = (),
+    records: Sequence[Record],
     descriptor: Descriptor | None = None,
 ) -> None:
     """Put a device of this host, workloads of ours and what it measured of them into a store."""

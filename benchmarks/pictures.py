@@ -20,8 +20,8 @@ from fleet.tuning.report import render
 FOLDER = Path(__file__).parents[1] / "docs/pictures"
 MOST_BYTES = 200_000
 _WAIT_MS = 60_000
-#: Height of the window; a page is at least as tall.
-_WINDOW = 400
+#: Of the window in pixels, which a page fills at least; and how tall a picture of a page is at most.
+_VIEWPORT, _MOST_HEIGHT = {"width": 1240, "height": 400}, 960
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,9 +30,6 @@ class Options:
 
     report: Path | None = option(None, "report.json of a search")
     root: Path | None = option(None, "folder of a running daemon, such as runs/fleet")
-    out: Path = option(FOLDER, "folder of the pictures")
-    width: int = option(1240, "of the window in pixels", least=320)
-    height: int = option(960, "of a picture in pixels, at most", least=_WINDOW)
 
 
 class Shot(NamedTuple):
@@ -51,10 +48,9 @@ def take(options: Options) -> Figures:
     Raises:
         FleetError: There is no browser, no report or no daemon, or a picture is too large.
     """
-    options.out.mkdir(parents=True, exist_ok=True)
     sizes: dict[str, int] = {}
     with working_folder() as folder, open_browser() as browser:
-        page = browser.new_page(viewport={"width": options.width, "height": _WINDOW})
+        page = browser.new_page(viewport=_VIEWPORT)
         page.set_default_timeout(_WAIT_MS)
         shots = [] if options.report is None else _of_report(options.report, folder)
         if options.root is not None:
@@ -62,11 +58,11 @@ def take(options: Options) -> Figures:
         for shot in shots:
             for scheme in ("light", "dark") if shot.is_both else ("light",):
                 page.emulate_media(color_scheme=scheme)
-                picture = _picture(page, shot, options.height)
-                (options.out / (name := f"{shot.name}-{scheme}.png")).write_bytes(picture)
+                picture = _picture(page, shot)
+                (FOLDER / (name := f"{shot.name}-{scheme}.png")).write_bytes(picture)
                 sizes[name] = len(picture)
     if large := [name for name, size in sizes.items() if size > MOST_BYTES]:
-        raise FleetError(f"more than {MOST_BYTES:,} bytes: {', '.join(large)}; take a smaller --height")
+        raise FleetError(f"more than {MOST_BYTES:,} bytes: {', '.join(large)}; take smaller ones")
     return {"bytes": sizes}
 
 
@@ -97,7 +93,7 @@ def _of_dashboard(root: Path, page: Any) -> list[Shot]:
     ]
 
 
-def _picture(page: Any, shot: Shot, most_height: int) -> bytes:
+def _picture(page: Any, shot: Shot) -> bytes:
     page.goto(shot.address)
     page.wait_for_selector("main svg, main tbody tr, main .empty")
     # Numbers that come with the first reading of the store.
@@ -105,7 +101,7 @@ def _picture(page: Any, shot: Shot, most_height: int) -> bytes:
     if shot.part:
         return bytes(page.locator(shot.part).first.screenshot())
     width, height = page.evaluate("[innerWidth, document.documentElement.scrollHeight]")
-    clip = {"x": 0, "y": 0, "width": width, "height": min(height, most_height)}
+    clip = {"x": 0, "y": 0, "width": width, "height": min(height, _MOST_HEIGHT)}
     return bytes(page.screenshot(full_page=True, clip=clip))
 
 

@@ -170,8 +170,9 @@ _RECORDED_CHOICE = WorkloadsSection(
 
 #: Processes of the devices.
 _PROCESSES = 2
-#: Parts of the time that are told apart: the first ones have all devices begin at once.
-WINDOWS = 12
+#: How long the coordinator runs, and the parts of that time that are reported apart: in the first ones all
+#: devices begin at once.
+_SECS, WINDOWS = 60.0, 12
 
 
 def recorded_file(folder: Path, candidates: int = RECORDED_CANDIDATES) -> Path:
@@ -235,14 +236,14 @@ def recorded_fleet(folder: Path, devices: int) -> Iterator[tuple[Coordinator, Pr
             transport.close()
 
 
-def measure_fleet(folder: Path, *, devices: int, secs: float = 60.0) -> Figures:
-    """Let a coordinator run for some seconds after its devices are up."""
+def measure_fleet(folder: Path, *, devices: int) -> Figures:
+    """Let a coordinator run for a minute after its devices are up."""
     turns: list[float] = []
     memory: list[float] = []
     windows: list[float] = []
     with recorded_fleet(folder, devices) as (coordinator, transport):
         began = time.perf_counter()
-        while devices_up(coordinator.view()) < devices and time.perf_counter() - began < secs:
+        while devices_up(coordinator.view()) < devices and time.perf_counter() - began < _SECS:
             coordinator.turn(0.05)
         up_secs, before = time.perf_counter() - began, records_of(coordinator)
         transport.waited_secs, agents_cpu_secs = 0.0, sum(transport.agents_cpu_secs.values())
@@ -250,7 +251,7 @@ def measure_fleet(folder: Path, *, devices: int, secs: float = 60.0) -> Figures:
         began, cpu = time.perf_counter(), time.process_time()
         for _ in range(WINDOWS):
             window_began, window_before = time.perf_counter(), records_of(coordinator)
-            while time.perf_counter() - window_began < secs / WINDOWS:
+            while time.perf_counter() - window_began < _SECS / WINDOWS:
                 started, waited = time.perf_counter(), transport.waited_secs
                 coordinator.turn(0.05)
                 turns.append(time.perf_counter() - started - (transport.waited_secs - waited))

@@ -60,7 +60,6 @@ def appends(folder: Path, batch: int, batches: int) -> Figures:
         flush_secs = elapsed()
     ours, plain = secs.values()
     return {
-        "records_per_commit": batch,
         "commits": batches,
         "records_per_s": batch * batches / (sum(ours) + flush_secs),
         **ms_of("ms_per_commit", ours, 95),
@@ -114,7 +113,6 @@ def measure(options: Options) -> Figures:
             "baseline": "deltalake write_deltalake append of the same rows, no fsync, no duplicate check",
             "append_64": appends(root / "small", 64, options.small_batches),
             "append_1000": appends(root / "large", 1000, options.large_batches),
-            "store_records": options.records,
             "store": large_store(root / "open", options.records),
         }
 

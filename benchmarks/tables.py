@@ -20,21 +20,6 @@ def interval(estimate: Estimate | None) -> list[float] | None:
     return [round(value, 4) for value in (estimate.value, estimate.low, estimate.high)]
 
 
-def cell(value: float | Estimate | Sequence[float] | None, sign: str = "") -> str:
-    """A figure of a table, with its interval if it has one; nothing where there is none.
-
-    Args:
-        value: A number, an estimate, or an estimate as `interval` gives it.
-        sign: `+` of a difference.
-    """
-    if value is None:
-        return ""
-    if isinstance(value, int | float):
-        return f"{value:{sign}.3f}"
-    figure, low, high = (value.value, value.low, value.high) if isinstance(value, Estimate) else value
-    return f"{figure:{sign}.3f} [{low:{sign}.3f}, {high:{sign}.3f}]"
-
-
 def markdown_table(head: Sequence[str], rows: Iterable[Sequence[object]]) -> list[str]:
     """Lines of a Markdown table; rows whose figures are all empty are left out."""
     lines = [f"| {' | '.join(head)} |", "|---" * len(head) + "|"]
@@ -102,10 +87,12 @@ def text_of(value: object) -> str:
     if value is None:
         return ""
     if isinstance(value, float):
-        return cell(value)
+        return f"{value:.3f}"
     if isinstance(value, list | tuple):
-        is_interval = len(value) == 3 and all(isinstance(one, float) for one in value)
-        return cell(value) if is_interval else ", ".join(map(text_of, value))
+        if len(value) == 3 and all(isinstance(one, float) for one in value):
+            figure, low, high = map(text_of, value)
+            return f"{figure} [{low}, {high}]"
+        return ", ".join(map(text_of, value))
     return str(value)
 
 

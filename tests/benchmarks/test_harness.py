@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.harness import Figures, benchmark, by_turns, option
-from benchmarks.tables import cell, command_of, interval, markdown_table, page
+from benchmarks.tables import command_of, interval, markdown_table, page, text_of
 from fleet.errors import FleetError
 from tests.table_fixtures import rows
 from transfer.data.intervals import Estimate
@@ -84,9 +84,8 @@ def test_each_side_is_first_every_other_round() -> None:
 
 
 def test_a_page_has_the_figures_of_a_result_and_a_table_of_each_part() -> None:
-    estimate = Estimate(0.5, 0.25, 1.0)
-    assert cell(estimate, "+") == cell(interval(estimate), "+") == "+0.500 [+0.250, +1.000]"
-    rows = [("a", cell(0.1), cell(None)), ("b", "", "")]
+    assert text_of(interval(Estimate(0.5, 0.25, 1.0))) == "0.500 [0.250, 1.000]"
+    rows = [("a", text_of(0.1), text_of(None)), ("b", "", "")]
     assert markdown_table(("x", "y", "z"), rows) == ["| x | y | z |", "|---|---|---|", "| a | 0.100 |  |"]
     parts = {"a": {"top1": [0.5, 0.25, 1.0], "by": {"cpu": 0.1}}, "b": {"top1": None, "runs": 3}}
     result = {"secs": 1.5, "used": ["x", "y"], "raw": [[1, 2]], "parts": {"first": [parts], "empty": []}}
