@@ -30,7 +30,7 @@ _NEEDED = {
         "arrival chaos_real collection compare hostile hostile_child hostile_live hosts learning "
         "onboarding scale"
     ),
-    "daemon networks": "gpu_visit networks pretrained search",
+    "daemon networks": "freshness gpu_visit networks pretrained search",
     "measure train": "scoring training tvm_sides unlike",
     "daemon tensorboard": "chaos",
     "dev": "dashboard pictures",

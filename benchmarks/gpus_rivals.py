@@ -122,8 +122,6 @@ def _space(kernel: str, files: dict[str, Path], read: dict[str, tuple[dict[str, 
 
 
 def _names(path: Path) -> list[str]:
-    from fleet.interchange.logs.json_items import JsonItems
-
     items = JsonItems(LogLines(path).chunks(), {"cache"}, open_end=True)
     next(iter(items))
     return list(items.head["tune_params_keys"])

@@ -260,7 +260,7 @@ def measure(options: Options) -> Figures:
         return _run(options, folder)
 
 
-def _opened_store(folders: Sequence[Path], folder: Path) -> tuple[list[PublishedDataset], Path]:
+def opened_store(folders: Sequence[Path], folder: Path) -> tuple[list[PublishedDataset], Path]:
     """Published datasets, and a store with all of them, which stays in a folder of the benchmark."""
     datasets = [read_published(each) for each in folders]
     store = folder / f"store-{'-'.join(each.sha256[:12] for each in datasets)}"
@@ -271,7 +271,7 @@ def _opened_store(folders: Sequence[Path], folder: Path) -> tuple[list[Published
 
 
 def _run(options: Options, folder: Path) -> Figures:
-    datasets, store = _opened_store(options.dataset, folder)
+    datasets, store = opened_store(options.dataset, folder)
     sums = store.name.removeprefix("store-")
     reader = Store.read(store)
     workloads = reader.workloads()

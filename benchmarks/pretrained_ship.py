@@ -28,7 +28,7 @@ from fleet.models.versions import (
 )
 from fleet.onboarding.fingerprint import known_fingerprints
 from fleet.store.store import Store
-from transfer.adapt.base import Regime
+from transfer.adapt.base import Regime, without_device
 from transfer.adapt.nearest import ORIGIN
 from transfer.arrays import Rows
 from transfer.data.dataset import Dataset
@@ -154,7 +154,16 @@ def write_shipped(
     checkpoint.save(folder, model, manifest, beside={DEVICES_NAME: canonical_json(entries).encode()})
 
 
-def ship(store: Path, folder: Path, about: ShippedAbout, epochs: int) -> JsonDict:
+def ship(
+    store: Path,
+    folder: Path,
+    about: ShippedAbout,
+    epochs: int,
+    rows: Rows | None = None,
+    *,
+    without: str = "",
+    seed: int = 0,
+) -> JsonDict:
     """Train and write.
 
     Args:
@@ -162,16 +171,20 @@ def ship(store: Path, folder: Path, about: ShippedAbout, epochs: int) -> JsonDic
         folder: To write; must not be there.
         about: What is said of it.
         epochs: Passes over the data.
+        rows: That it learns from; all that are not held out for judging if not given.
+        without: A device that it learns nothing of.
+        seed: Of the training.
 
     Returns:
         `bytes`, `parameters`, `fingerprints` by device, `secs`.
     """
     reader = Store.read(store)
     snapshot = load_snapshot(reader)
-    dataset, names = snapshot.dataset, snapshot.dataset.device_ids
-    open_rows, kept_out = learnable(snapshot)
+    dataset = without_device(snapshot.dataset, without) if without else snapshot.dataset
+    open_rows, kept_out = learnable(snapshot) if rows is None else (rows, True)
+    names = [one for one in dataset.device_ids if one != without]
     elapsed = stopwatch()
-    model = train_model(dataset, snapshot, open_rows, names, 0, epochs)
+    model = train_model(dataset, snapshot, open_rows, names, seed, epochs)
     secs = elapsed()
     # Only the first device of the store met the reference programs as new candidates.
     programs = {
@@ -187,7 +200,7 @@ def ship(store: Path, folder: Path, about: ShippedAbout, epochs: int) -> JsonDic
         for one in names
     }
     told = manifest_of(
-        snapshot, seed=0, config=asdict(_config(epochs)), seconds=secs, sources=model.device_ids
+        snapshot, seed=seed, config=asdict(_config(epochs)), seconds=secs, sources=model.device_ids
     )
     told |= training_provenance(dataset, open_rows, names, {}, holds_out=bool(kept_out))
     told |= {SHIPPED_KEY: about.name, "datasets": dict(about.datasets)}
