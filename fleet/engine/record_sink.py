@@ -66,24 +66,22 @@ def sift(arrivals: Sequence[Arrival]) -> tuple[list[Arrival], list[Refusal]]:
     good: list[Arrival] = []
     refusals: list[Refusal] = []
     for arrival in arrivals:
-        if not fault_of(arrival.records):
-            good.append(arrival)
-            continue
-        faults = [fault_of([record]) for record in arrival.records]
+        faults = [fault_of(record) for record in arrival.records]
         pairs = list(zip(arrival.records, faults, strict=True))
         good.append(replace(arrival, records=tuple(record for record, fault in pairs if not fault)))
-        chosen = tuple(record for record, fault in pairs if fault)
-        refusals.append(Refusal(arrival=arrival, records=chosen, reasons=tuple(filter(None, faults))))
+        if any(faults):
+            chosen = tuple(record for record, fault in pairs if fault)
+            reasons = tuple(fault for fault in faults if fault)
+            refusals.append(Refusal(arrival=arrival, records=chosen, reasons=reasons))
     return good, refusals
 
 
-def fault_of(records: Sequence[Record]) -> str:
-    """Why the store would refuse some records, all at once; empty if it would not."""
+def fault_of(record: Record) -> str:
+    """Why the store would refuse a record; empty if it would not."""
     try:
-        check_flags(records)
-        for name in {record.device_id for record in records}:
-            check_name("device", name)
-        check_columns(records_to_table(records))
+        check_flags([record])
+        check_name("device", record.device_id)
+        check_columns(records_to_table([record]))
     except FAULTS as error:
         return " ".join(str(error).split()) or type(error).__name__
     return ""

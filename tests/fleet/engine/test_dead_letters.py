@@ -66,7 +66,7 @@ def poisoned(number: int, what: str) -> Record:
 @pytest.mark.parametrize("what", POISON)
 def test_each_poison_is_refused_by_the_store_or_would_stop_who_reads_it(tmp_path: Path, what: str) -> None:
     bad = poisoned(0, what)
-    assert fault_of([bad])
+    assert fault_of(bad)
     if what == "words about quality that are none":
         with pytest.raises(ValueError, match="Expecting value"):
             _ = bad.is_suspect
