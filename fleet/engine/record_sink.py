@@ -66,22 +66,42 @@ def sift(arrivals: Sequence[Arrival]) -> tuple[list[Arrival], list[Refusal]]:
     good: list[Arrival] = []
     refusals: list[Refusal] = []
     for arrival in arrivals:
-        faults = [fault_of(record) for record in arrival.records]
-        pairs = list(zip(arrival.records, faults, strict=True))
-        good.append(replace(arrival, records=tuple(record for record, fault in pairs if not fault)))
-        if any(faults):
-            chosen = tuple(record for record, fault in pairs if fault)
-            reasons = tuple(fault for fault in faults if fault)
+        faults = find_faults(arrival.records)
+        storable = tuple(record for place, record in enumerate(arrival.records) if place not in faults)
+        good.append(replace(arrival, records=storable) if faults else arrival)
+        if faults:
+            chosen = tuple(arrival.records[place] for place in sorted(faults))
+            reasons = tuple(faults[place] for place in sorted(faults))
             refusals.append(Refusal(arrival=arrival, records=chosen, reasons=reasons))
     return good, refusals
 
 
-def fault_of(record: Record) -> str:
-    """Why the store would refuse a record; empty if it would not."""
+def find_faults(records: Sequence[Record]) -> dict[int, str]:
+    """Find the records that the store would refuse, by halves: all but a few are good.
+
+    Returns:
+        By place: what is wrong with it.
+    """
+    faults: dict[int, str] = {}
+    waiting = [range(len(records))] if records else []
+    while waiting:
+        part = waiting.pop()
+        fault = _fault([records[place] for place in part])
+        if fault and len(part) == 1:
+            faults[part[0]] = fault
+        elif fault:
+            middle = len(part) // 2
+            waiting += [part[:middle], part[middle:]]
+    return faults
+
+
+def _fault(records: Sequence[Record]) -> str:
+    """Why the store would refuse some records, all at once; empty where it would not."""
     try:
-        check_flags([record])
-        check_name("device", record.device_id)
-        check_columns(records_to_table([record]))
+        check_flags(records)
+        for name in {record.device_id for record in records}:
+            check_name("device", name)
+        check_columns(records_to_table(records))
     except FAULTS as error:
         return " ".join(str(error).split()) or type(error).__name__
     return ""
