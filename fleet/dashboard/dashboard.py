@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import pyarrow.compute as pc
 from fastapi import Depends, Query
@@ -62,6 +62,9 @@ class Dashboard:
     ) -> None:
         self.view, self._registry, self._requests = view, registry, requests
         self.store = DashboardStore(store)
+        #: Values from the registry's files by name; made again when these change.
+        self._registry_mark: tuple[object, ...] = ()
+        self._of_registry: JsonDict = {}
 
     def close(self) -> None:
         """End what reads the store."""
@@ -110,17 +113,31 @@ class Dashboard:
     def _ladder(self, device_id: str) -> JsonDict:
         """The steps of a device's champions; `damaged` has the reason if the registry cannot be read."""
         try:
-            return {**champion_ladder(self._registry, device_id), "damaged": ""}
+            ladder = self._of_files(f"ladder {device_id}", lambda: champion_ladder(self._registry, device_id))
+            return {**ladder, "damaged": ""}
         except RegistryError as error:
             return {"champion": None, "steps": [], "of": 0, "damaged": str(error)}
+
+    def _of_files(self, name: str, make: Callable[[], Any]) -> Any:
+        """A value made from the registry's files, which stays as long as these are the same.
+
+        A training may add a version and remove one, so their names are compared, not their number.
+        """
+        mark = self._registry.state().serial, *self._registry.versions()
+        if mark != self._registry_mark:
+            self._registry_mark, self._of_registry = mark, {}
+        of_registry = self._of_registry
+        if name not in of_registry:
+            of_registry[name] = make()
+        return of_registry[name]
 
     def models(self) -> JsonDict:
         """All versions, the newest first, and the champion of each device with its figures."""
         try:
-            versions = list_versions(self._registry)
+            versions = self._of_files("versions", lambda: list_versions(self._registry))
         except RegistryError as error:
             return {"damaged": str(error), "versions": [], "notes": {}}
-        notes = champion_notes(self._registry)
+        notes = self._of_files("notes", lambda: champion_notes(self._registry))
         return {"damaged": "", "versions": versions[::-1][:_MOST_VERSIONS], "notes": notes}
 
     def tunings(self) -> JsonDict:
@@ -219,7 +236,7 @@ class Dashboard:
         """All alerts, the newest first."""
         view = self.view()
         try:
-            changes = model_alerts(self._registry)
+            changes = self._of_files("alerts", lambda: model_alerts(self._registry))
         except RegistryError as error:
             changes = [{"at": view["now"], "device_id": "", "text": str(error), "kind": "training"}]
         return alerts.alert_list(view["alarms"], changes)
