@@ -32,7 +32,7 @@ from agents.device.messages import (
     ProposeRequest,
     Results,
 )
-from agents.device.replay import ReplayWorker, ReplayWorkerFactory, Worker
+from agents.device.replay import ReplayWorker, ReplayWorkerFactory, Worker, open_records
 from agents.device.worker import Drawn
 from agents.errors import AgentError, SpoolFull, WorkerStartError
 from agents.records import Descriptor, DeviceId, LeaseTag
@@ -58,7 +58,7 @@ class GatedWorker(ReplayWorker):
     """A replay device that waits for permission before each part of one candidate."""
 
     def __init__(self, start: BeginAgent, gate: threading.Semaphore) -> None:
-        super().__init__(start.spec)
+        super().__init__(start.spec, open_records(start.spec))
         self._gate = gate
 
     def measure_parts(self, batch: Batch, tag: LeaseTag | None = None) -> Generator[Part, None, None]:
@@ -204,7 +204,7 @@ def test_a_wish_that_fails_costs_no_other(recorded: Path) -> None:
         return Propose(device_id=AGAIN, incarnation=1, wish=asked)
 
     asked = [start_of(recorded), *map(wish, (1, 2, 3)), measure_of(1, 0, 1), *map(wish, (4, 5))]
-    _, told = done_by(lambda start: Picky(start.spec), *asked)
+    _, told = done_by(lambda start: Picky(start.spec, open_records(start.spec)), *asked)
     found = [one for one in told if isinstance(one, Proposed | Failed | Results)]
     assert [type(one) for one in found] == [Proposed, Failed, Proposed, Results, Failed, Proposed]
     assert [one.request_id for one in found if isinstance(one, Failed)] == ["r2", "r4"]
@@ -261,7 +261,9 @@ def test_what_a_host_cannot_do_is_told_apart_from_what_a_batch_does(
         def measure_parts(self, batch: Batch, tag: LeaseTag | None = None) -> Generator[Part, None, None]:
             raise error
 
-    host, (_, failed) = done_by(lambda start: Broken(start.spec), start_of(recorded), measure_of(1, 0, 1))
+    host, (_, failed) = done_by(
+        lambda start: Broken(start.spec, open_records(start.spec)), start_of(recorded), measure_of(1, 0, 1)
+    )
     assert isinstance(failed, Failed)
     assert (failed.is_blameless, failed.lease) == (is_blameless, LeaseTag(job_id="job-1", fencing_token=1))
     host.close_workers()
@@ -276,7 +278,9 @@ def test_what_canaries_add_to_a_descriptor_is_told_ahead_of_the_results(recorded
             return replace(self.descriptor, roofline=next(rooflines))
 
     measured = [measure_of(number, number, 1) for number in (1, 2, 3)]
-    host, said = done_by(lambda start: Measuring(start.spec), start_of(recorded), *measured)
+    host, said = done_by(
+        lambda start: Measuring(start.spec, open_records(start.spec)), start_of(recorded), *measured
+    )
     assert [type(one) for one in said] == [AgentUp, Described, Results, Results, Described, Results]
     told = [one.descriptor.roofline for one in said if isinstance(one, AgentUp | Described)]
     assert told == [(), (("flops_per_sec", 1e9),), (("flops_per_sec", 2e9),)]
