@@ -24,7 +24,7 @@ function choice({ versions, devices }, { query, go }) {
   };
   const field = { type: "text", list: "comparable", maxlength: "180", spellcheck: "false", autocomplete: "off", required: true };
   const input = (label, value) => h("label", {}, label, h("input", { ...field, value: value || "" }));
-  const options = [...versions.reverse(), ...devices].map((name) => h("option", { value: name }));
+  const options = [...[...versions].reverse(), ...devices].map((name) => h("option", { value: name }));
   return h("form", { class: "choice", onsubmit: submit },
     input("Before, or the first", query.before), input("After, or the second", query.after),
     h("datalist", { id: "comparable" }, options), h("button", { type: "submit" }, "Compare"));
